@@ -1,0 +1,117 @@
+"""The two baselines of the literature, and the explicit choice of neither.
+
+Both name the modules that they touch; normalizations, positions, tokens and embeddings stay as the host built them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.initializer import Initializer
+from structured_init.plan import Weights, named_plain_modules
+from structured_init.sites.registry import class_path, what_the_model_has
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED_LINEAR = "transformers.pytorch_utils.Conv1D"  # stores (in, out)
+
+Fill = Callable[[Tensor, int, torch.Generator], None]
+
+
+class Default(Initializer):
+    """Nothing, explicitly: the model starts as its host library built it."""
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        """Write nothing."""
+
+
+class KaimingUniform(Initializer):
+    """PyTorch's own default for linear and convolutional layers: U(−1/√fan_in, 1/√fan_in), weights and biases.
+
+    Touches ``nn.Linear``, ``nn.Conv1d/2d/3d``, the input projections of ``nn.MultiheadAttention`` and transformers'
+    ``Conv1D``. This is the surrounding on which the published mimetic and impulse runs stand.
+
+    Source: ``torch.nn.Linear.reset_parameters`` (Kaiming uniform with a = √5).
+    """
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        _fill_layers(weights, rng, "KaimingUniform", convolutions=True, weight=uniform_fan_in, bias=uniform_fan_in)
+
+
+class TruncatedNormal(Initializer):
+    """Normal weights cut at ±2, biases zero: timm's default for the linear layers of a vision transformer.
+
+    Touches ``nn.Linear``, the input projections of ``nn.MultiheadAttention`` and transformers' ``Conv1D``; with
+    ``convolutions=True`` also ``nn.Conv1d/2d/3d``. On timm's ``VisionTransformer`` it has the distribution of
+    ``Default``.
+
+    Args:
+        std: standard deviation; must be positive.
+        convolutions: treat convolutions as well, which timm's vision transformer does not.
+
+    Source: ``timm/models/vision_transformer.py``, ``init_weights_vit_timm``.
+    """
+
+    def __init__(self, std: float = 0.02, convolutions: bool = False) -> None:
+        if std <= 0:
+            raise StructuredInitError(f"TruncatedNormal: std must be positive, got {std}")
+        self.std = std
+        self.convolutions = convolutions
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        def weight(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:
+            nn.init.trunc_normal_(tensor, std=self.std, a=-2.0, b=2.0, generator=generator)
+
+        def bias(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:
+            tensor.zero_()
+
+        _fill_layers(weights, rng, "TruncatedNormal", convolutions=self.convolutions, weight=weight, bias=bias)
+
+
+def uniform_fan_in(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:
+    """Fill with U(−1/√fan_in, 1/√fan_in)."""
+    bound = 1 / math.sqrt(fan_in)
+    tensor.uniform_(-bound, bound, generator=generator)
+
+
+def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, weight: Fill, bias: Fill) -> None:
+    """Fill weights and biases of every known layer, each from the generator of its own name."""
+    found = False
+    for _, module in weights.each(list(named_plain_modules(weights.model))):
+        for tensor, fan_in, fill in _tensors(module, convolutions, weight, bias):
+            found = True
+            name = weights.names(tensor)[0]
+            fill(weights.edit(tensor, who), fan_in, rng.generator(name, who))
+    if not found:
+        raise StructuredInitError(f"{who} found no linear or convolutional layer; {what_the_model_has(weights.model)}")
+
+
+def _tensors(module: nn.Module, convolutions: bool, weight: Fill, bias: Fill) -> Iterator[tuple[Tensor, int, Fill]]:
+    fan_in = _fan_in(module, convolutions)
+    if fan_in is not None:
+        yield module.weight, fan_in, weight
+        if module.bias is not None:
+            yield module.bias, fan_in, bias
+    elif isinstance(module, nn.MultiheadAttention):
+        # One fused projection, or three where keys or values have a width of their own.
+        apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        for projection in (module.in_proj_weight, *apart):
+            if projection is not None:
+                yield projection, projection.shape[1], weight
+        if module.in_proj_bias is not None:
+            yield module.in_proj_bias, module.embed_dim, bias
+
+
+def _fan_in(module: nn.Module, convolutions: bool) -> int | None:
+    if isinstance(module, nn.Linear):
+        return module.in_features
+    if any(class_path(cls) == TRANSPOSED_LINEAR for cls in type(module).__mro__):
+        return module.weight.shape[0]
+    if convolutions and isinstance(module, CONVOLUTIONS):
+        return module.weight[0].numel()
+    return None

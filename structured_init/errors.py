@@ -1,0 +1,33 @@
+"""The one class of expected mistakes, and how a wrong name is answered."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class StructuredInitError(ValueError):
+    """A mistake of configuration, data or checkpoint: its message is one line that says what would be right.
+
+    Everything else that goes wrong is a bug and keeps its traceback.
+    """
+
+
+def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
+    """Return the end of an error message: the nearest valid name, or the first few valid ones.
+
+    Args:
+        name: what the user wrote.
+        valid: the names that would have been right.
+        limit: how many names to list when none is near.
+
+    Returns:
+        ``"did you mean 'x'?"`` or ``"choose from a, b, c, …"``.
+    """
+    names = sorted(set(valid))
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean '{close[0]}'?"
+    if not names:
+        return "there is nothing to choose from"
+    return f"choose from {', '.join(names[:limit])}{', …' if len(names) > limit else ''}"

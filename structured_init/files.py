@@ -1,0 +1,44 @@
+"""Writing files so that nothing already written is ever lost or half replaced."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from structured_init.errors import StructuredInitError
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Give a temporary path beside ``path`` and rename it into place when the block ends without an error.
+
+    Args:
+        path: the final name; its folder is created.
+
+    Yields:
+        The temporary path to write to. It keeps the suffix of ``path``, which some writers look at.
+
+    Raises:
+        StructuredInitError: the folder cannot be created or written to.
+    """
+    final = Path(path)
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.stem}-", suffix=final.suffix)
+    except OSError as error:
+        raise StructuredInitError(f"cannot write '{final}': {error.strerror or error}") from error
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        temporary.chmod(0o666 & ~umask)
+        temporary.replace(final)
+    except OSError as error:
+        raise StructuredInitError(f"cannot write '{final}': {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

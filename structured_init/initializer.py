@@ -1,0 +1,124 @@
+"""What an initializer is, how several compose, and the one call that applies one to a model."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.plan import Weights
+from structured_init.report import InitReport, build_report
+from structured_init.writer import Writer
+
+
+class Initializer(ABC):
+    """How a network starts: an object with plain, documented arguments that plans new weights.
+
+    Subclass it and write :meth:`plan`; store every constructor argument under its own name.
+    """
+
+    @abstractmethod
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        """Read and write the overlay.
+
+        Args:
+            weights: the overlay; sites read and write through it.
+            rng: named generators; take one per site and part, and nothing from the global random state.
+            batch: some real inputs, for the methods that can use them.
+
+        Raises:
+            StructuredInitError: a required part finds no site, or a site cannot hold what is asked.
+        """
+
+    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
+        """Say which parameters this start freezes or thaws; by default it leaves all as the host has them.
+
+        This is apart from the values because freezing must be known before optimizers and wrappers are built, and on
+        a resumed run as well, where no value is written.
+        """
+        return ()
+
+    def __repr__(self) -> str:
+        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
+        arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+        return f"{type(self).__name__}({arguments})"
+
+
+class Compose(Initializer):
+    """Several initializers in order on one overlay: later ones see, and may overwrite, what earlier ones wrote.
+
+    Args:
+        initializers: at least one.
+    """
+
+    def __init__(self, initializers: list[Initializer]) -> None:
+        if not initializers:
+            raise StructuredInitError("Compose needs at least one initializer; for none, use Default")
+        self.initializers = initializers
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        for initializer in self.initializers:
+            initializer.plan(weights, rng=rng, batch=batch)
+
+    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
+        for initializer in self.initializers:
+            yield from initializer.freezing(weights)
+
+
+def initialize(
+    model: nn.Module,
+    initializer: Initializer,
+    *,
+    seed: int = 0,
+    batch: Tensor | None = None,
+    dry_run: bool = False,
+    broadcast: bool = False,
+) -> InitReport:
+    """Start ``model`` with ``initializer``, in place.
+
+    Parameters keep their identity, dtype and device; the global random state is untouched. A failure leaves the model
+    as it was. Beyond the model, memory holds one layer, and a journal of overwritten values that moves to a temporary
+    file after 64 MiB.
+
+    Args:
+        model: any module; only the sites that the initializer asks for must be known.
+        initializer: what to do.
+        seed: with the names of the parameters, all that the draws depend on.
+        batch: some real inputs, for the methods that can use them.
+        dry_run: only plan: the report says what would be written, and the model is not touched. Memory then holds
+            every change at once.
+        broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
+
+    Returns:
+        The report: who set which parameter, with statistics before and after.
+
+    Raises:
+        StructuredInitError: a required part finds no site; the message lists what the model has.
+    """
+    with Writer(broadcast=broadcast) as writer:
+        weights = Weights(model, None if dry_run else writer)
+        changes = list(initializer.freezing(weights))
+        initializer.plan(weights, rng=Draws(seed), batch=batch)
+        weights.flush()
+        report = build_report(weights, initializer, seed, changes)
+        if not dry_run:
+            for tensor, trainable in changes:
+                writer.train(tensor, trainable)
+    return report
+
+
+def freeze(model: nn.Module, initializer: Initializer) -> None:
+    """Apply only what ``initializer`` says about which parameters are trained, and no value."""
+    with Writer() as writer:
+        for tensor, trainable in initializer.freezing(Weights(model)):
+            writer.train(tensor, trainable)
+
+
+def pending_freezing(model: nn.Module, initializer: Initializer) -> list[str]:
+    """Return the names of parameters whose ``requires_grad`` is not yet what ``initializer`` says."""
+    weights = Weights(model)
+    return [weights.names(p)[0] for p, trainable in initializer.freezing(weights) if p.requires_grad != trainable]

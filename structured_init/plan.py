@@ -1,0 +1,161 @@
+"""Weights: the overlay that initializers read and write, flushed into the model layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.writer import Writer, check, full_value
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean, standard deviation and root mean square of one tensor's entries."""
+
+    mean: float
+    std: float
+    rms: float
+
+    @classmethod
+    def of(cls, value: Tensor) -> Statistics:
+        """Measure ``value`` in float64."""
+        value = value.double()
+        return cls(value.mean().item(), value.std(correction=0).item(), value.square().mean().sqrt().item())
+
+
+@dataclass
+class Update:
+    """One tensor of the model and its new value.
+
+    Attributes:
+        target: the model's own parameter or buffer.
+        value: the new full value (CPU, float32 or float64).
+        by: who set it and why, in order, e.g. ``["Mimetic: query_key"]``.
+        before: statistics of the value that the host library had built.
+        after: statistics of the value as written.
+    """
+
+    target: Tensor
+    value: Tensor | None
+    by: list[str] = field(default_factory=list)
+    before: Statistics | None = None
+    after: Statistics | None = None
+
+
+class Weights:
+    """A model's parameters and buffers as full CPU tensors, copied on the first write.
+
+    Sites read and write through it, so that two parts that share one fused parameter compose, and later parts see
+    earlier ones. With a writer it is flushed layer by layer (see :meth:`each`) and holds one layer at a time; without
+    one it keeps every change and the model is never touched.
+
+    Args:
+        model: any module.
+        writer: where changes go; ``None`` to only plan.
+    """
+
+    def __init__(self, model: nn.Module, writer: Writer | None = None) -> None:
+        self.model = model
+        self.writer = writer
+        self.updates: dict[int, Update] = {}
+        self.skipped: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
+        self._pending: set[int] = set()
+        self._names = tensor_names(model)
+
+    def names(self, tensor: Tensor) -> tuple[str, ...]:
+        """Return every name that ``tensor`` has in the model; tied weights have several.
+
+        Raises:
+            StructuredInitError: the tensor is no parameter or buffer of the model.
+        """
+        try:
+            return self._names[id(tensor)]
+        except KeyError:
+            message = f"a tensor of shape {tuple(tensor.shape)} was asked for that the model does not hold"
+            raise StructuredInitError(message) from None
+
+    def read(self, tensor: Tensor) -> Tensor:
+        """Return the present full value, with every change so far. Do not modify it: see :meth:`edit`."""
+        update = self.updates.get(id(tensor))
+        if update is not None and update.value is not None:
+            return update.value
+        return full_value(tensor, self.names(tensor)[0])
+
+    def edit(self, tensor: Tensor, by: str) -> Tensor:
+        """Return the overlay's own copy of ``tensor`` to modify in place.
+
+        Args:
+            tensor: a floating-point parameter or buffer of the model.
+            by: who and why, for the report.
+        """
+        name = self.names(tensor)[0]
+        if not tensor.is_floating_point():
+            raise StructuredInitError(f"'{name}' holds {tensor.dtype}, not floating-point numbers")
+        update = self.updates.setdefault(id(tensor), Update(tensor, None))
+        if update.value is None:
+            update.value = full_value(tensor, name).clone()
+            update.before = update.before or Statistics.of(update.value)
+        if by not in update.by:
+            update.by.append(by)
+        self._pending.add(id(tensor))
+        return update.value
+
+    def write(self, tensor: Tensor, value: Tensor, by: str) -> None:
+        """Set the whole of ``tensor``. Shapes must agree; dtype and device are the tensor's own."""
+        check(tensor, value, self.names(tensor)[0])
+        self.edit(tensor, by).copy_(value)
+
+    def each(self, items: Iterable[T]) -> Iterator[T]:
+        """Iterate over sites or modules and flush after each: this is what bounds memory by one layer."""
+        for item in items:
+            yield item
+            self.flush()
+
+    def flush(self) -> None:
+        """Write pending changes into the model and let go of their values; without a writer, only check them."""
+        for key in sorted(self._pending, key=lambda key: self._names[key][0]):
+            update = self.updates[key]
+            name = self._names[key][0]
+            check(update.target, update.value, name)
+            update.after = Statistics.of(update.value)
+            if self.writer is not None:
+                self.writer.write(update.target, update.value, name)
+                update.value = None
+        self._pending.clear()
+
+    def skip(self, name: str, why: str) -> None:
+        """Record a site that was left alone and why."""
+        self.skipped[name] = why
+
+    def note(self, name: str, what: str) -> None:
+        """Record something the host does that changes what an initializer means there."""
+        earlier = self.notes.get(name, what)
+        self.notes[name] = earlier if what in earlier else f"{earlier}; {what}"
+
+
+def tensor_names(model: nn.Module) -> dict[int, tuple[str, ...]]:
+    """Map each parameter's and buffer's id to its names, free of the prefix that ``torch.compile`` adds."""
+    names: dict[int, list[str]] = {}
+    for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
+        for name, tensor in named:
+            names.setdefault(id(tensor), []).append(plain_name(name))
+    return {key: tuple(dict.fromkeys(value)) for key, value in names.items()}
+
+
+def plain_name(name: str) -> str:
+    """Return a module or parameter name without the ``_orig_mod`` that ``torch.compile`` puts in."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def named_plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Iterate over modules in order under their plain names, each once."""
+    for name, module in model.named_modules():
+        if not hasattr(module, "_orig_mod"):
+            yield plain_name(name), module

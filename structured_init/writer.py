@@ -1,0 +1,121 @@
+"""The one place where a model's tensors are changed: in place, checked, and undone when something fails."""
+
+from __future__ import annotations
+
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from structured_init.errors import StructuredInitError
+
+IN_MEMORY_BYTES = 64 * 2**20
+
+
+class Writer:
+    """Writes full values into a model's own tensors and remembers what stood there until it is closed.
+
+    The tensors keep their identity, dtype, device, sharding and any attribute set on them, so an optimizer that was
+    built before still holds the right objects. What was overwritten is kept in a journal that leaves memory for a
+    temporary file after 64 MiB. Use it as a context manager: leaving by an exception restores every tensor.
+
+    Args:
+        broadcast: take rank 0's value on every rank of the default process group. Every rank must then write the
+            same tensors in the same order. A sharded tensor always takes rank 0's value.
+    """
+
+    def __init__(self, broadcast: bool = False) -> None:
+        self.broadcast = broadcast
+        self._file = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES)  # noqa: SIM115 - closed by __exit__
+        self._journal: dict[int, tuple[Tensor, int]] = {}
+        self._trainable: dict[int, tuple[Tensor, bool]] = {}
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is not None:
+            self.undo()
+        self._file.close()
+
+    @torch.no_grad()
+    def write(self, target: Tensor, value: Tensor, name: str) -> None:
+        """Copy ``value`` into ``target``.
+
+        Args:
+            target: a parameter or buffer of the model, possibly a ``DTensor``.
+            value: the full value, of the full shape, on the CPU.
+            name: for messages.
+
+        Raises:
+            StructuredInitError: the shape differs, or the value is not finite in the tensor's dtype.
+        """
+        check(target, value, name)
+        self._remember(target)
+        if isinstance(target, DTensor):
+            value = value.to(target.device, target.dtype)
+            target.copy_(distribute_tensor(value, target.device_mesh, target.placements))
+            return
+        value = value.to(target.device, target.dtype)
+        if self.broadcast:
+            value = value.contiguous()
+            dist.broadcast(value, src=0)
+        target.copy_(value)
+
+    def train(self, target: Tensor, trainable: bool) -> None:
+        """Set whether ``target`` receives a gradient."""
+        self._trainable.setdefault(id(target), (target, target.requires_grad))
+        target.requires_grad_(trainable)
+
+    @torch.no_grad()
+    def undo(self) -> None:
+        """Put back every value and ``requires_grad`` as they were before the first write."""
+        for target, trainable in self._trainable.values():
+            target.requires_grad_(trainable)
+        for target, offset in self._journal.values():
+            local = _local(target)
+            self._file.seek(offset)
+            data = bytearray(self._file.read(local.numel() * local.element_size()))
+            if data:
+                old = torch.frombuffer(data, dtype=local.dtype).reshape(local.shape)
+                local.copy_(old)
+        self._journal.clear()
+        self._trainable.clear()
+
+    def _remember(self, target: Tensor) -> None:
+        if id(target) in self._journal:
+            return
+        offset = self._file.seek(0, 2)
+        local = _local(target).detach().cpu().contiguous()
+        self._file.write(local.reshape(-1).view(torch.uint8).numpy().data)
+        self._journal[id(target)] = (target, offset)
+
+
+def check(target: Tensor, value: Tensor, name: str) -> None:
+    """Raise a ``StructuredInitError`` unless ``value`` can be written into ``target``."""
+    if value.shape != target.shape:
+        raise StructuredInitError(f"'{name}' has shape {tuple(target.shape)}, but its start {tuple(value.shape)}")
+    if not torch.isfinite(value.to(target.dtype)).all():
+        raise StructuredInitError(f"the start computed for '{name}' holds values that are not finite in {target.dtype}")
+
+
+def full_value(tensor: Tensor, name: str) -> Tensor:
+    """Return a tensor's full value on the CPU, in float32 or, where it is that already, float64.
+
+    For a ``DTensor`` this is a collective: every rank must ask, in the same order.
+
+    Raises:
+        StructuredInitError: the tensor has no memory (meta device).
+    """
+    if tensor.is_meta:
+        raise StructuredInitError(f"'{name}' is on the meta device and has no memory: call model.to_empty(...) first")
+    value = tensor.detach()
+    if isinstance(value, DTensor):
+        value = value.full_tensor()
+    return value.to("cpu", torch.promote_types(value.dtype, torch.float32))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
