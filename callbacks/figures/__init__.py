@@ -1,0 +1,14 @@
+"""The pictures: attention maps, offset profiles, weight products and statistics over depth.
+
+Every function takes tensors or numbers and returns a ``matplotlib.figure.Figure``; none touches pyplot, a global
+setting or a display. matplotlib is imported when the first picture is drawn.
+"""
+
+from __future__ import annotations
+
+from callbacks.figures.depth import depth_figure
+from callbacks.figures.maps import map_figure, profile_figure, zoom_figure
+from callbacks.figures.mosaic import save_figure
+from callbacks.figures.products import product_figure
+
+__all__ = ["depth_figure", "map_figure", "product_figure", "profile_figure", "save_figure", "zoom_figure"]

@@ -1,0 +1,204 @@
+"""Many small square pictures as one image per label: rows are layers, columns are heads.
+
+One image instead of hundreds of axes keeps panels sharp and equal, and drawing fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os import PathLike
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from structured_init.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
+
+INK, FAINT = "#222222", "#8a8a8a"
+SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
+# Inches: around the panels, between mosaics, per colour bar, and how wide a figure becomes.
+LEFT, TOP, BOTTOM, GAP, BAR = 0.7, 0.85, 0.15, 0.3, 0.85
+NARROWEST, WIDEST = 6.6, 15.0
+
+
+@dataclass
+class Mosaic:
+    """Panels of one label.
+
+    Attributes:
+        label: what the panels show, e.g. ``"before"``.
+        panels: layer name → panels (columns, side, side); a layer may have fewer columns than others.
+        columns: a caption per column.
+        grid: distance of helper lines inside a panel, in pixels; None draws none.
+    """
+
+    label: str
+    panels: Mapping[str, Tensor]
+    columns: Sequence[str]
+    grid: int | None = None
+    side: int = field(init=False)
+    gap: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find the common size of the panels."""
+        self.side = max(panel.shape[-1] for panel in self.panels.values())
+        self.gap = max(1, round(self.side * 0.06))
+
+    @property
+    def pitch(self) -> int:
+        """Distance between the corners of neighbouring panels, in pixels."""
+        return self.side + self.gap
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Width and height in pixels."""
+        return len(self.columns) * self.pitch - self.gap, len(self.panels) * self.pitch - self.gap
+
+    def image(self) -> np.ndarray:
+        """Return all panels in one array; where there is none, NaN."""
+        canvas = np.full(self.size[::-1], np.nan)
+        for row, panels in enumerate(self.panels.values()):
+            for column, panel in enumerate(_resized(panels, self.side)):
+                top, left = row * self.pitch, column * self.pitch
+                canvas[top : top + self.side, left : left + self.side] = panel
+        return canvas
+
+
+def mosaic_figure(
+    mosaics: Sequence[Mosaic],
+    title: str,
+    norms: Sequence[Normalize],
+    colors: str,
+    bars: Sequence[str],
+    panel_inches: float = 1.2,
+    ticks: Sequence[float] | None = None,
+) -> Figure:
+    """Draw mosaics side by side under one title, with colour bars on the right.
+
+    Args:
+        mosaics: one per label and kind, left to right.
+        title: what is seen, in one line.
+        norms: the colour scale of each mosaic.
+        colors: name of the colour map.
+        bars: caption of the colour bar of each distinct scale, in order of appearance.
+        panel_inches: side of a panel, unless the figure would become too wide.
+        ticks: where the colour bars have ticks; where matplotlib likes when None.
+    """
+    from matplotlib.figure import Figure
+
+    columns, rows = sum(len(m.columns) for m in mosaics), max(len(m.panels) for m in mosaics)
+    fixed = LEFT + GAP * (len(mosaics) - 1) + BAR * len(bars)
+    panel = min(panel_inches, (WIDEST - fixed) / columns)
+    content = columns * panel + fixed
+    width, height = max(NARROWEST, content), rows * panel + TOP + BOTTOM
+    figure = Figure(figsize=(width, height))
+    figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
+    left, images = (width - content) / 2 + LEFT, {}
+    for mosaic, norm in zip(mosaics, norms, strict=True):
+        # Panels are square whatever the number of rows and columns; mosaics hang from the top.
+        inches, tall = (panel * pixels / mosaic.pitch for pixels in mosaic.size)
+        axis = figure.add_axes([left / width, (height - TOP - tall) / height, inches / width, tall / height])
+        images.setdefault(id(norm), _draw(axis, mosaic, norm, colors, first=mosaic is mosaics[0]))
+        left += inches + GAP
+    tall = min(rows * panel, 3.2)
+    for image, caption in zip(images.values(), bars, strict=True):
+        box = [(left - GAP + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
+        _bar(figure, image, box, caption, ticks)
+        left += BAR
+    return figure
+
+
+def save_figure(figure: Figure, path: str | PathLike[str], dpi: int = 170) -> None:
+    """Write a figure as PNG, under its final name only when it is complete."""
+    with replacing(path) as temporary:
+        figure.savefig(temporary, dpi=dpi, format="png", facecolor="white")
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Return the part in which layer names differ: ``blocks.0.attn``, ``blocks.1.attn`` → ``0``, ``1``."""
+    parts = [name.split(".") for name in names]
+    if len(parts) < 2:
+        return list(names)
+    shortest = min(len(part) for part in parts)
+    start = next((i for i in range(shortest) if len({part[i] for part in parts}) > 1), 0)
+    end = next((i for i in range(shortest) if len({part[-1 - i] for part in parts}) > 1), 0)
+    return [".".join(part[start : len(part) - end]) or name for part, name in zip(parts, names, strict=True)]
+
+
+def evenly(count: int, limit: int) -> list[int]:
+    """Return at most ``limit`` indices out of ``count``, the first and the last among them."""
+    return sorted({round(i) for i in np.linspace(0, count - 1, min(count, limit))})
+
+
+def head_captions(heads: Sequence[int]) -> list[str]:
+    """Return a caption per head, spelled out on the first."""
+    return [f"head {head}" if i == 0 else str(head) for i, head in enumerate(heads)]
+
+
+def quantile(tensors: Sequence[Tensor], share: float) -> float:
+    """Return a quantile of all values; torch's own refuses more than 2²⁴ of them."""
+    values = torch.cat([tensor.flatten() for tensor in tensors])
+    return values.kthvalue(max(1, round(share * values.numel()))).values.item()
+
+
+def _draw(axis: Axes, mosaic: Mosaic, norm: Normalize, colors: str, first: bool) -> AxesImage:
+    import matplotlib
+
+    palette = matplotlib.colormaps[colors].with_extremes(bad="white")
+    image = axis.imshow(mosaic.image(), cmap=palette, norm=norm, interpolation="auto", aspect="auto")
+    centre = (mosaic.side - 1) / 2
+    axis.set_xticks([centre + i * mosaic.pitch for i in range(len(mosaic.columns))], mosaic.columns)
+    names = short_names(list(mosaic.panels)) if first else [""] * len(mosaic.panels)
+    axis.set_yticks([centre + i * mosaic.pitch for i in range(len(mosaic.panels))], names)
+    axis.tick_params(labelsize=7, length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=FAINT)
+    axis.spines[:].set_visible(False)
+    axis.set_title(mosaic.label, fontsize=9, color=INK, pad=6)
+    if first:
+        axis.set_ylabel("layer", fontsize=8, color=FAINT)
+    if mosaic.grid:
+        _lines(axis, mosaic)
+    return image
+
+
+def _bar(figure: Figure, image: AxesImage, box: list[float], caption: str, ticks: Sequence[float] | None) -> None:
+    bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks)
+    if ticks is not None:
+        bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+        bar.minorticks_off()
+    bar.set_label(caption, fontsize=8, color=INK)
+    bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
+    bar.outline.set_visible(False)
+
+
+def _lines(axis: Axes, mosaic: Mosaic) -> None:
+    """Separate the rows of the image inside every panel, and frame the blocks of a row with itself."""
+    from matplotlib.collections import LineCollection, PatchCollection
+    from matplotlib.patches import Rectangle
+
+    segments, frames = [], []
+    for row, panels in enumerate(mosaic.panels.values()):
+        for column in range(len(panels)):
+            top, left = row * mosaic.pitch - 0.5, column * mosaic.pitch - 0.5
+            for place in range(mosaic.grid, mosaic.side, mosaic.grid):
+                segments.append([(left + place, top), (left + place, top + mosaic.side)])
+                segments.append([(left, top + place), (left + mosaic.side, top + place)])
+            for place in range(0, mosaic.side, mosaic.grid):
+                size = min(mosaic.grid, mosaic.side - place)
+                frames.append(Rectangle((left + place, top + place), size, size))
+    axis.add_collection(LineCollection(segments, colors="white", linewidths=0.3, alpha=0.35))
+    axis.add_collection(PatchCollection(frames, facecolor="none", edgecolor="white", linewidths=0.6, alpha=0.9))
+
+
+def _resized(panels: Tensor, side: int) -> np.ndarray:
+    panels = panels.detach().float().cpu()
+    if panels.shape[-1] != side:  # layers of different resolution
+        panels = torch.nn.functional.interpolate(panels[None], size=(side, side), mode="nearest")[0]
+    return panels.numpy()

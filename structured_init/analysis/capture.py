@@ -1,0 +1,175 @@
+"""One forward pass, and the attention map of every layer and head."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from structured_init.analysis.tap import Adapter, AttentionTap, clean_name, looks_like_attention
+from structured_init.analysis.undisturbed import undisturbed
+from structured_init.errors import StructuredInitError, nearest
+from structured_init.sites.registry import Registry
+from structured_init.sites.select import selects
+
+Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
+MEBIBYTE = 2**20
+
+# Not in structured_init.sites: a site says where weights are kept, which may be known where the maps cannot be
+# listened to, and the other way round.
+_ADAPTERS: Registry = Registry()
+
+
+class NoAttentionError(StructuredInitError):
+    """A model ran, and no attention map was seen."""
+
+
+def register_capture(attention: type[nn.Module] | str) -> Callable[[Adapter], Adapter]:
+    """Say how to read the maps of a module that computes attention in a way nobody can listen to.
+
+    Args:
+        attention: the class, or its path (``"package.module.Class"``) so that its library is not imported.
+            Subclasses are included.
+
+    Returns:
+        A decorator for a function (module, args, kwargs, output) → maps (batch, heads, queries, keys), which is
+        called after each forward pass of such a module.
+    """
+
+    def decorate(adapter: Adapter) -> Adapter:
+        _ADAPTERS.add(attention, adapter)
+        return adapter
+
+    return decorate
+
+
+def capture_attention(
+    model: nn.Module,
+    *args: object,
+    layers: Sequence[str | int] | None = None,
+    max_samples: int | None = 8,
+    max_megabytes: int | float = 512,
+    seed: int = 0,
+    **kwargs: object,
+) -> Maps:
+    """Run ``model(*args, **kwargs)`` once and return the attention map of every layer, computed in float32.
+
+    The model is left as it was: evaluation mode, missing gradients, hooks and random states are undone, fused
+    attention stays on, compiled models stay compiled. Autocast that is on applies to the model, never to the maps.
+
+    Args:
+        model: any network; attention is found by listening (see ``AttentionTap``).
+        *args: what the model takes.
+        layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
+        max_samples: at most so many samples, the first along axis 0 of every tensor with the batch's length; the
+            batch is the first tensor. All when None.
+        max_megabytes: cap on the maps held, in MiB. Over it the number of samples is halved as often as needed,
+            with a warning.
+        seed: seed for models that draw at random in evaluation mode.
+        **kwargs: what the model takes by name.
+
+    Returns:
+        Layer name → maps (batch, heads, queries, keys) on the CPU, in calling order. A layer called again within
+        the pass is named ``name:2``, ``name:3``, …
+
+    Raises:
+        NoAttentionError: no map was seen.
+        StructuredInitError: no layer has the name asked for; one sample is already over the cap.
+    """
+    store = _Store(layers, max_megabytes * MEBIBYTE)
+    if max_samples is not None:
+        args, kwargs = _first_samples((args, kwargs), max_samples)
+    with undisturbed(model, seed), AttentionTap(model, store.add, _ADAPTERS):
+        model(*args, **kwargs)
+    if not store.seen:
+        raise NoAttentionError(_nothing_seen(model))
+    if not store.maps:
+        wanted = ", ".join(str(layer) for layer in layers or [])
+        raise StructuredInitError(f"no attention layer matches '{wanted}': {nearest(wanted, store.seen)}")
+    if store.halvings:
+        warnings.warn(
+            f"attention maps of all samples exceed {max_megabytes:g} MiB: 1 sample in {2**store.halvings} is kept "
+            "(raise max_megabytes or choose layers)",
+            stacklevel=2,
+        )
+    return store.maps
+
+
+class _Store:
+    """Maps by name under a cap on memory; when it is reached, half of the samples go."""
+
+    def __init__(self, layers: Sequence[str | int] | None, cap: int | float) -> None:
+        self.layers, self.cap = layers, cap
+        self.maps: Maps = {}
+        self.seen: list[str] = []
+        self.halvings = 0
+
+    def add(self, name: str, compute: Callable[[int], Tensor], shape: tuple[int, ...]) -> None:
+        """Take the maps of one layer, as many samples as there is room for."""
+        name = self._distinct(name)
+        if not self._wanted(name):
+            return
+        while self._held() + self._size(shape) > self.cap:
+            if self._kept(shape[0]) == 1:
+                mebibytes = (self._held() + self._size(shape)) / MEBIBYTE
+                raise StructuredInitError(
+                    f"the attention maps of one sample take more than {self.cap / MEBIBYTE:g} MiB "
+                    f"({mebibytes:.1f} MiB at '{name}'): choose layers, shorten the input or raise max_megabytes"
+                )
+            self.halvings += 1
+            # clone: a slice would keep the whole storage alive.
+            self.maps = {n: maps[: max(1, maps.shape[0] // 2)].clone() for n, maps in self.maps.items()}
+        self.maps[name] = compute(self._kept(shape[0])).float().cpu()
+
+    def _distinct(self, name: str) -> str:
+        count = sum(name == seen.partition(":")[0] for seen in self.seen)
+        name = name if count == 0 else f"{name}:{count + 1}"
+        self.seen.append(name)
+        return name
+
+    def _wanted(self, name: str) -> bool:
+        number = len(self.seen) - 1
+        return self.layers is None or any(
+            layer == number if isinstance(layer, int) else selects(layer, name, None) for layer in self.layers
+        )
+
+    def _kept(self, batch: int) -> int:
+        return max(1, batch >> self.halvings)
+
+    def _size(self, shape: tuple[int, ...]) -> int:
+        return 4 * self._kept(shape[0]) * shape[1] * shape[2] * shape[3]
+
+    def _held(self) -> int:
+        return sum(4 * maps.numel() for maps in self.maps.values())
+
+
+def _first_samples(inputs: tuple, samples: int) -> tuple:
+    """Cut every tensor whose first axis has the batch's length."""
+    batch = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
+
+    def cut(leaf: object) -> object:
+        batched = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == batch
+        return leaf[:samples] if batched else leaf
+
+    return tree_map(cut, inputs)
+
+
+def _nothing_seen(model: nn.Module) -> str:
+    """Name what the model has, for the one who expected attention."""
+    named = [(clean_name(name), module) for name, module in model.named_modules() if name]
+    attention = [(name, module) for name, module in named if looks_like_attention(name, module)]
+    if not attention:
+        kinds = sorted({type(module).__name__ for _, module in named if not list(module.children())})
+        return f"no attention map was captured: {type(model).__name__} has no attention module (it has {_few(kinds)})"
+    kinds = [f"{name} ({type(module).__name__})" for name, module in attention]
+    return (
+        "no attention map was captured: none of these modules calls F.scaled_dot_product_attention or a softmax that "
+        f"could be followed: {_few(kinds)}; say how to read them with structured_init.analysis.register_capture"
+    )
+
+
+def _few(names: Sequence[str], limit: int = 6) -> str:
+    return ", ".join(names[:limit]) + (f", … ({len(names)} in all)" if len(names) > limit else "")

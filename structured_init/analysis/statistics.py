@@ -1,0 +1,181 @@
+"""What attention maps look like, as numbers per head: pure functions of the maps.
+
+Letters: B batch, H heads, N tokens, P = Gy·Gx patches, f window side. Patches are numbered row by row, after
+``prefix_tokens`` class or register tokens. A sequence is a grid of one row. What concerns places is computed on
+patches alone, with rows renormalised to one after the prefix is removed; every function averages over the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from structured_init.errors import StructuredInitError
+
+Grid = tuple[int, int] | list[int]
+Maps = Float[Tensor, "batch heads tokens tokens"]
+PerHead = Float[Tensor, "heads"]
+TINY = torch.finfo(torch.float32).tiny
+
+
+def patch_maps(
+    maps: Maps, prefix_tokens: int = 0, renormalise: bool = True
+) -> Float[Tensor, "batch heads patches patches"]:
+    """Remove the rows and columns of class and register tokens.
+
+    Args:
+        maps: attention maps, rows summing to one.
+        prefix_tokens: number of leading tokens that are no patches.
+        renormalise: whether the remaining rows are scaled to sum to one again.
+    """
+    maps = maps[..., prefix_tokens:, prefix_tokens:]
+    return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps
+
+
+def mean_distance(
+    maps: Maps, grid: Grid, prefix_tokens: int = 0, patch_size: int | float = 1, renormalise: bool = True
+) -> PerHead:
+    """Return the mean attention distance: mean over queries i of Σ_j A_ij · |place_i − place_j|.
+
+    Dosovitskiy et al. 2021, figure 7. Their public code drops the class token without renormalising; that is
+    ``renormalise=False``. In ConViT (d'Ascoli et al. 2021) the same number is called non-locality.
+
+    Args:
+        maps: attention maps.
+        grid: rows and columns of patches.
+        prefix_tokens: number of leading tokens that are no patches.
+        patch_size: side of a patch in pixels; 1 gives the distance in patches.
+        renormalise: whether rows sum to one after the prefix is removed.
+    """
+    patches = patch_maps(maps, prefix_tokens, renormalise)
+    distances = patch_size * grid_distances(_checked(patches, grid)).to(patches)
+    return (patches * distances).sum(dim=-1).mean(dim=(0, 2))
+
+
+def entropy(maps: Maps, normalised: bool = False) -> PerHead:
+    """Return the mean entropy of a row, −Σ_j A_ij ln A_ij, in nats, over all tokens.
+
+    Args:
+        maps: attention maps.
+        normalised: divide by ln N, so that uniform attention has entropy one.
+    """
+    rows = -torch.special.xlogy(maps, maps).sum(dim=-1)
+    nats = rows.mean(dim=(0, 2))
+    return nats / torch.tensor(float(max(maps.shape[-1], 2))).log().to(nats) if normalised else nats
+
+
+def diagonal_mass(maps: Maps, prefix_tokens: int = 0) -> PerHead:
+    """Return the mean attention of a patch to itself, mean_i A_ii."""
+    return patch_maps(maps, prefix_tokens).diagonal(dim1=-2, dim2=-1).mean(dim=(0, 2))
+
+
+def diagonality(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
+    """Return mean_i (1 − Σ_j A_ij d_ij / max_j d_ij): one on the diagonal, zero when all looks at the farthest.
+
+    Zhang et al. 2020 (arXiv 2011.04906) with d_ij = |i − j|, which is this on a grid of one row; on images d_ij is
+    the distance on the grid, since numbering patches row by row would tear neighbours apart.
+    """
+    patches = patch_maps(maps, prefix_tokens)
+    distances = grid_distances(_checked(patches, grid)).to(patches)
+    relative = distances / distances.amax(dim=-1, keepdim=True).clamp_min(TINY)
+    return (1 - (patches * relative).sum(dim=-1)).mean(dim=(0, 2))
+
+
+def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
+    """Return the mean attention on the patch at a head's offset, over queries whose target lies inside the grid.
+
+    Args:
+        maps: attention maps.
+        offsets: (rows down, columns right) from query to target, per head.
+        grid: rows and columns of patches.
+        prefix_tokens: number of leading tokens that are no patches.
+    """
+    patches = patch_maps(maps, prefix_tokens)
+    inside = _pairs(offsets, _checked(patches, grid)).to(patches.device)
+    return (patches * inside).sum(dim=(-2, -1)).mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
+
+
+def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
+    """Return how often a query looks most at the patch at its head's offset; arguments as in ``impulse_mass``."""
+    patches = patch_maps(maps, prefix_tokens)
+    inside = _pairs(offsets, _checked(patches, grid)).to(patches.device)
+    hits = torch.nn.functional.one_hot(patches.argmax(dim=-1), patches.shape[-1]).bool() & inside
+    return hits.sum(dim=(-2, -1)).float().mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
+
+
+def best_offset(maps: Maps, grid: Grid, prefix_tokens: int = 0, window: int = 3) -> Int[Tensor, "heads 2"]:
+    """Return the offset with the largest impulse mass in a window × window neighbourhood (window odd), per head."""
+    rows, columns = grid
+    reach_y, reach_x = min(window // 2, rows - 1), min(window // 2, columns - 1)
+    candidates = [(y, x) for y in range(-reach_y, reach_y + 1) for x in range(-reach_x, reach_x + 1)]
+    heads = maps.shape[1]
+    masses = [impulse_mass(maps, torch.tensor([c] * heads), grid, prefix_tokens) for c in candidates]
+    return torch.tensor(candidates)[torch.stack(masses).argmax(dim=0).cpu()]
+
+
+def effective_rank(maps: Maps) -> PerHead:
+    """Return exp(H(σ / Σσ)) of the singular values σ of each map. Roy and Vetterli 2007."""
+    sigma = torch.linalg.svdvals(maps.double())
+    share = sigma / sigma.sum(dim=-1, keepdim=True).clamp_min(TINY)
+    return torch.special.entr(share).sum(dim=-1).exp().mean(dim=0).to(maps.dtype)
+
+
+def offset_profile(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> Float[Tensor, "heads offset_rows offset_columns"]:
+    """Average attention over all pairs of patches at the same offset: the convolution that a head resembles.
+
+    Returns:
+        (H, 2Gy − 1, 2Gx − 1); entry (dy + Gy − 1, dx + Gx − 1) belongs to a target dy rows below and dx columns
+        right of its query.
+    """
+    patches = patch_maps(maps, prefix_tokens).mean(dim=0)
+    rows, columns = _checked(patches, grid)
+    index = _offset_index(rows, columns).to(patches.device)
+    bins = (2 * rows - 1) * (2 * columns - 1)
+    total = patches.new_zeros(patches.shape[0], bins).index_add_(1, index.flatten(), patches.flatten(1))
+    count = torch.bincount(index.flatten(), minlength=bins)
+    return (total / count).unflatten(1, (2 * rows - 1, 2 * columns - 1))
+
+
+def profile_energy(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
+    """Return the share of Σ A² that the offset profile explains: one for a map that is a convolution."""
+    patches = patch_maps(maps, prefix_tokens).mean(dim=0)
+    index = _offset_index(*_checked(patches, grid)).to(patches.device)
+    explained = offset_profile(maps, grid, prefix_tokens).flatten(1)[:, index]
+    return explained.square().sum(dim=(-2, -1)) / patches.square().sum(dim=(-2, -1)).clamp_min(TINY)
+
+
+def grid_distances(grid: Grid) -> Float[Tensor, "patches patches"]:
+    """Return the Euclidean distance, in patches, between any two patches of a grid."""
+    rows, columns = grid
+    places = torch.cartesian_prod(torch.arange(float(rows)), torch.arange(float(columns)))
+    # Exactly: cdist's default goes through a matrix product on large grids and is not exactly zero on the diagonal.
+    return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _offset_index(rows: int, columns: int) -> Int[Tensor, "patches patches"]:
+    """Number the offset of every pair of patches, as in ``offset_profile``."""
+    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+    offsets = places[None, :, :] - places[:, None, :]
+    return (offsets[..., 0] + rows - 1) * (2 * columns - 1) + offsets[..., 1] + columns - 1
+
+
+def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid) -> Bool[Tensor, "heads patches patches"]:
+    """Mark, for each head, the pairs (query, target) that are its offset apart."""
+    rows, columns = grid
+    offsets = torch.as_tensor(offsets)
+    wanted = (offsets[:, 0] + rows - 1) * (2 * columns - 1) + offsets[:, 1] + columns - 1
+    reachable = (offsets[:, 0].abs() < rows) & (offsets[:, 1].abs() < columns)
+    return (_offset_index(rows, columns) == wanted[:, None, None]) & reachable[:, None, None]
+
+
+def _checked(patches: Tensor, grid: Grid) -> tuple[int, int]:
+    rows, columns = grid
+    if rows * columns != patches.shape[-1]:
+        raise StructuredInitError(
+            f"a grid of {rows} × {columns} does not fit attention over {patches.shape[-1]} patches: "
+            "give the right grid and prefix_tokens"
+        )
+    return rows, columns

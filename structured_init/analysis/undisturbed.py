@@ -1,0 +1,68 @@
+"""Looking at a model without leaving a trace: modes, gradients, random states and compiled code stay as they were."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+
+@contextmanager
+def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
+    """Run the block in evaluation mode, eagerly and without gradients, and restore everything afterwards.
+
+    Inside, random draws start from ``seed``, so that a model which draws in evaluation mode does so equally each
+    time. Restored are: the training flag of every module, the python, numpy, torch and accelerator random states and
+    the fast path of ``nn.MultiheadAttention`` (which would bypass everything one can listen to).
+
+    Args:
+        model: the model that is looked at.
+        seed: seed of the block's own random states.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(own_random_state(model, seed))
+            stack.enter_context(torch.no_grad())
+            # Compiled code neither runs hooks added later nor shows its calls. Where nothing was compiled, the
+            # import of dynamo alone would take longer than the probe.
+            if "torch._dynamo" in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            torch.backends.mha.set_fastpath_enabled(False)
+            model.eval()
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
+def own_random_state(model: nn.Module, seed: int) -> Iterator[None]:
+    """Seed every global random state for the block and restore them all after it.
+
+    Args:
+        model: its parameters say which accelerators are concerned.
+        seed: seed of the states inside the block.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = {parameter.device for parameter in model.parameters()}
+    accelerators = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(accelerators, device_type="cuda"):
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            # torch.manual_seed would also seed the accelerators that are not restored.
+            torch.default_generator.manual_seed(seed)
+            for index in accelerators:
+                torch.cuda.default_generators[index].manual_seed(seed)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
