@@ -1,0 +1,190 @@
+"""InitCallback: apply an initializer at the one moment where it holds, whatever the strategy."""
+
+from __future__ import annotations
+
+import json
+import os
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, WeightAveraging
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import rank_zero_warn
+
+from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
+from structured_init.files import replacing
+from structured_init.initializer import pending_freezing
+
+REPORT_FILE = "init_report.json"
+ACCOUNT = "_structured_init"  # of how the weights came about: on the model it travels with deepcopy; in a checkpoint
+TOO_LATE = {  # by name, so that nothing has to be installed to ask
+    "DeepSpeedStrategy": "DeepSpeed has copied the weights before on_fit_start",
+    "FSDPStrategy": "FSDP1 has flattened the weights before on_fit_start",
+}
+
+
+class InitCallback(Callback):
+    """Start the model with an initializer before training, and keep its report.
+
+    The values are written in place at ``on_fit_start``, after DDP's broadcast, after the optimizers are built and
+    after a checkpoint is restored; they are equal on every rank, and the global random state is untouched. What the
+    initializer freezes is frozen in ``setup`` on every fit, a resumed one too. Weights that come from a checkpoint or
+    that were initialized before are left alone: the account of how they came about is kept on the model and in its
+    checkpoints, so one callback serves any number of models.
+
+    Args:
+        initializer: what to apply; ``Default`` for what the host library does.
+        seed: of its draws; ``None`` takes the seed of ``seed_everything``, or 0.
+        when: ``"fit_start"``, or ``"setup"`` for strategies that copy the weights earlier (DeepSpeed, FSDP1) and for
+            the learning-rate and batch-size finders. ``"setup"`` needs a model that is built in its constructor.
+
+    Attributes:
+        report: the :class:`~structured_init.InitReport` of the model that this callback initialized last, else
+            ``None``. ``init_report.json`` in the log folder has it too, also in that of a resumed run.
+
+    Raises:
+        StructuredInitError: in ``setup``, a finder or strategy under which the values would come too late; before the
+            first step, a log folder that cannot be written to.
+    """
+
+    def __init__(
+        self, initializer: Initializer, seed: int | None = None, when: Literal["fit_start", "setup"] = "fit_start"
+    ) -> None:
+        if not isinstance(initializer, Initializer):
+            raise StructuredInitError(f"InitCallback needs an Initializer, got {type(initializer).__name__}")
+        if when not in ("fit_start", "setup"):
+            raise StructuredInitError(f"InitCallback: when must be fit_start or setup, got '{when}'")
+        self.initializer = initializer
+        self.seed = seed
+        self.when: Literal["fit_start", "setup"] = when
+        self.report: InitReport | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if self.when == "fit_start" and not isinstance(self.initializer, Default):  # Default has nothing to write
+            refuse_what_comes_too_early(trainer)
+        freeze(pl_module, self.initializer)
+        if self.when == "setup":
+            self._start(trainer, pl_module)
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note where the weights came from.
+
+        This precedes ``on_fit_start``, but follows it under strategies that shard, where the checkpoint then has
+        replaced what was written.
+        """
+        account = checkpoint.get(ACCOUNT, {})
+        if account != getattr(pl_module, ACCOUNT, None):
+            self.report = None
+        setattr(pl_module, ACCOUNT, account)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._freeze_late_layers(trainer, pl_module)
+        if self.when == "fit_start":
+            self._start(trainer, pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Publish the account here: only now every strategy has restored its checkpoint."""
+        account = getattr(pl_module, ACCOUNT)
+        if account.get("initializer", repr(self.initializer)) != repr(self.initializer):
+            rank_zero_warn(
+                f"the model was already started with {account['initializer']} and keeps it; "
+                "build a new model to start anew"
+            )
+        if account:
+            publish(account, trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint[ACCOUNT] = getattr(pl_module, ACCOUNT, {})
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Leave alone also what ``validate``, ``test`` or ``predict`` loaded; they do not tell callbacks of it."""
+        if trainer.ckpt_path is not None and not hasattr(pl_module, ACCOUNT):
+            setattr(pl_module, ACCOUNT, {})
+
+    def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if hasattr(pl_module, ACCOUNT):
+            return
+        if self.when == "setup" and next(pl_module.parameters(), None) is None:
+            raise StructuredInitError(
+                "when='setup' needs a model built in its constructor; this one has no parameters yet"
+            )
+        seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
+        seed = trainer.strategy.broadcast(seed)  # ranks may have seeded themselves differently
+        in_step = trainer.world_size > 1 and self.when == "fit_start"  # in setup the wrap is still to come
+        self.report = initialize(pl_module, self.initializer, seed=seed, broadcast=in_step)
+        for warning in self.report.warnings:
+            rank_zero_warn(warning)
+        setattr(pl_module, ACCOUNT, summarize(self.report, self.when))
+        synchronize_averages(trainer, pl_module)
+
+    def _freeze_late_layers(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Freeze the layers made in ``configure_model``, which ``setup`` could not see yet."""
+        late = pending_freezing(pl_module, self.initializer)
+        if late and isinstance(trainer.strategy, DDPStrategy):
+            raise StructuredInitError(
+                f"'{late[0]}' cannot be frozen after DDP has wrapped it: build it in the constructor, "
+                "not in configure_model"
+            )
+        if late:
+            freeze(pl_module, self.initializer)
+
+
+def refuse_what_comes_too_early(trainer: Trainer) -> None:
+    """Raise one line where something uses or copies the weights before ``on_fit_start``."""
+    way_out = "use InitCallback(..., when='setup')"
+    for callback in trainer.callbacks:
+        if isinstance(callback, (LearningRateFinder, BatchSizeFinder)):
+            raise StructuredInitError(
+                f"{type(callback).__name__} runs before on_fit_start and would measure other weights: {way_out}"
+            )
+    for cls in type(trainer.strategy).__mro__:
+        if cls.__name__ in TOO_LATE:
+            raise StructuredInitError(f"{TOO_LATE[cls.__name__]}: {way_out}")
+
+
+def summarize(report: InitReport, when: str) -> dict[str, Any]:
+    """Return the account that a model and its checkpoints carry: only what ``weights_only=True`` loads."""
+    return {
+        "initializer": report.initializer,
+        "seed": report.seed,
+        "when": when,
+        "tensors_set": len(report.changed),
+        "report": report.to_dict(),
+    }
+
+
+def publish(account: dict[str, Any], trainer: Trainer) -> None:
+    """Write the account into the loggers' hyperparameters and the log folder; all ranks must call.
+
+    Raises:
+        StructuredInitError: on every rank, the folder cannot be written to.
+    """
+    folder = trainer.log_dir or trainer.default_root_dir  # a collective: every rank asks
+    for logger in trainer.loggers:
+        logger.log_hyperparams({"init": {name: value for name, value in account.items() if name != "report"}})
+    problem = None
+    if trainer.is_global_zero and not trainer.fast_dev_run:
+        try:
+            with replacing(Path(folder) / REPORT_FILE) as temporary:
+                temporary.write_text(json.dumps(account["report"], indent=1) + "\n", encoding="utf-8")
+        except StructuredInitError as error:
+            problem = str(error)
+    problem = trainer.strategy.broadcast(problem)  # else the other ranks would wait for rank 0 in their first step
+    if problem is not None:
+        raise StructuredInitError(problem)
+
+
+@torch.no_grad()
+def synchronize_averages(trainer: Trainer, pl_module: LightningModule) -> None:
+    """Copy the new values into averaged models, which were deep-copied before; buffers outside the state too."""
+    for callback in trainer.callbacks:
+        average = getattr(callback, "_average_model", None)
+        if isinstance(callback, WeightAveraging) and average is not None:
+            copies = chain(average.module.parameters(), average.module.buffers())
+            for copy, tensor in zip(copies, chain(pl_module.parameters(), pl_module.buffers()), strict=True):
+                copy.copy_(tensor)

@@ -1,0 +1,8 @@
+"""Tasks for Lightning: the public surface, whose names resolve in YAML without a path."""
+
+from __future__ import annotations
+
+from lightning_modules.classifier import ImageClassifier
+from lightning_modules.task import Task
+
+__all__ = ["ImageClassifier", "Task"]

@@ -1,0 +1,91 @@
+"""Checkpoints that do not fit are refused before anything is restored, in one line."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from structured_init.errors import StructuredInitError
+
+Plain = str | int | float | bool | None
+
+
+def is_plain(value: Any) -> bool:
+    """Tell whether a value consists of text, numbers, lists and dictionaries alone, as safe loading asks."""
+    if isinstance(value, Mapping):
+        return all(is_plain(item) for pair in value.items() for item in pair)
+    if isinstance(value, (list, tuple)):
+        return all(is_plain(item) for item in value)
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Open one of Lightning's checkpoints without running any code in it; tensors stay on disk until they are read.
+
+    Raises:
+        StructuredInitError: there is no such file, it is damaged, it holds more than plain data and tensors, or it is
+            not one of Lightning's.
+    """
+    if not os.path.isfile(path):
+        raise StructuredInitError(f"there is no checkpoint '{path}'")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # torch raises a dozen kinds, one per damaged byte
+        reason = "it holds Python objects, which are never run" if "weights_only" in str(error) else "it is damaged"
+        raise StructuredInitError(f"cannot read checkpoint '{path}': {reason}, or it is no checkpoint") from error
+    if not isinstance(checkpoint, dict) or not {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
+        raise StructuredInitError(f"'{path}' is not a checkpoint of this program (it has no 'state_dict' of Lightning)")
+    return checkpoint
+
+
+def refuse_changed_arguments(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Refuse to load a checkpoint made with other arguments than the present model's.
+
+    Args:
+        saved: hyperparameters in the checkpoint.
+        present: hyperparameters of the model; what only one side knows is not compared.
+
+    Raises:
+        StructuredInitError: names the first argument that differs, and both values.
+    """
+    for name in sorted(saved.keys() & present.keys()):
+        if name.startswith("_instantiator"):
+            continue
+        before, now = dict(_flatten(name, saved[name])), dict(_flatten(name, present[name]))
+        for key in sorted(before.keys() | now.keys()):
+            if before.get(key) != now.get(key):
+                raise StructuredInitError(
+                    f"the checkpoint was made with {key} = {before.get(key)}, this run asks for {now.get(key)}: "
+                    "give the checkpoint's value, or start a new run without it"
+                )
+
+
+def _flatten(prefix: str, value: Any) -> Iterator[tuple[str, Plain | list[Any]]]:
+    """Yield the leaves of nested dictionaries by their dotted names."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _flatten(prefix if key == "init_args" else f"{prefix}.{key}", item)
+    else:
+        yield prefix, list(value) if isinstance(value, (list, tuple)) else value
+
+
+def refuse_other_weights(saved: Mapping[str, Tensor], present: Mapping[str, Tensor]) -> None:
+    """Refuse weights of another architecture, naming the first parameter that is missing, foreign or of another shape.
+
+    Raises:
+        StructuredInitError: the names or shapes differ.
+    """
+    for name in [*present, *saved]:
+        if name not in saved:
+            raise StructuredInitError(f"the checkpoint is of another network: it has no '{name}'")
+        if name not in present:
+            raise StructuredInitError(f"the checkpoint is of another network: it has '{name}', which this one has not")
+        shapes = [tuple(getattr(side[name], "shape", ())) for side in (saved, present)]
+        if shapes[0] != shapes[1]:
+            raise StructuredInitError(
+                f"the checkpoint is of another network: '{name}' has shape {shapes[0]} there, {shapes[1]} here"
+            )

@@ -1,0 +1,165 @@
+"""The command ``structured-init``: LightningCLI with a section for the start and one for the attention."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from argparse import ArgumentError
+from typing import Any
+
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+
+from lightning_modules.checkpoint import read_checkpoint
+from lightning_modules.config_names import expand
+from lightning_modules.messages import explain, one_line, original_error, refuse_shadowed
+from lightning_modules.show import Runner
+from structured_init import Default, StructuredInitError
+
+refuse_shadowed()
+# Imported so that their classes resolve in YAML by their bare names.
+import callbacks  # noqa: E402
+import callbacks.figures  # noqa: E402
+import lightning_modules.data  # noqa: E402, F401
+
+FROM_THE_DATA = ("num_classes", "in_channels", "image_size")
+
+
+class Parser(LightningArgumentParser):
+    """A parser that raises, for ``main`` to print one line, and guesses no abbreviated key."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"exit_on_error": False, "allow_abbrev": False, **kwargs})
+
+
+class CLI(LightningCLI):
+    """LightningCLI in which a start, an attention capture and an exact resumption are always there."""
+
+    def __init__(self, args: list[str]) -> None:
+        super().__init__(
+            trainer_class=Runner,
+            save_config_kwargs={"config_filename": "experiment.yaml", "overwrite": True},
+            seed_everything_default=0,
+            parser_class=Parser,
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return Lightning's commands and ``show``, with what is not asked of the user."""
+        return {**LightningCLI.subcommands(), "show": {"model", "datamodule", "initializer", "seed", "figures"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add ``init:`` and ``attention:``, apart from ``trainer.callbacks``, whose lists replace each other in YAML."""
+        parser.add_lightning_class_args(callbacks.InitCallback, "init")
+        parser.add_lightning_class_args(callbacks.AttentionMapCallback, "attention")
+        parser.set_defaults({"init.initializer": {"class_path": f"{Default.__module__}.{Default.__name__}"}})
+        self._section = parser
+        for name in FROM_THE_DATA:
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse without Lightning's warning that arguments were given twice: ``main`` has rewritten ``sys.argv``.
+
+        Raises:
+            StructuredInitError: for what jsonargparse would answer with its whole usage.
+        """
+        try:
+            self.config = parser.parse_args(args)
+        except ArgumentError as error:
+            raise StructuredInitError(explain(str(error), self._section.get_defaults().keys(branches=True))) from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Check the file only. Lightning would let the checkpoint's arguments silently replace the user's; here
+        ``Task.on_load_checkpoint`` compares them and refuses a difference."""
+        section = self.config[self.config.subcommand]
+        path = section.get("ckpt_path")
+        if path and path not in ("last", "best", "hpc", "registry") and "://" not in str(path):
+            read_checkpoint(path)
+
+    def before_instantiate_classes(self) -> None:
+        """Never run code that a checkpoint holds, unless asked to; and watch networks being built."""
+        self.parser.add_instantiator(self._build, nn.Module)
+        section = self.config[self.subcommand]
+        if "weights_only" in section and section.weights_only is None:
+            section.weights_only = True
+
+    def _build(self, cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
+        """Build a network, keeping what goes wrong: jsonargparse answers an error in a choice of types with its own."""
+        try:
+            return cls(*args, **kwargs)
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
+
+    def instantiate_classes(self) -> None:
+        """Build everything; an error in a constructor is raised as it was, with the traceback into the user's code."""
+        self._failure: Exception | None = None
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            original = self._failure or original_error(error)
+            raise original from original.__cause__
+
+    def after_instantiate_classes(self) -> None:
+        """Refuse what the user gave and the data knows better; the link has replaced it silently.
+
+        Raises:
+            StructuredInitError: names the argument and both values.
+        """
+        given = (self.config[self.subcommand].model or {}).get("init_args", {})
+        arguments = inspect.signature(type(self.model)).parameters
+        for name in FROM_THE_DATA:
+            default = arguments[name].default if name in arguments else None
+            known = getattr(self.datamodule, name, None) if name in given else None
+            if known is not None and given[name] not in (default, known):
+                raise StructuredInitError(
+                    f"model.init_args.{name} is {given[name]}, but the data has {known}: leave it to the data"
+                )
+
+    def instantiate_trainer(self, **kwargs: Any) -> Runner:
+        """Add what every run needs: a checkpoint to resume from, exact resumption, and a log that works offline."""
+        trainer = self.config_init[self.subcommand].trainer
+        always: list[Any] = [callbacks.ExactResume()]
+        given = trainer.callbacks or []
+        given = given if isinstance(given, list) else [given]
+        saves_last = any(isinstance(callback, Checkpoint) and getattr(callback, "save_last", None) for callback in given)
+        if trainer.enable_checkpointing is not False and not saves_last:
+            always.append(ModelCheckpoint(save_last=True))
+        trainer.callbacks = [*given, *always]
+        if trainer.logger in (None, True):
+            trainer.logger = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs")
+        return super().instantiate_trainer(**kwargs)
+
+    def show(self, **kwargs: Any) -> None:
+        """Run ``structured-init show`` with the initializer and the seed of the ``init`` section."""
+        init = self.config_init[self.subcommand].init
+        seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if init.seed is None else init.seed
+        self.trainer.show(initializer=init.initializer, seed=seed, figures=callbacks.figures, **kwargs)
+
+
+def main(args: list[str] | None = None) -> CLI | None:
+    """Run the command ``structured-init``.
+
+    Args:
+        args: the command line without the program's name; ``None`` takes the shell's.
+
+    Returns:
+        The finished command line object, with its ``trainer``, ``model`` and ``datamodule``.
+
+    Raises:
+        SystemExit: with code 2 after an expected mistake, which gets one line on stderr. A bug keeps its traceback.
+    """
+    try:
+        return CLI(expand(sys.argv[1:] if args is None else list(args)))
+    except StructuredInitError as error:
+        print(f"structured-init: error: {one_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

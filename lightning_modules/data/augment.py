@@ -1,0 +1,118 @@
+"""Random changes of a training image: flip, crop, RandAugment, erasing, in the order of timm's training pipeline."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from structured_init.errors import StructuredInitError
+
+
+class Augmentation:
+    """Changes one image; draws from the global python and numpy generators, which the caller has seeded for it.
+
+    Args:
+        image_size: side of the result in pixels.
+        flip: mirror left and right with probability 1/2.
+        crop_padding: pad with black by so many pixels and crop back at a random place; 0 for none.
+        crop_scale: smallest and largest share of the area for a random resized crop; None for none.
+        rand_augment: timm's RandAugment policy, e.g. ``rand-m9-mstd0.5-inc1``; None for none.
+        random_erasing: probability that a rectangle is replaced by noise after the normalisation.
+        mean: mean of the channels in [0, 1]; fills what RandAugment's shifts uncover.
+
+    Raises:
+        StructuredInitError: an argument is out of range, or timm does not know the policy.
+
+    Source:
+        timm 1.0, ``timm/data/transforms_factory.py``, ``transforms_imagenet_train``.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        *,
+        flip: bool = False,
+        crop_padding: int = 0,
+        crop_scale: Sequence[float] | None = None,
+        rand_augment: str | None = None,
+        random_erasing: float = 0.0,
+        mean: Sequence[float] = (0.5, 0.5, 0.5),
+    ) -> None:
+        from timm.data.random_erasing import RandomErasing
+
+        if crop_padding < 0 or not 0 <= random_erasing <= 1:
+            raise StructuredInitError("crop_padding is 0 or more pixels, and random_erasing a probability in [0, 1]")
+        self.image_size = image_size
+        self.flip = flip
+        self.crop_padding = crop_padding
+        self.resized_crop = None if crop_scale is None else _resized_crop(image_size, crop_scale)
+        self.policy = None if rand_augment is None else _rand_augment(rand_augment, image_size, mean)
+        self.erase = RandomErasing(random_erasing, mode="pixel", device="cpu") if random_erasing > 0 else None
+
+    @property
+    def active(self) -> bool:
+        """Whether anything random happens."""
+        steps = (self.flip, self.crop_padding, self.resized_crop, self.policy, self.erase)
+        return any(step not in (None, False, 0) for step in steps)
+
+    def pixels(self, image: NDArray[np.uint8] | Image.Image) -> NDArray[np.uint8]:
+        """Crop, flip and change the colours of an image (H, W, C); the result is (image_size, image_size, C)."""
+        if self.resized_crop is not None:
+            image = self.resized_crop(_as_picture(image))
+        array = _as_array(image)
+        if self.crop_padding:
+            array = _random_crop(array, self.crop_padding)
+        if self.flip and random.random() < 0.5:
+            array = array[:, ::-1]
+        if self.policy is not None:
+            gray = array.shape[2] == 1
+            picture = self.policy(_as_picture(array).convert("RGB"))  # timm's fill colours have three channels
+            array = _as_array(picture.convert("L") if gray else picture)
+        return array
+
+    def normalized(self, image: torch.Tensor) -> torch.Tensor:
+        """Erase a part of a normalized image (C, H, W), in place."""
+        return image if self.erase is None else self.erase(image)
+
+
+def _random_crop(array: NDArray[np.uint8], padding: int) -> NDArray[np.uint8]:
+    height, width, _ = array.shape
+    padded = np.pad(array, ((padding, padding), (padding, padding), (0, 0)))
+    top, left = random.randint(0, 2 * padding), random.randint(0, 2 * padding)
+    return padded[top : top + height, left : left + width]
+
+
+def _resized_crop(image_size: int, scale: Sequence[float]):  # noqa: ANN202  timm's own class
+    from timm.data.transforms import RandomResizedCropAndInterpolation
+
+    if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
+        raise StructuredInitError(f"crop_scale={list(scale)} is not [smallest, largest] share of the area in (0, 1]")
+    return RandomResizedCropAndInterpolation(image_size, scale=tuple(scale), interpolation="random")
+
+
+def _rand_augment(policy: str, image_size: int, mean: Sequence[float]):  # noqa: ANN202  timm's own class
+    from timm.data.auto_augment import rand_augment_transform
+
+    fill = tuple(min(255, round(255 * value)) for value in (mean if len(mean) == 3 else [mean[0]] * 3))
+    try:
+        return rand_augment_transform(policy, {"translate_const": int(image_size * 0.45), "img_mean": fill})
+    except (AssertionError, KeyError, ValueError) as error:
+        raise StructuredInitError(
+            f"rand_augment='{policy}' is not a RandAugment policy of timm: 'rand-m9-mstd0.5-inc1' is one"
+        ) from error
+
+
+def _as_picture(image: NDArray[np.uint8] | Image.Image) -> Image.Image:
+    if isinstance(image, Image.Image):
+        return image
+    return Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2] == 1 else image))
+
+
+def _as_array(image: NDArray[np.uint8] | Image.Image) -> NDArray[np.uint8]:
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[..., None]

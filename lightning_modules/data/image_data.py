@@ -1,0 +1,331 @@
+"""`ImageData`: labelled images from the hub, a folder or the package, as training, validation and test batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import DataLoader
+
+from lightning_modules.data.augment import Augmentation
+from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
+from lightning_modules.data.loader import EpochSampler, ResumableLoader
+from lightning_modules.data.source import Source, open_source
+from lightning_modules.data.split import stratified_parts
+from structured_init.errors import StructuredInitError, nearest
+
+_IN_MEMORY_BYTES = 2 * 2**30
+
+
+class ImageData(L.LightningDataModule):
+    """Images and classes; batches are (images (B, C, H, W) float32 normalized, classes (B,) int64).
+
+    The order and the augmentation are functions of (seed, epoch, index): they do not depend on the number of workers,
+    and leave the global random states alone. The validation part is carved out of train; only `test` reads the test
+    split.
+
+    Args:
+        name: a hub name (``uoft-cs/cifar10``), a folder of Parquet files, or ``digits``. The folder that the
+            environment variable STRUCTURED_INIT_DATA names is searched before the hub, by the last part of the name.
+        config: the hub's configuration of the dataset.
+        image_column: found by its name or type where null.
+        label_column: found by its name or type where null.
+        train_split: split to train on.
+        test_split: split to test on; where null, ``test``, else ``validation`` or ``valid``.
+        batch_size: images per batch and process.
+        eval_batch_size: images per batch for validation and test; ``batch_size`` where null.
+        image_size: side in pixels; the dataset's own where null.
+        in_channels: 1 or 3; the dataset's own where null.
+        num_classes: checked against the dataset; saves opening it to know, where that is expensive.
+        fraction: share of the train split to train on, in (0, 1], stratified; validation images are not among them.
+        val_fraction: share of the train split to validate on, in [0, 1), stratified; 0 for no validation.
+        test_fraction: share of the test split, in (0, 1], stratified, the same for every seed.
+        seed: of the order and the augmentation; ``None`` takes the seed of ``seed_everything``, or 0.
+        split_seed: of the parts, which runs of different seeds share.
+        mean: per channel for pixels in [0, 1]; from the training part where null.
+        std: per channel for pixels in [0, 1]; from the training part where null.
+        flip: mirror left and right with probability 1/2.
+        crop_padding: pad by so many pixels and crop back at a random place.
+        crop_scale: smallest and largest share of the area for a random resized crop.
+        rand_augment: timm's RandAugment policy, e.g. ``rand-m9-mstd0.5-inc1``.
+        random_erasing: probability that a rectangle is replaced by noise.
+        interpolation: for images of another size: nearest, bilinear, bicubic or lanczos.
+        crop_pct: share of the shorter side that the central crop keeps, for images of another size.
+        in_memory: decode once and keep the pixels; where null, if they take less than 2 GiB.
+        num_workers: processes that load, per loader.
+
+    Raises:
+        StructuredInitError: an argument out of its range; when the data is opened: no such dataset or column, a corrupt
+            file or image, a class with too few images, a batch larger than the training part.
+    """
+
+    def __init__(
+        self,
+        name: str = "digits",
+        config: str | None = None,
+        image_column: str | None = None,
+        label_column: str | None = None,
+        train_split: str = "train",
+        test_split: str | None = None,
+        batch_size: int = 128,
+        eval_batch_size: int | None = None,
+        image_size: int | None = None,
+        in_channels: int | None = None,
+        num_classes: int | None = None,
+        fraction: float = 1.0,
+        val_fraction: float = 0.1,
+        test_fraction: float = 1.0,
+        seed: int | None = None,
+        split_seed: int = 0,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        flip: bool = False,
+        crop_padding: int = 0,
+        crop_scale: list[float] | None = None,
+        rand_augment: str | None = None,
+        random_erasing: float = 0.0,
+        interpolation: str = "bicubic",
+        crop_pct: float = 1.0,
+        in_memory: bool | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        super().__init__()
+        self.name, self.config = name, config
+        self.image_column, self.label_column = image_column, label_column
+        self.train_split, self._test_split = train_split, test_split
+        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
+        self._image_size, self._in_channels, self._num_classes = image_size, in_channels, num_classes
+        self.fraction, self.val_fraction, self.test_fraction = fraction, val_fraction, test_fraction
+        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
+        self.split_seed = split_seed
+        self._mean, self._std = mean, std
+        self.augmentation_args = {
+            "flip": flip,
+            "crop_padding": crop_padding,
+            "crop_scale": crop_scale,
+            "rand_augment": rand_augment,
+            "random_erasing": random_erasing,
+        }
+        self.interpolation, self.crop_pct = interpolation, crop_pct
+        self._in_memory, self.num_workers = in_memory, num_workers
+        self._check_arguments()
+
+    # What a model needs to know -------------------------------------------------------------------------------------
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; opens the dataset unless it was given."""
+        return self._num_classes if self._num_classes is not None else len(self.source.class_names)
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes, in the order of their numbers."""
+        return self.source.class_names
+
+    @property
+    def in_channels(self) -> int:
+        """1 for grayscale, else 3; opens the dataset unless it was given."""
+        return self._in_channels if self._in_channels is not None else self._first_picture[1]
+
+    @property
+    def image_size(self) -> int:
+        """Side of the images in pixels; opens the dataset unless it was given."""
+        return self._image_size if self._image_size is not None else self._first_picture[0]
+
+    @property
+    def mean(self) -> list[float]:
+        """Mean of each channel for pixels in [0, 1]."""
+        return self._statistics[0]
+
+    @property
+    def std(self) -> list[float]:
+        """Standard deviation of each channel for pixels in [0, 1]."""
+        return self._statistics[1]
+
+    # The parts ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def source(self) -> Source:
+        """The dataset, nothing of it decoded."""
+        source = open_source(self.name, self.config, self.image_column, self.label_column)
+        if self._num_classes is not None and self._num_classes != len(source.class_names):
+            raise StructuredInitError(
+                f"num_classes={self._num_classes} does not match dataset '{self.name}', "
+                f"which has {len(source.class_names)} classes"
+            )
+        return source
+
+    @cached_property
+    def train_set(self) -> ImageSet:
+        """The training part, augmented."""
+        augmentation = Augmentation(self.image_size, **self.augmentation_args, mean=self.mean)
+        return self._image_set(self.train_split, self._train_rows, self._train_images, augmentation)
+
+    @cached_property
+    def val_set(self) -> ImageSet:
+        """The validation part, carved out of the train split."""
+        return self._image_set(self.train_split, self._parts[0], self._images(self.train_split, self._parts[0]))
+
+    @cached_property
+    def test_set(self) -> ImageSet:
+        """The test part."""
+        (rows,) = self._stratify(self.test_split, [self.test_fraction], seed=0)
+        return self._image_set(self.test_split, rows, self._images(self.test_split, rows))
+
+    @property
+    def test_split(self) -> str:
+        """Name of the split to test on."""
+        usual = [name for name in ("test", "validation", "valid") if name in self.source.splits]
+        return self._test_split or (usual[0] if usual else "test")
+
+    # Lightning ------------------------------------------------------------------------------------------------------
+
+    def prepare_data(self) -> None:
+        """Download on one process before the others look."""
+        _ = self.source
+
+    def setup(self, stage: str) -> None:
+        """Decode what the stage needs."""
+        _ = self.train_set if stage == "fit" else self._statistics
+        if stage in ("fit", "validate") and self.val_fraction > 0:
+            _ = self.val_set
+        if stage in ("test", "predict"):
+            _ = self.test_set
+
+    def train_dataloader(self) -> ResumableLoader:
+        """Full batches in a new order in each epoch."""
+        sampler = self._sampler(len(self.train_set), shuffle=True)
+        if len(sampler) < self.batch_size:
+            raise StructuredInitError(
+                f"batch_size={self.batch_size} is larger than the training part of '{self.name}', "
+                f"which has {len(sampler)} images per process"
+            )
+        return ResumableLoader(
+            self.train_set, self.batch_size, sampler=sampler, drop_last=True, **self._loader_arguments()
+        )
+
+    def val_dataloader(self) -> DataLoader[Any] | list[Any]:
+        """All validation images in order; empty without a validation part."""
+        return self._ordered(self.val_set) if self.val_fraction > 0 else []
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """All test images in order."""
+        return self._ordered(self.test_set)
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """The test images, to predict."""
+        return self._ordered(self.test_set)
+
+    # Pieces ---------------------------------------------------------------------------------------------------------
+
+    def _check_arguments(self) -> None:
+        for name in ("fraction", "test_fraction"):
+            if not 0 < getattr(self, name) <= 1:
+                raise StructuredInitError(f"{name}={getattr(self, name)} is not in (0, 1]")
+        if not 0 <= self.val_fraction < 1:
+            raise StructuredInitError(f"val_fraction={self.val_fraction} is not in [0, 1); 0 means no validation")
+        if min(self.batch_size, self.eval_batch_size) < 1 or self.num_workers < 0:
+            raise StructuredInitError("batch_size is at least 1 and num_workers at least 0")
+        if self._in_channels not in (None, 1, 3):
+            raise StructuredInitError(f"in_channels={self._in_channels} is neither 1 nor 3")
+        if (self._mean is None) != (self._std is None):
+            raise StructuredInitError("give both mean and std, or neither to compute them from the training part")
+        if self.interpolation not in INTERPOLATIONS:
+            raise StructuredInitError(
+                f"unknown interpolation '{self.interpolation}': {nearest(self.interpolation, INTERPOLATIONS)}"
+            )
+
+    @cached_property
+    def _first_picture(self) -> tuple[int, int]:
+        """Shorter side and channels of the first training image."""
+        column = self.source.image_column
+        record = encoded(self.source.split(self.train_split), column)[0][column]
+        picture = open_picture(record, 0, self.train_split)
+        return min(picture.size), 1 if picture.mode in ("1", "L", "I", "F", "I;16") else 3
+
+    @cached_property
+    def _parts(self) -> list[NDArray[np.int64]]:
+        """Rows of the train split to validate on and to train on."""
+        return self._stratify(self.train_split, [self.val_fraction, self.fraction], seed=self.split_seed)
+
+    @property
+    def _train_rows(self) -> NDArray[np.int64]:
+        return self._parts[1]
+
+    @cached_property
+    def _train_images(self) -> NDArray[np.uint8] | Decoder:
+        return self._images(self.train_split, self._train_rows)
+
+    @cached_property
+    def _statistics(self) -> tuple[list[float], list[float]]:
+        if self._mean is not None and self._std is not None:
+            if not len(self._mean) == len(self._std) == self.in_channels:
+                raise StructuredInitError(
+                    f"mean and std have {len(self._mean)} and {len(self._std)} values, "
+                    f"but the images have {self.in_channels} channels"
+                )
+            return self._mean, self._std
+        if isinstance(self._train_images, Decoder):
+            raise StructuredInitError(
+                f"'{self.name}' is too large to compute mean and std: give them, or set in_memory: true"
+            )
+        return channel_statistics(self._train_images)
+
+    def _stratify(self, split: str, fractions: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
+        labels = self.source.labels(split)
+        return stratified_parts(labels, fractions, seed=seed, class_names=self.source.class_names, what=split)
+
+    def _images(self, split: str, rows: NDArray[np.int64]) -> NDArray[np.uint8] | Decoder:
+        """Return the pixels of the rows, or what reads them where there are too many."""
+        decoder = Decoder(
+            self.source.split(split),
+            self.source.image_column,
+            split,
+            channels=self.in_channels,
+            image_size=self.image_size,
+            crop_pct=self.crop_pct,
+            interpolation=self.interpolation,
+        )
+        needed = len(rows) * self.image_size**2 * self.in_channels
+        in_memory = needed < _IN_MEMORY_BYTES if self._in_memory is None else self._in_memory
+        return decoder.all_fitted(rows) if in_memory else decoder
+
+    def _image_set(
+        self,
+        split: str,
+        rows: NDArray[np.int64],
+        images: NDArray[np.uint8] | Decoder,
+        augmentation: Augmentation | None = None,
+    ) -> ImageSet:
+        labels = self.source.labels(split)[rows]
+        return ImageSet(
+            images, rows, labels, mean=self.mean, std=self.std, augmentation=augmentation, seed=self.seed
+        )
+
+    def _ordered(self, dataset: ImageSet) -> DataLoader[Any]:
+        sampler = self._sampler(len(dataset), shuffle=False)
+        return DataLoader(dataset, self.eval_batch_size, sampler=sampler, **self._loader_arguments())
+
+    def _sampler(self, size: int, *, shuffle: bool) -> EpochSampler:
+        world, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer is not None else (1, 0)
+        return EpochSampler(size, shuffle=shuffle, seed=self.seed, num_replicas=world, rank=rank)
+
+    def _loader_arguments(self) -> dict[str, Any]:
+        return {
+            "collate_fn": _as_it_is,
+            "num_workers": self.num_workers,
+            "persistent_workers": self.num_workers > 0,
+            "pin_memory": torch.cuda.is_available(),
+            "generator": torch.Generator(),  # else each iterator would draw from the global one
+        }
+
+
+def _as_it_is(batch: Any) -> Any:
+    """`ImageSet.__getitems__` has made the batch already."""
+    return batch

@@ -1,0 +1,213 @@
+"""Images as arrays: decoding, fitting to a size, statistics, and the dataset that makes normalized batches.
+
+Letters: N images, B batch, H height, W width, C channels.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_modules.data.augment import Augmentation
+from lightning_modules.data.randomness import derive_seeds, seed_here, undisturbed
+from structured_init.errors import StructuredInitError
+
+if TYPE_CHECKING:
+    import datasets
+
+INTERPOLATIONS = {"nearest": Image.Resampling.NEAREST, "bilinear": Image.Resampling.BILINEAR,
+                  "bicubic": Image.Resampling.BICUBIC, "lanczos": Image.Resampling.LANCZOS}  # fmt: skip
+
+
+def encoded(split: datasets.Dataset, column: str) -> datasets.Dataset:
+    """Return the column of images alone, not decoded: records ``{"bytes": …, "path": …}``."""
+    from datasets import Image as ImageFeature
+
+    return split.select_columns([column]).cast_column(column, ImageFeature(decode=False))
+
+
+def open_picture(record: dict[str, Any], row: int, where: str) -> Image.Image:
+    """Return the picture in a record ``{"bytes": …, "path": …}`` of the hub's, or an error that says which row is bad.
+
+    Args:
+        record: encoded bytes, or the path of a file.
+        row: for the error.
+        where: the split's name, for the error.
+    """
+    try:
+        picture = Image.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
+        picture.load()
+    except Exception as error:  # each format has its own errors
+        reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
+        raise StructuredInitError(f"the image in row {row} of '{where}' cannot be read: {reason}") from error
+    return picture
+
+
+class Decoder:
+    """Decodes the images of one split, by row.
+
+    Args:
+        split: a split of a Hugging Face dataset.
+        column: its column of images.
+        where: the split's name, for errors.
+        channels: 1 or 3.
+        image_size: side of the result in pixels.
+        crop_pct: share of the shorter side that the central crop keeps, for images of another size.
+        interpolation: a key of `INTERPOLATIONS`.
+    """
+
+    def __init__(
+        self,
+        split: datasets.Dataset,
+        column: str,
+        where: str,
+        *,
+        channels: int,
+        image_size: int,
+        crop_pct: float = 1.0,
+        interpolation: str = "bicubic",
+    ) -> None:
+        self.column = column
+        self.where = where
+        self.mode = "L" if channels == 1 else "RGB"
+        self.image_size = image_size
+        self.crop_pct = crop_pct
+        self.resampling = INTERPOLATIONS[interpolation]
+        self.encoded = encoded(split, column)
+
+    def picture(self, row: int) -> Image.Image:
+        """Return one image as it is stored."""
+        return self._open(self.encoded[row][self.column], row)
+
+    def fitted(self, row: int) -> NDArray[np.uint8]:
+        """Return one image at the size wanted, (H, W, C)."""
+        return self._fit(self.picture(row))
+
+    def all_fitted(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return many images at the size wanted, (N, H, W, C)."""
+        channels = 1 if self.mode == "L" else 3
+        images = np.empty((len(rows), self.image_size, self.image_size, channels), dtype=np.uint8)
+        for start in range(0, len(rows), 1024):  # whole blocks: one row at a time costs more than its decoding
+            block = rows[start : start + 1024]
+            for i, record in enumerate(self.encoded[block][self.column]):
+                images[start + i] = self._fit(self._open(record, int(block[i])))
+        return images
+
+    def _open(self, record: dict[str, Any], row: int) -> Image.Image:
+        return open_picture(record, row, self.where).convert(self.mode)
+
+    def _fit(self, picture: Image.Image) -> NDArray[np.uint8]:
+        side = self.image_size
+        if picture.size != (side, side):
+            scale = side / self.crop_pct / min(picture.size)
+            width, height = (max(side, round(length * scale)) for length in picture.size)
+            left, top = (width - side) // 2, (height - side) // 2
+            picture = picture.resize((width, height), self.resampling).crop((left, top, left + side, top + side))
+        array = np.asarray(picture)
+        return array if array.ndim == 3 else array[..., None]
+
+
+def channel_statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:
+    """Return mean and standard deviation of each channel of images (N, H, W, C), for pixels in [0, 1].
+
+    The sums are whole numbers, so the result does not depend on the order or the number of threads.
+    """
+    total = np.zeros(images.shape[-1], dtype=np.int64)
+    squares = np.zeros_like(total)
+    for start in range(0, len(images), 1024):
+        block = images[start : start + 1024].astype(np.int64)
+        total += block.sum(axis=(0, 1, 2))
+        squares += (block * block).sum(axis=(0, 1, 2))
+    count = images[..., 0].size
+    mean = total / count
+    std = np.sqrt(squares / count - mean * mean)
+    return (mean / 255).tolist(), (np.maximum(std, 1.0) / 255).tolist()
+
+
+class ImageSet(Dataset):
+    """Normalized images and their classes; a sample is a pure function of (seed, epoch, index).
+
+    Args:
+        images: all of them, (N, H, W, C), shared by the workers; or a decoder that reads them one by one.
+        rows: the decoder's row of each image, (N,); unused for an array.
+        labels: class of each image, (N,).
+        mean: per channel, for pixels in [0, 1].
+        std: per channel, for pixels in [0, 1].
+        augmentation: of training images.
+        seed: of the augmentation.
+    """
+
+    def __init__(
+        self,
+        images: NDArray[np.uint8] | Decoder,
+        rows: NDArray[np.int64],
+        labels: NDArray[np.int64],
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        augmentation: Augmentation | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.images = images
+        self.rows = rows
+        self.labels = torch.from_numpy(labels)
+        self.mean = torch.tensor(mean, dtype=torch.float32).view(-1, 1, 1)
+        self.std = torch.tensor(std, dtype=torch.float32).view(-1, 1, 1)
+        self.augmentation = augmentation if augmentation is not None and augmentation.active else None
+        self.seed = seed
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> tuple[Tensor, Tensor]:
+        images, labels = self.__getitems__([key])
+        return images[0], labels[0]
+
+    def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """Return a batch: images (B, C, H, W) float32 and classes (B,) int64.
+
+        Args:
+            keys: pairs (epoch, index); an index alone belongs to epoch 0.
+        """
+        epochs, indices = np.array([key if isinstance(key, tuple) else (0, key) for key in keys]).T
+        if self.augmentation is None:
+            return self._normalize(self._plain(indices)), self.labels[indices]
+        with undisturbed():
+            return self._augmented(self.augmentation, epochs, indices), self.labels[indices]
+
+    def _plain(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
+        if isinstance(self.images, Decoder):
+            return np.stack([self.images.fitted(int(self.rows[index])) for index in indices])
+        return self.images[indices]
+
+    def _augmented(self, augmentation: Augmentation, epochs: NDArray, indices: NDArray) -> Tensor:
+        seeds = derive_seeds(self.seed, epochs, indices).tolist()
+        batch = []
+        for seed, index in zip(seeds, indices.tolist(), strict=True):
+            seed_here(seed)
+            batch.append(augmentation.pixels(self._raw(augmentation, index)))
+        images = self._normalize(np.stack(batch))
+        if augmentation.erase is not None:
+            for seed, image in zip(seeds, images, strict=True):
+                seed_here(seed ^ 1)  # not the stream again that the crop was drawn from
+                augmentation.normalized(image)
+        return images
+
+    def _raw(self, augmentation: Augmentation, index: int) -> NDArray[np.uint8] | Image.Image:
+        if not isinstance(self.images, Decoder):
+            return self.images[index]
+        row = int(self.rows[index])
+        # A random resized crop is taken from the whole picture, not from its centre.
+        return self.images.picture(row) if augmentation.resized_crop is not None else self.images.fitted(row)
+
+    def _normalize(self, batch: NDArray[np.uint8]) -> Tensor:
+        images = torch.from_numpy(batch).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        return images.div_(255).sub_(self.mean).div_(self.std)

@@ -1,0 +1,79 @@
+"""From a name to a network."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import timm
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from lightning_modules.networks.vision_transformer import PRESETS, vision_transformer
+from structured_init.errors import StructuredInitError, nearest
+
+
+def network_names() -> list[str]:
+    """Return the names that :func:`create_network` knows: the presets, then timm's."""
+    return [*PRESETS, *timm.list_models()]
+
+
+def create_network(
+    name: str, *, num_classes: int = 10, image_size: int = 32, in_channels: int = 3, **network_args: Any
+) -> nn.Module:
+    """Build a network by its name.
+
+    Args:
+        name: a preset of :data:`PRESETS`, or a model of timm (``pretrained: true`` is one of its arguments).
+        num_classes: outputs.
+        image_size: side of the square image in pixels; networks that take any size ignore it.
+        in_channels: channels of the image.
+        network_args: arguments of :func:`vision_transformer` or of the timm model; they win over a preset's.
+
+    Raises:
+        StructuredInitError: the name or an argument is unknown (the nearest is named), or the sizes do not fit.
+    """
+    sizes = {"num_classes": num_classes, "image_size": image_size}
+    try:
+        if name in PRESETS:
+            return vision_transformer(**{**PRESETS[name], **sizes, "in_channels": in_channels, **network_args})
+        return _timm_network(name, in_chans=in_channels, **sizes, **network_args)
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if not unknown or unknown[1] not in network_args:
+            raise
+        raise StructuredInitError(
+            f"network '{name}' takes no argument '{unknown[1]}': {nearest(unknown[1], _argument_names())}"
+        ) from error
+
+
+def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Module:
+    """Build a timm model at an image size, if its family has one."""
+    if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(name):
+        near = nearest(name, network_names())
+        hint = near if near.startswith("did") else f"choose from {', '.join(PRESETS)}, or a model of timm"
+        raise StructuredInitError(f"unknown network '{name}': {hint}")
+    try:
+        network = timm.create_model(name, img_size=image_size, **network_args)
+    except TypeError as error:  # convolutional families have no img_size
+        if "img_size" not in str(error):
+            raise
+        network = timm.create_model(name, **network_args)
+    _check_patches(name, network, image_size)
+    return network
+
+
+def _check_patches(name: str, network: nn.Module, image_size: int) -> None:
+    """Refuse an image that timm would silently crop to whole patches."""
+    patch_size = getattr(getattr(network, "patch_embed", None), "patch_size", None)
+    sides = {int(side) for side in patch_size} if isinstance(patch_size, (tuple, list)) else set()
+    for side in sides:
+        if image_size % side:
+            raise StructuredInitError(f"patch_size {side} of '{name}' does not divide image_size {image_size}")
+
+
+def _argument_names() -> set[str]:
+    """Return the argument names worth suggesting: those of the vision transformers."""
+    functions = (vision_transformer, VisionTransformer.__init__)
+    return {name for function in functions for name in inspect.signature(function).parameters if name != "self"}

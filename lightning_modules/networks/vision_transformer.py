@@ -1,0 +1,111 @@
+"""Vision transformers for small images, built of timm's parts under the literature's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from timm.layers import build_sincos2d_pos_embed
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from structured_init.errors import StructuredInitError, nearest
+
+POSITIONS = ("learned", "sincos", "none")
+
+#                                   image  patch  width  layers  heads
+PRESETS: dict[str, dict[str, int]] = {
+    name: dict(zip(("image_size", "patch_size", "embed_dim", "depth", "num_heads"), row, strict=True))
+    for name, row in {
+        "vit_nano_patch1_8":        (8,     1,     64,     4,      4),  # digits: one token per pixel
+        "vit_nano_patch2_8":        (8,     2,     64,     4,      4),
+        "vit_micro_patch4_32":      (32,    4,     96,     6,      3),  # CIFAR on two cores: 210 images/s per thread
+        "vit_tiny_patch2_32":       (32,    2,    192,    12,      3),  # the papers' network (2404.01139)
+        "vit_tiny_patch4_32":       (32,    4,    192,    12,      3),
+        "vit_tiny_patch4_64":       (64,    4,    192,    12,      3),  # Tiny ImageNet, also 256 tokens
+        "vit_small_patch2_32":      (32,    2,    384,    12,      6),
+        "vit_tiny_patch16_gap_224": (224,  16,    192,    12,      3),  # ImageNet, pooled by mean as the above
+    }.items()
+}  # fmt: skip
+
+
+def vision_transformer(
+    image_size: int,
+    patch_size: int,
+    embed_dim: int,
+    depth: int,
+    num_heads: int,
+    *,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    class_token: bool = False,
+    register_tokens: int = 0,
+    pool: str = "avg",
+    positions: str = "learned",
+    **timm_args: Any,
+) -> VisionTransformer:
+    """Build a vision transformer as the papers on structured starts use it: no class token, mean pooling, ``fc_norm``.
+
+    Its weights are timm's default start (truncated normal, std .02, zero biases).
+
+    Args:
+        image_size: side of the square image in pixels.
+        patch_size: side of the square patch in pixels; it must divide ``image_size``.
+        embed_dim: width; a multiple of ``num_heads``.
+        depth: number of layers.
+        num_heads: attention heads per layer.
+        num_classes: outputs.
+        in_channels: channels of the image.
+        class_token: prepend a class token. It gets no position of its own unless ``no_embed_class=False`` is given.
+        register_tokens: how many further tokens to prepend.
+        pool: ``avg``, ``token`` (needs the class token), or another of timm's poolings.
+        positions: ``learned`` (timm's start, N(0, .02²)), ``sincos`` (timm's two-dimensional code, frozen), or ``none``.
+        timm_args: further arguments of timm's ``VisionTransformer``: ``mlp_ratio``, ``qk_norm``, ``drop_path_rate``, …
+
+    Raises:
+        StructuredInitError: sizes do not divide, or a choice is not one of those above.
+    """
+    _check(image_size, patch_size, embed_dim, num_heads, class_token, pool, positions)
+    if timm_args.get("weight_init") == "skip":
+        raise StructuredInitError(
+            "weight_init='skip' leaves timm's positions as uninitialized memory: use the initializer KaimingUniform for PyTorch's defaults"
+        )
+    network = VisionTransformer(
+        img_size=image_size,
+        patch_size=patch_size,
+        in_chans=in_channels,
+        num_classes=num_classes,
+        embed_dim=embed_dim,
+        depth=depth,
+        num_heads=num_heads,
+        class_token=class_token,
+        reg_tokens=register_tokens,
+        global_pool=pool,
+        pos_embed="none" if positions == "none" else "learn",
+        **{"no_embed_class": True, **timm_args},
+    )
+    if positions == "sincos":
+        _freeze_sincos(network)
+    return network
+
+
+def _check(
+    image_size: int, patch_size: int, embed_dim: int, num_heads: int, class_token: bool, pool: str, positions: str
+) -> None:
+    """Refuse what timm would refuse by an assertion, or accept and round."""
+    if image_size % patch_size:
+        raise StructuredInitError(f"patch_size {patch_size} does not divide image_size {image_size}")
+    if embed_dim % num_heads:
+        raise StructuredInitError(f"num_heads {num_heads} does not divide embed_dim {embed_dim}")
+    if pool == "token" and not class_token:
+        raise StructuredInitError("pool 'token' needs class_token: true")
+    if positions not in POSITIONS:
+        raise StructuredInitError(f"unknown positions '{positions}': {nearest(positions, POSITIONS)}")
+
+
+def _freeze_sincos(network: VisionTransformer) -> None:
+    """Write timm's sincos code to the patches' positions and freeze them; extra tokens that have a position get zero."""
+    positions: nn.Parameter = network.pos_embed
+    code = build_sincos2d_pos_embed(list(network.patch_embed.grid_size), dim=positions.shape[-1])
+    positions.data.zero_()
+    positions.data[0, -len(code) :] = code
+    positions.requires_grad_(False)

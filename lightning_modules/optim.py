@@ -1,0 +1,90 @@
+"""Which parameters decay, and how the learning rate moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+# timm and transformers name their positions and extra tokens so; none of them is a weight to be shrunk.
+UNDECAYED_NAMES = frozenset(
+    {"pos_embed", "cls_token", "reg_token", "dist_token", "mask_token", "position_embeddings", "positional_embedding"}
+)
+
+
+def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
+    """Split the trainable parameters into those that decay and those that do not.
+
+    Without decay: vectors and scalars (biases, norms, LayerScale), positions and extra tokens by name, parameters tagged
+    ``_no_weight_decay`` (Mamba's ``A_log`` and ``D``), and what a submodule's ``no_weight_decay()`` lists (timm).
+    Frozen parameters are in no group; a tied parameter is in one group once.
+
+    Args:
+        module: any module.
+
+    Returns:
+        One or two groups for an optimizer's constructor; the second carries ``weight_decay: 0.0``.
+    """
+    declared = set(_declared_undecayed(module))
+    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            groups[_decays(name, parameter) and name not in declared].append(parameter)
+    decayed, undecayed = {"params": groups[True]}, {"params": groups[False], "weight_decay": 0.0}
+    return [group for group in (decayed, undecayed) if group["params"]]
+
+
+def _decays(name: str, parameter: nn.Parameter) -> bool:
+    """Tell whether a parameter decays, by its shape, its tag and its own name."""
+    tagged = getattr(parameter, "_no_weight_decay", False)
+    return parameter.ndim > 1 and not tagged and UNDECAYED_NAMES.isdisjoint(name.split("."))
+
+
+def _declared_undecayed(module: nn.Module) -> Iterator[str]:
+    """Yield the full names that submodules declare by a ``no_weight_decay()`` method."""
+    for prefix, submodule in module.named_modules():
+        declare = getattr(submodule, "no_weight_decay", None)
+        if callable(declare):
+            yield from (f"{prefix}.{name}" if prefix else name for name in declare())
+
+
+def learning_rate(
+    step: int, *, base_lr: float, total_steps: int, warmup_steps: int, warmup_lr: float, min_lr: float
+) -> float:
+    """Return the learning rate of a step: a straight line up, then half a cosine down.
+
+    Args:
+        step: optimizer steps done so far.
+        base_lr: the optimizer's own learning rate, reached when the warmup ends.
+        total_steps: steps of the run; ``min_lr`` is reached there and kept.
+        warmup_steps: steps of the straight line.
+        warmup_lr: learning rate of step 0, when there is a warmup.
+        min_lr: learning rate at the end.
+    """
+    if step < warmup_steps:
+        return warmup_lr + (base_lr - warmup_lr) * step / warmup_steps
+    progress = min((step - warmup_steps) / max(total_steps - warmup_steps, 1), 1.0)
+    return min_lr + (base_lr - min_lr) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def warmup_cosine(
+    optimizer: Optimizer, *, total_steps: int, warmup_steps: int, warmup_lr: float, min_lr: float
+) -> LambdaLR:
+    """Schedule every parameter group of an optimizer by :func:`learning_rate`, one call per optimizer step.
+
+    ``LambdaLR`` rather than ``SequentialLR`` of two schedulers: it is a function of the step alone, so a resumed run
+    needs nothing but the step.
+    """
+    curve = partial(
+        learning_rate, total_steps=total_steps, warmup_steps=warmup_steps, warmup_lr=warmup_lr, min_lr=min_lr
+    )
+
+    def factor(base_lr: float) -> Callable[[int], float]:
+        return lambda step: curve(step, base_lr=base_lr) / base_lr if base_lr else 0.0
+
+    return LambdaLR(optimizer, [factor(float(group["lr"])) for group in optimizer.param_groups])

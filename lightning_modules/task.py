@@ -1,0 +1,98 @@
+"""What every task shares: one network, grouped parameters, warmup and cosine, and a checked resumption."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import nn
+
+from lightning_modules.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
+from lightning_modules.optim import parameter_groups, warmup_cosine
+from structured_init.errors import StructuredInitError
+
+
+class Task(LightningModule):
+    """Base of the tasks. A subclass sets what its network needs, then calls ``super().__init__``.
+
+    Args:
+        optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
+        warmup_epochs: epochs of linear warmup; may be a fraction.
+        warmup_lr: learning rate of the first step, when there is a warmup.
+        min_lr: learning rate at the end of the cosine.
+        compile: compile the network, in place, when it first runs; parameter names stay as they are.
+    """
+
+    network: nn.Module
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.05),
+        warmup_epochs: float = 0.0,
+        warmup_lr: float = 1e-5,
+        min_lr: float = 1e-6,
+        compile: bool = False,
+    ) -> None:
+        super().__init__()
+        with warnings.catch_warnings():  # a network given as an object is noticed here and left out right below
+            warnings.simplefilter("ignore")
+            self.save_hyperparameters(ignore=["compile"])
+        self.save_hyperparameters(ignore=["compile", *(k for k, v in self.hparams.items() if not is_plain(v))])
+        self.optimizer = optimizer
+        self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
+        self.network = self.configure_network()
+        if compile:
+            self.network.compile()
+
+    def configure_network(self) -> nn.Module:
+        """Build the network. This is the method to override for an architecture of one's own."""
+        raise NotImplementedError(f"{type(self).__name__} has no configure_network")
+
+    def probe_inputs(self, batch: Any) -> Any:
+        """Return what ``forward`` takes of a batch: attention is captured on it."""
+        return batch
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """Build the optimizer on grouped parameters, and a schedule by step.
+
+        Raises:
+            StructuredInitError: nothing is trainable, or the run has no end.
+        """
+        groups = parameter_groups(self)
+        if not groups:
+            raise StructuredInitError("the model has no trainable parameter")
+        optimizer = self.optimizer(groups)
+        total_steps = self.trainer.estimated_stepping_batches
+        if not math.isfinite(total_steps):
+            raise StructuredInitError("the learning rate needs the end of the run: give trainer.max_epochs or max_steps")
+        scheduler = warmup_cosine(
+            optimizer,
+            total_steps=int(total_steps),
+            warmup_steps=round(self.warmup_epochs * self._steps_per_epoch()),
+            warmup_lr=self.warmup_lr,
+            min_lr=self.min_lr,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def _steps_per_epoch(self) -> int:
+        """Return the optimizer steps of one epoch; known once the number of steps was estimated."""
+        return math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint that does not fit, before its weights are read.
+
+        ``load_from_checkpoint`` has no trainer and may change arguments on purpose: it is let through.
+
+        Raises:
+            StructuredInitError: an argument differs, or the network does.
+        """
+        if self._trainer is None:
+            return
+        refuse_changed_arguments(checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}), self.hparams)
+        if self.strict_loading:
+            refuse_other_weights(checkpoint["state_dict"], self.state_dict())
