@@ -1,0 +1,41 @@
+# Everything here sets itself up in .venv and needs the package registry only.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+THREADS ?= 1
+
+.PHONY: demo test fast-test lint bench-accuracy clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /: /'
+
+# pip 26 and uv read the dependency group; torch and torchvision are resolved together.
+$(READY): pyproject.toml
+	@echo "Setting up $(VENV) (torch and friends: about 6 GB, a few minutes) ..."
+	@if command -v uv >/dev/null 2>&1; then \
+	  uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
+	  uv pip install --quiet --python $(BIN)/python -e . --group test --group lint; \
+	else \
+	  $(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 10) else None' && \
+	  $(PYTHON) -m venv $(VENV) && \
+	  $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" && \
+	  $(BIN)/python -m pip install --quiet -e . --group test --group lint; \
+	fi
+	@touch $(READY)
+
+demo: $(READY)  ## train a small ViT on real images with several starts and draw the difference (under 4 minutes)
+	@$(BIN)/python -m benchmarks.demo --output demo
+
+test: $(READY)  ## run all tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10 -q $(ARGS)
+
+fast-test: $(READY)  ## run the tests that take seconds
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not distributed" $(ARGS)
+
+lint: $(READY)  ## check style
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+clean:  ## remove what make demo and make test wrote, but not .venv
+	@rm -rf demo runs lightning_logs .pytest_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""Speed and quality, one command each; results are committed under ``benchmarks/results``."""
