@@ -92,4 +92,5 @@ def _zoom(maps: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Mapping
         }
         for moment, layers in maps.items()
     }
+    alike = {moment: layers for moment, layers in alike.items() if layers}
     return zoom_figure(alike, columns=place[0][1], prefix_tokens=place[1])

@@ -62,6 +62,9 @@ class ExactResume(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore everything: after the sanity check, before the first batch is asked for."""
+        # Lightning hands a loader its state only while it sets the loaders up, which a module's configure_optimizers
+        # has already caused when it asked for estimated_stepping_batches: before there was any state to hand over.
+        trainer.fit_loop._load_combined_loader_states()
         if not all(hasattr(loader, "load_state_dict") for loader in trainer.fit_loop._combined_loader.flattened):
             rank_zero_warn("The train loader has no state_dict: a run resumed inside an epoch will not be exact.")
         if self._loaded is None:

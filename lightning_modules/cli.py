@@ -11,14 +11,16 @@ from typing import Any
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from lightning_modules.checkpoint import read_checkpoint
 from lightning_modules.config_names import expand
-from lightning_modules.messages import explain, one_line, original_error, refuse_shadowed
+from lightning_modules.messages import explain, one_line, original_error, refuse_shadowed, refuse_unwritable
 from lightning_modules.show import Runner
 from structured_init import Default, StructuredInitError
 
+os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # lightning 2.6 calls it by its older names
 refuse_shadowed()
 # Imported so that their classes resolve in YAML by their bare names.
 import callbacks  # noqa: E402
@@ -54,10 +56,11 @@ class CLI(LightningCLI):
         return {**LightningCLI.subcommands(), "show": {"model", "datamodule", "initializer", "seed", "figures"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add ``init:`` and ``attention:``, apart from ``trainer.callbacks``, whose lists replace each other in YAML."""
+        """Add ``init:`` and ``attention:``, apart from ``trainer.callbacks``: lists replace each other in YAML."""
         parser.add_lightning_class_args(callbacks.InitCallback, "init")
         parser.add_lightning_class_args(callbacks.AttentionMapCallback, "attention")
-        parser.set_defaults({"init.initializer": {"class_path": f"{Default.__module__}.{Default.__name__}"}})
+        initializer = {"class_path": f"{Default.__module__}.{Default.__name__}"}
+        parser.set_defaults({"init.initializer": initializer, "attention.on_missing": "skip"})
         self._section = parser
         for name in FROM_THE_DATA:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
@@ -74,8 +77,10 @@ class CLI(LightningCLI):
             raise StructuredInitError(explain(str(error), self._section.get_defaults().keys(branches=True))) from error
 
     def _parse_ckpt_path(self) -> None:
-        """Check the file only. Lightning would let the checkpoint's arguments silently replace the user's; here
-        ``Task.on_load_checkpoint`` compares them and refuses a difference."""
+        """Check the file only: ``Task.on_load_checkpoint`` compares the arguments and refuses a difference.
+
+        Lightning's own method would let the checkpoint's arguments silently replace the user's.
+        """
         section = self.config[self.config.subcommand]
         path = section.get("ckpt_path")
         if path and path not in ("last", "best", "hpc", "registry") and "://" not in str(path):
@@ -112,11 +117,9 @@ class CLI(LightningCLI):
             StructuredInitError: names the argument and both values.
         """
         given = (self.config[self.subcommand].model or {}).get("init_args", {})
-        arguments = inspect.signature(type(self.model)).parameters
         for name in FROM_THE_DATA:
-            default = arguments[name].default if name in arguments else None
             known = getattr(self.datamodule, name, None) if name in given else None
-            if known is not None and given[name] not in (default, known):
+            if known is not None and given[name] not in (_default(type(self.model), name), known):
                 raise StructuredInitError(
                     f"model.init_args.{name} is {given[name]}, but the data has {known}: leave it to the data"
                 )
@@ -127,19 +130,28 @@ class CLI(LightningCLI):
         always: list[Any] = [callbacks.ExactResume()]
         given = trainer.callbacks or []
         given = given if isinstance(given, list) else [given]
-        saves_last = any(isinstance(callback, Checkpoint) and getattr(callback, "save_last", None) for callback in given)
+        saves_last = any(isinstance(each, Checkpoint) and getattr(each, "save_last", None) for each in given)
         if trainer.enable_checkpointing is not False and not saves_last:
             always.append(ModelCheckpoint(save_last=True))
         trainer.callbacks = [*given, *always]
         if trainer.logger in (None, True):
             trainer.logger = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs")
-        return super().instantiate_trainer(**kwargs)
+        runner = super().instantiate_trainer(**kwargs)
+        for folder in {runner.default_root_dir, *(logger.save_dir for logger in runner.loggers)} - {None}:
+            refuse_unwritable(folder)
+        return runner
 
     def show(self, **kwargs: Any) -> None:
         """Run ``structured-init show`` with the initializer and the seed of the ``init`` section."""
         init = self.config_init[self.subcommand].init
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if init.seed is None else init.seed
         self.trainer.show(initializer=init.initializer, seed=seed, figures=callbacks.figures, **kwargs)
+
+
+def _default(cls: type, argument: str) -> Any:
+    """Return the default of a constructor's argument, which may lie below a subclass's ``**kwargs``."""
+    signatures = (inspect.signature(base.__init__).parameters for base in cls.__mro__[:-1])
+    return next((found[argument].default for found in signatures if argument in found), None)
 
 
 def main(args: list[str] | None = None) -> CLI | None:
@@ -156,10 +168,15 @@ def main(args: list[str] | None = None) -> CLI | None:
     """
     try:
         return CLI(expand(sys.argv[1:] if args is None else list(args)))
-    except StructuredInitError as error:
+    except (StructuredInitError, MisconfigurationException) as error:
         print(f"structured-init: error: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-if __name__ == "__main__":
+def command() -> None:
+    """Run :func:`main` for the shell, which would print what it returns."""
     main()
+
+
+if __name__ == "__main__":
+    command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -97,15 +98,15 @@ def _deepest(message: str) -> str:
     """Return the innermost lines of a message, joined: jsonargparse indents what went wrong below where."""
     body = re.split(r"\n\s*Given value type:", message)[0]
     lines = [line.strip(" -") for line in body.splitlines() if line.strip(" -")]
-    lines = [line for line in lines if not re.match(r"(Subtypes|Errors|Expected a <class 'NoneType'>|Does not val)", line)]
-    return " ".join(dict.fromkeys(lines))
+    noise = r"(Subtypes|Errors|Expected a <class 'NoneType'>|Does not validate)"
+    return " ".join(dict.fromkeys(line for line in lines if not re.match(noise, line)))
 
 
 def _arguments(class_path: str) -> Iterator[str]:
     """Yield the names of a class's arguments, its bases' included, since they travel through ``**kwargs``."""
     module, _, name = class_path.rpartition(".")
     for base in getattr(importlib.import_module(module), name).__mro__[:-1]:
-        yield from (name for name in inspect.signature(base.__init__).parameters if name not in ("self", "args", "kwargs"))
+        yield from set(inspect.signature(base.__init__).parameters) - {"self", "args", "kwargs"}
 
 
 def _subclass_names(base: type) -> Iterator[str]:
@@ -118,12 +119,12 @@ def _subclass_names(base: type) -> Iterator[str]:
 
 def original_error(error: Exception) -> Exception:
     """Return what a constructor raised, below the errors that jsonargparse piles on a choice of types."""
-    while str(error).startswith("Does not validate against any of the Union") and isinstance(error.__cause__, Exception):
+    while str(error).startswith("Does not validate against any") and isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error
 
 
-def one_line(error: StructuredInitError) -> str:
+def one_line(error: Exception) -> str:
     """Return the message of an expected mistake, also of one that a data worker has wrapped in its traceback."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].startswith("Caught "):
@@ -145,3 +146,17 @@ def refuse_shadowed(names: Iterable[str] = ("callbacks",)) -> None:
             raise StructuredInitError(
                 f"'{origin or name}' hides this project's package '{name}': rename yours, or start from another folder"
             )
+
+
+def refuse_unwritable(folder: str | os.PathLike[str]) -> None:
+    """Refuse an output folder that cannot be made or written to, before any work is done; create nothing.
+
+    Raises:
+        StructuredInitError: names the folder.
+    """
+    path = Path(folder).absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        raise StructuredInitError(f"cannot write to '{folder}': '{existing}' is a file")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise StructuredInitError(f"cannot write to '{folder}': no permission in '{existing}'")

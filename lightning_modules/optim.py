@@ -20,8 +20,9 @@ UNDECAYED_NAMES = frozenset(
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
     """Split the trainable parameters into those that decay and those that do not.
 
-    Without decay: vectors and scalars (biases, norms, LayerScale), positions and extra tokens by name, parameters tagged
-    ``_no_weight_decay`` (Mamba's ``A_log`` and ``D``), and what a submodule's ``no_weight_decay()`` lists (timm).
+    Without decay: vectors and scalars (biases, norms, LayerScale), positions and extra tokens by name, parameters
+    tagged ``_no_weight_decay`` (Mamba's ``A_log`` and ``D``), and what a submodule's ``no_weight_decay()`` lists
+    (timm).
     Frozen parameters are in no group; a tied parameter is in one group once.
 
     Args:

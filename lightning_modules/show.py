@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,7 +64,7 @@ class Runner(Trainer):
         folder = Path(output)
         others = dict(_others(model, checkpoint, pretrained))
         probe = _probe(model, datamodule)
-        label = type(initializer).__name__
+        label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
         looks = {"as built": _look(model, probe)}
         report = initialize(model, initializer, seed=seed)
         looks[label] = _look(model, probe)
@@ -94,8 +95,9 @@ def _draw(looks: dict[str, Look], folder: Path, figures: ModuleType) -> Iterator
     """Draw what there is to draw, and yield the files."""
     products = {label: layers for label, (layers, _) in looks.items() if layers}
     maps = {label: layers for label, (_, layers) in looks.items() if layers}
+    # Each model on its own scale: trained and default products are a hundred times smaller than structured ones.
     for name, figure, shown in (
-        ("weight_products.png", figures.product_figure, products),
+        ("weight_products.png", partial(figures.product_figure, same_scale=False), products),
         ("attention.png", figures.map_figure, maps),
     ):
         if shown:
@@ -145,7 +147,7 @@ def _load(model: LightningModule, path: str) -> None:
 
 def _pretrained(name: str) -> nn.Module:
     """Fetch a pretrained model of timm."""
-    names = timm.list_models(pretrained=True)
+    names = {tagged.partition(".")[0] for tagged in timm.list_models(pretrained=True)}
     if not timm.is_model(name):
         raise StructuredInitError(f"unknown pretrained model '{name}': {nearest(name, names)}")
     try:

@@ -69,7 +69,9 @@ class Task(LightningModule):
         optimizer = self.optimizer(groups)
         total_steps = self.trainer.estimated_stepping_batches
         if not math.isfinite(total_steps):
-            raise StructuredInitError("the learning rate needs the end of the run: give trainer.max_epochs or max_steps")
+            raise StructuredInitError(
+                "the learning rate needs the end of the run: give trainer.max_epochs or max_steps"
+            )
         scheduler = warmup_cosine(
             optimizer,
             total_steps=int(total_steps),

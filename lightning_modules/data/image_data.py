@@ -192,6 +192,8 @@ class ImageData(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Decode what the stage needs."""
+        if self.trainer is not None:  # ranks with global seeds of their own must still share one order
+            self.seed = self.trainer.strategy.broadcast(self.seed)
         _ = self.train_set if stage == "fit" else self._statistics
         if stage in ("fit", "validate") and self.val_fraction > 0:
             _ = self.val_set
@@ -304,9 +306,7 @@ class ImageData(L.LightningDataModule):
         augmentation: Augmentation | None = None,
     ) -> ImageSet:
         labels = self.source.labels(split)[rows]
-        return ImageSet(
-            images, rows, labels, mean=self.mean, std=self.std, augmentation=augmentation, seed=self.seed
-        )
+        return ImageSet(images, rows, labels, mean=self.mean, std=self.std, augmentation=augmentation, seed=self.seed)
 
     def _ordered(self, dataset: ImageSet) -> DataLoader[Any]:
         sampler = self._sampler(len(dataset), shuffle=False)

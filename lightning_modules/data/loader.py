@@ -86,7 +86,7 @@ class ResumableLoader(DataLoader[Any]):
         """Start the next iteration where `state` was taken.
 
         Raises:
-            StructuredInitError: the batch size or the number of batches is another one, so no position would be right.
+            StructuredInitError: batch size, number of batches or seed is another one, so no position would be right.
         """
         for name, value in self._identity().items():
             if state.get(name, value) != value:
@@ -97,4 +97,5 @@ class ResumableLoader(DataLoader[Any]):
         self._resume = int(state["epoch"]), int(state["position"])
 
     def _identity(self) -> dict[str, int]:
-        return {"batch_size": self.batch_size or 1, "number_of_batches": len(self)}
+        seed = {"seed": self.sampler.seed} if isinstance(self.sampler, EpochSampler) else {}
+        return {"batch_size": self.batch_size or 1, "number_of_batches": len(self), **seed}

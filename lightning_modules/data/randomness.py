@@ -39,17 +39,17 @@ def derive_seeds(*parts: ArrayLike) -> NDArray[np.uint64]:
 def seed_here(seed: int) -> None:
     """Seed python, numpy and torch's CPU generator, and leave the accelerators' generators alone."""
     random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  timm draws from numpy's global generator
+    np.random.seed(seed & 0xFFFFFFFF)
     torch.default_generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF)
 
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Give the global python, numpy and torch CPU generators back as they were."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
     finally:
         random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
+        np.random.set_state(states[1])
         torch.set_rng_state(states[2])

@@ -56,8 +56,8 @@ class Source:
 
     @cached_property
     def class_names(self) -> list[str]:
-        """Names of the classes: the hub's where it gives them, else the labels that occur in the first split."""
-        first = next(iter(self.splits.values()))
+        """Names of the classes: the hub's where it gives them, else the labels that occur in train."""
+        first = self.splits.get("train", next(iter(self.splits.values())))
         names = getattr(first.features[self.label_column], "names", None)
         if names:
             return list(names)
@@ -188,9 +188,7 @@ def _digits() -> Mapping[str, Dataset]:
     )
 
 
-def _find(
-    name: str, what: str, given: str | None, usual: Sequence[str], kinds: Mapping[str, str], feature: str
-) -> str:
+def _find(name: str, what: str, given: str | None, usual: Sequence[str], kinds: Mapping[str, str], feature: str) -> str:
     if given is not None:
         if given not in kinds:
             raise StructuredInitError(f"dataset '{name}' has no column '{given}': {nearest(given, kinds)}")

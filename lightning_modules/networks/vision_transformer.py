@@ -58,7 +58,7 @@ def vision_transformer(
         class_token: prepend a class token. It gets no position of its own unless ``no_embed_class=False`` is given.
         register_tokens: how many further tokens to prepend.
         pool: ``avg``, ``token`` (needs the class token), or another of timm's poolings.
-        positions: ``learned`` (timm's start, N(0, .02²)), ``sincos`` (timm's two-dimensional code, frozen), or ``none``.
+        positions: ``learned`` (timm's start, N(0, .02²)), ``sincos`` (timm's code of the grid, frozen), or ``none``.
         timm_args: further arguments of timm's ``VisionTransformer``: ``mlp_ratio``, ``qk_norm``, ``drop_path_rate``, …
 
     Raises:
@@ -67,7 +67,8 @@ def vision_transformer(
     _check(image_size, patch_size, embed_dim, num_heads, class_token, pool, positions)
     if timm_args.get("weight_init") == "skip":
         raise StructuredInitError(
-            "weight_init='skip' leaves timm's positions as uninitialized memory: use the initializer KaimingUniform for PyTorch's defaults"
+            "weight_init='skip' leaves timm's positions as uninitialized memory: "
+            "use the initializer KaimingUniform for PyTorch's defaults"
         )
     network = VisionTransformer(
         img_size=image_size,
@@ -103,7 +104,7 @@ def _check(
 
 
 def _freeze_sincos(network: VisionTransformer) -> None:
-    """Write timm's sincos code to the patches' positions and freeze them; extra tokens that have a position get zero."""
+    """Write timm's sincos code to the patches' positions and freeze them; extra tokens' positions are zero."""
     positions: nn.Parameter = network.pos_embed
     code = build_sincos2d_pos_embed(list(network.patch_embed.grid_size), dim=positions.shape[-1])
     positions.data.zero_()

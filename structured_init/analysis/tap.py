@@ -80,7 +80,8 @@ class AttentionTap(TorchFunctionMode):
 
     Seen are ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward`` (hence ``nn.MultiheadAttention``),
     a softmax over the last axis inside a module that looks like attention (hand-written attention), and modules with
-    an adapter. Kernels that torch does not dispatch (flash-attn, flex attention, xFormers) are not seen.
+    an adapter. While the tap is open, torch itself avoids the inference fast path of ``nn.MultiheadAttention``. Kernels
+    that torch does not dispatch (flash-attn, flex attention, xFormers) are not seen.
 
     Args:
         model: the model whose modules are followed while the tap is open.
@@ -184,7 +185,7 @@ class AttentionTap(TorchFunctionMode):
         logits, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
         if dim not in (-1, logits.ndim - 1) or logits.ndim not in (3, 4):
             return
-        owner = next(((n, m) for n, m in reversed(self.stack) if looks_like_attention(n, m)), None)
+        owner = self._site() or next(((n, m) for n, m in reversed(self.stack) if looks_like_attention(n, m)), None)
         if owner is None:
             return
         logits = _whole(logits)
@@ -198,8 +199,13 @@ class AttentionTap(TorchFunctionMode):
     def _offer(self, name: str, maps: Float[Tensor, "batch heads queries keys"]) -> None:
         self.report(name, lambda samples: maps[:samples].float(), tuple(maps.shape))
 
+    def _site(self) -> tuple[str, nn.Module] | None:
+        """Return the innermost running module that is a site, so that maps and weights of a layer share a name."""
+        return next(((n, m) for n, m in reversed(self.stack) if n and ATTENTION.find(m) is not None), None)
+
     def _name(self) -> str:
-        return next((name for name, _ in reversed(self.stack) if name), type(self.model).__name__)
+        site = self._site()
+        return site[0] if site else next((name for name, _ in reversed(self.stack) if name), type(self.model).__name__)
 
 
 def _whole(argument: object) -> object:

@@ -17,15 +17,13 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
     """Run the block in evaluation mode, eagerly and without gradients, and restore everything afterwards.
 
     Inside, random draws start from ``seed``, so that a model which draws in evaluation mode does so equally each
-    time. Restored are: the training flag of every module, the python, numpy, torch and accelerator random states and
-    the fast path of ``nn.MultiheadAttention`` (which would bypass everything one can listen to).
+    time. Restored are the training flag of every module and the python, numpy, torch and accelerator random states.
 
     Args:
         model: the model that is looked at.
         seed: seed of the block's own random states.
     """
     modes = [(module, module.training) for module in model.modules()]
-    fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
         with ExitStack() as stack:
             stack.enter_context(own_random_state(model, seed))
@@ -34,11 +32,9 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
             # import of dynamo alone would take longer than the probe.
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
-            torch.backends.mha.set_fastpath_enabled(False)
             model.eval()
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
         for module, training in modes:
             module.training = training
 
