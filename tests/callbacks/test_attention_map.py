@@ -1,0 +1,365 @@
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from safetensors.torch import load_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from callbacks.attention_map import AttentionMapCallback
+from structured_init.analysis import mean_distance
+from structured_init.errors import StructuredInitError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+]
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Classifier(L.LightningModule):
+    """A vision transformer with every kind of dropout."""
+
+    def __init__(self, network: nn.Module | None = None):
+        super().__init__()
+        self.network = network or VisionTransformer(
+            img_size=8, patch_size=2, embed_dim=12, depth=2, num_heads=2, num_classes=3, drop_rate=0.2,
+            attn_drop_rate=0.2, proj_drop_rate=0.2, drop_path_rate=0.2,
+        )  # fmt: skip
+
+    def forward(self, images):
+        return self.network(images)
+
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, index):
+        self.log("val/loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), 1e-2)
+
+
+def images(seed: int, count: int = 24) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    return TensorDataset(
+        torch.randn(count, 3, 8, 8, generator=generator), torch.randint(3, (count,), generator=generator)
+    )
+
+
+def fit(folder, callback=None, module=None, ckpt_path=None, train=None, val=None, **options):
+    """Train for two epochs; the order of the data is drawn from the global random state."""
+    L.seed_everything(0, verbose=False)
+    module = module or Classifier()
+    options = {"max_epochs": 2, "logger": CSVLogger(folder)} | options
+    trainer = L.Trainer(
+        accelerator="cpu",
+        default_root_dir=folder,
+        callbacks=[callback] if callback else [],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        **options,
+    )
+    loaders = train or DataLoader(images(0), 8, shuffle=True), DataLoader(images(1), 8) if val is None else val
+    trainer.fit(module, *loaders, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+    return trainer, module
+
+
+def attention_folder(trainer) -> Path:
+    return Path(trainer.log_dir) / "attention"
+
+
+def test_maps_statistics_and_figures_of_before_and_after_are_written(tmp_path):
+    callback = AttentionMapCallback(samples=4)
+    trainer, _ = fit(tmp_path, callback)
+    folder = attention_folder(trainer)
+    assert {path.name for path in folder.iterdir()} == {
+        *("before.safetensors", "after.safetensors", "meta.json", "statistics.json", "statistics.csv"),
+        *("maps.png", "zoom.png", "offset_profile.png", "statistics.png"),
+    }
+    before, after = load_file(folder / "before.safetensors"), load_file(folder / "after.safetensors")
+    assert set(before) == set(after) == {"network.blocks.0.attn", "network.blocks.1.attn"}
+    assert {(layer.shape, layer.dtype) for layer in before.values()} == {((4, 2, 17, 17), torch.float32)}
+    assert not torch.equal(before["network.blocks.0.attn"], after["network.blocks.0.attn"])
+    meta = json.loads((folder / "meta.json").read_text())["captures"]
+    assert (meta["before"]["step"], meta["after"]["step"]) == (0, 6)
+    assert meta["after"]["layers"]["network.blocks.1.attn"] == {
+        "shape": [4, 2, 17, 17],
+        "grid": [4, 4],
+        "prefix_tokens": 1,
+    }
+    statistics = json.loads((folder / "statistics.json").read_text())
+    expected = mean_distance(after["network.blocks.0.attn"], (4, 4), prefix_tokens=1).tolist()
+    assert statistics["after"]["network.blocks.0.attn"]["mean_distance"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_after_holds_the_attention_of_the_trained_model_on_the_recorded_samples(tmp_path):
+    callback = AttentionMapCallback(samples=4)
+    _, module = fit(tmp_path, callback)
+    record = callback.records["after"]
+    assert record["data"] == "validation"
+    x = images(1)[record["indices"]][0]
+    block = module.network.blocks[0]
+    block.attn.fused_attn = False
+    block.attn.attn_drop.register_forward_hook(lambda _, args, output: seen.append(output))
+    seen = []
+    with torch.no_grad():
+        module.eval()(x)
+    torch.testing.assert_close(load_file(record["path"])["network.blocks.0.attn"], seen[0], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("with_validation", [True, False])
+def test_training_is_bit_identical_with_and_without_capture(tmp_path, with_validation):
+    class Noisy(Dataset):
+        """Augments from the global random state, as torchvision does."""
+
+        def __len__(self):
+            return 24
+
+        def __getitem__(self, index):
+            image, label = images(0)[index]
+            return image + torch.randn(3, 8, 8), label
+
+    options = {"train": DataLoader(Noisy(), 8, shuffle=True)} | ({} if with_validation else {"limit_val_batches": 0})
+    _, plain = fit(tmp_path / "plain", **options)
+    _, captured = fit(tmp_path / "captured", AttentionMapCallback(every_n_epochs=1), **options)
+    for name, parameter in plain.state_dict().items():
+        assert torch.equal(parameter, captured.state_dict()[name]), name
+    assert all(block.attn.fused_attn for block in captured.network.blocks)
+
+
+def test_chosen_epochs_are_captured_too(tmp_path):
+    callback = AttentionMapCallback(every_n_epochs=2, figures=False)
+    trainer, _ = fit(tmp_path, callback, max_epochs=3)
+    assert list(callback.records) == ["before", "epoch_0002", "after"]
+    assert callback.records["epoch_0002"]["step"] == 6
+    assert (attention_folder(trainer) / "epoch_0002.safetensors").exists()
+    assert not list(attention_folder(trainer).glob("*.png"))
+
+
+def test_resumed_run_keeps_its_before(tmp_path):
+    first, _ = fit(tmp_path, AttentionMapCallback())
+    original = (attention_folder(first) / "before.safetensors").read_bytes()
+    callback = AttentionMapCallback()
+    second, _ = fit(tmp_path, callback, max_epochs=3, ckpt_path=first.checkpoint_callback.best_model_path)
+    assert second.log_dir != first.log_dir
+    assert callback.records["before"]["path"] == str((attention_folder(first) / "before.safetensors").absolute())
+    assert callback.records["after"]["step"] == 9
+    assert (attention_folder(first) / "before.safetensors").read_bytes() == original
+    assert not (attention_folder(second) / "before.safetensors").exists()
+    statistics = [json.loads((attention_folder(t) / "statistics.json").read_text()) for t in (first, second)]
+    assert statistics[0]["before"] == statistics[1]["before"]
+    assert (attention_folder(second) / "maps.png").exists()
+
+
+def test_resumed_run_whose_before_is_gone_still_compares_statistics(tmp_path):
+    first, _ = fit(tmp_path, AttentionMapCallback())
+    (attention_folder(first) / "before.safetensors").unlink()
+    second, _ = fit(tmp_path, AttentionMapCallback(), max_epochs=3, ckpt_path=first.checkpoint_callback.best_model_path)
+    assert "before" in json.loads((attention_folder(second) / "statistics.json").read_text())
+    assert (attention_folder(second) / "maps.png").exists()
+
+
+def test_run_resumed_from_a_checkpoint_without_the_callback_has_only_after(tmp_path):
+    first, _ = fit(tmp_path)
+    callback = AttentionMapCallback()
+    fit(tmp_path, callback, max_epochs=3, ckpt_path=first.checkpoint_callback.best_model_path)
+    assert list(callback.records) == ["after"]
+
+
+def test_one_callback_serves_several_new_models(tmp_path):
+    callback = AttentionMapCallback(figures=False)
+    first, _ = fit(tmp_path, callback)
+    second, _ = fit(tmp_path, callback, module=Classifier())
+    assert callback.records["before"]["path"].startswith(str(second.log_dir))
+    assert (attention_folder(first) / "before.safetensors").exists()
+
+
+def test_without_a_logger_everything_goes_to_the_root_folder(tmp_path):
+    fit(tmp_path, AttentionMapCallback(), logger=False, enable_checkpointing=False)
+    assert (tmp_path / "attention" / "after.safetensors").exists()
+
+
+def test_fast_dev_run_captures_and_writes_nothing(tmp_path):
+    callback = AttentionMapCallback()
+    fit(tmp_path, callback, fast_dev_run=True)
+    assert callback.records["after"]["statistics"]
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_disabled_callback_does_nothing(tmp_path):
+    trainer, _ = fit(tmp_path, callback := AttentionMapCallback(enabled=False))
+    assert not callback.records
+    assert not attention_folder(trainer).exists()
+
+
+def test_unwritable_folder_is_found_before_training(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    module = Classifier()
+    module.on_train_start = lambda: pytest.fail("training started")
+    with pytest.raises(StructuredInitError, match=r"attention maps cannot be written to '.*file/attention'"):
+        fit(tmp_path / "file", AttentionMapCallback(), module, logger=False, enable_checkpointing=False)
+
+
+def test_model_without_attention_is_an_error_or_is_skipped_as_asked(tmp_path):
+    def module():
+        return Classifier(nn.Sequential(nn.Conv2d(3, 3, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()))
+
+    with pytest.raises(StructuredInitError, match=r"Classifier has no attention module .*Conv2d"):
+        fit(tmp_path, AttentionMapCallback(), module())
+    trainer, _ = fit(tmp_path, callback := AttentionMapCallback(on_missing="skip"), module())
+    assert trainer.state.finished
+    assert not callback.records
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ({"samples": 0}, "samples must be at least 1, got 0"),
+        ({"every_n_epochs": 0}, "every_n_epochs must be at least 1, or null"),
+        ({"grid": [4]}, r"grid must be \[rows, columns\]"),
+        ({"window": 4}, "window must be an odd number"),
+        ({"on_missing": "ignore"}, "on_missing must be 'error' or 'skip'"),
+    ],
+)
+def test_wrong_argument_is_one_line(argument, message):
+    with pytest.raises(StructuredInitError, match=message):
+        AttentionMapCallback(**argument)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_maps_are_float32_in_any_precision(tmp_path, precision):
+    callback = AttentionMapCallback(figures=False)
+    fit(tmp_path, callback, precision=precision, max_epochs=1)
+    maps = load_file(callback.records["after"]["path"])["network.blocks.0.attn"]
+    assert maps.dtype == torch.float32
+    torch.testing.assert_close(maps.sum(-1), torch.ones(maps.shape[:-1]), atol=1e-6, rtol=0)
+
+
+def test_network_compiled_in_place_is_captured_under_its_names(tmp_path):
+    module = Classifier()
+    module.network.compile(backend="eager")
+    fit(tmp_path, callback := AttentionMapCallback(figures=False), module, max_epochs=1)
+    assert list(callback.records["after"]["layers"]) == ["network.blocks.0.attn", "network.blocks.1.attn"]
+
+
+def test_module_says_what_its_forward_takes(tmp_path):
+    class Named(Classifier):
+        def forward(self, pixels, extra):
+            return self.network(pixels + extra)
+
+        def training_step(self, batch, index):
+            return self(batch[0], 0).square().mean()
+
+        def validation_step(self, batch, index):
+            pass
+
+        def probe_inputs(self, batch):
+            return {"pixels": batch[0], "extra": torch.zeros_like(batch[0])}
+
+    fit(tmp_path, callback := AttentionMapCallback(samples=3, figures=False), Named(), max_epochs=1)
+    assert callback.records["after"]["layers"]["network.blocks.0.attn"]["shape"] == [3, 2, 17, 17]
+
+
+def test_iterable_data_gives_its_first_samples(tmp_path):
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(images(2))
+
+    fit(tmp_path, callback := AttentionMapCallback(samples=3, figures=False), val=DataLoader(Stream(), 4), max_epochs=1)
+    assert callback.records["before"]["indices"] == []
+    assert callback.records["before"]["layers"]["network.blocks.0.attn"]["shape"][0] == 3
+
+
+def test_grid_can_be_given_for_a_model_that_does_not_tell(tmp_path):
+    class Patches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.TransformerEncoderLayer(12, 2, 24, batch_first=True)
+            self.head = nn.Linear(12, 3)
+
+        def forward(self, x):
+            patches = nn.functional.unfold(x, 2, stride=2).mT
+            return self.head(self.layer(patches).mean(1))
+
+    fit(tmp_path, callback := AttentionMapCallback(grid=[4, 4]), Classifier(Patches()), max_epochs=1)
+    assert callback.records["after"]["layers"]["network.layer.self_attn"]["grid"] == [4, 4]
+    assert (Path(callback.records["after"]["path"]).parent / "offset_profile.png").exists()
+
+
+def test_figures_go_to_tensorboard(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer, _ = fit(tmp_path, AttentionMapCallback(), logger=TensorBoardLogger(tmp_path), max_epochs=1)
+    events = EventAccumulator(trainer.log_dir).Reload()
+    assert set(events.Tags()["images"]) == {f"attention/{n}" for n in ("maps", "zoom", "offset_profile", "statistics")}
+
+
+def test_figures_go_to_a_logger_that_takes_image_files(tmp_path):
+    logged = []
+
+    class ImageLogger(CSVLogger):
+        def log_image(self, key, images, step):
+            logged.append((key, Path(images[0]).name, step))
+
+    fit(tmp_path, AttentionMapCallback(), logger=ImageLogger(tmp_path), max_epochs=1)
+    assert ("attention/maps", "maps.png", 3) in logged
+
+
+SCRIPT = """
+import sys, json, torch, lightning as L
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from torch.distributed.fsdp import fully_shard
+from tests_module import Classifier, images
+from torch.utils.data import DataLoader
+from callbacks.attention_map import AttentionMapCallback
+
+class Module(Classifier):
+    def configure_model(self):
+        if sys.argv[2] == "fsdp2" and not hasattr(self, "sharded"):
+            for block in self.network.blocks:
+                fully_shard(block, mesh=self.device_mesh["data_parallel"])
+            fully_shard(self.network, mesh=self.device_mesh["data_parallel"])
+            self.sharded = True
+
+strategy = ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1) if sys.argv[2] == "fsdp2" else "ddp"
+torch.manual_seed(0)
+module, callback = Module(), AttentionMapCallback(samples=2, figures=False)
+trainer = L.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=1, logger=False,
+                    default_root_dir=sys.argv[1], callbacks=[callback], enable_checkpointing=False,
+                    enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(module, DataLoader(images(0), 4), DataLoader(images(1), 4))
+with open(f"{sys.argv[1]}/rank{trainer.global_rank}.json", "w") as file:
+    json.dump(callback.records, file)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_capture_what_one_does(tmp_path, strategy):
+    (tmp_path / "tests_module.py").write_text(Path(__file__).read_text())
+    (tmp_path / "script.py").write_text(SCRIPT)
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root}:{tmp_path}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), strategy]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert ranks[0] == ranks[1]
+    alone = AttentionMapCallback(samples=2, figures=False)
+    torch.manual_seed(0)
+    fit(tmp_path / "alone", alone, Classifier())
+    maps, expected = load_file(ranks[0]["before"]["path"]), load_file(alone.records["before"]["path"])
+    assert list(maps) == list(expected)
+    for name in maps:
+        torch.testing.assert_close(maps[name], expected[name])

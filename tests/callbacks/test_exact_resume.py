@@ -1,0 +1,324 @@
+"""A resumed run is the undisturbed one. Run as a script, this file trains; the tests kill it and compare."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.loggers.logger import DummyLogger
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+from callbacks.exact_resume import ExactResume
+from lightning_modules.data import ImageData
+from structured_init.errors import StructuredInitError
+
+ROOT = Path(__file__).parents[2]
+
+
+class Rows(DummyLogger):
+    """Keeps what is logged, exactly: (step, name) -> value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: dict[tuple[int, str], float] = {}
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:  # type: ignore[override]
+        self.rows.update({(step, name): value for name, value in metrics.items()})
+
+
+class Digits(L.LightningModule):
+    """A network that draws from every global generator while it trains, and logs in every way."""
+
+    def __init__(self, plateau: bool = False) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, 10))
+        self.train_accuracy = MulticlassAccuracy(10)
+        self.val_accuracy = MulticlassAccuracy(10)
+        self.mean_loss = MeanMetric()
+        self.plateau = plateau
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        images, labels = batch
+        logits = self.network(images + 0.1 * np.random.normal() + 0.1 * random.random())
+        loss = nn.functional.cross_entropy(logits, labels)
+        self.train_accuracy(logits, labels)
+        self.mean_loss.update(loss)
+        self.log("accuracy", self.train_accuracy, on_step=False, on_epoch=True)
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        self.log("largest", loss, on_step=False, on_epoch=True, reduce_fx="max")
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        images, labels = batch
+        logits = self.network(images)
+        self.val_accuracy(logits, labels)
+        self.log("val_accuracy", self.val_accuracy)
+        self.log("val_loss", nn.functional.cross_entropy(logits, labels))
+
+    def on_train_epoch_end(self) -> None:
+        self.log("by_hand", self.mean_loss.compute())
+        self.mean_loss.reset()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        if self.plateau:
+            # Nothing is ever better by so much, so each step of the scheduler that is left out or doubled shows.
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.9, patience=0, threshold=0.9)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_loss"}}
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class SaveEverywhere(Checkpoint):
+    """Saves at every moment at which a checkpoint may be made, after all other callbacks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def _save(self, trainer: L.Trainer, moment: str) -> None:
+        if not trainer.sanity_checking:
+            batch = trainer.fit_loop.total_batch_idx
+            trainer.save_checkpoint(self.folder / f"{batch:03d}-{moment}.ckpt")
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self._save(trainer, "a-batch")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._save(trainer, "b-validation")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._save(trainer, "c-epoch")
+
+
+class Kill(L.Callback):
+    """Ends the process without any chance to tidy up, inside the training step of one batch."""
+
+    def __init__(self, batch: int) -> None:
+        self.batch = batch
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.fit_loop.total_batch_idx >= self.batch:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fit(
+    *,
+    callbacks: list[L.Callback],
+    checkpoint: Path | str | None = None,
+    workers: int = 0,
+    plateau: bool = False,
+    epochs: int = 3,
+    devices: int = 1,
+    batch_size: int = 64,
+    seed: int | None = 0,
+    data: ImageData | None = None,
+    **trainer_arguments: Any,
+) -> dict[str, Any]:
+    """Train and return everything that must be equal."""
+    L.seed_everything(1 if checkpoint is None else 99, verbose=False)  # a resumed process starts from other states
+    module = Digits(plateau)
+    if devices > 1:  # each rank draws from states of its own
+        L.seed_everything(1000 + int(os.environ.get("LOCAL_RANK", 0)), verbose=False)
+    data = data or ImageData(
+        batch_size=batch_size // devices, fraction=0.25, seed=seed, num_workers=workers, crop_padding=1, flip=True
+    )
+    logger = Rows()
+    trainer = L.Trainer(
+        accelerator="cpu",
+        devices=devices,
+        max_epochs=epochs,
+        logger=logger,
+        callbacks=callbacks,
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=any(isinstance(callback, Checkpoint) for callback in callbacks),
+        **trainer_arguments,
+    )
+    trainer.fit(module, data, ckpt_path=checkpoint, weights_only=None if checkpoint is None else True)
+    return {
+        "weights": module.state_dict(),
+        "optimizer": trainer.optimizers[0].state_dict(),
+        "schedulers": [_numbers(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
+        "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
+        "rows": logger.rows,
+        "steps": (trainer.global_step, trainer.current_epoch),
+        "draws": [torch.rand(3).tolist(), np.random.random(3).tolist(), random.random()],
+    }
+
+
+def _numbers(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in state.items() if isinstance(value, (int, float, list))}
+
+
+def assert_equal(resumed: dict[str, Any], undisturbed: dict[str, Any], label: str = "") -> None:
+    """Compare bit for bit; of the log, the rows that the resumed run wrote."""
+    for part in ("weights", "optimizer", "schedulers", "metrics", "steps", "draws"):
+        where = f"{label} {part}: "
+        torch.testing.assert_close(resumed[part], undisturbed[part], rtol=0, atol=0, msg=where.__add__)
+    for row, value in resumed["rows"].items():
+        assert undisturbed["rows"].get(row) == value, (label, row)
+
+
+CASES = {
+    "validation_each_epoch": {},
+    "validation_inside_the_epoch": {"val_check_interval": 2},
+    "validation_every_second_epoch": {"check_val_every_n_epoch": 2},
+    "no_validation": {"limit_val_batches": 0},
+    "accumulation": {"accumulate_grad_batches": 2, "val_check_interval": 3},
+    "a_scheduler_that_watches": {"plateau": True},
+    "fewer_batches": {"limit_train_batches": 3},
+    "a_number_of_steps": {"max_steps": 13, "epochs": -1},
+    "steps_over_epochs": {"val_check_interval": 7, "check_val_every_n_epoch": None},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_run_resumed_from_any_checkpoint_equals_the_undisturbed(case: str, tmp_path: Path) -> None:
+    undisturbed = fit(callbacks=[ExactResume(), SaveEverywhere(tmp_path)], **CASES[case])
+    checkpoints = sorted(tmp_path.glob("*.ckpt"))
+    end = undisturbed["steps"][0]
+    if "max_steps" in CASES[case]:  # after its last step Lightning takes such a run for finished and runs no hook
+        checkpoints = [checkpoint for checkpoint in checkpoints if int(checkpoint.name[:3]) < end - 1]
+    assert len(checkpoints) >= 12  # 5 batches (or 3) and 3 ends of an epoch
+    for checkpoint in checkpoints[:-1]:
+        resumed = fit(callbacks=[ExactResume()], checkpoint=checkpoint, **CASES[case])
+        assert_equal(resumed, undisturbed, f"{case} {checkpoint.name}")
+        missing = {row for row in undisturbed["rows"] if row[0] > int(checkpoint.name[:3]) + 1} - set(resumed["rows"])
+        assert "accumulate_grad_batches" in CASES[case] or not missing, (checkpoint.name, missing)
+
+
+def test_run_resumed_with_worker_processes_equals_the_undisturbed_without(tmp_path: Path) -> None:
+    undisturbed = fit(callbacks=[ExactResume(), SaveEverywhere(tmp_path)], epochs=2)
+    for name in ("002-a-batch.ckpt", "004-c-epoch.ckpt", "006-a-batch.ckpt"):
+        assert_equal(fit(callbacks=[ExactResume()], checkpoint=tmp_path / name, workers=2, epochs=2), undisturbed, name)
+
+
+def test_without_the_callback_a_resumed_run_is_another_one(tmp_path: Path) -> None:
+    undisturbed = fit(callbacks=[SaveEverywhere(tmp_path)])
+    with pytest.warns(UserWarning, match="made without ExactResume: the resumed run is not exact"):
+        resumed = fit(callbacks=[ExactResume()], checkpoint=tmp_path / "002-a-batch.ckpt")
+    assert not torch.equal(resumed["weights"]["network.1.weight"], undisturbed["weights"]["network.1.weight"])
+
+
+def test_another_number_of_threads_is_said(tmp_path: Path) -> None:
+    fit(callbacks=[ExactResume(), SaveEverywhere(tmp_path)], epochs=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        with pytest.warns(UserWarning, match=f"made with {threads} threads, now there are {threads + 1}: the run is"):
+            fit(callbacks=[ExactResume()], checkpoint=tmp_path / "002-a-batch.ckpt", epochs=1)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"batch_size": 32}, "batch size 64, now it is 32"), ({"seed": 5}, "seed 0, now it is 5")],
+)
+def test_resuming_inside_an_epoch_with_other_batches_is_refused(change: dict, message: str, tmp_path: Path) -> None:
+    fit(callbacks=[ExactResume(), SaveEverywhere(tmp_path)], epochs=1)
+    with pytest.raises(StructuredInitError, match=f"in the middle of an epoch with {message}"):
+        fit(callbacks=[ExactResume()], checkpoint=tmp_path / "002-a-batch.ckpt", epochs=1, **change)
+
+
+class AnotherLoader(ImageData):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.train_set, 64, shuffle=True, collate_fn=lambda batch: batch)
+
+
+def test_a_loader_without_a_position_is_named() -> None:
+    with pytest.warns(UserWarning, match="train loader has no state_dict"):
+        fit(callbacks=[ExactResume()], data=AnotherLoader(batch_size=64), epochs=1)
+
+
+def run_script(*, expect: int = 0, **options: Any) -> None:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, __file__, json.dumps(options, default=str)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == expect, done.stderr[-3000:]
+
+
+def newest(folder: Path) -> Path:
+    return max(folder.glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_killed_run_ends_like_the_undisturbed(workers: int, tmp_path: Path) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    run_script(folder=killed, kill=8, workers=workers, expect=-signal.SIGKILL)
+    assert newest(killed).name == "step=8.ckpt"  # inside the second epoch of 5 batches
+    run_script(folder=killed, checkpoint=newest(killed), workers=workers)
+    run_script(folder=whole, workers=workers)
+    assert_equal(torch.load(killed / "end.pt", weights_only=False), torch.load(whole / "end.pt", weights_only=False))
+
+
+@pytest.mark.slow
+def test_run_killed_at_any_time_ends_like_the_undisturbed(tmp_path: Path) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    options = {"epochs": 60, "workers": 2, "val_check_interval": 3}
+    run_script(folder=whole, **options)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    moments = random.Random(time.time_ns())
+    kills = 0
+    while not (killed / "end.pt").exists():
+        checkpoint = {"checkpoint": str(newest(killed))} if any(killed.glob("*.ckpt")) else {}
+        command = [sys.executable, __file__, json.dumps({"folder": str(killed), **checkpoint, **options})]
+        process = subprocess.Popen(command, env=environment, cwd=ROOT, stderr=subprocess.DEVNULL)
+        before = len(list(killed.glob("*.ckpt")))
+        while process.poll() is None and len(list(killed.glob("*.ckpt"))) == before:
+            time.sleep(0.01)
+        time.sleep(moments.uniform(0.0, 1.0))
+        if process.poll() is None and kills < 3:
+            process.kill()
+            kills += 1
+        process.wait()
+        for partial in killed.glob("*.part"):  # Lightning writes to another name first
+            partial.unlink()
+    assert kills > 0
+    assert_equal(torch.load(killed / "end.pt", weights_only=False), torch.load(whole / "end.pt", weights_only=False))
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_killed_run_on_two_processes_ends_like_the_undisturbed(tmp_path: Path) -> None:
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    options = {"devices": 2, "strategy": "ddp"}
+    run_script(folder=killed, checkpoint_only=True, **options)
+    run_script(folder=killed, checkpoint=killed / "step=4.ckpt", **options)
+    run_script(folder=whole, **options)
+    for rank in (0, 1):
+        ends = [torch.load(folder / f"end{rank or ''}.pt", weights_only=False) for folder in (killed, whole)]
+        assert_equal(*ends, label=f"rank {rank}")
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    folder = Path(options.pop("folder"))
+    kill, checkpoint = options.pop("kill", None), options.pop("checkpoint", None)
+    saver = ModelCheckpoint(dirpath=folder, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    callbacks = [ExactResume(), saver, *([Kill(kill)] if kill is not None else [])]
+    if options.pop("checkpoint_only", False):
+        options["epochs"] = 2
+    end = fit(callbacks=callbacks, checkpoint=checkpoint, **options)
+    rank = os.environ.get("LOCAL_RANK", "0")
+    torch.save(end, folder / f"end{'' if rank == '0' else rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+import numpy as np
+import pytest
+import torch
+
+from callbacks.figures import depth_figure, map_figure, product_figure, profile_figure, save_figure, zoom_figure
+from callbacks.figures.mosaic import Mosaic, evenly, short_names
+from structured_init.analysis import WeightProducts, summarize
+
+
+def maps(heads: int = 2, tokens: int = 17, layers: int = 3) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        f"blocks.{i}.attn": torch.rand(heads, tokens, tokens, generator=generator).softmax(-1) for i in range(layers)
+    }
+
+
+def images(figure) -> list:
+    return [image for axis in figure.axes for image in axis.get_images() if axis.get_title()]
+
+
+def test_mosaic_shows_every_panel_unchanged_in_its_place():
+    panels = {"a": torch.rand(2, 4, 4), "b": torch.rand(1, 4, 4)}
+    mosaic = Mosaic("label", panels, ["0", "1"])
+    image = mosaic.image()
+    np.testing.assert_allclose(image[:4, 5:9], panels["a"][1])
+    np.testing.assert_allclose(image[5:9, :4], panels["b"][0])
+    assert np.isnan(image[5:9, 5:9]).all()
+    assert np.isnan(image[4]).all()
+
+
+def test_before_and_after_stand_on_one_colour_scale():
+    flat = {name: torch.full_like(layer, 1 / 17) for name, layer in maps().items()}
+    before, after = images(map_figure({"before": flat, "after": maps()}))
+    assert before.norm is after.norm
+    assert before.norm.vmin == 0
+
+
+def test_weight_products_are_coloured_symmetrically_around_zero():
+    products = {"a.0": WeightProducts(torch.randn(3, 8, 8), torch.randn(8, 8))}
+    louder = {"a.0": WeightProducts(9 * torch.randn(3, 8, 8), 9 * torch.randn(8, 8))}
+    same = images(product_figure({"one": products, "two": louder}))
+    own = images(product_figure({"one": products, "two": louder}, same_scale=False))
+    assert all(image.norm.vmin == -image.norm.vmax for image in same + own)
+    assert same[0].norm is same[2].norm
+    assert own[2].norm.vmax > 5 * own[0].norm.vmax
+
+
+def test_many_layers_and_heads_are_thinned_and_keep_their_numbers():
+    figure = map_figure({"before": maps(heads=30, tokens=5, layers=40)}, max_layers=3, max_heads=4)
+    axis = figure.axes[0]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["0", "20", "39"]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["head 0", "10", "19", "29"]
+
+
+def test_layers_of_different_resolution_share_a_figure():
+    mixed = {"a.0": torch.rand(1, 4, 4), "a.1": torch.rand(2, 8, 8)}
+    assert len(images(map_figure({"before": mixed}))) == 1
+
+
+def test_figures_are_written_as_png_without_pyplot_state(tmp_path):
+    from matplotlib import _pylab_helpers
+
+    figures = [
+        zoom_figure({"before": maps()}, columns=4, prefix_tokens=1),
+        profile_figure({"before": {"a.0": torch.rand(2, 7, 7)}}),
+        depth_figure({"before": {"a.0": summarize(maps()["blocks.0.attn"][None], (4, 4), 1)}}),
+    ]
+    for number, figure in enumerate(figures):
+        save_figure(figure, tmp_path / f"{number}.png")
+        assert (tmp_path / f"{number}.png").read_bytes().startswith(b"\x89PNG")
+    assert not _pylab_helpers.Gcf.figs
+
+
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["network.blocks.0.attn", "network.blocks.11.attn"], ["0", "11"]),
+        (["encoder.0.attn", "decoder.0.attn"], ["encoder", "decoder"]),
+        (["attn", "attn:2"], ["attn", "attn:2"]),
+        (["only.one"], ["only.one"]),
+    ],
+)
+def test_layer_names_are_shortened_to_where_they_differ(names, short):
+    assert short_names(names) == short
+
+
+def test_thinning_keeps_both_ends():
+    assert evenly(12, 3) == [0, 6, 11]
+    assert evenly(2, 5) == [0, 1]

@@ -1,0 +1,130 @@
+"""One line for each mistake, with what would be right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from lightning_modules.data import ImageData
+from structured_init.errors import StructuredInitError
+
+
+def message(action) -> str:
+    with pytest.raises(StructuredInitError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def noise(count: int = 8) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (count, 8, 8), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "no dataset 'uoft-cs/cifar1O'",
+        "a name of the Hugging Face hub",
+        "a folder of Parquet files",
+        "STRUCTURED_INIT_DATA",
+        "'digits', which needs no download",
+        "did you mean 'uoft-cs/cifar10",
+    ],
+)
+def test_unknown_dataset_is_told_the_three_ways_and_the_nearest_name(part):
+    assert part in message(lambda: ImageData("uoft-cs/cifar1O").num_classes)
+
+
+def test_folder_without_parquet_is_a_missing_dataset(tmp_path):
+    assert "a folder of Parquet files (train-*.parquet, test-*.parquet" in message(
+        lambda: ImageData(str(tmp_path)).num_classes
+    )
+
+
+def test_unknown_column_is_answered_with_the_nearest(pictures):
+    said = message(lambda: ImageData(str(pictures), label_column="lable").num_classes)
+    assert said.endswith("has no column 'lable': did you mean 'label'?")
+
+
+def test_data_without_images_is_said(write_parquet):
+    folder = write_parquet(["a", "b"], [0, 1], image="sentence")
+    said = message(lambda: ImageData(str(folder)).num_classes)
+    assert "no column that looks like the image: name it with image_column, choose from label, sentence" in said
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_corrupt_image_is_named_by_its_row(write_parquet, in_memory):
+    folder = write_parquet([*noise(5), {"bytes": b"no image", "path": None}], [0, 1] * 3)
+    data = ImageData(str(folder), val_fraction=0, batch_size=6, mean=[0.5], std=[0.5], in_memory=in_memory)
+
+    def read():
+        data.setup("fit")
+        list(data.train_dataloader())
+
+    assert "the image in row 5 of 'train' cannot be read: not an image" in message(read)
+
+
+@pytest.mark.parametrize("cut", [20, 200])
+def test_corrupt_parquet_is_named(pictures, cut):
+    file = pictures / "test-00000-of-00001.parquet"
+    content = file.read_bytes()
+    # a file that ends too early, and one whose pages are destroyed behind a good footer
+    file.write_bytes(
+        content[:-cut] if cut == 20 else content[:4] + b"?" * (len(content) // 2) + content[len(content) // 2 + 4 :]
+    )
+    said = message(lambda: ImageData(str(pictures)).num_classes)
+    assert f"'{file}' is not a readable Parquet file" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"fraction": 0.0}, "fraction=0.0 is not in (0, 1]"),
+        ({"fraction": 1.5}, "fraction=1.5 is not in (0, 1]"),
+        ({"test_fraction": -1.0}, "test_fraction=-1.0 is not in (0, 1]"),
+        ({"val_fraction": 1.0}, "val_fraction=1.0 is not in [0, 1); 0 means no validation"),
+        ({"in_channels": 2}, "in_channels=2 is neither 1 nor 3"),
+        ({"mean": [0.5]}, "give both mean and std"),
+        ({"interpolation": "bicubik"}, "unknown interpolation 'bicubik': did you mean 'bicubic'?"),
+        ({"batch_size": 0}, "batch_size is at least 1"),
+    ],
+)
+def test_argument_out_of_its_range(arguments, said):
+    assert said in message(lambda: ImageData(**arguments))
+
+
+def test_class_with_too_few_images_for_a_part_is_named(write_parquet):
+    folder = write_parquet(noise(), [0] * 7 + [1])
+    said = message(lambda: ImageData(str(folder), val_fraction=0.25, batch_size=2).setup("fit"))
+    assert said.startswith("class '1' has 1 images in 'train': too few for a part of")
+
+
+def test_batch_larger_than_the_training_part(pictures):
+    data = ImageData(str(pictures), val_fraction=0, batch_size=41)
+    data.setup("fit")
+    assert "batch_size=41 is larger than the training part" in message(data.train_dataloader)
+    assert "which has 40 images" in message(data.train_dataloader)
+
+
+def test_class_count_that_does_not_match(pictures):
+    said = message(lambda: ImageData(str(pictures), num_classes=10).setup("fit"))
+    assert said.startswith("num_classes=10 does not match")
+    assert said.endswith("which has 4 classes")
+
+
+def test_statistics_of_the_wrong_length(pictures):
+    data = ImageData(str(pictures), mean=[0.5] * 3, std=[0.5] * 3)
+    assert "mean and std have 3 and 3 values, but the images have 1 channels" in message(lambda: data.setup("fit"))
+
+
+def test_missing_split_is_said_with_those_there_are(write_parquet):
+    folder = write_parquet(noise(), [0, 1] * 4)
+    data = ImageData(str(folder), val_fraction=0, batch_size=4)
+    assert "has no split 'test': choose from train" in message(lambda: data.setup("test"))
+
+
+def test_hidden_labels_are_said(write_parquet):
+    folder = write_parquet(noise(), [0, 1] * 4)
+    write_parquet(noise(), [-1] * 8, split="test")
+    data = ImageData(str(folder), val_fraction=0, batch_size=4)
+    assert "row 0 of 'test'" in message(lambda: data.setup("test"))

@@ -1,0 +1,211 @@
+"""What `ImageData` gives: parts, statistics, sizes, and the same batches whoever loads them."""
+
+from __future__ import annotations
+
+import io
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from lightning_modules.data import ImageData
+
+
+def batches(data: ImageData, epoch: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    data.setup("fit")
+    loader = data.train_dataloader()
+    loader.sampler.set_epoch(epoch)
+    return list(loader)
+
+
+def row_set(images: torch.Tensor) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images}
+
+
+def test_digits_are_the_real_ones():
+    data = ImageData(mean=[0.0], std=[1.0], val_fraction=0)
+    data.setup("fit")
+    data.setup("test")
+    ours = torch.cat([part.__getitems__(range(len(part)))[0] for part in (data.train_set, data.test_set)])
+    theirs, labels = load_digits(return_X_y=True)
+    assert len(ours) == 1797
+    pixels = np.sort((ours.numpy().reshape(-1, 64) * 16).round(0), axis=0)
+    np.testing.assert_array_equal(pixels, np.sort(theirs, axis=0))
+    test_labels = np.bincount(data.test_set.labels)
+    np.testing.assert_allclose(test_labels, 0.2 * np.bincount(labels), atol=1)
+
+
+def test_sizes_are_known_after_construction(pictures):
+    data = ImageData(str(pictures))
+    assert (data.num_classes, data.in_channels, data.image_size) == (4, 1, 12)
+    assert data.class_names == ["0", "1", "2", "3"]
+    digits = ImageData()
+    assert (digits.num_classes, digits.in_channels, digits.image_size) == (10, 1, 8)
+
+
+def test_sizes_that_were_given_do_not_open_the_data():
+    data = ImageData("nobody/has-this", num_classes=3, in_channels=3, image_size=16)
+    assert (data.num_classes, data.in_channels, data.image_size) == (3, 3, 16)
+
+
+def test_parts_are_stratified_and_disjoint(pictures):
+    data = ImageData(str(pictures), val_fraction=0.25, fraction=0.5, batch_size=4)
+    data.setup("fit")
+    assert np.bincount(data.val_set.labels).tolist() == [4, 3, 2, 1]
+    assert np.bincount(data.train_set.labels).tolist() == [8, 6, 4, 2]
+    assert not set(data.val_set.rows) & set(data.train_set.rows)
+
+
+def test_a_smaller_fraction_is_part_of_a_larger_one_and_validation_stays(pictures):
+    small, large = (ImageData(str(pictures), val_fraction=0.25, fraction=share, batch_size=4) for share in (0.25, 0.5))
+    small.setup("fit")
+    large.setup("fit")
+    assert set(small.train_set.rows) < set(large.train_set.rows)
+    assert set(small.val_set.rows) == set(large.val_set.rows)
+
+
+def test_without_a_validation_part_all_images_are_trained_on(pictures):
+    data = ImageData(str(pictures), val_fraction=0, batch_size=4)
+    data.setup("fit")
+    assert data.val_dataloader() == []
+    assert sorted(data.train_set.rows) == list(range(40))
+
+
+def test_training_never_decodes_the_test_split(write_parquet):
+    rng = np.random.default_rng(0)
+    folder = write_parquet(rng.integers(0, 256, (20, 8, 8), dtype=np.uint8), np.arange(20) % 2)
+    write_parquet([{"bytes": b"broken", "path": None}] * 4, [0, 1, 0, 1], split="test")
+    data = ImageData(str(folder), val_fraction=0.2, batch_size=4)
+    data.setup("fit")
+    assert len(list(data.train_dataloader())) == 4
+    with pytest.raises(ValueError, match="row 0 of 'test'"):
+        data.setup("test")
+
+
+def test_statistics_are_those_of_the_training_part():
+    data = ImageData(fraction=0.5, val_fraction=0.1, batch_size=16)
+    data.setup("fit")
+    stored = np.stack([np.asarray(data.source.split("train")[int(row)]["image"]) for row in data.train_set.rows])
+    assert data.mean == pytest.approx([stored.mean(dtype=np.float64) / 255], rel=1e-12)
+    assert data.std == pytest.approx([stored.std(dtype=np.float64) / 255], rel=1e-12)
+    images = data.train_set.__getitems__(range(len(data.train_set)))[0]
+    assert images.mean().item() == pytest.approx(0, abs=1e-5)
+    assert images.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_given_statistics_are_used(pictures):
+    data = ImageData(str(pictures), mean=[0.25], std=[0.5], val_fraction=0, batch_size=4)
+    data.setup("fit")
+    stored = np.asarray(Image.open(io.BytesIO(data.source.split("train")[7]["image"]["bytes"]))) / 255
+    np.testing.assert_allclose(data.train_set[7][0][0], (stored - 0.25) / 0.5, atol=1e-6)
+
+
+def test_images_get_the_size_and_the_channels_asked_for(write_parquet):
+    wide = np.zeros((6, 10, 20), dtype=np.uint8)
+    wide[:, :, 5:15] = 255  # the central square is white
+    folder = write_parquet(wide, [0, 1] * 3)
+    data = ImageData(str(folder), image_size=5, in_channels=3, interpolation="nearest", val_fraction=0,
+                     batch_size=2, mean=[0, 0, 0], std=[1, 1, 1])  # fmt: skip
+    images, labels = batches(data)[0]
+    assert images.shape == (2, 3, 5, 5)
+    assert images.dtype == torch.float32
+    assert images.is_contiguous()
+    assert labels.shape == (2,)
+    assert labels.dtype == torch.int64
+    assert (images == 1).all()
+
+
+def test_training_batches_are_full_and_test_batches_complete(pictures):
+    data = ImageData(str(pictures), val_fraction=0, batch_size=16, eval_batch_size=7)
+    assert [len(labels) for _, labels in batches(data)] == [16, 16]
+    data.setup("test")
+    assert sum(len(labels) for _, labels in data.test_dataloader()) == 40
+
+
+def test_images_read_one_by_one_equal_those_in_memory(pictures):
+    arguments = {"val_fraction": 0, "batch_size": 8, "mean": [0.5], "std": [0.5], "image_size": 9, "flip": True}
+    in_memory = batches(ImageData(str(pictures), in_memory=True, **arguments))
+    one_by_one = batches(ImageData(str(pictures), in_memory=False, **arguments))
+    torch.testing.assert_close(one_by_one, in_memory, rtol=0, atol=0)
+
+
+def test_columns_are_found_by_usual_name_or_type(write_parquet):
+    images = np.random.default_rng(0).integers(0, 256, (8, 8, 8), dtype=np.uint8)
+    folder = write_parquet(images, ["cat", "dog"] * 4, image="img", label="fine_label")
+    data = ImageData(str(folder), val_fraction=0, batch_size=4)
+    assert data.class_names == ["cat", "dog"]
+    assert sorted(torch.cat([labels for _, labels in batches(data)]).tolist()) == [0] * 4 + [1] * 4
+
+
+def test_the_variable_names_a_folder_that_is_searched_before_the_hub(pictures, monkeypatch):
+    monkeypatch.setenv("STRUCTURED_INIT_DATA", str(pictures.parent))
+    assert ImageData("somebody/pictures").num_classes == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_number_of_workers_changes_no_batch(pictures, workers):
+    arguments = {"val_fraction": 0, "batch_size": 8, "in_channels": 3, "flip": True, "crop_padding": 2,
+                 "rand_augment": "rand-m9-mstd0.5-inc1", "random_erasing": 0.5}  # fmt: skip
+    alone = batches(ImageData(str(pictures), **arguments), epoch=3)
+    random.seed(9), np.random.seed(9), torch.manual_seed(9)
+    torch.testing.assert_close(
+        batches(ImageData(str(pictures), num_workers=workers, **arguments), epoch=3), alone, rtol=0, atol=0
+    )
+
+
+def test_epochs_and_seeds_differ_in_order_and_augmentation(pictures):
+    arguments = {"val_fraction": 0, "batch_size": 40, "flip": True, "crop_padding": 2}
+    first = batches(ImageData(str(pictures), seed=0, **arguments), epoch=0)[0]
+    for data, epoch in ((ImageData(str(pictures), seed=0, **arguments), 1),
+                        (ImageData(str(pictures), seed=1, **arguments), 0)):  # fmt: skip
+        images, labels = batches(data, epoch)[0]
+        assert labels.tolist() != first[1].tolist()
+        assert len(row_set(images) & row_set(first[0])) < 20  # 1 of 50 augmentations is the same by chance
+    again = batches(ImageData(str(pictures), seed=0, **arguments), epoch=0)[0]
+    torch.testing.assert_close(again, first, rtol=0, atol=0)
+
+
+def test_loading_leaves_the_global_random_states_alone(pictures):
+    data = ImageData(str(pictures), batch_size=8, in_channels=3, flip=True, rand_augment="rand-m9-mstd0.5-inc1",
+                     random_erasing=1.0, val_fraction=0.25)  # fmt: skip
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    batches(data)
+    list(data.val_dataloader())
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    assert before[:2] == after[:2]
+    assert torch.equal(before[2], after[2])
+
+
+def test_ranks_with_seeds_of_their_own_share_one_order(pictures, monkeypatch):
+    parts = []
+    for rank in (0, 1):
+        monkeypatch.setenv("PL_GLOBAL_SEED", str(100 + rank))
+        data = ImageData(str(pictures), val_fraction=0, batch_size=4)
+        strategy = SimpleNamespace(broadcast=lambda value: 100)  # what rank 0 says
+        data.trainer = SimpleNamespace(world_size=2, global_rank=rank, strategy=strategy)
+        data.setup("fit")
+        parts.append([index for _, index in data.train_dataloader().sampler])
+    assert sorted(parts[0] + parts[1]) == list(range(40))
+
+
+def test_cifar10_is_read_from_the_folder_with_its_known_counts(real_data):
+    data = ImageData("uoft-cs/cifar10", fraction=0.1, val_fraction=0.02, test_fraction=0.2)
+    data.setup("fit")
+    data.setup("test")
+    assert np.bincount(data.train_set.labels).tolist() == [500] * 10
+    assert np.bincount(data.val_set.labels).tolist() == [100] * 10
+    assert np.bincount(data.test_set.labels).tolist() == [200] * 10
+    assert data.class_names[3] == "cat"
+    assert (data.in_channels, data.image_size) == (3, 32)
+    assert data.mean == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.01)  # as published for all 50,000
+    assert data.std == pytest.approx([0.245, 0.243, 0.261], abs=0.01)
+
+
+@pytest.mark.slow
+def test_rand_augment_goes_through_five_thousand_real_images(real_data):
+    data = ImageData("uoft-cs/cifar10", fraction=0.1, val_fraction=0, flip=True, rand_augment="rand-m9-mstd0.5-inc1")
+    assert sum(len(labels) for _, labels in batches(data)) == 39 * 128

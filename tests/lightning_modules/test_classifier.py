@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningDataModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_modules import ImageClassifier
+from structured_init import StructuredInitError
+
+SMALL = {"network_args": {"embed_dim": 16, "num_heads": 2, "depth": 1}, "image_size": 8, "in_channels": 1}
+
+
+def loader(count=40, batch_size=16, classes=10, side=8):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(count, 1, side, side, generator=generator)
+    labels = torch.randint(classes, (count,), generator=generator)
+    return DataLoader(TensorDataset(images, labels), batch_size)
+
+
+def trainer(**arguments):
+    quiet = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
+    return Trainer(accelerator="cpu", **dict.fromkeys(quiet, False), **{"max_epochs": 1, **arguments})
+
+
+def classifier(**arguments):
+    return ImageClassifier("vit_nano_patch2_8", **{**SMALL, **arguments})
+
+
+def test_the_logged_accuracy_and_loss_are_those_of_all_images_whatever_the_batches():
+    model = classifier()
+    fitted = trainer()
+    (logged,) = fitted.validate(model, loader(), verbose=False)
+    images, labels = loader().dataset.tensors
+    with torch.no_grad():
+        logits = model(images)
+    assert logged["val/accuracy"] == pytest.approx((logits.argmax(-1) == labels).double().mean().item())
+    assert logged["val/loss"] == pytest.approx(F.cross_entropy(logits, labels).item())
+
+
+def test_the_training_loss_is_smoothed_and_the_others_are_not():
+    model = classifier(label_smoothing=0.3)
+    images, labels = loader().dataset.tensors
+    model._trainer = type("Trainer", (), {"current_epoch": 0, "global_rank": 0, "datamodule": None})()
+    expected = F.cross_entropy(model(images), labels, label_smoothing=0.3)
+    torch.testing.assert_close(model.training_step((images, labels), 0), expected)
+
+
+def test_the_learning_rate_of_a_run_starts_warm_and_ends_at_the_minimum():
+    seen = []
+
+    class Watching(ImageClassifier):
+        def on_train_batch_end(self, *args):
+            seen.append(self.optimizers().param_groups[0]["lr"])
+
+    model = Watching("vit_nano_patch2_8", **SMALL, warmup_epochs=1, warmup_lr=1e-4, min_lr=1e-6)
+    trainer(max_epochs=4).fit(model, loader(), loader())
+    assert len(seen) == 12  # three steps an epoch
+    assert max(seen) == pytest.approx(1e-3)
+    assert int(np.argmax(seen)) == 2
+    assert seen[-1] == pytest.approx(1e-6)
+
+
+def test_a_run_without_an_end_is_refused():
+    with pytest.raises(StructuredInitError, match=r"give trainer\.max_epochs or max_steps"):
+        trainer(max_epochs=-1).fit(classifier(), loader(), loader())
+
+
+def test_mixing_is_the_same_again_and_another_for_another_seed():
+    def losses(seed):
+        torch.manual_seed(0)
+        model = classifier(mixup=1.0, cutmix=1.0, seed=seed)
+        fitted = trainer(max_epochs=2)
+        fitted.fit(model, loader(), loader())
+        return fitted.callback_metrics["train/loss"].item()
+
+    assert losses(0) == losses(0)
+    assert losses(0) != losses(1)
+
+
+def test_mixing_does_not_disturb_the_global_random_state():
+    def state_after(mixup):
+        torch.manual_seed(0)
+        model = classifier(mixup=mixup)
+        trainer().fit(model, loader(), loader())
+        return torch.get_rng_state()
+
+    assert torch.equal(state_after(0.0), state_after(1.0))
+
+
+def test_a_network_given_as_an_object_is_used_and_kept_out_of_the_hyperparameters():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    model = ImageClassifier(network, image_size=8, in_channels=1)
+    assert model.network is network
+    assert "network" not in model.hparams
+    assert "optimizer" not in model.hparams
+    trainer().fit(model, loader(), loader())
+
+
+def test_the_hyperparameters_load_without_running_code(tmp_path):
+    model = classifier()
+    fitted = trainer()
+    fitted.fit(model, loader(), loader())
+    fitted.save_checkpoint(tmp_path / "run.ckpt")
+    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    assert saved["hyper_parameters"]["network_args"] == {"embed_dim": 16, "num_heads": 2, "depth": 1}
+    again = ImageClassifier.load_from_checkpoint(tmp_path / "run.ckpt", weights_only=True, label_smoothing=0.2)
+    images = loader().dataset.tensors[0]
+    model.eval()
+    again.eval()
+    torch.testing.assert_close(again(images), model(images))
+
+
+def test_a_compiled_network_keeps_its_parameter_names():
+    assert classifier(compile=True).state_dict().keys() == classifier().state_dict().keys()
+
+
+def test_frozen_positions_are_not_trained():
+    model = classifier(network_args={**SMALL["network_args"], "positions": "sincos"})
+    before = model.network.pos_embed.detach().clone()
+    trainer().fit(model, loader(), loader())
+    assert torch.equal(model.network.pos_embed, before)
+
+
+class Data(LightningDataModule):
+    num_classes = 12
+
+    def train_dataloader(self):
+        return loader()
+
+    def val_dataloader(self):
+        return loader()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "data", "message"),
+    [
+        ({}, [None, None, Data()], "the data has 12 classes, the network 10"),
+        ({"num_classes": 5}, [loader()] * 2, "the labels run from 0 to 9, the network has 5 classes"),
+        ({}, [loader(side=12)] * 2, "the images are 1 × 12 × 12 .*, the model expects 1 × 8 × 8"),
+        ({"in_channels": 3}, [loader()] * 2, "the images are 1 × 8 × 8 .*, the model expects 3 × 8 × 8"),
+    ],
+)
+def test_data_that_does_not_fit_the_network_is_refused_in_one_line(arguments, data, message):
+    with pytest.raises(StructuredInitError, match=message):
+        trainer(num_sanity_val_steps=0).fit(classifier(**arguments), *data)
+
+
+@pytest.mark.parametrize("arguments", [{"label_smoothing": 1.0}, {"mixup": -1.0}, {"cutmix": -0.1}])
+def test_shares_out_of_range_are_refused(arguments):
+    with pytest.raises(StructuredInitError, match=next(iter(arguments))):
+        classifier(**arguments)

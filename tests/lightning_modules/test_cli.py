@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+import lightning_modules
+from callbacks import AttentionMapCallback, ExactResume, InitCallback
+from lightning_modules.cli import main
+
+ROOT = Path(lightning_modules.__file__).parents[1]
+
+
+def callbacks_of(run, kind):
+    return [callback for callback in run.trainer.callbacks if isinstance(callback, kind)]
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # the test has a folder of its own
+def test_fit_then_test_leaves_everything_that_a_run_is_asked_for(cli, folder):
+    run = cli("fit", "-c", "init/mimetic")
+    log = Path(run.trainer.log_dir)
+    assert {path.name for path in log.iterdir()} >= {
+        "attention", "checkpoints", "experiment.yaml", "hparams.yaml", "init_report.json", "metrics.csv"
+    }  # fmt: skip
+    assert "Mimetic" in json.loads((log / "init_report.json").read_text())["initializer"]
+    assert "val/accuracy" in (log / "metrics.csv").read_text()
+    tested = cli("test", "--ckpt_path", str(log / "checkpoints" / "last.ckpt"))
+    assert 0 <= tested.trainer.callback_metrics["test/accuracy"] <= 1
+
+
+def test_what_the_data_knows_reaches_the_model(cli):
+    run = cli("fit", "--trainer.fast_dev_run=true")
+    assert (run.model.num_classes, run.model.image_size, run.model.in_channels) == (10, 8, 1)
+    assert run.model.network.head.out_features == 10
+
+
+def test_every_run_has_a_start_a_capture_an_exact_resumption_and_a_last_checkpoint(cli):
+    run = cli("fit", "--trainer.max_steps=1")
+    for kind in (InitCallback, AttentionMapCallback, ExactResume, ModelCheckpoint):
+        assert len(callbacks_of(run, kind)) == 1
+    assert callbacks_of(run, ModelCheckpoint)[0].save_last
+
+
+def test_a_checkpoint_callback_of_the_users_that_saves_the_last_is_not_doubled(cli, folder):
+    (folder / "own.yaml").write_text(
+        "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {save_last: true, every_n_epochs: 1}}]}"
+    )
+    assert len(callbacks_of(cli("fit", "-c", "own.yaml", "--trainer.max_steps=1"), ModelCheckpoint)) == 1
+
+
+def test_checkpoints_can_be_switched_off(cli):
+    run = cli("fit", "--trainer.enable_checkpointing=false", "--trainer.max_steps=1")
+    assert callbacks_of(run, ModelCheckpoint) == []
+
+
+def test_a_run_without_a_logger_works(cli, folder):
+    cli("fit", "--trainer.logger=false")
+    assert (folder / "experiment.yaml").is_file()
+    assert (folder / "init_report.json").is_file()
+
+
+def test_the_saved_experiment_runs_again_and_gives_the_same_weights(cli):
+    first = cli("fit", "-c", "init/mimetic", "--seed_everything=3")
+    again = main(["fit", "-c", f"{first.trainer.log_dir}/experiment.yaml"])
+    assert again.model.state_dict().keys() == first.model.state_dict().keys()
+    for name, value in first.model.state_dict().items():
+        assert torch.equal(value, again.model.state_dict()[name]), name
+
+
+def test_the_seed_of_the_command_line_reaches_start_and_network(cli):
+    def weights(seed):
+        run = cli("fit", "-c", "init/mimetic", f"--seed_everything={seed}", "--trainer.max_steps=1")
+        return run.model.network
+
+    first, second = weights(1), weights(2)
+    assert not torch.equal(first.blocks[0].attn.qkv.weight, second.blocks[0].attn.qkv.weight)
+    assert not torch.equal(first.patch_embed.proj.weight, second.patch_embed.proj.weight)
+
+
+def test_two_starts_see_the_same_batches_and_share_what_neither_sets(cli):
+    seen = {}
+    for start in ("default", "sincos"):
+        run = cli("fit", "-c", f"init/{start}", "--trainer.limit_train_batches=1", "--model.optimizer.lr=0.0")
+        seen[start] = run.model.state_dict(), [batch[1].tolist() for batch in run.datamodule.train_dataloader()]
+    (default, batches), (sincos, same_batches) = seen["default"], seen["sincos"]
+    assert batches == same_batches
+    assert [name for name in default if not torch.equal(default[name], sincos[name])] == ["network.pos_embed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--init.initializer=Mimetc"], "init.initializer: unknown class 'Mimetc': did you mean 'Mimetic'?"),
+        (
+            ["--init.initializer=Mimetic", "--init.initializer.qk_alpa=1"],
+            "Mimetic takes no argument 'qk_alpa': did you mean 'qk_alpha'?",
+        ),
+        (
+            ["--init.initializer=Positions", "--init.initializer.gain=much"],
+            "init.initializer.gain: expected float, got much",
+        ),
+        (
+            ["--model.network=vit_nano_patch2_9"],
+            "unknown network 'vit_nano_patch2_9': did you mean 'vit_nano_patch2_8'?",
+        ),
+        (
+            ["--model.network_args.depht=2"],
+            "network 'vit_nano_patch2_8' takes no argument 'depht': did you mean 'depth'?",
+        ),
+        (["--model.network_args.patch_size=3"], "patch_size 3 does not divide image_size 8"),
+        (
+            ["--model.labl_smoothing=2"],
+            "ImageClassifier takes no argument 'labl_smoothing': did you mean 'label_smoothing'?",
+        ),
+        (["--model.num_classes=3"], "model.init_args.num_classes is 3, but the data has 10: leave it to the data"),
+        (["--data.nme=digits"], "ImageData takes no argument 'nme': did you mean 'name'?"),
+        (["--trainer.max_epoch=1"], "unknown key 'trainer.max_epoch': did you mean 'trainer.max_epochs'?"),
+        (["--trainer.max_epochs=few"], "trainer.max_epochs: expected int"),
+        (
+            ["--trainer.callbacks=EarlyStoping"],
+            "trainer.callbacks: unknown class 'EarlyStoping': did you mean 'EarlyStopping'?",
+        ),
+        (
+            ["-c", "init/mimetik"],
+            "there is no file 'init/mimetik', nor a shipped configuration: did you mean 'init/mimetic'?",
+        ),
+        (["--ckpt_path=lost.ckpt"], "there is no checkpoint 'lost.ckpt'"),
+        (
+            ["--trainer.default_root_dir=tiny.yaml/runs"],
+            "cannot write to 'tiny.yaml/runs': '{folder}/tiny.yaml' is a file",
+        ),
+    ],
+)
+def test_a_mistyped_command_is_answered_in_one_line(cli, complaint, folder, arguments, message):
+    assert complaint(cli, "fit", *arguments) == message.replace("{folder}", str(folder))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("inti: {initializer: Default}", "unknown key 'inti"),
+        (
+            "init: {initializer: {class_path: Mimetc}}",
+            "init.initializer: unknown class 'Mimetc': did you mean 'Mimetic'?",
+        ),
+        (
+            "init: {initializer: {class_path: Compose, init_args: {initializers: "
+            "[{class_path: Mimetic, init_args: {qk_bta: 1}}]}}}",
+            "Mimetic takes no argument 'qk_bta': did you mean 'qk_beta'?",
+        ),
+        (
+            "model: {class_path: ImageClasifier}",
+            "model: unknown class 'ImageClasifier': did you mean 'ImageClassifier'?",
+        ),
+        ("model: [", "Problems parsing config: "),
+    ],
+)
+def test_a_mistyped_file_is_answered_in_one_line(cli, complaint, folder, text, message):
+    (folder / "typo.yaml").write_text(text)
+    assert complaint(cli, "fit", "-c", "typo.yaml").startswith(message)
+
+
+def test_an_unknown_command_or_none_is_answered_in_one_line(complaint):
+    assert complaint(main, ["fitt"]) == "unknown command 'fitt': did you mean 'fit'?"
+    assert complaint(main, []) == "no command is given: choose from fit, validate, test, predict, show"
+    assert complaint(main, ["fit"]).startswith("no model is given: add a configuration with -c")
+
+
+def test_an_initializer_without_a_site_is_answered_in_one_line_from_inside_the_fit(cli, complaint):
+    said = complaint(cli, "fit", "--model.network=resnet10t", "--model.network_args=null", "--init.initializer=Mimetic")
+    assert "Mimetic" in said
+
+
+def test_a_bug_in_a_users_module_keeps_its_traceback(cli, folder, monkeypatch):
+    (folder / "buggy_model.py").write_text(
+        "from lightning_modules import ImageClassifier\n"
+        "class Buggy(ImageClassifier):\n"
+        "    def configure_network(self):\n"
+        "        return int('not a number')\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(ValueError, match="invalid literal for int") as bug:
+        cli("fit", "--model=buggy_model.Buggy")
+    assert bug.traceback[-1].path.name == "buggy_model.py"
+
+
+def test_a_bug_in_a_users_network_keeps_its_traceback(cli, folder, monkeypatch):
+    (folder / "buggy_network.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, width: int = 3):\n"
+        "        super().__init__()\n"
+        "        self.layer = [][width]\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    with pytest.raises(IndexError) as bug:
+        cli("fit", "--model.network=null", "--model.network.class_path=buggy_network.Net")
+    assert bug.traceback[-1].path.name == "buggy_network.py"
+
+
+@pytest.mark.slow
+def test_a_folder_of_the_users_that_hides_ours_is_named(tmp_path):
+    (tmp_path / "callbacks").mkdir()
+    (tmp_path / "callbacks" / "__init__.py").write_text("")
+    (tmp_path / "train.py").write_text(
+        f"import sys\nsys.path.append({str(ROOT)!r})\nfrom lightning_modules.cli import main\nmain()\n"
+    )
+    result = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert result.returncode != 0
+    assert "hides this project's package 'callbacks': rename yours" in result.stderr.splitlines()[-1]

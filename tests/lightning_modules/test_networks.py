@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+
+from lightning_modules.networks import PRESETS, create_network, vision_transformer
+from structured_init import StructuredInitError
+
+SMALL = {"image_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_the_sizes_of_its_row(name):
+    row = PRESETS[name]
+    with torch.device("meta"):
+        network = create_network(name, image_size=row["image_size"], depth=1)
+    assert network.patch_embed.grid_size == (row["image_size"] // row["patch_size"],) * 2
+    assert network.blocks[0].attn.num_heads == row["num_heads"]
+    assert network.head.in_features == row["embed_dim"]
+
+
+def test_the_papers_network_pools_by_mean_and_has_no_class_token():
+    network = vision_transformer(**SMALL)
+    assert network.cls_token is None
+    assert isinstance(network.norm, torch.nn.Identity)
+    assert isinstance(network.fc_norm, torch.nn.LayerNorm)
+    tokens = network.forward_features(torch.randn(3, 3, 8, 8))
+    expected = network.head(network.fc_norm(tokens.mean(1)))
+    torch.testing.assert_close(network.forward_head(tokens), expected)
+
+
+@pytest.mark.parametrize("class_token", [False, True])
+@pytest.mark.parametrize("register_tokens", [0, 2])
+@pytest.mark.parametrize("positions", ["learned", "sincos", "none"])
+def test_tokens_and_positions_combine(class_token, register_tokens, positions):
+    network = vision_transformer(**SMALL, class_token=class_token, register_tokens=register_tokens, positions=positions)
+    assert network(torch.randn(2, 3, 8, 8)).shape == (2, 10)
+    assert network.num_prefix_tokens == class_token + register_tokens
+
+
+def test_sincos_positions_are_frozen_and_have_equal_norms():
+    positions = vision_transformer(**SMALL, positions="sincos").pos_embed
+    assert not positions.requires_grad
+    # sin² + cos² = 1 for each of embed_dim / 2 pairs
+    torch.testing.assert_close(positions[0].square().sum(-1), torch.full((16,), 8.0))
+
+
+def test_no_weight_is_left_uninitialized():
+    assert all(torch.isfinite(p).all() and p.abs().max() < 10 for p in vision_transformer(**SMALL).parameters())
+    with pytest.raises(StructuredInitError, match="uninitialized memory"):
+        vision_transformer(**SMALL, weight_init="skip")
+
+
+def test_a_name_of_timm_gives_the_model_of_timm():
+    network = create_network("vit_tiny_patch16_224", num_classes=7, image_size=32, depth=1)
+    expected = timm.create_model("vit_tiny_patch16_224", num_classes=7, img_size=32, depth=1)
+    assert {n: p.shape for n, p in network.state_dict().items()} == {
+        n: p.shape for n, p in expected.state_dict().items()
+    }
+
+
+def test_a_network_without_an_image_size_takes_any():
+    network = create_network("resnet10t", num_classes=3, image_size=32, in_channels=1)
+    assert network(torch.randn(2, 1, 32, 32)).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("vit_tinny_patch2_32", {}, "unknown network 'vit_tinny_patch2_32': did you mean 'vit_tiny_patch2_32'?"),
+        ("resnet5o", {}, "unknown network 'resnet5o': did you mean 'resnet50'?"),
+        ("qqq", {}, "unknown network 'qqq': choose from vit_nano_patch1_8, .*, or a model of timm"),
+        ("vit_tiny_patch2_32", {"image_size": 33}, "patch_size 2 does not divide image_size 33"),
+        (
+            "vit_tiny_patch16_224",
+            {"image_size": 40},
+            "patch_size 16 of 'vit_tiny_patch16_224' does not divide image_size 40",
+        ),
+        ("vit_tiny_patch2_32", {"num_heads": 5}, "num_heads 5 does not divide embed_dim 192"),
+        ("vit_tiny_patch2_32", {"depht": 5}, "takes no argument 'depht': did you mean 'depth'?"),
+        ("vit_tiny_patch2_32", {"pool": "token"}, "pool 'token' needs class_token: true"),
+        ("vit_tiny_patch2_32", {"positions": "sincso"}, "unknown positions 'sincso': did you mean 'sincos'?"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line_with_what_would_be_right(name, arguments, message):
+    with pytest.raises(StructuredInitError, match=message.replace("?", r"\?")) as mistake:
+        create_network(name, **arguments)
+    assert "\n" not in str(mistake.value)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_modules import ImageClassifier
+from lightning_modules.optim import learning_rate, parameter_groups, warmup_cosine
+
+SCHEDULE = {"total_steps": 100, "warmup_steps": 10, "warmup_lr": 1e-5, "min_lr": 1e-6}
+
+
+class Tagged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = nn.Parameter(torch.ones(2, 2))
+        self.tagged = nn.Parameter(torch.ones(2, 2))
+        self.tagged._no_weight_decay = True
+        self.declared = nn.Parameter(torch.ones(2, 2))
+        self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+        self.norm = nn.LayerNorm(2)
+
+    def no_weight_decay(self):
+        return {"declared"}
+
+
+def undecayed(module):
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return {
+        names[id(p)] for group in parameter_groups(module) if group.get("weight_decay") == 0 for p in group["params"]
+    }
+
+
+def test_tagged_declared_and_vector_parameters_do_not_decay_and_frozen_ones_are_left_out():
+    model = nn.ModuleDict({"inner": Tagged()})
+    assert undecayed(model) == {"inner.tagged", "inner.declared", "inner.norm.weight", "inner.norm.bias"}
+    assert sum(len(group["params"]) for group in parameter_groups(model)) == 5
+
+
+def test_in_a_vision_transformer_only_matrices_and_the_patch_embedding_decay():
+    tokens = {"class_token": True, "register_tokens": 2, "depth": 1}
+    network = ImageClassifier("vit_nano_patch2_8", tokens, image_size=8, in_channels=1).network
+    rest = {name for name, _ in network.named_parameters()} - undecayed(network)
+    matrices = {f"blocks.0.{name}.weight" for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+    assert rest == {"patch_embed.proj.weight", "head.weight"} | matrices
+
+
+def test_a_tied_parameter_is_in_one_group_once():
+    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    second.weight = first.weight
+    assert [len(group["params"]) for group in parameter_groups(nn.Sequential(first, second))] == [1]
+
+
+def test_the_learning_rate_rises_in_a_line_and_falls_in_half_a_cosine():
+    rates = [learning_rate(step, base_lr=1e-3, **SCHEDULE) for step in range(120)]
+    assert rates[0] == pytest.approx(1e-5)
+    assert rates[5] == pytest.approx((1e-5 + 1e-3) / 2)
+    assert rates[10] == pytest.approx(1e-3)
+    assert rates[10 + 30] == pytest.approx(1e-6 + (1e-3 - 1e-6) * math.cos(math.pi / 6) ** 2)  # (1 + cos 2x)/2 = cos² x
+    assert rates[55] == pytest.approx((1e-3 + 1e-6) / 2)
+    assert rates[100] == rates[119] == pytest.approx(1e-6)
+
+
+def test_every_group_is_scheduled_between_its_own_peak_and_the_common_ends():
+    groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (1e-3, 1e-2)]
+    optimizer = torch.optim.SGD(groups)
+    scheduler = warmup_cosine(optimizer, **SCHEDULE)
+    seen = []
+    for _ in range(100):
+        seen.append(scheduler.get_last_lr())
+        optimizer.step()
+        scheduler.step()
+    assert seen[0] == pytest.approx([1e-5, 1e-5])
+    assert seen[10] == pytest.approx([1e-3, 1e-2])
+    assert scheduler.get_last_lr() == pytest.approx([1e-6, 1e-6])
+
+
+def test_a_schedule_restored_in_the_middle_goes_on_as_it_would_have():
+    def run(steps, state=None):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1e-3)
+        scheduler = warmup_cosine(optimizer, **SCHEDULE)
+        if state:
+            scheduler.load_state_dict(state)
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+        return scheduler
+
+    assert run(20, run(30).state_dict()).get_last_lr() == run(50).get_last_lr()

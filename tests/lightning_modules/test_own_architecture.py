@@ -1,0 +1,86 @@
+"""A user brings an architecture and an attention of their own, in one file beside their experiment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from structured_init import attention_sites
+
+USER_FILE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lightning_modules import ImageClassifier
+from structured_init import AttentionLayout, Projection, register_attention
+
+
+class MyAttention(nn.Module):
+    def __init__(self, dim, heads):
+        super().__init__()
+        self.heads, self.head_dim = heads, dim // heads
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(dim, dim, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.to_q, self.to_k, self.to_v))
+        return self.to_out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+@register_attention(MyAttention, grid=(4, 4))
+def my_attention(module):
+    return AttentionLayout(
+        query=Projection(module.to_q.weight, module.heads, module.head_dim),
+        key=Projection(module.to_k.weight, module.heads, module.head_dim),
+        value=Projection(module.to_v.weight, module.heads, module.head_dim),
+        output=Projection(module.to_out.weight, module.heads, module.head_dim, axis=1),
+    )
+
+
+class MyNetwork(nn.Module):
+    def __init__(self, channels, classes, dim, heads, layers):
+        super().__init__()
+        self.patches = nn.Conv2d(channels, dim, 2, stride=2)
+        self.layers = nn.ModuleList(MyAttention(dim, heads) for _ in range(layers))
+        self.head = nn.Linear(dim, classes)
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).mT
+        for layer in self.layers:
+            x = x + layer(F.layer_norm(x, x.shape[-1:]))
+        return self.head(x.mean(1))
+
+
+class MyClassifier(ImageClassifier):
+    def __init__(self, layers: int = 2, **kwargs):
+        self.layers = layers
+        super().__init__(**kwargs)
+
+    def configure_network(self):
+        return MyNetwork(self.in_channels, self.num_classes, dim=16, heads=2, layers=self.layers)
+"""
+
+
+def test_one_overridden_method_brings_an_architecture_with_its_own_attention(cli, folder, monkeypatch):
+    (folder / "my_model.py").write_text(USER_FILE)
+    (folder / "mine.yaml").write_text(
+        "model: {class_path: my_model.MyClassifier, init_args: {layers: 3, label_smoothing: 0.1}}\n"
+        "init: {initializer: {class_path: Mimetic, init_args: {positions: keep, qk_alpha: 0.0, qk_beta: 0.7}}}\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    run = cli("fit", "-c", "mine.yaml", "--model.optimizer.lr=0.0", "--model.warmup_lr=0.0", "--model.min_lr=0.0")
+    sites = attention_sites(run.model)
+    assert [site.name for site in sites] == [f"network.layers.{layer}" for layer in range(3)]
+    for site in sites:  # without noise each head's product is 0.7 times a projection of rank head_dim
+        spectrum = torch.linalg.svdvals(site.query @ site.key.mT)
+        torch.testing.assert_close(spectrum, torch.tensor([0.7] * 8 + [0.0] * 8).expand(2, 16), atol=1e-5, rtol=0)
+    assert run.model.hparams["layers"] == 3
+    attention = load_file(f"{run.trainer.log_dir}/attention/before.safetensors")
+    assert [maps.shape[1:] for maps in attention.values()] == [(2, 16, 16)] * 3
+    report = json.loads(Path(run.trainer.log_dir, "init_report.json").read_text())
+    assert {name for entry in report["entries"] if entry["set_by"] for name in entry["names"]} == {
+        f"network.layers.{layer}.to_{part}.weight" for layer in range(3) for part in ("q", "k", "v", "out")
+    }

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import torch
+from safetensors.torch import load_file
+
+from lightning_modules.networks import create_network
+from structured_init import attention_sites
+
+
+def test_show_applies_the_start_reports_and_draws_it(cli, folder, capsys):
+    run = cli("show", "-c", "init/mimetic", "--output", "seen")
+    assert {path.name for path in (folder / "seen").iterdir()} == {
+        "attention.png", "init_report.json", "weight_products.png"
+    }  # fmt: skip
+    assert "Mimetic: query_key" in capsys.readouterr().out
+    products = torch.cat([site.query @ site.key.mT for site in attention_sites(run.model)])
+    assert products.diagonal(dim1=-2, dim2=-1).mean() > 0.3
+
+
+def test_show_gives_the_weights_that_a_fit_starts_with(cli):
+    shown = cli("show", "-c", "init/mimetic", "--seed_everything=5", "--output", "seen").model
+    fitted = cli("fit", "-c", "init/mimetic", "--seed_everything=5", "--model.optimizer.lr=0.0",
+                 "--model.warmup_lr=0.0", "--model.min_lr=0.0").model  # fmt: skip
+    for name, value in shown.state_dict().items():
+        assert torch.equal(value, fitted.state_dict()[name]), name
+
+
+def test_a_plan_lists_what_would_be_done_and_touches_nothing(cli, folder, capsys):
+    planned = cli("show", "-c", "init/mimetic", "--plan").model
+    assert "Mimetic: value_output" in capsys.readouterr().out
+    assert {path.name for path in folder.iterdir()} == {"tiny.yaml"}
+    untouched = cli("show", "-c", "init/default", "--plan").model
+    assert all(torch.equal(a, b) for a, b in zip(planned.parameters(), untouched.parameters(), strict=True))
+
+
+def test_exported_weights_load_into_the_bare_network(cli, folder):
+    model = cli("show", "-c", "init/mimetic", "--export", "start.safetensors", "--output", "seen").model
+    network = create_network("vit_nano_patch2_8", image_size=8, in_channels=1, embed_dim=16, num_heads=2, depth=2)
+    network.load_state_dict(load_file(folder / "start.safetensors"))
+    images = torch.randn(2, 1, 8, 8)
+    torch.testing.assert_close(network.eval()(images), model.network.eval()(images))
+
+
+def test_a_checkpoint_and_exported_weights_stand_beside_the_start(cli, folder):
+    last = f"{cli('fit').trainer.log_dir}/checkpoints/last.ckpt"
+    cli("show", "--export", "start.safetensors", "--output", "alone")
+    for other in (last, "start.safetensors"):
+        cli("show", "--checkpoint", other, "--output", "both")
+        alone, both = ((folder / name / "attention.png").read_bytes() for name in ("alone", "both"))
+        widths = [int.from_bytes(png[16:20], "big") for png in (alone, both)]  # a PNG's header
+        assert widths[0] < widths[1]
+
+
+def test_a_network_without_attention_is_shown_without_figures(cli, folder):
+    cli("show", "--model.network=resnet10t", "--model.network_args=null", "--output", "seen")
+    assert {path.name for path in (folder / "seen").iterdir()} == {"init_report.json"}
+
+
+def test_what_cannot_be_shown_is_answered_in_one_line(cli, complaint):
+    assert complaint(cli, "show", "--export", "w.pt") == "--export writes safetensors: name the file 'w.safetensors'"
+    assert complaint(cli, "show", "--checkpoint", "no.safetensors") == "there is no file 'no.safetensors'"
+    assert complaint(cli, "show", "--pretrained", "vit_tiny_patch16_225") == (
+        "unknown pretrained model 'vit_tiny_patch16_225': did you mean 'vit_tiny_patch16_224'?"
+    )

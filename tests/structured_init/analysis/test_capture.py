@@ -1,0 +1,307 @@
+import copy
+import random
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from structured_init.analysis import NoAttentionError, capture_attention, register_capture
+from structured_init.analysis.tap import attention_maps
+from structured_init.errors import StructuredInitError
+
+
+@pytest.fixture
+def images():
+    return torch.randn(3, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def vit():
+    torch.manual_seed(0)
+    return VisionTransformer(img_size=16, patch_size=4, embed_dim=24, depth=2, num_heads=3, num_classes=5)
+
+
+def by_hand(block: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """timm's unfused attention, written from the definition in float64."""
+    q, k, _ = block.attn.qkv(block.norm1(x)).double().chunk(3, dim=-1)
+    heads = [(q[..., i : i + 8] @ k[..., i : i + 8].mT / 8**0.5).exp() for i in (0, 8, 16)]
+    return torch.stack([head / head.sum(-1, keepdim=True) for head in heads], dim=1)
+
+
+def assert_maps_equal(maps, expected, atol=1e-6):
+    assert len(maps) == len(expected)
+    for layer, reference in zip(maps.values(), expected, strict=True):
+        torch.testing.assert_close(layer, reference.float(), atol=atol, rtol=1e-5)
+
+
+def test_fused_and_written_out_attention_of_timm_give_the_softmax_of_the_definition(vit, images):
+    inputs = []
+    handles = [block.register_forward_pre_hook(lambda _, args: inputs.append(args[0])) for block in vit.blocks]
+    with torch.no_grad():
+        vit.eval()(images)
+        expected = [by_hand(block, x) for block, x in zip(vit.blocks, inputs, strict=True)]
+    for handle in handles:
+        handle.remove()
+    assert all(block.attn.fused_attn for block in vit.blocks)
+    fused = capture_attention(vit, images)
+    assert list(fused) == ["blocks.0.attn", "blocks.1.attn"]
+    assert_maps_equal(fused, expected)
+    for block in vit.blocks:
+        block.attn.fused_attn = False
+    assert_maps_equal(capture_attention(vit, images), expected)
+
+
+def hugging_face(name: str) -> tuple[type, object, dict]:
+    import transformers
+
+    ids = {"input_ids": torch.arange(14).view(2, 7)}
+    padded = ids | {"attention_mask": torch.tensor([[1] * 7, [0] * 2 + [1] * 5])}
+    if name == "vit":
+        config = transformers.ViTConfig(
+            hidden_size=16,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=32,
+            image_size=16,
+            patch_size=8,
+        )
+        return transformers.ViTModel, config, {"pixel_values": torch.randn(2, 3, 16, 16)}
+    if name == "gpt2":
+        config = transformers.GPT2Config(
+            n_embd=16, n_layer=2, n_head=2, vocab_size=20, n_positions=16, bos_token_id=0, eos_token_id=0
+        )
+        return transformers.GPT2Model, config, ids
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=32,
+        vocab_size=20,
+        max_position_embeddings=16,
+        pad_token_id=0,
+    )
+    return transformers.LlamaModel, config, padded if name == "llama_padded" else ids
+
+
+@pytest.mark.parametrize("name", ["vit", "gpt2", "llama", "llama_padded"])
+def test_maps_equal_the_eager_attention_of_transformers(name):
+    model_class, config, inputs = hugging_face(name)
+    torch.manual_seed(0)
+    eager = model_class._from_config(copy.deepcopy(config), attn_implementation="eager").eval()
+    fused = model_class._from_config(copy.deepcopy(config), attn_implementation="sdpa").eval()
+    fused.load_state_dict(eager.state_dict())
+    with torch.no_grad():
+        expected = eager(**inputs, output_attentions=True).attentions
+    maps = list(capture_attention(fused, **inputs).values())
+    if name == "llama_padded":  # rows of padding: eager has a finite minus infinity, torch looks nowhere
+        real = inputs["attention_mask"].bool()
+        maps, expected = ([layer.movedim(2, 1)[real] for layer in layers] for layers in (maps, expected))
+    assert len(maps) == 2
+    for layer, reference in zip(maps, expected, strict=True):
+        torch.testing.assert_close(layer, reference, atol=1e-6, rtol=1e-5)
+    assert list(capture_attention(eager, **inputs)) == list(capture_attention(fused, **inputs))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_maps_of_torch_multihead_attention_equal_its_own_weights(batch_first, training):
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(16, 2, dropout=0.5, batch_first=batch_first).train(training)
+    x = torch.randn(3, 5, 16)
+    mask = torch.ones(x.shape[1 - (not batch_first)], x.shape[1 - (not batch_first)], dtype=torch.bool).triu(1)
+    maps = capture_attention(nn.ModuleDict({"a": attention})["a"], x, x, x, attn_mask=mask, need_weights=False)
+    _, expected = attention.eval()(x, x, x, attn_mask=mask, average_attn_weights=False)
+    assert_maps_equal(maps, [expected])
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.parametrize("padded", [False, True])
+def test_transformer_encoder_in_evaluation_mode_does_not_escape_on_its_fast_path(padded):
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2).eval()
+    x = torch.randn(3, 5, 16)
+    padding = torch.arange(5).expand(3, 5) >= torch.tensor([[5], [3], [2]]) if padded else None
+    maps = capture_attention(encoder, x, src_key_padding_mask=padding)
+    assert list(maps) == ["layers.0.self_attn", "layers.1.self_attn"]
+    _, expected = encoder.layers[0].self_attn(x, x, x, key_padding_mask=padding, average_attn_weights=False)
+    torch.testing.assert_close(maps["layers.0.self_attn"], expected)
+
+
+def test_masks_scale_and_grouped_queries_mean_what_they_mean_in_torch():
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, heads, 5, 4, generator=generator) for heads in (4, 2, 2))
+    blind = torch.rand(5, 5, generator=generator) > 0.4
+    blind[3] = False
+    for options in (
+        {"is_causal": True},
+        {"attn_mask": blind},
+        {"attn_mask": torch.randn(2, 1, 5, 5, generator=generator), "scale": 0.3},
+    ):
+        expected = nn.functional.scaled_dot_product_attention(query, key, value, enable_gqa=True, **options)
+        mask = {"mask": options["attn_mask"]} if "attn_mask" in options else {"is_causal": True}
+        maps = attention_maps(query, key, scale=options.get("scale"), enable_gqa=True, **mask)
+        torch.testing.assert_close(maps @ value.repeat_interleave(2, dim=1), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_maps_are_computed_in_float32_under_autocast(vit, images):
+    with torch.autocast("cpu", torch.bfloat16):
+        maps = capture_attention(vit, images)["blocks.0.attn"]
+    assert maps.dtype == torch.float32
+    # Rows of bfloat16 would sum to one up to 2⁻⁹ only, and hold few distinct values.
+    torch.testing.assert_close(maps.sum(-1), torch.ones(maps.shape[:-1]), atol=1e-6, rtol=0)
+    assert (maps != maps.bfloat16().float()).any()
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_compiled_model_is_captured_and_not_compiled_again(vit, images, in_place):
+    expected = list(capture_attention(vit, images).values())
+    compilations = []
+
+    def backend(graph, inputs):
+        compilations.append(graph)
+        return graph.forward
+
+    model = vit.eval()
+    if in_place:
+        model.compile(backend=backend)
+    else:
+        model = torch.compile(model, backend=backend)
+    with torch.no_grad():
+        before = model(images)
+        count = len(compilations)
+        maps = capture_attention(model, images)
+        torch.testing.assert_close(model(images), before)
+    assert list(maps) == ["blocks.0.attn", "blocks.1.attn"]
+    assert_maps_equal(maps, expected)
+    assert len(compilations) == count > 0
+
+
+def test_model_and_random_states_are_left_as_they_were(images, as_installed):  # the checker draws from `random`
+    class Restless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vit = VisionTransformer(img_size=16, patch_size=4, embed_dim=24, depth=1, num_heads=3, drop_rate=0.5)
+
+        def forward(self, x):
+            random.random(), np.random.rand()
+            return self.vit(x + torch.randn_like(x))
+
+    model = Restless().train()
+    model.vit.blocks[0].eval()
+    flags = [module.training for module in model.modules()]
+    hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()]
+    states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
+    first, second = capture_attention(model, images), capture_attention(model, images)
+    assert random.getstate() == states[0]
+    assert np.array_equal(np.random.get_state()[1], states[1])
+    assert torch.equal(torch.get_rng_state(), states[2])
+    assert [module.training for module in model.modules()] == flags
+    assert [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()] == hooks
+    assert torch.equal(first["vit.blocks.0.attn"], second["vit.blocks.0.attn"])
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_model_is_restored_when_its_forward_fails(vit, images):
+    vit.head.forward = lambda x: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        capture_attention(vit, images)
+    assert vit.training
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in vit.modules())
+
+
+def test_number_of_samples_is_capped_for_every_tensor_of_the_batch():
+    model_class, config, inputs = hugging_face("llama_padded")
+    maps = capture_attention(model_class(config), max_samples=1, **inputs)
+    assert {layer.shape[0] for layer in maps.values()} == {1}
+
+
+def test_memory_cap_keeps_fewer_samples_and_says_so(vit, images):
+    whole = capture_attention(vit, images.repeat(2, 1, 1, 1))
+    bytes_of_all = sum(4 * layer.numel() for layer in whole.values())
+    with pytest.warns(UserWarning, match=r"1 sample in 2 is kept \(raise max_megabytes"):
+        maps = capture_attention(vit, images.repeat(2, 1, 1, 1), max_megabytes=0.6 * bytes_of_all / 2**20)
+    assert [layer.shape[0] for layer in maps.values()] == [3, 3]
+    torch.testing.assert_close(maps["blocks.1.attn"], whole["blocks.1.attn"][:3])
+
+
+def test_memory_cap_below_one_sample_is_an_error(vit, images):
+    with pytest.raises(StructuredInitError, match=r"one sample take more than 0.001 MiB .* choose layers"):
+        capture_attention(vit, images, max_megabytes=0.001)
+
+
+def test_layers_are_chosen_by_name_pattern_and_number(vit, images):
+    assert list(capture_attention(vit, images, layers=["blocks.1.attn"])) == ["blocks.1.attn"]
+    assert list(capture_attention(vit, images, layers=["blocks.*"])) == ["blocks.0.attn", "blocks.1.attn"]
+    assert list(capture_attention(vit, images, layers=[1])) == ["blocks.1.attn"]
+    with pytest.raises(StructuredInitError, match=r"'block.1.attn': did you mean 'blocks.1.attn'"):
+        capture_attention(vit, images, layers=["block.1.attn"])
+
+
+def test_repeated_calls_of_one_module_have_names_of_their_own():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            for _ in range(3):
+                x = self.attn(x, x, x)[0]
+            return x
+
+    assert list(capture_attention(Recurrent(), torch.randn(1, 4, 8))) == ["attn", "attn:2", "attn:3"]
+
+
+class Unheard(nn.Module):
+    """Attention in which no softmax can be followed."""
+
+    def forward(self, x):
+        logits = x @ x.mT
+        weights = (logits - logits.logsumexp(-1, keepdim=True)).exp()
+        self.weights = weights.unsqueeze(1)
+        return weights @ x
+
+
+def test_model_without_captured_maps_is_an_error_that_names_what_it_has():
+    with pytest.raises(NoAttentionError, match=r"Sequential has no attention module .*Conv2d, ReLU"):
+        capture_attention(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8))
+
+    class UnheardAttention(Unheard):
+        pass
+
+    with pytest.raises(NoAttentionError, match=r"0 \(UnheardAttention\).*register_capture"):
+        capture_attention(nn.Sequential(UnheardAttention()), torch.randn(1, 4, 8))
+
+
+def test_registered_adapter_reads_attention_that_cannot_be_heard():
+    class Adapted(Unheard):
+        pass
+
+    @register_capture(Adapted)
+    def read(module, args, kwargs, output):
+        return module.weights
+
+    x = torch.randn(2, 4, 8)
+    maps = capture_attention(nn.Sequential(Adapted()), x)
+    torch.testing.assert_close(maps["0"], (x @ x.mT).softmax(-1).unsqueeze(1))
+
+
+def test_softmax_outside_of_attention_is_not_a_map(vit, images):
+    class Mixture(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vit = vit
+
+        def forward(self, x):
+            return self.vit(x.softmax(-1))
+
+    assert list(capture_attention(Mixture(), images)) == ["vit.blocks.0.attn", "vit.blocks.1.attn"]
+
+
+def test_capture_of_a_quiet_model_gives_no_warning(vit, images):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        capture_attention(vit, images)

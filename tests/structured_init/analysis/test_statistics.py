@@ -1,0 +1,172 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from structured_init.analysis import (
+    STATISTICS,
+    argmax_accuracy,
+    best_offset,
+    diagonal_mass,
+    diagonality,
+    effective_rank,
+    entropy,
+    grid_distances,
+    impulse_mass,
+    mean_distance,
+    offset_profile,
+    patch_maps,
+    profile_energy,
+    summarize,
+    to_csv,
+)
+from structured_init.errors import StructuredInitError
+
+
+def shift(grid: tuple[int, int], down: int, right: int, spread: float = 0.0) -> torch.Tensor:
+    """Maps (1, 1, P, P) in which every patch looks at the one (down, right) of it, at itself where there is none."""
+    rows, columns = grid
+    maps = torch.full((1, 1, rows * columns, rows * columns), spread / (rows * columns))
+    for y in range(rows):
+        for x in range(columns):
+            inside = 0 <= y + down < rows and 0 <= x + right < columns
+            target = (y + down) * columns + x + right if inside else y * columns + x
+            maps[0, 0, y * columns + x, target] += 1 - spread
+    return maps
+
+
+def random_maps(heads: int, tokens: int, seed: int, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, heads, tokens, tokens, generator=torch.Generator().manual_seed(seed)).mul(2).softmax(-1)
+
+
+def test_distances_are_those_of_a_ruler():
+    # Patches of a 2 × 2 grid: right, below, diagonal.
+    expected = torch.tensor([0, 1, 1, math.sqrt(2)])
+    torch.testing.assert_close(grid_distances((2, 2))[0], expected)
+    assert grid_distances((30, 31)).diagonal().eq(0).all()
+
+
+def test_mean_distance_of_uniform_attention_is_the_mean_of_the_distances():
+    uniform = torch.full((1, 1, 4, 4), 0.25)
+    torch.testing.assert_close(mean_distance(uniform, (2, 2)), torch.tensor([(2 + math.sqrt(2)) / 4]))
+    torch.testing.assert_close(mean_distance(uniform, (2, 2), patch_size=16), torch.tensor([4 * (2 + math.sqrt(2))]))
+
+
+def test_class_token_is_given_back_or_not_as_asked():
+    # Half of every row on the class token, the other half one patch to the side: 1 × 2 patches.
+    maps = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]]).expand(1, 1, 3, 3)
+    torch.testing.assert_close(mean_distance(maps, (1, 2), prefix_tokens=1), torch.tensor([1.0]))
+    torch.testing.assert_close(mean_distance(maps, (1, 2), prefix_tokens=1, renormalise=False), torch.tensor([0.5]))
+
+
+def test_row_that_looks_at_the_class_token_only_is_not_a_division_by_zero():
+    maps = torch.zeros(1, 1, 3, 3)
+    maps[..., 0] = 1
+    assert patch_maps(maps, 1).eq(0).all()
+    assert mean_distance(maps, (1, 2), prefix_tokens=1).item() == 0
+
+
+def test_entropy_of_uniform_attention_is_log_n_and_of_an_impulse_zero():
+    uniform = torch.full((2, 3, 5, 5), 0.2)
+    torch.testing.assert_close(entropy(uniform), torch.full((3,), math.log(5)))
+    torch.testing.assert_close(entropy(uniform, normalised=True), torch.ones(3))
+    assert entropy(torch.eye(5).expand(2, 3, 5, 5)).eq(0).all()
+
+
+def test_diagonal_mass_and_diagonality_of_known_maps():
+    identity = torch.eye(6).expand(1, 2, 6, 6)
+    assert diagonal_mass(identity).eq(1).all()
+    assert diagonality(identity, (2, 3)).eq(1).all()
+    # A sequence of three: the middle at distance 1 of at most 1, the ends at distance 2 of at most 2.
+    farthest = torch.tensor([[0.0, 0, 1], [1, 0, 0], [1, 0, 0]]).expand(1, 1, 3, 3)
+    torch.testing.assert_close(diagonality(farthest, (1, 3)), torch.zeros(1))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    grid=st.tuples(st.integers(2, 6), st.integers(2, 6)),
+    down=st.integers(-1, 1),
+    right=st.integers(-1, 1),
+    spread=st.floats(0, 0.6),
+)
+def test_impulse_is_found_with_its_mass_wherever_its_target_is_inside(grid, down, right, spread):
+    maps = shift(grid, down, right, spread)
+    offsets = torch.tensor([[down, right]])
+    assert best_offset(maps, grid).tolist() == [[down, right]]
+    expected = torch.tensor([1 - spread + spread / (grid[0] * grid[1])])
+    torch.testing.assert_close(impulse_mass(maps, offsets, grid), expected)
+    assert argmax_accuracy(maps, offsets, grid).item() == pytest.approx(1)
+    assert argmax_accuracy(maps, -offsets, grid).item() == pytest.approx(float(down == right == 0))
+
+
+def test_offset_that_does_not_fit_on_the_grid_has_no_mass():
+    assert impulse_mass(shift((2, 2), 0, 1), torch.tensor([[0, 5]]), (2, 2)).item() == 0
+
+
+def test_offset_profile_of_a_shift_has_one_peak_where_it_points():
+    profile = offset_profile(shift((4, 5), -1, 2), (4, 5))[0]
+    assert profile.shape == (7, 9)
+    assert profile[3 - 1, 4 + 2] == 1
+    assert profile.argmax() == (3 - 1) * 9 + 4 + 2
+
+
+@settings(max_examples=15, deadline=None)
+@given(rows=st.integers(1, 4), columns=st.integers(2, 4), heads=st.integers(1, 3), prefix=st.integers(0, 2))
+def test_offset_profile_is_the_plain_average_over_pairs(rows, columns, heads, prefix):
+    maps = random_maps(heads, rows * columns + prefix, seed=rows * columns + heads)
+    profile = offset_profile(maps, (rows, columns), prefix)
+    patches = maps[:, :, prefix:, prefix:]
+    patches = (patches / patches.sum(-1, keepdim=True)).mean(0)
+    for dy in range(1 - rows, rows):
+        for dx in range(1 - columns, columns):
+            values = [
+                patches[:, y * columns + x, (y + dy) * columns + x + dx]
+                for y in range(rows)
+                for x in range(columns)
+                if 0 <= y + dy < rows and 0 <= x + dx < columns
+            ]
+            torch.testing.assert_close(profile[:, dy + rows - 1, dx + columns - 1], torch.stack(values).mean(0))
+
+
+def test_profile_explains_a_convolution_and_not_a_random_map():
+    uniform = torch.full((1, 1, 9, 9), 1 / 9)
+    torch.testing.assert_close(profile_energy(uniform, (3, 3)), torch.ones(1))
+    sharp = (20 * torch.randn(1, 1, 16, 16, generator=torch.Generator().manual_seed(0))).softmax(-1)
+    assert profile_energy(sharp, (4, 4)).item() < 0.5
+
+
+def test_effective_rank_counts_equal_singular_values():
+    torch.testing.assert_close(effective_rank(torch.eye(6).expand(2, 1, 6, 6)), torch.tensor([6.0]))
+    torch.testing.assert_close(effective_rank(torch.full((1, 1, 6, 6), 1 / 6)), torch.ones(1))
+    # σ = (2, 1, 1) / 4: exp(½ ln 2 + ½ ln 4) = 2√2
+    diagonal = torch.diag(torch.tensor([2.0, 1, 1])).expand(1, 1, 3, 3)
+    torch.testing.assert_close(effective_rank(diagonal), torch.tensor([2 * 2**0.5]))
+
+
+def test_wrong_grid_is_an_error_that_says_the_numbers():
+    with pytest.raises(StructuredInitError, match="grid of 3 × 3 does not fit attention over 10 patches"):
+        mean_distance(random_maps(1, 11, 0), (3, 3), prefix_tokens=1)
+
+
+@pytest.mark.parametrize("grid", [None, (2, 4)])
+def test_summary_has_every_statistic_for_every_head_and_becomes_a_table(grid):
+    tokens = 9
+    summary = summarize(random_maps(3, tokens, 0), grid, prefix_tokens=1)
+    assert set(summary) == {*STATISTICS, "offset"}
+    assert all(len(values) == 3 for values in summary.values())
+    lines = to_csv({"before": {"a": summary}, "after": {"a": summary, "b": summary}}).splitlines()
+    assert len(lines) == 1 + 3 * 3
+    assert lines[0].split(",")[:4] == ["phase", "layer", "head", "mean_distance"]
+    assert lines[-1].startswith("after,b,2,")
+
+
+def test_sequence_is_measured_in_tokens():
+    # Every token looks at the one before it, the first at itself.
+    previous = torch.zeros(1, 1, 4, 4)
+    previous[0, 0, [0, 1, 2, 3], [0, 0, 1, 2]] = 1
+    summary = summarize(previous)
+    assert summary["offset"] == [[0, -1]]
+    assert summary["mean_distance"] == [0.75]
+    assert summary["impulse_mass"] == [1.0]
