@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import multiprocessing
 import time
 import warnings
@@ -73,6 +74,8 @@ def train_all(runs: Sequence[Run], extra: list[str], output: Path, console: Cons
 def train_quietly(run: Run, extra: list[str], output: Path) -> None:
     """Train one run on one thread, with everything it prints in a file."""
     torch.set_num_threads(1)
+    for library in ("lightning.pytorch", "lightning.fabric"):  # they hold on to the stderr of when they were imported
+        logging.getLogger(library).setLevel(logging.WARNING)
     log = output / "logs" / f"{run.start}_{run.seed}.txt"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
@@ -85,7 +88,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=Path, default=Path("demo"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--epochs", type=int, default=40)
     return parser.parse_args()
 
 

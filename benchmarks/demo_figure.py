@@ -28,18 +28,20 @@ def demo_figure(runs: Sequence[Run], accuracy: Mapping[str, Mapping[int, float]]
     """
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 8.6), layout="constrained", facecolor="white")
-    top, bottom = figure.subfigures(2, 1, height_ratios=(1, 1.25))
+    figure = Figure(figsize=(12, 6.6), layout="constrained", facecolor="white")
+    top, bottom = figure.subfigures(2, 1, height_ratios=(1.15, 1))
     curves, finals = top.subplots(1, 2, width_ratios=(1.6, 1))
     for start, color in zip(accuracy, COLORS, strict=False):
         _curve(curves, [run for run in runs if run.start == start], start, color)
     _label(curves, "Learning curves: every seed, and their mean", "epoch", "validation accuracy %")
     curves.legend(frameon=False, loc="lower right")
     _finals(finals, accuracy)
-    starts = list(accuracy)
     first = min(run.seed for run in runs)
-    for start, panel in zip(starts, bottom.subfigures(1, len(starts), squeeze=False)[0], strict=True):
-        _attention(panel, next(run for run in runs if (run.start, run.seed) == (start, first)))
+    shown = [run for run in runs if run.seed == first]
+    maps = [_mean_maps(run) for run in shown]
+    bright = float(np.quantile(np.concatenate([m.ravel() for phases in maps for p in phases for m in p]), 0.995))
+    for run, phases, panel in zip(shown, maps, bottom.subfigures(1, len(shown), squeeze=False)[0], strict=True):
+        _attention(panel, TITLES.get(run.start, run.start), phases, bright)
     return figure
 
 
@@ -67,21 +69,25 @@ def _finals(axis: Axes, accuracy: Mapping[str, Mapping[int, float]]) -> None:
     _label(axis, f"Test: each seed; paired difference to {baseline}, 95 %", "test accuracy %", "")
 
 
-def _attention(panel: SubFigure, run: Run) -> None:
-    """Two rows, before and after; a column per layer; maps averaged over samples and heads."""
+def _mean_maps(run: Run) -> list[list[np.ndarray]]:
+    """Return the maps before and after, one per layer, averaged over samples and heads."""
     phases = [load_file(run.folder / "attention" / f"{phase}.safetensors") for phase in ("before", "after")]
-    layers = list(phases[0])
-    axes = panel.subplots(2, len(layers), squeeze=False)
+    return [[maps.astype(np.float32).mean((0, 1)) for maps in phase.values()] for phase in phases]
+
+
+def _attention(panel: SubFigure, title: str, phases: Sequence[Sequence[np.ndarray]], bright: float) -> None:
+    """Two rows, before and after; a column per layer; a square-root colour scale that all panels share."""
+    axes = panel.subplots(2, len(phases[0]), squeeze=False)
     for row, (phase, maps) in enumerate(zip(("before", "after"), phases, strict=True)):
-        for column, layer in enumerate(layers):
-            axis, values = axes[row, column], maps[layer].astype(np.float32).mean((0, 1))
-            axis.imshow(values**0.5, cmap="magma", vmin=0, vmax=0.25, interpolation="nearest")
+        for column, values in enumerate(maps):
+            axis = axes[row, column]
+            axis.imshow(values**0.5, cmap="magma", vmin=0, vmax=bright**0.5, interpolation="nearest")
             axis.set(xticks=[], yticks=[])
             axis.spines[:].set_visible(False)
             if row == 0:
                 axis.set_title(f"layer {column}", fontsize=8, color="#555555")
         axes[row, 0].set_ylabel(phase, fontsize=9, color="#555555")
-    panel.suptitle(f"Attention, {TITLES.get(run.start, run.start)}", fontsize=11)
+    panel.suptitle(f"Attention, {title}", fontsize=11)
 
 
 def _label(axis: Axes, title: str, x: str, y: str) -> None:

@@ -17,6 +17,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
 from structured_init.files import replacing
 from structured_init.initializer import pending_freezing
+from structured_init.plan import plain_name
 
 REPORT_FILE = "init_report.json"
 ACCOUNT = "_structured_init"  # of how the weights came about: on the model it travels with deepcopy; in a checkpoint
@@ -102,7 +103,7 @@ class InitCallback(Callback):
         checkpoint[ACCOUNT] = getattr(pl_module, ACCOUNT, {})
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Leave alone also what ``validate``, ``test`` or ``predict`` loaded; they do not tell callbacks of it."""
+        """Leave alone also what was loaded from a checkpoint of weights alone, which callbacks are not told of."""
         if trainer.ckpt_path is not None and not hasattr(pl_module, ACCOUNT):
             setattr(pl_module, ACCOUNT, {})
 
@@ -117,6 +118,7 @@ class InitCallback(Callback):
         seed = trainer.strategy.broadcast(seed)  # ranks may have seeded themselves differently
         in_step = trainer.world_size > 1 and self.when == "fit_start"  # in setup the wrap is still to come
         self.report = initialize(pl_module, self.initializer, seed=seed, broadcast=in_step)
+        refuse_what_checkpoints_lose(self.report, pl_module)
         for warning in self.report.warnings:
             rank_zero_warn(warning)
         setattr(pl_module, ACCOUNT, summarize(self.report, self.when))
@@ -145,6 +147,17 @@ def refuse_what_comes_too_early(trainer: Trainer) -> None:
     for cls in type(trainer.strategy).__mro__:
         if cls.__name__ in TOO_LATE:
             raise StructuredInitError(f"{TOO_LATE[cls.__name__]}: {way_out}")
+
+
+def refuse_what_checkpoints_lose(report: InitReport, model: LightningModule) -> None:
+    """Raise one line where a value was written that a resumed or tested run would not have."""
+    saved = {plain_name(name) for name in model.state_dict()}
+    for entry in report.changed:
+        if not saved.intersection(entry.names):
+            raise StructuredInitError(
+                f"'{entry.names[0]}' is no part of a checkpoint, so its start would be lost: register it again, "
+                "persistent, with register_buffer(name, buffer)"
+            )
 
 
 def summarize(report: InitReport, when: str) -> dict[str, Any]:
@@ -181,7 +194,7 @@ def publish(account: dict[str, Any], trainer: Trainer) -> None:
 
 @torch.no_grad()
 def synchronize_averages(trainer: Trainer, pl_module: LightningModule) -> None:
-    """Copy the new values into averaged models, which were deep-copied before; buffers outside the state too."""
+    """Copy the new values into averaged models, which were deep-copied before."""
     for callback in trainer.callbacks:
         average = getattr(callback, "_average_model", None)
         if isinstance(callback, WeightAveraging) and average is not None:

@@ -1,0 +1,319 @@
+"""Two ranks start, train and resume as one. Run as a script, this file is one of the two; the tests read its notes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from callbacks import InitCallback
+from structured_init import Compose, Initializer, KaimingUniform, Mimetic, Positions, StructuredInitError, initialize
+
+pytestmark = pytest.mark.distributed
+SEED = 3
+FIRST_RANK_SEED = 100  # of everything the host draws; the second rank has another one
+
+
+def start():
+    return Compose([KaimingUniform(), Mimetic()])
+
+
+class ByRank(Initializer):
+    """Writes what depends on the rank, as a start does whose computation differs between two machines."""
+
+    def plan(self, weights, *, rng, batch=None):
+        for name, parameter in weights.model.named_parameters():
+            generator = rng.generator(name, os.environ.get("LOCAL_RANK", "0"))
+            weights.write(parameter, torch.randn(parameter.shape, generator=generator), "ByRank")
+
+
+class Classifier(pl.LightningModule):
+    """A tiny vision transformer, built in the constructor, or in ``configure_model`` and sharded."""
+
+    def __init__(self, late=False):
+        super().__init__()
+        self.network = None if late else self.build()
+
+    def build(self):
+        return VisionTransformer(img_size=8, patch_size=2, embed_dim=16, depth=2, num_heads=2, num_classes=5)
+
+    def configure_model(self):
+        if self.network is not None:
+            return
+        self.network = self.build()
+        if self.device_mesh is not None:
+            mesh = self.device_mesh["data_parallel"]
+            for block in self.network.blocks:
+                fully_shard(block, mesh=mesh)
+            fully_shard(self.network, mesh=mesh)
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.01)
+
+    def training_step(self, batch, batch_idx):
+        images, labels = batch
+        return nn.functional.cross_entropy(self.network(images), labels)
+
+
+class Watch(pl.Callback):
+    """Notes a hash of every full parameter when training starts and ends."""
+
+    def __init__(self):
+        self.notes = {}
+
+    def on_train_start(self, trainer, pl_module):
+        self.notes["start"] = hashes(pl_module)
+        sharded = [p for p in pl_module.parameters() if isinstance(p, DTensor) and p.to_local().shape != p.shape]
+        self.notes["sharded"] = len(sharded)
+
+    def on_train_end(self, trainer, pl_module):
+        self.notes["end"] = hashes(pl_module)
+
+
+def hashes(module):
+    """Hash every parameter's full value."""
+    full = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in module.named_parameters()}
+    return {name: hashlib.sha256(p.detach().numpy().tobytes()).hexdigest()[:16] for name, p in full.items()}
+
+
+def single_process(initializer, seed=SEED):
+    """Return the hashes of what one process makes of rank 0's model."""
+    pl.seed_everything(FIRST_RANK_SEED, verbose=False)
+    model = Classifier()
+    initialize(model, initializer, seed=seed)
+    return hashes(model)
+
+
+def data():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(8, 3, 8, 8, generator=generator)
+    return DataLoader(TensorDataset(images, torch.arange(8) % 5), batch_size=2)
+
+
+def ddp():
+    return DDPStrategy(process_group_backend="gloo")
+
+
+def fsdp():
+    return ModelParallelStrategy(
+        data_parallel_size=2, tensor_parallel_size=1, save_distributed_checkpoint=False, process_group_backend="gloo"
+    )
+
+
+def run(callback, strategy, folder, *, late=False, same_seed=False, epochs=1, resume=None):
+    """Train on this rank; return what was seen, or the line of an expected mistake."""
+    rank = int(os.environ["LOCAL_RANK"])
+    pl.seed_everything(FIRST_RANK_SEED + (0 if same_seed else rank), verbose=False)
+    model, watch = Classifier(late), Watch()
+    watch.notes["built"] = {} if late else hashes(model)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=strategy(),
+        callbacks=[callback, watch],
+        max_epochs=epochs,
+        logger=False,
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    try:
+        trainer.fit(model, data(), ckpt_path=resume)
+    except StructuredInitError as error:
+        return {"error": str(error), "built": watch.notes["built"], "after": hashes(model)}
+    trainer.save_checkpoint(folder / f"{epochs}.ckpt")
+    return {
+        **watch.notes,
+        "frozen": [name for name, p in model.named_parameters() if not p.requires_grad],
+        "applied": callback.report is not None,
+        "seed": callback.report and callback.report.seed,
+        "report": (folder / "init_report.json").exists(),
+    }
+
+
+def both(seen, scenario):
+    first, second = (rank[scenario] for rank in seen)
+    return first, second
+
+
+# DDP
+
+
+def ddp_plan(folder):
+    return run(InitCallback(start(), seed=SEED), ddp, folder)
+
+
+def test_ddp_ranks_with_different_global_seeds_start_from_the_single_process_plan_and_end_equal(two_processes):
+    first, second = both(two_processes, "ddp_plan")
+    assert first["built"] != second["built"]  # else the test could not fail
+    assert first["start"] == second["start"] == single_process(start())
+    assert first["end"] == second["end"]
+    assert not set(first["start"].values()) & set(first["end"].values())  # every parameter was trained
+
+
+def ddp_values_by_rank(folder):
+    return run(InitCallback(ByRank(), seed=SEED), ddp, folder)
+
+
+def test_values_that_differ_between_ranks_become_rank_zeros(two_processes):
+    first, second = both(two_processes, "ddp_values_by_rank")
+    assert first["start"] == second["start"] == single_process(ByRank())
+    assert first["end"] == second["end"]
+
+
+def ddp_seed_of_everything(folder):
+    return run(InitCallback(start()), ddp, folder)
+
+
+def test_without_a_seed_every_rank_draws_and_reports_with_that_of_rank_zero(two_processes):
+    first, second = both(two_processes, "ddp_seed_of_everything")
+    assert first["seed"] == second["seed"] == FIRST_RANK_SEED
+    assert first["start"] == second["start"] == single_process(start(), seed=FIRST_RANK_SEED)
+
+
+def ddp_in_setup(folder):
+    return run(InitCallback(start(), seed=SEED, when="setup"), ddp, folder)
+
+
+def test_ddp_started_in_setup_is_equal_too(two_processes):
+    first, second = both(two_processes, "ddp_in_setup")
+    assert first["start"] == second["start"] == single_process(start())
+    assert first["end"] == second["end"]
+
+
+def ddp_frozen(folder):
+    return run(InitCallback(Positions(trainable=False), seed=SEED), ddp, folder)
+
+
+def ddp_frozen_resumed(folder):
+    callback = InitCallback(Positions(trainable=False), seed=SEED)
+    return run(callback, ddp, folder, epochs=2, resume=folder.parent / "ddp_frozen" / "1.ckpt")
+
+
+def test_frozen_positions_train_under_ddp_and_resume_with_matching_optimizer_groups(two_processes):
+    positions = "network.pos_embed"
+    for rank in two_processes:
+        fresh, resumed = rank["ddp_frozen"], rank["ddp_frozen_resumed"]
+        assert fresh["frozen"] == resumed["frozen"] == [positions]
+        assert fresh["start"] == single_process(Positions(trainable=False))
+        assert fresh["start"][positions] == fresh["end"][positions] == resumed["end"][positions]
+        assert resumed["start"] == fresh["end"]
+        assert resumed["end"] != resumed["start"]
+        assert not resumed["applied"]
+
+
+def ddp_frozen_late(folder):
+    return run(InitCallback(Positions(trainable=False)), ddp, folder, late=True)
+
+
+def test_freezing_what_ddp_has_already_wrapped_is_refused_on_every_rank(two_processes):
+    for seen in both(two_processes, "ddp_frozen_late"):
+        assert seen["error"] == (
+            "'network.pos_embed' cannot be frozen after DDP has wrapped it: build it in the constructor, "
+            "not in configure_model"
+        )
+
+
+def ddp_unwritable(folder):
+    folder.parent.mkdir(exist_ok=True)
+    folder.touch()  # a file where the log folder should be
+    return run(InitCallback(start()), ddp, folder / "logs")
+
+
+def test_unwritable_folder_ends_every_rank_with_the_same_line(two_processes):
+    first, second = both(two_processes, "ddp_unwritable")
+    assert first["error"] == second["error"]
+    assert "cannot write" in first["error"]
+    assert "\n" not in first["error"]
+
+
+# FSDP2: DTensors, restored after on_fit_start
+
+
+def fsdp_plan(folder):
+    return run(InitCallback(start(), seed=SEED), fsdp, folder, late=True, same_seed=True)
+
+
+def test_sharded_start_is_the_single_process_plan_bit_for_bit(two_processes):
+    expected = single_process(start())
+    for seen in both(two_processes, "fsdp_plan"):
+        assert seen["sharded"]
+        assert seen["start"] == expected
+    first, second = both(two_processes, "fsdp_plan")
+    assert first["end"] == second["end"] != first["start"]
+    assert first["report"]
+
+
+def fsdp_values_by_rank(folder):
+    return run(InitCallback(ByRank(), seed=SEED), fsdp, folder, late=True)
+
+
+def test_sharded_values_are_all_those_of_rank_zero(two_processes):
+    first, second = both(two_processes, "fsdp_values_by_rank")
+    assert first["start"] == second["start"] == single_process(ByRank())
+
+
+def fsdp_resumed(folder):
+    callback = InitCallback(start(), seed=SEED)
+    return run(callback, fsdp, folder, late=True, epochs=2, resume=folder.parent / "fsdp_plan" / "1.ckpt")
+
+
+def test_sharded_resumed_run_keeps_its_weights_and_its_report(two_processes):
+    for rank in two_processes:
+        fresh, resumed = rank["fsdp_plan"], rank["fsdp_resumed"]
+        assert resumed["start"] == fresh["end"]
+        assert resumed["end"] != resumed["start"]
+        assert not resumed["applied"]
+        assert resumed["report"]
+
+
+def fsdp_frozen(folder):
+    return run(InitCallback(Positions(trainable=False), seed=SEED), fsdp, folder, late=True, same_seed=True)
+
+
+def test_sharded_layers_built_late_are_frozen(two_processes):
+    for seen in both(two_processes, "fsdp_frozen"):
+        assert seen["frozen"] == ["network.pos_embed"]
+        assert seen["start"]["network.pos_embed"] == seen["end"]["network.pos_embed"]
+        assert seen["start"] == single_process(Positions(trainable=False))
+
+
+SCENARIOS = [
+    ddp_plan,
+    ddp_values_by_rank,
+    ddp_seed_of_everything,
+    ddp_in_setup,
+    ddp_frozen,
+    ddp_frozen_resumed,
+    ddp_frozen_late,
+    ddp_unwritable,
+    fsdp_plan,
+    fsdp_values_by_rank,
+    fsdp_resumed,
+    fsdp_frozen,
+]
+
+
+def main():
+    warnings.simplefilter("ignore")
+    folder = Path(sys.argv[1])
+    seen = {scenario.__name__: scenario(folder / scenario.__name__) for scenario in SCENARIOS}
+    (folder / f"{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main()
