@@ -20,7 +20,6 @@
 # %%
 import os
 
-import torch
 from lightning.pytorch import Trainer, seed_everything
 
 from callbacks import AttentionMapCallback, InitCallback
@@ -40,7 +39,7 @@ epochs = int(os.environ.get("NOTEBOOK_EPOCHS", 8))
 
 # %%
 def classifier():
-    return ImageClassifier(network="vit_nano_patch1_8", num_classes=10, image_size=8, in_channels=1, warmup_epochs=1)
+    return ImageClassifier(network="vit_nano_patch2_8", num_classes=10, image_size=8, in_channels=1, warmup_epochs=1)
 
 
 model = classifier()
@@ -65,12 +64,17 @@ product_figure(products)
 # %% [markdown]
 # ## What it did to the attention
 
+
 # %%
+def maps(module):
+    return {layer: of_samples.mean(0) for layer, of_samples in capture_attention(module, images).items()}
+
+
 data = ImageData(name="digits", batch_size=64)
 data.prepare_data()
 data.setup("fit")
 images, labels = next(iter(data.val_dataloader()))
-map_figure({"mimetic, untrained": capture_attention(model, images)})
+map_figure({"mimetic, untrained": maps(model)})
 
 # %% [markdown]
 # ## Train from three starts
@@ -107,8 +111,4 @@ for name, (_, accuracy) in results.items():
 
 # %%
 trained, _ = results["Mimetic"]
-with torch.no_grad():
-    figure = map_figure(
-        {"before": capture_attention(model, images), "after": capture_attention(trained.cpu(), images)}
-    )
-figure
+map_figure({"before": maps(model), "after": maps(trained.cpu())})

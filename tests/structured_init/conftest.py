@@ -1,0 +1,125 @@
+"""What the tests of every host library ask of a site; written apart from the code under test."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+
+from structured_init import Mimetic, attention_sites, initialize
+from structured_init.plan import Weights
+from structured_init.writer import Writer
+
+PARTS = ("query", "key", "value", "output")
+
+
+@pytest.fixture(scope="session")
+def without_biases():
+    """Set every bias of a module to zero: a site holds the matrices only."""
+
+    def zero(module):
+        with torch.no_grad():
+            for name, parameter in module.named_parameters():
+                if name.endswith("bias") and parameter.ndim == 1:
+                    parameter.zero_()
+        return module.double().eval()
+
+    return zero
+
+
+@pytest.fixture(scope="session")
+def attend():
+    """Attention from a site's four matrices, in loops over heads: maps (B, H, N, M) and output (B, N, D).
+
+    ``norms`` stand between projection and product, ``between`` between the heads side by side and the output
+    projection, ``bias`` is added to the logits; they are what a host does besides.
+    """
+
+    def recompute(site, x, *, context=None, causal=False, bias=0.0, norms=(None, None), between=None):
+        context = x if context is None else context
+        group = site.num_heads // site.num_key_value_heads
+        maps, mixed = [], []
+        for head in range(site.num_heads):
+            query, key = x @ site.query[head].double(), context @ site.key[head // group].double()
+            query, key = (norm(t) if norm else t for norm, t in zip(norms, (query, key), strict=True))
+            logits = site.scale * query @ key.mT + (bias if isinstance(bias, float) else bias[:, head])
+            if causal:
+                logits = logits.masked_fill(torch.ones(logits.shape[-2:]).triu(1) == 1, -torch.inf)
+            maps.append(logits.softmax(-1))
+            mixed.append(maps[-1] @ context @ site.value[head // group].double())
+        side_by_side = torch.cat(mixed, dim=-1)
+        side_by_side = between(side_by_side) if between else side_by_side
+        heads = side_by_side.split(site.output.shape[1], dim=-1)
+        output = sum(part @ site.output[head].double() for head, part in enumerate(heads))
+        return torch.stack(maps, dim=1), output
+
+    return recompute
+
+
+@pytest.fixture(scope="session")
+def check_round_trip():
+    """Write one part of every site and see that it is read back, that it fills its own entries and no others."""
+
+    def check(model, part, cross=False):
+        before = {name: tensor.clone() for name, tensor in model.state_dict(keep_vars=True).items()}
+        reads = [{name: getattr(site, name) for name in PARTS} for site in attention_sites(model, cross=cross)]
+        wanted = [torch.randn_like(read[part]) for read in reads]
+        with Writer() as writer:
+            weights = Weights(model, writer)
+            for site, value in zip(attention_sites(weights, cross=cross), wanted, strict=True):
+                setattr(site.by("test"), part, value)
+            weights.flush()
+        for site, read, value in zip(attention_sites(model, cross=cross), reads, wanted, strict=True):
+            for name in PARTS:
+                assert torch.equal(getattr(site, name), value if name == part else read[name])
+        changed = sum((tensor != before[name]).sum().item() for name, tensor in model.state_dict().items())
+        assert changed == sum(value.numel() for value in wanted) > 0
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def check_mimetic():
+    """Apply Mimetic and compare every product with the formula, from the documented draws, in numpy."""
+
+    def targets(name, part, count, dim, beta, alpha):
+        digest = hashlib.blake2b(f"3\0{name}\0{part}".encode(), digest_size=8).digest()
+        source = torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2)
+        for _ in range(count):
+            z = torch.randn(dim, dim, dtype=torch.float64, generator=source).numpy() / dim**0.5
+            yield alpha * z + beta * np.eye(dim)
+
+    def check(model, **options):
+        report = initialize(model, Mimetic(positions="keep", **options), seed=3)
+        sites = attention_sites(model, cross=options.get("cross", False))
+        for site in sites:
+            check_query_key(site, list(targets(site.name, "query_key", site.num_heads, site.embed_dim, 0.7, 0.7)))
+            check_value_output(site, *targets(site.name, "value_output", 1, site.embed_dim, -0.4, 0.4))
+        assert sites
+        return report
+
+    def check_query_key(site, wanted):
+        group = site.num_heads // site.num_key_value_heads
+        for head, target in enumerate(wanted):
+            product = (site.query[head].double() @ site.key[head // group].double().mT).numpy()
+            if head % group == 0:
+                shared = np.linalg.svd(target)[2][: site.head_dim].T  # an orthonormal basis of the shared keys' span
+                np.testing.assert_allclose(product, truncated(target, site.head_dim), atol=2e-5)
+            else:
+                np.testing.assert_allclose(product, target @ shared @ shared.T, atol=2e-4)
+
+    def check_value_output(site, target):
+        group = site.num_heads // site.num_key_value_heads
+        product = sum(site.value[h // group].double() @ site.output[h].double() for h in range(site.num_heads))
+        rank = site.num_key_value_heads * site.value.shape[-1]
+        np.testing.assert_allclose(product.numpy(), truncated(target, rank), atol=2e-5)
+
+    return check
+
+
+def truncated(matrix, rank):
+    """The best approximation of that rank."""
+    u, s, vt = np.linalg.svd(matrix)
+    return (u[:, :rank] * s[:rank]) @ vt[:rank]

@@ -1,0 +1,90 @@
+"""What the README shows is run."""
+
+import re
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from lightning_modules.cli import main
+from lightning_modules.config_names import config_path
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+class MyAttention(nn.Module):
+    """Unfused attention as a user might have it."""
+
+    def __init__(self, dim: int = 16, num_heads: int = 2) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = num_heads, dim // num_heads
+        self.q, self.k, self.v, self.out = (nn.Linear(dim, dim) for _ in range(4))
+
+
+class MyTransformer(nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.attention = MyAttention()
+        self.head = nn.Linear(16, num_classes)
+
+
+def test_python_example_runs_and_prints_a_positive_diagonal(capsys):
+    exec(blocks("python")[0], {})
+    printed = capsys.readouterr().out
+    assert "blocks.11.attn.qkv.weight" in printed
+    assert float(re.search(r"tensor\(([\d.]+)\)", printed)[1]) > 0.3
+
+
+def test_architecture_example_makes_a_start_work_on_a_users_class():
+    from structured_init import Mimetic, attention_sites, initialize
+
+    names = {"MyAttention": MyAttention, "MyTransformer": MyTransformer}
+    exec(blocks("python")[1], names)
+    model = names["MyClassifier"](num_classes=3)
+    initialize(model, Mimetic(positions="keep"), seed=0)
+    (site,) = attention_sites(model)
+    product = (site.value @ site.output).sum(0)
+    assert product.diagonal().mean() == pytest.approx(-0.4, abs=0.15)
+    assert torch.equal(model.network.attention.q.weight, site.query.movedim(0, 1).reshape(16, 16).T)
+
+
+def test_yaml_example_is_a_start_that_the_command_line_takes(tmp_path, capsys):
+    path = tmp_path / "my_start.yaml"
+    path.write_text(blocks("yaml")[0])
+    with pytest.raises(SystemExit) as done:
+        main(["fit", "-c", "vit_digits", "-c", str(path), "--print_config"])
+    assert done.value.code in (0, None)
+    printed = yaml.safe_load(capsys.readouterr().out)
+    starts = printed["init"]["initializer"]["init_args"]["initializers"]
+    assert [start["class_path"].rpartition(".")[2] for start in starts] == ["KaimingUniform", "Mimetic", "Positions"]
+    assert starts[1]["init_args"]["vo_beta"] == 0.2
+
+
+def test_every_configuration_that_the_readme_names_exists():
+    commands = [line for line in README.splitlines() if line.startswith("structured-init ")]
+    assert commands
+    for command in commands:
+        words = shlex.split(command, comments=True)
+        for option, name in pairwise(words):
+            if option == "-c":
+                assert Path(config_path(name)).is_file()
+
+
+def test_every_file_that_the_readme_links_exists():
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if "://" not in link]
+    assert links
+    assert all((ROOT / link).exists() for link in links)
+
+
+def test_every_make_target_that_the_readme_names_exists():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"^ +make ([a-z-]+)", README, re.MULTILINE)) <= targets
