@@ -1,11 +1,12 @@
 """Mimetic initialization of self-attention: products that look like those of trained networks.
 
-Letters: H heads, D embed_dim, k head_dim. Row vectors: q = x W_q.
+Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q = x W_q.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import torch
@@ -25,8 +26,6 @@ from structured_init.sites.select import Where
 
 Noise = Literal["normal", "uniform"]
 Orientation = Literal["paper", "circulated"]
-
-HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to see
 
 
 def noisy_identity(
@@ -63,6 +62,25 @@ def split(target: Float64[Tensor, "D D"], rank: int) -> tuple[Tensor, Tensor]:
     return left_factor, right_factor.mT
 
 
+def query_key_factors(
+    targets: Iterable[Float64[Tensor, "D D"]], rank: int, group: int
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return W_q of every head and W_k of every group of heads, each (D, rank), for one target A per head.
+
+    A group's first head has the best rank-k product. The others have to use its W_k: with W_q = A W_k (W_kᵀ W_k)⁻¹
+    the product is A Π, the target on the span of the shared keys. With ``group`` 1 every head is a first one.
+    """
+    queries, keys = [], []
+    for head, target in enumerate(targets):
+        if head % group == 0:
+            left, right = split(target, rank)
+            queries.append(left)
+            keys.append(right.mT)
+        else:
+            queries.append(target @ torch.linalg.pinv(keys[-1]).mT)
+    return queries, keys
+
+
 class Mimetic(Initializer):
     """W_q W_kᵀ ≈ αZ + βI in every head, W_v W_o ≈ αZ − βI in every layer, and sincos positions.
 
@@ -83,9 +101,14 @@ class Mimetic(Initializer):
         balance_heads: mix the value–output factors by a random orthogonal matrix, W_v O and Oᵀ W_o. The product is
             the same, and each head gets an equal share of it instead of the first taking the largest directions.
         where: which attention layers, by name.
+        cross: write cross-attention as well, which the paper does not treat.
 
     Raises:
-        StructuredInitError: at :meth:`plan`, no attention layer of a known class, or grouped queries.
+        StructuredInitError: at :meth:`plan`, no attention layer of a known class, or one whose products are not square.
+
+    Grouped queries and RoPE, which the paper does not treat either, are ours: heads that share a key take their target
+    on its span, the value–output product has rank Hkv·k, and under RoPE the coordinates inside a head are turned at
+    random, so that the largest directions do not all fall on the fastest pairs.
 
     Source: Trockman & Kolter, 2305.09828; constants and orientation as circulated, see ``docs/mimetic.md``.
     """
@@ -103,6 +126,7 @@ class Mimetic(Initializer):
         orientation: Orientation = "paper",
         balance_heads: bool = True,
         where: Where = None,
+        cross: bool = False,
     ) -> None:
         for name, value, valid in (
             ("positions", positions, ("sincos", "keep")),
@@ -122,11 +146,10 @@ class Mimetic(Initializer):
         self.orientation: Orientation = orientation
         self.balance_heads = balance_heads
         self.where = where
+        self.cross = cross
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        for site in weights.each(required_attention_sites(weights, self.where, "Mimetic")):
-            if site.num_key_value_heads != site.num_heads:
-                raise StructuredInitError(f"Mimetic: '{site.name}' groups its queries, which is not supported yet")
+        for site in weights.each(required_attention_sites(weights, self.where, "Mimetic", cross=self.cross)):
             if self.query_key:
                 self._query_key(site.by("Mimetic: query_key"), rng)
             if self.value_output:
@@ -136,34 +159,41 @@ class Mimetic(Initializer):
 
     def _query_key(self, site: AttentionSite, rng: Draws) -> None:
         """2305.09828, Algorithm: per head, U S Vᵀ = svd(αZ + βI), W_q = U_k S_k^½, W_k = V_k S_k^½."""
+        layout = site.layout
+        _square(site, "query–key", layout.query.width, layout.key.width)
         generator = rng.generator(site.name, "query_key")
-        factors = [
-            split(
-                noisy_identity(site.embed_dim, self.qk_alpha, self.qk_beta, noise=self.noise, generator=generator),
-                site.head_dim,
-            )
+        targets = (
+            noisy_identity(site.embed_dim, self.qk_alpha, self.qk_beta, noise=self.noise, generator=generator)
             for _ in range(site.num_heads)
-        ]
-        site.query = torch.stack([left for left, _ in factors])
-        site.key = torch.stack([right.mT for _, right in factors])
-        if site.layout.query_key_norm:
-            site.note("the host normalizes queries and keys: the strength of the query–key part has no effect")
+        )
+        group = site.num_heads // site.num_key_value_heads
+        queries, keys = query_key_factors(targets, site.head_dim, group)
+        if layout.rope:
+            generator = rng.generator(site.name, "rope")
+            turns = [random_orthogonal(site.head_dim, site.head_dim, generator=generator) for _ in keys]
+            queries = [query @ turns[head // group] for head, query in enumerate(queries)]
+            keys = [key @ turn for key, turn in zip(keys, turns, strict=True)]
+        site.query = torch.stack(queries)
+        site.key = torch.stack(keys)
+        site.note_query_key()
 
     def _value_output(self, site: AttentionSite, rng: Draws) -> None:
         """2305.09828, Algorithm: per layer, U S Vᵀ = svd(αZ − βI), W_v = U S^½, W_o = S^½ Vᵀ."""
-        heads, width = site.num_heads, site.layout.value.head_dim
+        layout = site.layout
+        _square(site, "value–output", layout.value.width, layout.output.width)
+        dim, heads, width = layout.value.width, layout.value.heads, layout.value.head_dim
         generator = rng.generator(site.name, "value_output")
-        target = noisy_identity(site.embed_dim, self.vo_alpha, -self.vo_beta, noise=self.noise, generator=generator)
+        target = noisy_identity(dim, self.vo_alpha, -self.vo_beta, noise=self.noise, generator=generator)
         left, right = split(target, heads * width)
         if self.orientation == "circulated":
             left, right = self._untransposed(site, left, right)
         if self.balance_heads:
             mix = random_orthogonal(heads * width, heads * width, generator=rng.generator(site.name, "balance_heads"))
             left, right = left @ mix, mix.mT @ right
-        site.value = left.reshape(site.embed_dim, heads, width).movedim(1, 0)
-        site.output = right.reshape(heads, width, site.embed_dim)
-        if site.branch_scale is not None and site.branch_scale < HIDDEN_BRANCH:
-            site.note(f"LayerScale {site.branch_scale:.0e} hides the branch: its start barely reaches the output")
+        site.value = left.reshape(dim, heads, width).movedim(1, 0)
+        group = layout.output.heads // heads  # heads that share a value share its output, each a part of it
+        site.output = (right.reshape(heads, width, dim) / group).repeat_interleave(group, dim=0)
+        site.note_value_output()
 
     def _untransposed(self, site: AttentionSite, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         if left.shape[0] != left.shape[1]:
@@ -182,3 +212,10 @@ class Mimetic(Initializer):
                 weights.skip(site.name, "a sequence has no grid for sincos positions")
             else:
                 site.write(sincos_2d(two_dimensional(site), site.embed_dim), "Mimetic: positions")
+
+
+def _square(site: AttentionSite, product: str, rows: int, columns: int) -> None:
+    if rows != columns:
+        raise StructuredInitError(
+            f"Mimetic: the {product} product of '{site.name}' maps width {rows} to {columns}, where αZ + βI is square"
+        )

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
+from dataclasses import replace
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights, named_plain_modules
+from structured_init.sites.block import is_cross_attention, layer_scale
+from structured_init.sites.caveats import query_key_caveats, value_output_caveats
 from structured_init.sites.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.sites.position import token_layouts
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
+from structured_init.sites.unknown import WAY_OUT, unknown_attention
 
 ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
 
@@ -67,6 +71,11 @@ class AttentionSite:
         return self.layout.key.heads
 
     @property
+    def cross(self) -> bool:
+        """Whether keys and values come from other tokens than queries."""
+        return self.layout.cross
+
+    @property
     def head_dim(self) -> int:
         """k, the width of one query or key head."""
         return self.layout.query.head_dim
@@ -92,7 +101,7 @@ class AttentionSite:
 
     @property
     def key(self) -> Float[Tensor, "kv_heads embed_dim head_dim"]:
-        """W_k per head, (Hkv, D, k)."""
+        """W_k per head, (Hkv, D, k); in cross-attention, D is the width of the tokens it looks at."""
         return self.layout.key.get(self._weights).mT
 
     @key.setter
@@ -120,6 +129,16 @@ class AttentionSite:
     def note(self, what: str) -> None:
         """Record in the report what this host does to a start."""
         self._weights.note(self.name, what)
+
+    def note_query_key(self) -> None:
+        """Record in the report what this host does to a query–key start."""
+        for caveat in query_key_caveats(self.layout):
+            self.note(caveat)
+
+    def note_value_output(self) -> None:
+        """Record in the report what this host does to a value–output start."""
+        for caveat in value_output_caveats(self.layout, self.branch_scale):
+            self.note(caveat)
 
     def _set(self, projection: Projection, value: Tensor) -> None:
         projection.set(self._weights, value, self._by)
@@ -161,12 +180,13 @@ def register_attention(
     return decorate
 
 
-def attention_sites(model: nn.Module | Weights, where: Where = None) -> list[AttentionSite]:
+def attention_sites(model: nn.Module | Weights, where: Where = None, *, cross: bool = False) -> list[AttentionSite]:
     """Find every attention layer of a known class, in the order of the model.
 
     Args:
         model: a model, to read its present weights, or an overlay, to write as well.
         where: which of them; see :func:`structured_init.sites.select.selects`.
+        cross: take also those whose keys and values come from other tokens than their queries.
 
     Returns:
         The sites; an empty list where the model has none.
@@ -180,45 +200,63 @@ def attention_sites(model: nn.Module | Weights, where: Where = None) -> list[Att
         if describe is None:
             continue
         layout, own = describe(module)
-        site = AttentionSite(name, module, layout, own or _enclosing(tokens, name), weights)
-        site.branch_scale = _layer_scale(modules.get(name.rpartition(".")[0]))
+        parent, _, child = name.rpartition(".")
+        block, around = modules.get(parent), _enclosing(tokens, name)
+        layout = _in_its_place(layout, block, child, around)
+        if layout.cross and not cross:
+            continue
+        site = AttentionSite(name, module, layout, layout.tokens or own or around, weights)
+        site.branch_scale = layer_scale(block)
         if selects(where, name, site):
             sites.append(site)
     return sites
 
 
-def required_attention_sites(weights: Weights, where: Where, who: str) -> list[AttentionSite]:
-    """Return the attention sites, and raise one line that says what the model has where there is none."""
-    sites = attention_sites(weights, where)
-    if sites:
-        return sites
-    everywhere = attention_sites(weights) if where is not None else []
-    if everywhere:
-        names = ", ".join(site.name for site in everywhere[:4])
-        raise StructuredInitError(
-            f"{who}: where={where!r} selects none of the {len(everywhere)} attention layers ({names}, …)"
-        )
-    raise StructuredInitError(f"{who} found no attention layer that it knows; {_unknown_attention(weights.model)}")
+def required_attention_sites(weights: Weights, where: Where, who: str, *, cross: bool = False) -> list[AttentionSite]:
+    """Return the attention sites, and raise one line that says what the model has where there is none.
+
+    What ``where`` selects and is left alone all the same, because it is cross-attention or of a class that nobody
+    described, is recorded as skipped.
+    """
+    chosen = attention_sites(weights, where, cross=True)
+    sites = [site for site in chosen if cross or not site.cross]
+    if not sites:
+        raise StructuredInitError(_why_none(weights, where, who, chosen))
+    for site in chosen:
+        if site not in sites:
+            weights.skip(site.name, "cross-attention is left alone unless asked for: cross=True")
+    for name, kind in unknown_attention(weights.model, ATTENTION).items():
+        if not callable(where) and selects(where, name, None):
+            weights.skip(name, f"{kind} is not known: {WAY_OUT}")
+    return sites
 
 
-def _unknown_attention(model: nn.Module) -> str:
-    """Describe a model in which no known attention was found, and the way out where it has some."""
-    unknown = {type(module).__name__ for module in model.modules() if "attention" in type(module).__name__.lower()}
-    if unknown:
-        return f"the model has {', '.join(sorted(unknown))}: describe it with structured_init.register_attention"
-    return what_the_model_has(model)
+def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSite]) -> str:
+    """Say in one line why no attention layer is left to write to, and the way out."""
+    if chosen:
+        return f"{who} found nothing but cross-attention ({_few(chosen)}), which is left alone unless cross=True"
+    if where is not None and (everywhere := attention_sites(weights, cross=True)):
+        return f"{who}: where={where!r} selects none of the {len(everywhere)} attention layers ({_few(everywhere)})"
+    if unknown := sorted(set(unknown_attention(weights.model, ATTENTION).values())):
+        has = f"the model has {', '.join(unknown)}: {WAY_OUT}"
+    else:
+        has = what_the_model_has(weights.model)
+    return f"{who} found no attention layer that it knows; {has}"
+
+
+def _few(sites: list[AttentionSite], limit: int = 4) -> str:
+    return ", ".join(site.name for site in sites[:limit]) + (", …" if len(sites) > limit else "")
+
+
+def _in_its_place(
+    layout: AttentionLayout, block: nn.Module | None, child: str, around: TokenLayout | None
+) -> AttentionLayout:
+    """Add what an attention module does not know by itself: whose tokens it is given, and whether with RoPE."""
+    rope = layout.rope if around is None or around.rope is None else around.rope
+    return replace(layout, rope=rope, cross=layout.cross or is_cross_attention(block, child))
 
 
 def _enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:
     """Return the token layout of the innermost module around ``name`` that has one."""
     around = [owner for owner in tokens if owner == "" or name.startswith(f"{owner}.")]
     return tokens[max(around, key=len)] if around else None
-
-
-def _layer_scale(block: nn.Module | None) -> float | None:
-    """Return the mean |γ| of the block's first LayerScale (timm's ``gamma``, transformers' ``lambda1``)."""
-    for name, child in block.named_children() if block is not None else ():
-        factor = getattr(child, "gamma", getattr(child, "lambda1", None))
-        if "layerscale" in type(child).__name__.lower() and isinstance(factor, nn.Parameter) and name.endswith("1"):
-            return None if factor.is_meta else factor.detach().abs().mean().item()
-    return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -20,7 +21,8 @@ class Projection:
 
     ``nn.Linear`` stores (out, in). So query, key and value have their heads along axis 0, also inside a fused
     ``qkv``, where ``start`` says at which row the block begins, and the output projection has them along axis 1.
-    A transposed ``Conv1D`` swaps the two.
+    A transposed ``Conv1D`` swaps the two. Where query, key and value alternate head by head, ``step`` says how far it
+    is from one head to the next.
 
     Attributes:
         weight: the host's two-dimensional parameter.
@@ -28,6 +30,7 @@ class Projection:
         head_dim: rows (or columns) per head.
         axis: the axis of ``weight`` along which the heads are stacked.
         start: where the block begins on that axis.
+        step: from the beginning of one head to that of the next; ``head_dim`` where nothing lies between them.
     """
 
     weight: nn.Parameter
@@ -35,6 +38,7 @@ class Projection:
     head_dim: int
     axis: int = 0
     start: int = 0
+    step: int | None = None
 
     @property
     def width(self) -> int:
@@ -43,8 +47,7 @@ class Projection:
 
     def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
         """Return the block with its heads apart, as a copy."""
-        block = weights.read(self.weight).narrow(self.axis, self.start, self.heads * self.head_dim)
-        return block.movedim(self.axis, 0).reshape(self.heads, self.head_dim, self.width).clone()
+        return self._heads(weights.read(self.weight)).clone(memory_format=torch.contiguous_format)
 
     def set(self, weights: Weights, value: Float[Tensor, "heads head_dim width"], by: str) -> None:
         """Write the block into the overlay; the rest of the parameter keeps its value."""
@@ -52,8 +55,13 @@ class Projection:
         if tuple(value.shape) != expected:
             name = weights.names(self.weight)[0]
             raise StructuredInitError(f"'{name}' takes (heads, head_dim, width) = {expected}, got {tuple(value.shape)}")
-        block = weights.edit(self.weight, by).narrow(self.axis, self.start, self.heads * self.head_dim)
-        block.copy_(value.reshape(-1, self.width).movedim(0, self.axis))
+        self._heads(weights.edit(self.weight, by)).copy_(value)
+
+    def _heads(self, full: Tensor) -> Tensor:
+        """Return a view of the full parameter, (heads, head_dim, width)."""
+        step = self.step or self.head_dim
+        block = full.movedim(self.axis, 0).narrow(0, self.start, (self.heads - 1) * step + self.head_dim)
+        return block.unfold(0, self.head_dim, step).mT
 
 
 @dataclass(frozen=True)
@@ -64,14 +72,25 @@ class AttentionLayout:
         query, key, value, output: the projections; key and value may have fewer heads than query.
         scale: the factor on q·k before the softmax; 1/√k where the host does not say otherwise.
         query_key_norm: the host normalizes q and k, so the scale of a query–key start has no effect.
+        value_norm: the host normalizes between W_v and W_o, so the scale of W_v has no effect.
+        rope: the host turns q and k by their positions, in pairs of coordinates.
+        mixes_heads: the host mixes the heads' logits or maps, so no head is on its own.
+        cross: keys and values come from other tokens than queries.
+        tokens: the tokens between which it attends, where they are not those of the model around it: a window, or a
+            class token that alone asks.
     """
 
     query: Projection
     key: Projection
     value: Projection
     output: Projection
-    scale: float | None = None
+    scale: float | Tensor | None = None
     query_key_norm: bool = False
+    value_norm: bool = False
+    rope: bool = False
+    mixes_heads: bool = False
+    cross: bool = False
+    tokens: TokenLayout | None = None
 
 
 @dataclass(frozen=True)
@@ -83,9 +102,11 @@ class TokenLayout:
         prefix_tokens: class and register tokens that stand before the grid.
         positions: parameter or buffer of shape (…, tokens, D); ``None`` where the host adds none.
         first: the row of ``positions`` at which the grid begins; rows before it belong to prefix tokens.
+        rope: whether the model turns queries and keys by their positions; ``None`` where its attention class tells.
     """
 
     grid: tuple[int, int] | None
     prefix_tokens: int = 0
     positions: Tensor | None = None
     first: int = 0
+    rope: bool | None = None

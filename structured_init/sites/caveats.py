@@ -1,0 +1,34 @@
+"""What a host does to a start: one wording for the report, whichever initializer writes."""
+
+from __future__ import annotations
+
+from structured_init.sites.layout import AttentionLayout
+
+HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to see
+
+
+def query_key_caveats(layout: AttentionLayout) -> list[str]:
+    """Say what the host does to a query–key start."""
+    caveats = []
+    if layout.query_key_norm:
+        caveats.append("the host normalizes queries and keys: the strength of the query–key part has no effect")
+    if layout.rope:
+        caveats.append("RoPE turns queries and keys: the query–key product holds between tokens at one position only")
+    if (group := layout.query.heads // layout.key.heads) > 1:
+        caveats.append(f"{group} query heads share a key: their products differ only in the rows of that key's span")
+    if layout.mixes_heads:
+        caveats.append("the host mixes its heads: no query–key product is a map of its own")
+    return caveats
+
+
+def value_output_caveats(layout: AttentionLayout, branch_scale: float | None) -> list[str]:
+    """Say what the host does to a value–output start."""
+    caveats = []
+    if layout.value_norm:
+        caveats.append("the host normalizes between values and output: the strength of the values has no effect")
+    if (group := layout.output.heads // layout.value.heads) > 1:
+        rank = layout.value.heads * layout.value.head_dim
+        caveats.append(f"{group} heads share a value: the rank of the value–output product is at most {rank}")
+    if branch_scale is not None and branch_scale < HIDDEN_BRANCH:
+        caveats.append(f"LayerScale {branch_scale:.0e} hides the branch: its start barely reaches the output")
+    return caveats

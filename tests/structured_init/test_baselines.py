@@ -1,0 +1,146 @@
+"""The baselines: their distributions, and exactly the modules that they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from structured_init import Default, KaimingUniform, StructuredInitError, TruncatedNormal, initialize
+
+
+def named(report):
+    return {name for entry in report.changed for name in entry.names}
+
+
+def linears(model):
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def test_truncated_normal_has_the_distribution_of_timms_default(tiny_vit):
+    host, ours = tiny_vit(seed=1, embed_dim=64), tiny_vit(seed=2, embed_dim=64)
+    initialize(ours, TruncatedNormal())
+    for name, module in linears(ours).items():
+        reference = linears(host)[name]
+        weight, expected = (m.weight.detach().flatten().numpy() for m in (module, reference))
+        assert stats.ks_2samp(weight, expected).pvalue > 1e-3, name
+        assert weight.std() == pytest.approx(0.02, rel=4 / (2 * weight.size) ** 0.5), name  # 4 standard errors
+        assert not module.bias.any()
+        assert not reference.bias.any()
+
+
+def test_the_comparison_can_tell_the_two_baselines_apart(tiny_vit):
+    host, ours = tiny_vit(seed=1, embed_dim=64), tiny_vit(seed=2, embed_dim=64)
+    initialize(ours, KaimingUniform())
+    for name, module in linears(ours).items():
+        weight, expected = (m.weight.detach().flatten().numpy() for m in (module, linears(host)[name]))
+        assert stats.ks_2samp(weight, expected).pvalue < 1e-3, name
+
+
+def test_truncated_normal_touches_linear_layers_only(tiny_vit):
+    model = tiny_vit()
+    before = model.patch_embed.proj.weight.detach().clone()
+    report = initialize(model, TruncatedNormal())
+    assert named(report) == {f"{name}.{kind}" for name in linears(model) for kind in ("weight", "bias")}
+    assert torch.equal(model.patch_embed.proj.weight, before)
+    assert "patch_embed.proj.weight" in named(initialize(model, TruncatedNormal(convolutions=True)))
+
+
+def test_truncated_normal_has_the_std_it_is_given_and_is_cut_at_two():
+    model = nn.Sequential(nn.Linear(200, 200))
+    initialize(model, TruncatedNormal(std=0.1))
+    assert model[0].weight.std().item() == pytest.approx(0.1, rel=0.02)
+    initialize(model, TruncatedNormal(std=1.0))
+    assert 1.9 < model[0].weight.abs().max().item() <= 2
+    assert model[0].weight.std().item() == pytest.approx(stats.truncnorm(-2, 2).std(), rel=0.02)
+
+
+def test_kaiming_uniform_is_uniform_with_a_third_of_one_over_fan_in(tiny_vit):
+    model = tiny_vit(embed_dim=64)
+    initialize(model, KaimingUniform())
+    fan_in = {"patch_embed.proj": 3 * 2 * 2} | {name: module.in_features for name, module in linears(model).items()}
+    for name, fan in fan_in.items():
+        module = model.get_submodule(name)
+        bound = fan**-0.5
+        weight = module.weight.detach().flatten().double().numpy()
+        assert np.abs(weight).max() <= bound
+        assert stats.kstest(weight, stats.uniform(-bound, 2 * bound).cdf).pvalue > 1e-3, name
+        if weight.size > 4000:
+            assert weight.var() == pytest.approx(1 / (3 * fan), rel=0.05), name
+        assert 0 < module.bias.abs().max().item() <= bound
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: nn.Linear(30, 50), lambda: nn.Conv2d(6, 20, 3, groups=2), lambda: nn.Conv1d(8, 30, 5)]
+)
+def test_kaiming_uniform_is_pytorchs_own_default(build):
+    torch.manual_seed(0)
+    host, ours = build(), build()
+    initialize(nn.Sequential(ours), KaimingUniform())
+    for kind in ("weight", "bias"):
+        left, right = (getattr(module, kind).detach().flatten().numpy() for module in (host, ours))
+        assert stats.ks_2samp(left, right).pvalue > 1e-3
+        assert np.abs(right).max() == pytest.approx(np.abs(left).max(), rel=0.15)
+
+
+@pytest.mark.parametrize("start", [KaimingUniform(), TruncatedNormal(convolutions=True)])
+def test_norms_tokens_positions_and_embeddings_stay_the_hosts(tiny_vit, start):
+    model = nn.ModuleDict({"vit": tiny_vit(reg_tokens=2, init_values=0.1), "words": nn.Embedding(5, 4)})
+    touched = {name: isinstance(m, nn.Linear | nn.Conv2d) for name, m in model.named_modules()}
+    expected = {name for name, _ in model.named_parameters() if touched[name.rpartition(".")[0]]}
+    assert named(initialize(model, start)) == expected
+    assert {"vit.cls_token", "vit.reg_token", "vit.pos_embed", "words.weight"}.isdisjoint(expected)
+
+
+@pytest.mark.parametrize(
+    ("keys", "names"), [(None, {"in_proj_weight"}), (6, {"q_proj_weight", "k_proj_weight", "v_proj_weight"})]
+)
+def test_multihead_attention_has_its_input_projections_filled(keys, names):
+    model = nn.ModuleDict({"attention": nn.MultiheadAttention(64, 4, kdim=keys, vdim=keys)})
+    report = initialize(model, KaimingUniform())
+    always = {"in_proj_bias", "out_proj.weight", "out_proj.bias"}
+    assert named(report) == {f"attention.{name}" for name in names | always}
+    for name in names:
+        weight = getattr(model["attention"], name)
+        bound = weight.shape[1] ** -0.5
+        assert 0.95 * bound < weight.abs().max().item() <= bound
+
+
+def test_transposed_conv1d_of_gpt2_uses_its_first_axis_as_fan_in():
+    transformers = pytest.importorskip("transformers")
+    model = transformers.GPT2Model(
+        transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=11, n_positions=8)
+    )
+    report = initialize(model, KaimingUniform())
+    projections = {"attn.c_attn": 32, "attn.c_proj": 32, "mlp.c_fc": 32, "mlp.c_proj": 128}
+    assert named(report) == {f"h.0.{name}.{kind}" for name in projections for kind in ("weight", "bias")}
+    for name, fan_in in projections.items():
+        weight = model.h[0].get_submodule(name).weight
+        assert weight.shape[0] == fan_in
+        assert 0.95 * fan_in**-0.5 < weight.abs().max().item() <= fan_in**-0.5
+    initialize(model, TruncatedNormal())
+    assert model.h[0].mlp.c_fc.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert not model.h[0].mlp.c_fc.bias.any()
+
+
+def test_every_layer_has_its_own_draw():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    initialize(model, KaimingUniform())
+    assert not torch.equal(model[0].weight, model[1].weight)
+    assert not torch.equal(model[0].weight[0], model[0].bias)
+
+
+def test_a_model_without_layers_is_refused_with_what_it_has():
+    model = nn.Sequential(nn.Embedding(3, 2), nn.LayerNorm(2))
+    message = "KaimingUniform found no linear or convolutional layer; the model has Embedding, LayerNorm"
+    with pytest.raises(StructuredInitError, match=f"^{message}$"):
+        initialize(model, KaimingUniform())
+    initialize(model, Default())
+
+
+@pytest.mark.parametrize("std", [0.0, -1.0])
+def test_a_standard_deviation_that_is_none_is_one_line(std):
+    with pytest.raises(StructuredInitError, match=f"TruncatedNormal: std must be positive, got {std}"):
+        TruncatedNormal(std=std)

@@ -1,0 +1,66 @@
+"""Named draws: a function of (seed, name, part) and of nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+
+import torch
+
+from structured_init.draws import Draws
+
+# From hashlib by hand: blake2b of "0\0blocks.0.attn\0query_key" in 8 bytes, little endian, without its lowest bit.
+GOLDEN_SEED = 3422044472586377158
+
+HASH_A_START = """
+import hashlib, torch
+torch.set_num_threads(1)
+torch.seed()
+from timm.models.vision_transformer import VisionTransformer
+from structured_init import Compose, KaimingUniform, Mimetic, Positions, initialize
+sizes = dict(img_size=8, patch_size=2, embed_dim=16, depth=2, num_heads=2, num_classes=5)
+model = VisionTransformer(**sizes, global_pool="avg", class_token=False)
+initialize(model, Compose([KaimingUniform(), Mimetic(), Positions("codes")]), seed=7)
+digest = hashlib.sha256()
+for parameter in model.parameters():
+    digest.update(parameter.detach().numpy().tobytes())
+print(digest.hexdigest())
+"""
+
+
+def test_the_seed_of_a_generator_is_a_published_hash():
+    digest = hashlib.blake2b(b"0\0blocks.0.attn\0query_key", digest_size=8).digest()
+    assert int.from_bytes(digest, "little") // 2 == GOLDEN_SEED
+    assert Draws(0).generator("blocks.0.attn", "query_key").initial_seed() == GOLDEN_SEED
+
+
+def test_the_numbers_are_those_of_a_generator_with_that_seed():
+    expected = torch.randn(5, generator=torch.Generator().manual_seed(GOLDEN_SEED))
+    assert torch.equal(torch.randn(5, generator=Draws(0).generator("blocks.0.attn", "query_key")), expected)
+
+
+def test_each_of_seed_name_and_part_matters_and_none_runs_into_the_next():
+    keys = [(0, "a", "b"), (1, "a", "b"), (0, "b", "a"), (0, "ab", ""), (0, "", "ab"), (10, "a", "b"), (-1, "a", "b")]
+    seeds = {Draws(seed).generator(name, part).initial_seed() for seed, name, part in keys}
+    assert len(seeds) == len(keys)
+
+
+def test_asking_twice_gives_the_same_numbers():
+    draws = Draws(3)
+    first = torch.rand(4, generator=draws.generator("x", "y"))
+    torch.rand(4, generator=draws.generator("other", "y"))
+    assert torch.equal(torch.rand(4, generator=draws.generator("x", "y")), first)
+
+
+def test_another_process_with_another_hash_seed_starts_alike(capsys):
+    """Each builds another model, but every parameter that the host draws is written (it has no class token)."""
+    with torch.random.fork_rng(devices=[]):
+        exec(HASH_A_START, {})
+    here = capsys.readouterr().out
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", HASH_A_START]
+    there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert len(here.strip()) == 64
+    assert here == there

@@ -1,0 +1,128 @@
+"""A failure anywhere leaves the model as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from timm.layers import Attention
+from torch import nn
+
+from structured_init import Compose, Initializer, KaimingUniform, Mimetic, Positions, StructuredInitError, initialize
+from structured_init import writer as writer_module
+
+
+class FailAt(Initializer):
+    """Double every weight, layer by layer, and fail after a number of layers were already written."""
+
+    def __init__(self, layer: int, error: type[BaseException] = RuntimeError) -> None:
+        self.layer = layer
+        self.error = error
+
+    def plan(self, weights, *, rng, batch=None):
+        for index, parameter in enumerate(weights.each(list(weights.model.parameters()))):
+            if index == self.layer:
+                raise self.error("half way")
+            weights.write(parameter, 2 * weights.read(parameter) + 1, "FailAt")
+
+
+def snapshot(model):
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    return state, [parameter.requires_grad for parameter in model.parameters()]
+
+
+def assert_unchanged(model, taken):
+    state, trainable = taken
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+    assert [parameter.requires_grad for parameter in model.parameters()] == trainable
+
+
+@pytest.mark.parametrize("in_memory_bytes", [64 * 2**20, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layer", [1, 9])
+def test_a_failure_after_layers_were_written_restores_all(tiny_vit, monkeypatch, in_memory_bytes, dtype, layer):
+    monkeypatch.setattr(writer_module, "IN_MEMORY_BYTES", in_memory_bytes)
+    model = tiny_vit().to(dtype)
+    model.pos_embed.requires_grad_(False)
+    taken, touched = snapshot(model), []
+    write = writer_module.Writer.write
+
+    def spy(self, target, value, name):
+        write(self, target, value, name)
+        touched.append(not torch.equal(target, taken[0][name]))
+
+    monkeypatch.setattr(writer_module.Writer, "write", spy)
+    with pytest.raises(RuntimeError, match="half way"):
+        initialize(model, FailAt(layer))
+    assert touched == [True] * layer  # so there was something to restore
+    assert_unchanged(model, taken)
+
+
+@pytest.mark.parametrize("in_memory_bytes", [64 * 2**20, 100])
+def test_a_failure_in_the_second_member_undoes_the_first(tiny_vit, monkeypatch, in_memory_bytes):
+    monkeypatch.setattr(writer_module, "IN_MEMORY_BYTES", in_memory_bytes)
+    model = tiny_vit()
+    taken = snapshot(model)
+    start = Compose([KaimingUniform(), Mimetic(), Positions(trainable=False), FailAt(6)])
+    with pytest.raises(RuntimeError, match="half way"):
+        initialize(model, start)
+    assert_unchanged(model, taken)
+
+
+def test_the_journal_really_leaves_memory(tiny_vit, monkeypatch):
+    monkeypatch.setattr(writer_module, "IN_MEMORY_BYTES", 100)
+    rolled = []
+    undo = writer_module.Writer.undo
+
+    def spy(self):
+        rolled.append(self._file._rolled)
+        undo(self)
+
+    monkeypatch.setattr(writer_module.Writer, "undo", spy)
+    with pytest.raises(RuntimeError):
+        initialize(tiny_vit(), FailAt(4))
+    assert rolled == [True]
+
+
+def test_an_interrupt_restores_as_well(tiny_vit):
+    model = tiny_vit()
+    taken = snapshot(model)
+    with pytest.raises(KeyboardInterrupt):
+        initialize(model, FailAt(5, KeyboardInterrupt))
+    assert_unchanged(model, taken)
+
+
+def test_a_failure_after_freezing_thaws(tiny_vit):
+    class Both(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            weights.write(weights.model.head.weight, torch.ones(5, 16), "Both")
+
+        def freezing(self, weights):
+            return [(weights.model.head.weight, False), (torch.tensor(1), True)]  # integers take no gradient
+
+    model = tiny_vit()
+    taken = snapshot(model)
+    with pytest.raises(RuntimeError, match="floating point"):
+        initialize(model, Both())
+    assert_unchanged(model, taken)
+
+
+def test_scalars_empty_and_non_contiguous_tensors_are_restored():
+    model = nn.Module()
+    model.scalar = nn.Parameter(torch.tensor(3.0))
+    model.transposed = nn.Parameter(torch.arange(6.0).reshape(2, 3).t())
+    model.last = nn.Parameter(torch.ones(2))
+    taken, stride = snapshot(model), model.transposed.stride()
+    with pytest.raises(RuntimeError, match="half way"):
+        initialize(model, FailAt(2))
+    assert_unchanged(model, taken)
+    assert model.transposed.stride() == stride
+
+
+def test_a_layer_that_a_method_cannot_serve_leaves_no_layer_changed(tiny_vit):
+    model = tiny_vit()
+    model.blocks[1].attn = Attention(16, num_heads=2, attn_head_dim=4)  # heads × head_dim = 8, not 16
+    taken = snapshot(model)
+    with pytest.raises(StructuredInitError, match=r"'blocks.1.attn' has not"):
+        initialize(model, Mimetic(orientation="circulated"))
+    assert_unchanged(model, taken)

@@ -1,0 +1,69 @@
+"""Files are replaced whole or not at all; a wrong name is answered with the nearest right one."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from structured_init import StructuredInitError
+from structured_init.errors import nearest
+from structured_init.files import replacing
+
+
+def test_a_file_appears_only_when_it_is_whole(tmp_path):
+    path = tmp_path / "new" / "numbers.json"
+    with replacing(path) as temporary:
+        temporary.write_text("half")
+        assert not path.exists()
+        assert temporary.suffix == ".json"
+        temporary.write_text("whole")
+    assert path.read_text() == "whole"
+    assert [file.name for file in path.parent.iterdir()] == ["numbers.json"]
+
+
+def test_an_error_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "numbers.json"
+    path.write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
+        1 / temporary.write_text("")
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["numbers.json"]
+
+
+def test_somebody_reading_the_old_file_goes_on_reading_it(tmp_path):
+    path = tmp_path / "numbers.json"
+    path.write_text("old")
+    with path.open() as reader:
+        with replacing(path) as temporary:
+            temporary.write_text("new")
+        assert (reader.read(), path.read_text()) == ("old", "new")
+
+
+def test_a_replaced_file_has_the_usual_permissions(tmp_path):
+    ordinary, replaced = tmp_path / "ordinary", tmp_path / "replaced"
+    ordinary.write_text("")
+    with replacing(replaced):
+        pass
+    assert stat.S_IMODE(replaced.stat().st_mode) == stat.S_IMODE(ordinary.stat().st_mode)
+
+
+def test_a_folder_that_is_a_file_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StructuredInitError) as caught, replacing(tmp_path / "file" / "x.json"):
+        pass
+    assert str(caught.value).startswith(f"cannot write '{tmp_path}/file/x.json': ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "valid", "answer"),
+    [
+        ("Mimetc", ["Mimetic", "Default"], "did you mean 'Mimetic'?"),
+        ("xyz", ["b", "a"], "choose from a, b"),
+        ("xyz", [f"n{i}" for i in range(9)], "choose from n0, n1, n2, n3, n4, n5, n6, n7, …"),
+        ("xyz", [], "there is nothing to choose from"),
+    ],
+)
+def test_the_nearest_name_is_offered(name, valid, answer):
+    assert nearest(name, valid) == answer

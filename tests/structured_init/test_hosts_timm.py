@@ -1,0 +1,247 @@
+"""timm's attention classes: a site is what the module does, and the maps that are captured are the site's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.layers import AttentionRope
+from timm.models import beit, cait, davit, deit, eva, metaformer, swin_transformer, swin_transformer_v2, xcit
+from timm.models import vision_transformer_relpos as relpos
+from torch import nn
+
+from structured_init import Mimetic, Positions, attention_sites, initialize, position_sites
+from structured_init.analysis import capture_attention
+
+FEW = settings(max_examples=4, deadline=None, derandomize=True)
+WINDOW = (2, 3)
+
+# name → builder (heads H, head_dim k, qk-norm and the like on or off)
+LAYERS = {
+    "metaformer": lambda h, k, extra: metaformer.Attention(h * k, head_dim=k, num_heads=h),
+    "beit": lambda h, k, extra: beit.Attention(h * k, h, qkv_bias=extra, qkv_bias_separate=extra),
+    "relpos": lambda h, k, extra: relpos.RelPosAttention(h * k, h, qk_norm=extra),
+    "rope": lambda h, k, extra: AttentionRope(
+        h * k + 1, h, attn_head_dim=k, qk_norm=extra, scale_norm=extra, norm_layer=nn.LayerNorm
+    ),
+    "rope, apart": lambda h, k, extra: AttentionRope(h * k, h, qkv_fused=False, gated=extra),
+    "rope, grouped": lambda h, k, extra: AttentionRope(
+        2 * h * k, 2 * h, num_kv_heads=h, qkv_fused=False, qk_norm=extra, norm_layer=nn.LayerNorm
+    ),
+    "eva": lambda h, k, extra: eva.EvaAttention(h * k, h, scale_norm=extra, norm_layer=nn.LayerNorm, gated=extra),
+    "eva, apart": lambda h, k, extra: eva.EvaAttention(
+        h * k, h, qkv_fused=False, scale_norm=False, qk_norm=extra, norm_layer=nn.LayerNorm
+    ),
+    "swin": lambda h, k, extra: swin_transformer.WindowAttention(h * k + 1, h, head_dim=k, window_size=WINDOW),
+    "swin 2": lambda h, k, extra: swin_transformer_v2.WindowAttention(h * k, WINDOW, h, qkv_bias_separate=extra),
+    "davit": lambda h, k, extra: davit.WindowAttention(h * k, WINDOW, h),
+    "cait": lambda h, k, extra: cait.TalkingHeadAttn(h * k, h),
+    "class": lambda h, k, extra: cait.ClassAttn(h * k, h, qkv_bias=extra),
+}
+WINDOWED = {"swin", "swin 2", "davit"}
+
+
+class Host(nn.Module):
+    """A model of one layer."""
+
+    def __init__(self, attn):
+        super().__init__()
+        self.attn = attn
+
+    def forward(self, x):
+        return self.attn(x)
+
+
+def build(kind, heads, head_dim, extra, seed):
+    torch.manual_seed(seed)
+    model = Host(LAYERS[kind](heads, head_dim, extra))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+sizes = st.tuples(st.integers(1, 3), st.integers(2, 5), st.booleans(), st.integers(0, 99))
+
+
+def what_the_host_does_besides(module, x):
+    """Everything that stands between the four matrices, from the module itself."""
+    if isinstance(module, cait.TalkingHeadAttn):
+        with torch.no_grad():
+            for mixing in (module.proj_l, module.proj_w):
+                mixing.weight.copy_(torch.eye(module.num_heads))
+    besides = {"norms": (getattr(module, "q_norm", None), getattr(module, "k_norm", None))}
+    if isinstance(module, swin_transformer.WindowAttention):
+        besides["bias"] = module._get_rel_pos_bias()
+    if isinstance(module, swin_transformer_v2.WindowAttention):
+        for parameter in module.cpb_mlp.parameters():  # one and the same bias everywhere
+            nn.init.zeros_(parameter)
+        nn.init.constant_(module.logit_scale, 1.5)
+        besides["norms"] = (lambda t: nn.functional.normalize(t, dim=-1),) * 2
+    gate, norm = getattr(module, "gate", None), getattr(module, "norm", None)
+
+    def between(mixed):
+        mixed = norm(mixed) if norm is not None else mixed
+        return mixed * gate(x).sigmoid() if gate is not None else mixed
+
+    return {**besides, "between": between}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@FEW
+@given(size=sizes)
+def test_output_and_captured_map_are_those_of_the_four_matrices(attend, without_biases, kind, size):
+    model = without_biases(build(kind, *size))
+    x = torch.randn(2, 6, attention_sites(model)[0].embed_dim, dtype=torch.float64)
+    besides = what_the_host_does_besides(model.attn, x)
+    (site,) = attention_sites(model)
+    if kind == "class":
+        maps, output = attend(site, x[:, :1], context=x, **{**besides, "between": None})
+    else:
+        maps, output = attend(site, x, **besides)
+    torch.testing.assert_close(model(x), output, rtol=1e-9, atol=1e-9)
+    captured = capture_attention(model, x)
+    assert list(captured) == [site.name] == ["attn"]
+    torch.testing.assert_close(captured["attn"], maps.float(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@FEW
+@given(size=sizes, part=st.sampled_from(["query", "key", "value", "output"]))
+def test_what_is_written_is_read_back_and_nothing_else_changes(check_round_trip, kind, size, part):
+    check_round_trip(build(kind, *size), part)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+@FEW
+@given(size=sizes)
+def test_mimetic_products_are_the_formulas(check_mimetic, kind, size):
+    heads, head_dim, _, seed = size
+    report = check_mimetic(build(kind, heads, head_dim, False, seed))
+    assert ("RoPE" in report.notes.get("attn", "")) == kind.startswith(("rope", "eva"))
+    assert ("share a key" in report.notes.get("attn", "")) == (kind == "rope, grouped")
+    assert ("mixes its heads" in report.notes.get("attn", "")) == (kind == "cait")
+
+
+def test_a_norm_before_the_output_projection_is_noted():
+    report = initialize(build("rope", 2, 4, True, 0), Mimetic())
+    assert "normalizes between values and output" in report.notes["attn"]
+    assert "normalizes queries and keys" in report.notes["attn"]
+
+
+def test_windows_are_the_tokens_of_window_attention():
+    for kind in LAYERS:
+        (site,) = attention_sites(build(kind, 1, 2, False, 0))
+        assert site.grid == (WINDOW if kind in WINDOWED else None)
+
+
+TINY = {"img_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+WINDOWS = {**TINY, "depths": (2, 1), "num_heads": (2, 4), "window_size": 2}
+del WINDOWS["depth"]
+# name → (builder, grid of the attention, prefix tokens, grid of the positions or None, rows before it)
+MODELS = {
+    "deit, distilled": (lambda: deit.VisionTransformerDistilled(**TINY), (4, 4), 2, (4, 4), 2),
+    "eva": (lambda: eva.Eva(**TINY, use_rot_pos_emb=True), (4, 4), 1, (4, 4), 1),
+    "eva, apart": (
+        lambda: eva.Eva(**TINY, qkv_fused=False, no_embed_class=True, num_reg_tokens=2),
+        (4, 4),
+        3,
+        (4, 4),
+        0,
+    ),
+    "dinov3": (
+        lambda: eva.Eva(
+            **TINY, attn_type="rope", use_rot_pos_emb=True, use_abs_pos_emb=False, num_reg_tokens=4, init_values=1e-5
+        ),
+        (4, 4),
+        5,
+        None,
+        0,
+    ),
+    "beit": (lambda: beit.Beit(**TINY), (4, 4), 1, (4, 4), 1),
+    "beit, relative": (lambda: beit.Beit(**TINY, use_abs_pos_emb=False, use_rel_pos_bias=True), (4, 4), 1, None, 0),
+    "relpos": (lambda: relpos.VisionTransformerRelPos(**TINY, class_token=True), (4, 4), 1, None, 0),
+    "swin": (lambda: swin_transformer.SwinTransformer(**WINDOWS), (2, 2), 0, None, 0),
+    "swin 2": (lambda: swin_transformer_v2.SwinTransformerV2(**WINDOWS), (2, 2), 0, None, 0),
+    "cait": (lambda: cait.Cait(**TINY), (4, 4), 0, (4, 4), 0),
+}
+
+
+def tiny(kind):
+    torch.manual_seed(0)
+    return MODELS[kind][0]().eval()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_captured_layers_are_the_sites_in_order_and_have_their_tokens(kind):
+    model = tiny(kind)
+    _, grid, prefix, *_ = MODELS[kind]
+    maps = capture_attention(model, torch.randn(2, 3, 8, 8))
+    sites = attention_sites(model)
+    assert list(maps) == [site.name for site in sites]
+    for site in sites:
+        assert maps[site.name].shape[1] == site.num_heads
+        if type(site.module).__name__ == "ClassAttn":
+            assert (site.grid, site.prefix_tokens, *maps[site.name].shape[2:]) == (None, 1, 1, 17)
+        else:
+            assert (site.grid, site.prefix_tokens) == (grid, prefix)
+            assert maps[site.name].shape[2:] == (prefix + grid[0] * grid[1],) * 2
+
+
+@pytest.mark.parametrize("kind", ["eva", "dinov3", "beit, relative", "relpos"])
+def test_fused_and_written_out_attention_give_the_same_maps(kind):
+    """With RoPE and relative positions on, so that the maps are not those of the matrices alone."""
+    model, images = tiny(kind), torch.randn(2, 3, 8, 8)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    fused = capture_attention(model, images)
+    for site in attention_sites(model):
+        site.module.fused_attn = False
+    written_out = capture_attention(model, images)
+    assert list(fused) == list(written_out)
+    for name, maps in fused.items():
+        torch.testing.assert_close(written_out[name], maps, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_positions_are_written_behind_the_prefix_tokens(kind):
+    model = tiny(kind)
+    *_, grid, first = MODELS[kind]
+    if grid is None:
+        assert position_sites(model) == []
+        return
+    before = model.pos_embed.detach().clone()
+    (site,) = position_sites(model)
+    assert (site.name, site.grid, site.num_tokens) == ("pos_embed", grid, 16)
+    initialize(model, Positions("gaussian"))
+    assert torch.equal(model.pos_embed[:, :first], before[:, :first])
+    assert (model.pos_embed[:, first:] != before[:, first:]).all()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_mimetic_reaches_every_layer_of_a_model_and_notes_rope_where_there_is_any(check_mimetic, kind):
+    model = tiny(kind)
+    report = check_mimetic(model)
+    for site in attention_sites(model):
+        assert ("RoPE" in report.notes.get(site.name, "")) == (getattr(model, "rope", None) is not None)
+
+
+@pytest.mark.parametrize("kind", ["dinov3", "cait"])
+def test_a_layer_scale_that_is_a_bare_parameter_is_noted(kind):
+    report = initialize(tiny(kind), Mimetic())
+    assert "LayerScale 1e-0" in report.notes["blocks.0.attn"]
+    assert "hides the branch" in report.notes["blocks.0.attn"]
+
+
+def test_attention_over_channels_is_reported_as_unknown_and_the_rest_is_initialized():
+    """XCiT attends over channels, where W_q W_kᵀ means something else; its last layers are class attention."""
+    model = xcit.Xcit(img_size=16, patch_size=8, embed_dim=16, depth=2, cls_attn_layers=1, num_heads=2, num_classes=3)
+    report = initialize(model, Mimetic())
+    assert [site.name for site in attention_sites(model)] == ["cls_attn_blocks.0.attn"]
+    way_out = "XCA is not known: describe it with structured_init.register_attention"
+    assert {name: why for name, why in report.skipped.items() if "attn" in name} == {
+        "blocks.0.attn": way_out,
+        "blocks.1.attn": way_out,
+    }
+    selected = initialize(model, Mimetic(where="cls_attn_blocks.*"))
+    assert not any("XCA" in why for why in selected.skipped.values())

@@ -1,0 +1,145 @@
+"""torch's own attention: fused or apart, self or cross, and the encoder and decoder around it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from structured_init import Mimetic, Positions, StructuredInitError, attention_sites, initialize
+from structured_init.analysis import capture_attention
+
+FEW = settings(max_examples=8, deadline=None, derandomize=True)
+
+
+class Host(nn.Module):
+    """A model of one layer that looks at its own tokens, or at others."""
+
+    def __init__(self, attn, other_width=None):
+        super().__init__()
+        self.attn, self.other_width = attn, other_width
+
+    def forward(self, x, context=None):
+        context = x if context is None else context
+        values = context if self.other_width is None else context[..., : self.attn.vdim]
+        return self.attn(x, context, values, need_weights=False)[0]
+
+
+@st.composite
+def hosts(draw):
+    heads, head_dim = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    torch.manual_seed(draw(st.integers(0, 99)))
+    module = nn.MultiheadAttention(heads * head_dim, heads, bias=draw(st.booleans()), batch_first=True)
+    model = Host(module)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+@FEW
+@given(hosts())
+def test_output_and_captured_map_are_those_of_the_four_matrices(attend, without_biases, model):
+    (site,) = attention_sites(without_biases(model))
+    x = torch.randn(2, 5, site.embed_dim, dtype=torch.float64)
+    maps, output = attend(site, x)
+    torch.testing.assert_close(model(x), output, rtol=1e-9, atol=1e-9)
+    captured = capture_attention(model, x)
+    assert list(captured) == [site.name] == ["attn"]
+    torch.testing.assert_close(captured["attn"], maps.float(), rtol=1e-5, atol=1e-6)
+
+
+@FEW
+@given(model=hosts(), part=st.sampled_from(["query", "key", "value", "output"]))
+def test_what_is_written_is_read_back_and_nothing_else_changes(check_round_trip, model, part):
+    check_round_trip(model, part)
+
+
+@FEW
+@given(hosts())
+def test_mimetic_products_are_the_formulas(check_mimetic, model):
+    assert check_mimetic(model).notes == {}
+
+
+def with_other_widths(key_width=7, value_width=6, heads=2):
+    torch.manual_seed(1)
+    return Host(nn.MultiheadAttention(8, heads, kdim=key_width, vdim=value_width, batch_first=True), key_width)
+
+
+def test_keys_and_values_of_their_own_width_are_cross_attention(attend, without_biases):
+    model = without_biases(with_other_widths())
+    assert attention_sites(model) == []
+    (site,) = attention_sites(model, cross=True)
+    assert site.cross
+    assert [tuple(part.shape) for part in (site.query, site.key, site.value, site.output)] == [
+        (2, 8, 4),
+        (2, 7, 4),
+        (2, 6, 4),
+        (2, 4, 8),
+    ]
+    x, context = torch.randn(2, 3, 8, dtype=torch.float64), torch.randn(2, 5, 7, dtype=torch.float64)
+    logits = torch.einsum("bnd,hdk,hek,bme->bhnm", x, site.query, site.key, context) / 4**0.5
+    values = torch.einsum("bmd,hdk,hke->bhme", context[..., :6], site.value, site.output)
+    torch.testing.assert_close((logits.softmax(-1) @ values).sum(1), model(x, context))
+    captured = capture_attention(model, x, context)
+    torch.testing.assert_close(captured["attn"], logits.softmax(-1).float())
+
+
+@pytest.mark.parametrize("part", ["query", "key", "value", "output"])
+def test_parameters_apart_are_written_and_nothing_else(check_round_trip, part):
+    check_round_trip(with_other_widths(), part, cross=True)
+
+
+def test_cross_attention_alone_is_refused_with_the_way_out_and_its_products_must_be_square():
+    with pytest.raises(StructuredInitError, match=r"nothing but cross-attention \(attn\), .* unless cross=True"):
+        initialize(with_other_widths(), Mimetic())
+    with pytest.raises(StructuredInitError, match=r"query–key product of 'attn' maps width 8 to 7"):
+        initialize(with_other_widths(), Mimetic(cross=True))
+    with pytest.raises(StructuredInitError, match=r"value–output product of 'attn' maps width 6 to 8"):
+        initialize(with_other_widths(), Mimetic(cross=True, query_key=False))
+
+
+def transformer(**changes):
+    torch.manual_seed(2)
+    arguments = {"d_model": 8, "nhead": 2, "num_encoder_layers": 2, "num_decoder_layers": 1, "dim_feedforward": 4}
+    return nn.Transformer(**{**arguments, "batch_first": True, **changes}).eval()
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_the_encoders_captured_layers_are_its_sites(attend, without_biases, norm_first):
+    layer = nn.TransformerEncoderLayer(8, 2, 4, dropout=0.0, batch_first=True, norm_first=norm_first)
+    model = without_biases(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False))
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    maps = capture_attention(model, x)
+    sites = attention_sites(model)
+    assert list(maps) == [site.name for site in sites] == ["layers.0.self_attn", "layers.1.self_attn"]
+    tokens = model.layers[0].norm1(x) if norm_first else x
+    torch.testing.assert_close(maps[sites[0].name], attend(sites[0], tokens)[0].float(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_decoders_attention_to_the_encoder_is_left_alone_unless_asked(check_mimetic):
+    model = transformer()
+    names = [site.name for site in attention_sites(model)]
+    assert names == ["encoder.layers.0.self_attn", "encoder.layers.1.self_attn", "decoder.layers.0.self_attn"]
+    cross = model.decoder.layers[0].multihead_attn.in_proj_weight
+    before = cross.detach().clone()
+    report = initialize(model, Mimetic())
+    assert torch.equal(cross, before)
+    why = report.skipped["decoder.layers.0.multihead_attn"]
+    assert why == "cross-attention is left alone unless asked for: cross=True"
+    everything = [site.name for site in attention_sites(model, cross=True)]
+    assert everything == [*names, "decoder.layers.0.multihead_attn"]
+    assert list(capture_attention(model, torch.randn(2, 5, 8), torch.randn(2, 3, 8))) == everything
+    assert "decoder.layers.0.multihead_attn" not in check_mimetic(model, cross=True).skipped
+    assert not torch.equal(cross, before)
+
+
+def test_a_users_attribute_of_that_name_elsewhere_is_no_cross_attention():
+    model = nn.ModuleDict({"multihead_attn": nn.MultiheadAttention(8, 2)})
+    assert [site.name for site in attention_sites(model)] == ["multihead_attn"]
+
+
+def test_a_transformer_has_no_positions_and_says_so():
+    with pytest.raises(StructuredInitError, match="Positions found no position embedding that it knows"):
+        initialize(transformer(), Positions())

@@ -1,0 +1,173 @@
+"""The separable solver: its logits are c times row shift plus column shift, as far as positions and heads allow.
+
+Letters: N tokens of a grid (Gy, Gx), D embed_dim, k head_dim.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from structured_init import Positions, attention_sites, initialize
+from structured_init.attention.codes import row_and_column_codes, sincos_2d
+from structured_init.attention.impulse import Impulse, SeparableSolver
+from structured_init.attention.impulse.basis import Basis
+from structured_init.attention.impulse.inputs import layer_norm
+from structured_init.attention.impulse.separable import CUTOFF, expressed, separable
+from structured_init.draws import Draws
+
+GRIDS = st.tuples(st.integers(2, 7), st.integers(2, 7))
+OFFSETS = st.tuples(st.integers(-2, 2), st.integers(-2, 2))
+EVERYWHERE = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+def centred_axis(size, offset):
+    """A clamped shift entry by entry, then without the mean of its rows and columns."""
+    shift = np.zeros((size, size))
+    for i in range(size):
+        shift[i, min(max(i + offset, 0), size - 1)] += 1
+    centring = np.eye(size) - 1 / size
+    return centring @ shift @ centring
+
+
+def target(grid, offset):
+    ones = [np.ones((size, size)) for size in grid]
+    return np.kron(centred_axis(grid[0], offset[0]), ones[1]) + np.kron(ones[0], centred_axis(grid[1], offset[1]))
+
+
+def tokens_of(grid, width, kappa, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return layer_norm(row_and_column_codes(grid, width, kappa=kappa, gain=1.0, generator=generator))
+
+
+def product(tokens, target):
+    """M = P⁺ T P⁺ᵀ with numpy's pseudo-inverse at the same relative cut-off."""
+    inverse = np.linalg.pinv(tokens.numpy(), rcond=CUTOFF)
+    return inverse @ target @ inverse.T
+
+
+@EVERYWHERE
+@given(GRIDS, OFFSETS, st.integers(1, 20), st.sampled_from([None, 2.0]), st.integers(0, 99))
+def test_queries_times_keys_are_the_best_approximation_of_the_product(grid, offset, head_dim, kappa, seed):
+    tokens = tokens_of(grid, 24, kappa, seed)
+    found = separable(Basis.of(tokens).cut(cutoff=CUTOFF), offset, grid, head_dim, border="clamp")
+    exact = product(tokens, target(grid, offset))
+    u, s, vt = np.linalg.svd(exact)
+    best = (u[:, :head_dim] * s[:head_dim]) @ vt[:head_dim]
+    gap = s[head_dim - 1] - s[head_dim] if head_dim < len(s) else 1.0
+    energy = (s**2).sum()
+    assert found.kept == pytest.approx((s[:head_dim] ** 2).sum() / energy if energy > 1e-18 else 1.0)
+    assert found.query.shape == found.key.shape == (24, head_dim)
+    if gap > 1e-6 * s[0] or head_dim >= found.rank:  # else the best approximation is not unique
+        np.testing.assert_allclose(found.query @ found.key.mT, best, atol=1e-8 * max(s[0], 1))
+
+
+@EVERYWHERE
+@given(GRIDS, OFFSETS, st.integers(1, 16), st.sampled_from([None, 2.0]))
+def test_the_rank_of_the_logits_is_at_most_rows_plus_columns_minus_one(grid, offset, head_dim, kappa):
+    tokens = tokens_of(grid, 24, kappa)
+    found = separable(Basis.of(tokens).cut(cutoff=CUTOFF), offset, grid, head_dim, border="clamp")
+    logits = tokens @ found.query @ found.key.mT @ tokens.mT
+    rank = int((torch.linalg.svdvals(logits) > 1e-9).sum())
+    assert rank <= min(head_dim, sum(grid) - 1)
+    assert found.rank <= sum(grid) - 1
+
+
+def softmax(matrix):
+    exponential = np.exp(matrix - matrix.max(1, keepdims=True))
+    return exponential / exponential.sum(1, keepdims=True)
+
+
+@pytest.mark.parametrize("offset", [(0, 0), (-1, 0), (1, 1), (0, -1)])
+@pytest.mark.parametrize("grid", [(8, 8), (6, 9)])
+def test_the_map_of_a_model_is_the_product_of_two_soft_shifts(tiny_vit, grid, offset, monkeypatch):
+    """On positions only, with unrelated codes: softmax(c S_y) ⊗ softmax(c S_x), queries at the border clamped."""
+    model = tiny_vit(
+        img_size=(2 * grid[0], 2 * grid[1]), embed_dim=192, num_heads=2, class_token=False, global_pool="avg"
+    )
+    start = Impulse(solver="separable", positions="keep")
+    initialize(model, Positions("codes", kappa=None))
+    monkeypatch.setattr(Impulse, "head_offsets", lambda self, site, rng: torch.tensor([offset] * 2))
+    initialize(model, start)
+    site = attention_sites(model)[0]
+    tokens = layer_norm(model.pos_embed[0].detach().double())
+    logits = site.scale * (tokens @ site.query.double()) @ (tokens @ site.key.double()).mT
+    rows, columns = (centred_axis(size, shift) for size, shift in zip(grid, offset, strict=True))
+    expected = np.kron(softmax(8 * rows), softmax(8 * columns))
+    for head in range(2):
+        np.testing.assert_allclose(logits[head].softmax(-1), expected, atol=0.03)
+
+
+def test_a_head_that_is_too_narrow_says_what_it_loses(tiny_vit):
+    """Eight heads of 192 on a 16×16 grid: 24 dimensions for up to 30 directions."""
+    model = tiny_vit(img_size=32, embed_dim=192, num_heads=8, depth=1)
+    (note,) = initialize(model, Impulse(solver="separable")).notes.values()
+    assert "head_dim 24 holds 24 of the" in note
+    assert "directions of a shift: 0.2% of the product's squared norm is lost" in note
+
+
+def test_smooth_positions_that_cannot_tell_neighbours_apart_are_reported(tiny_vit):
+    model = tiny_vit(img_size=32, embed_dim=192, num_heads=3, depth=1)
+    initialize(model, Positions("sincos"))
+    (note,) = initialize(model, Impulse(solver="separable", positions="keep")).notes.values()
+    assert "of the functions of rows and columns that a shift needs" in note
+
+
+@pytest.mark.parametrize("kappa", [None, 2.0])
+def test_codes_express_every_shift_and_sincos_do_not(kappa):
+    grid = (16, 16)
+    assert expressed(Basis.of(tokens_of(grid, 192, kappa)).cut(cutoff=CUTOFF), grid) > 0.97
+    sincos = Basis.of(layer_norm(sincos_2d(grid, 192))).cut(cutoff=CUTOFF)
+    assert expressed(sincos, grid) < 0.9
+
+
+def test_expressed_is_the_share_of_the_functions_in_the_span():
+    grid = (3, 4)
+    whole = torch.randn(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    assert expressed(Basis.of(whole), grid) == pytest.approx(1)
+    rows_only = torch.kron(torch.eye(3, dtype=torch.float64), torch.ones(4, 1, dtype=torch.float64))
+    assert expressed(Basis.of(rows_only), grid) == pytest.approx(2 / 5)
+
+
+# First-layer cells measured once with one seed: the tolerance is the spread over patch embeddings and images.
+@pytest.mark.skipif("STRUCTURED_INIT_DATA" not in os.environ, reason="needs CIFAR-10 in STRUCTURED_INIT_DATA")
+@pytest.mark.parametrize(
+    ("kappa", "strength", "mass", "tolerance"),
+    [(None, 8.0, 0.88, 0.06), (None, 16.0, 0.99, 0.02), (2.0, 8.0, 0.86, 0.12), (2.0, 16.0, 0.98, 0.05)],
+)
+def test_real_images_leave_the_mass_of_the_first_layer_on_the_impulse(kappa, strength, mass, tolerance, cifar_images):
+    from lightning_modules.networks.vision_transformer import vision_transformer
+    from structured_init.analysis import capture_attention, impulse_mass
+
+    found = []
+    for seed in (0, 1):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = vision_transformer(32, 2, 192, 1, 3)
+        start = Impulse(solver=SeparableSolver(strength=strength, kappa=kappa, gain=1.0))
+        initialize(model, start, seed=seed)
+        (site,) = attention_sites(model)
+        maps = capture_attention(model, cifar_images, max_samples=None)[site.name]
+        found.append(impulse_mass(maps, start.head_offsets(site, Draws(seed)), site.grid).mean().item())
+    assert np.mean(found) == pytest.approx(mass, abs=tolerance)
+
+
+@pytest.fixture(scope="module")
+def cifar_images():
+    from lightning_modules.data.image_data import ImageData
+
+    data = ImageData(
+        "uoft-cs/cifar10",
+        batch_size=16,
+        mean=[0.4914, 0.4822, 0.4465],
+        std=[0.2470, 0.2435, 0.2616],
+        fraction=0.01,
+        val_fraction=0.01,
+    )
+    data.setup("validate")
+    return next(iter(data.val_dataloader()))[0]

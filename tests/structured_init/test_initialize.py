@@ -1,0 +1,342 @@
+"""The contract of ``initialize``: in place, named draws, nothing else touched."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from structured_init import (
+    Compose,
+    Default,
+    Initializer,
+    KaimingUniform,
+    Mimetic,
+    Positions,
+    StructuredInitError,
+    TruncatedNormal,
+    attention_sites,
+    freeze,
+    initialize,
+)
+from structured_init.initializer import pending_freezing
+from structured_init.plan import Weights
+
+BOTH = Compose([KaimingUniform(), Mimetic()])
+
+
+def values(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def differing(before, model):
+    return {name for name, tensor in model.state_dict().items() if not torch.equal(before[name], tensor)}
+
+
+class Fill(Initializer):
+    """A user's own initializer: fills what its predicate selects."""
+
+    def __init__(self, number: float = 1.0, suffix: str = ".weight") -> None:
+        self.number = number
+        self.suffix = suffix
+
+    def plan(self, weights, *, rng, batch=None):
+        for name, parameter in weights.model.named_parameters():
+            if name.endswith(self.suffix):
+                weights.write(parameter, torch.full(parameter.shape, self.number), "Fill")
+
+
+def test_optimizer_built_before_trains_the_initialized_parameters(tiny_vit):
+    model = tiny_vit()
+    objects = [(id(parameter), parameter.data_ptr()) for parameter in model.parameters()]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    initialize(model, BOTH)
+    assert [(id(parameter), parameter.data_ptr()) for parameter in model.parameters()] == objects
+    start = model.blocks[0].attn.qkv.weight.detach().clone()
+    model(torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))).square().sum().backward()
+    step = 0.5 * model.blocks[0].attn.qkv.weight.grad
+    optimizer.step()
+    assert step.abs().max() > 0
+    torch.testing.assert_close(model.blocks[0].attn.qkv.weight.detach(), start - step)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_every_dtype_is_kept_and_holds_the_float32_start_rounded(tiny_vit, dtype):
+    model, reference = tiny_vit().to(dtype), tiny_vit().to(torch.float64)
+    initialize(model, Mimetic())
+    initialize(reference, Mimetic())
+    for name, parameter in model.named_parameters():
+        assert parameter.dtype == dtype, name
+    want = reference.blocks[1].attn.proj.weight
+    tolerance = {torch.float64: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    error = (model.blocks[1].attn.proj.weight.double() - want).abs()
+    assert (error <= tolerance * want.abs() + 1e-7 * (dtype != torch.float64)).all()
+
+
+def test_tags_on_parameters_survive(tiny_vit):
+    model = tiny_vit()
+    model.blocks[0].attn.qkv.weight._no_weight_decay = True
+    model.pos_embed._no_reinit = "kept"
+    initialize(model, BOTH)
+    assert model.blocks[0].attn.qkv.weight._no_weight_decay is True
+    assert model.pos_embed._no_reinit == "kept"
+
+
+def test_tied_weights_stay_tied_and_are_one_entry_with_two_names():
+    model = nn.ModuleDict({"embedding": nn.Embedding(7, 4), "head": nn.Linear(4, 7, bias=False)})
+    model["head"].weight = model["embedding"].weight
+    report = initialize(model, TruncatedNormal())
+    assert model["head"].weight is model["embedding"].weight
+    assert [entry.names for entry in report.entries] == [("embedding.weight", "head.weight")]
+    assert "embedding.weight = head.weight" in report.table()
+
+
+def test_the_global_random_states_are_untouched(tiny_vit, as_installed):
+    # The tests' type checker itself draws from Python's random, hence as_installed.
+    model = tiny_vit()
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    expected = torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
+    torch.manual_seed(1), np.random.seed(1), random.seed(1)
+    initialize(model, Compose([TruncatedNormal(), KaimingUniform(), Positions("codes"), Mimetic()]))
+    assert (torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()) == expected
+
+
+def test_the_start_does_not_depend_on_the_global_seed_or_the_weights_before(tiny_vit):
+    models = tiny_vit(seed=1), tiny_vit(seed=2)
+    for seed, model in enumerate(models):
+        torch.manual_seed(seed)
+        initialize(model, BOTH, seed=3)
+    left, right = (model.state_dict() for model in models)
+    untouched = {name for name in left if not torch.equal(left[name], right[name])}
+    assert untouched == {"cls_token", "pos_embed"}  # the row of the class token is the host's own
+    assert torch.equal(left["pos_embed"][:, 1:], right["pos_embed"][:, 1:])
+
+
+def test_two_seeds_differ_in_every_drawn_layer(tiny_vit):
+    left, right = tiny_vit(), tiny_vit()
+    initialize(left, Mimetic(), seed=0)
+    initialize(right, Mimetic(), seed=1)
+    drawn = {f"blocks.{i}.attn.{name}.weight" for i in (0, 1) for name in ("qkv", "proj")}
+    assert differing(values(left), right) == drawn
+
+
+def test_adding_a_part_changes_no_draw_of_the_other(tiny_vit):
+    query_key, value_output, both = tiny_vit(), tiny_vit(), tiny_vit()
+    untouched = attention_sites(tiny_vit())
+    initialize(query_key, Mimetic(value_output=False))
+    initialize(value_output, Mimetic(query_key=False))
+    initialize(both, Mimetic())
+    sites = zip(*map(attention_sites, (query_key, value_output, both)), untouched, strict=True)
+    for only_qk, only_vo, together, host in sites:
+        for name in ("query", "key"):
+            assert torch.equal(getattr(only_qk, name), getattr(together, name))
+            assert torch.equal(getattr(only_vo, name), getattr(host, name))
+        for name in ("value", "output"):
+            assert torch.equal(getattr(only_vo, name), getattr(together, name))
+            assert torch.equal(getattr(only_qk, name), getattr(host, name))
+
+
+def test_restricting_the_layers_changes_no_other_draw(tiny_vit):
+    everywhere, second = tiny_vit(depth=3), tiny_vit(depth=3)
+    host = values(second)
+    initialize(everywhere, Mimetic(positions="keep"))
+    initialize(second, Mimetic(positions="keep", where="blocks.1.attn"))
+    assert differing(host, second) == {"blocks.1.attn.qkv.weight", "blocks.1.attn.proj.weight"}
+    for name in ("qkv", "proj"):
+        assert torch.equal(getattr(second.blocks[1].attn, name).weight, getattr(everywhere.blocks[1].attn, name).weight)
+
+
+def test_a_deeper_model_starts_its_first_layers_alike(tiny_vit):
+    shallow, deep = tiny_vit(depth=1), tiny_vit(depth=3)
+    initialize(shallow, Mimetic())
+    initialize(deep, Mimetic())
+    assert torch.equal(shallow.blocks[0].attn.qkv.weight, deep.blocks[0].attn.qkv.weight)
+
+
+def test_layers_of_one_model_are_drawn_apart(tiny_vit):
+    model = tiny_vit()
+    initialize(model, Mimetic())
+    assert not torch.allclose(model.blocks[0].attn.proj.weight, model.blocks[1].attn.proj.weight, atol=1e-3)
+
+
+def test_dry_run_touches_nothing_and_reports_the_same(tiny_vit):
+    planned, real = tiny_vit(), tiny_vit()
+    start = Compose([KaimingUniform(), Mimetic(), Positions("gaussian", trainable=False)])
+    before = values(planned)
+    report = initialize(planned, start, dry_run=True)
+    assert not differing(before, planned)
+    assert planned.pos_embed.requires_grad
+    assert report.to_dict() == initialize(real, start).to_dict()
+    assert not real.pos_embed.requires_grad
+
+
+def test_later_members_of_compose_see_and_overwrite_earlier_ones(tiny_vit):
+    class Double(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            for site in attention_sites(weights):
+                site.by("Double").value = 2 * site.value
+
+    model = tiny_vit()
+    report = initialize(model, Compose([Fill(3.0, "qkv.weight"), Double()]))
+    assert model.blocks[0].attn.qkv.weight.unique().tolist() == [3.0, 6.0]
+    assert (model.blocks[0].attn.qkv.weight[:32] == 3).all()
+    assert (model.blocks[0].attn.qkv.weight[32:] == 6).all()
+    entry = next(entry for entry in report.entries if entry.names == ("blocks.0.attn.qkv.weight",))
+    assert entry.set_by == ("Fill", "Double")
+
+
+def test_compose_of_nothing_names_default(as_installed):
+    with pytest.raises(StructuredInitError, match="use Default"):
+        Compose([])
+
+
+def test_default_touches_nothing(tiny_vit):
+    model = tiny_vit()
+    before = values(model)
+    report = initialize(model, Default())
+    assert not differing(before, model)
+    assert not report.changed
+    assert not report.warnings
+
+
+def test_repr_is_the_call_that_makes_the_object():
+    assert repr(Fill(2.0)) == "Fill(number=2.0, suffix='.weight')"
+    assert repr(Default()) == "Default()"
+    assert eval(repr(Mimetic(qk_alpha=0.5)), {"Mimetic": Mimetic}).qk_alpha == 0.5
+    assert repr(Compose([Default(), Positions()])).startswith(
+        "Compose(initializers=[Default(), Positions(kind='sincos'"
+    )
+
+
+def test_a_buffer_can_be_set_and_is_reported():
+    class Shift(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            weights.write(weights.model.running_mean, torch.full((4,), 0.25), "Shift")
+
+    model = nn.BatchNorm1d(4)
+    report = initialize(model, Shift())
+    assert model.running_mean.tolist() == [0.25] * 4
+    assert [entry.names for entry in report.entries] == [("weight",), ("bias",), ("running_mean",)]
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.full((5, 16), float("nan")), r"'head.weight' holds values that are not finite in torch.float32"),
+        (torch.zeros(16, 5), r"'head.weight' has shape \(5, 16\), but its start \(16, 5\)"),
+        (torch.zeros(16), r"'head.weight' has shape \(5, 16\), but its start \(16,\)"),
+    ],
+)
+def test_a_value_that_cannot_stand_there_is_refused(tiny_vit, value, message):
+    class Wrong(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            weights.write(weights.model.head.weight, value, "Wrong")
+
+    model = tiny_vit()
+    before = values(model)
+    with pytest.raises(StructuredInitError, match=message):
+        initialize(model, Wrong())
+    assert not differing(before, model)
+
+
+def test_a_value_too_large_for_half_precision_is_refused(tiny_vit):
+    with pytest.raises(StructuredInitError, match=r"not finite in torch.float16"):
+        initialize(tiny_vit().half(), Fill(1e5, "head.weight"))
+
+
+def test_a_site_whose_edit_leaves_infinities_is_refused(tiny_vit):
+    class Broken(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            weights.edit(weights.model.head.weight, "Broken").fill_(float("inf"))
+
+    with pytest.raises(StructuredInitError, match=r"'head.weight' holds values that are not finite"):
+        initialize(tiny_vit(), Broken())
+
+
+def test_a_tensor_of_another_model_is_refused(tiny_vit):
+    stranger = nn.Parameter(torch.zeros(2, 3))
+    with pytest.raises(StructuredInitError, match=r"a tensor of shape \(2, 3\) .* the model does not hold"):
+        Weights(tiny_vit()).write(stranger, torch.zeros(2, 3), "me")
+
+
+def test_integers_are_no_weights():
+    model = nn.BatchNorm1d(2)
+    with pytest.raises(StructuredInitError, match=r"'num_batches_tracked' holds torch.int64"):
+        Weights(model).write(model.num_batches_tracked, torch.tensor(3), "me")
+
+
+@pytest.mark.parametrize("start", [Mimetic(), KaimingUniform(), Positions()])
+def test_a_model_without_memory_is_refused_in_one_line(tiny_vit, start):
+    with torch.device("meta"):
+        model = nn.Sequential(tiny_vit(init_values=0.1))
+    model.to("meta")
+    with pytest.raises(StructuredInitError, match=r"is on the meta device and has no memory: call model.to_empty"):
+        initialize(model, start)
+
+
+def test_a_model_without_memory_can_be_frozen(tiny_vit):
+    model = tiny_vit().to("meta")
+    freeze(model, Positions(trainable=False))
+    assert not model.pos_embed.requires_grad
+
+
+@pytest.mark.parametrize("start", [Mimetic(), Compose([KaimingUniform(), Mimetic()]), TruncatedNormal()])
+def test_the_overlay_holds_one_layer_at_a_time(tiny_vit, start, monkeypatch):
+    model, held = tiny_vit(depth=6), []
+    flush = Weights.flush
+
+    def watched(weights):
+        kept = [u.value.numel() for u in weights.updates.values() if u.value is not None]
+        held.append(sum(kept))
+        flush(weights)
+        assert not [u for u in weights.updates.values() if u.value is not None]
+
+    monkeypatch.setattr(Weights, "flush", watched)
+    initialize(model, start)
+    attention = sum(parameter.numel() for parameter in model.blocks[0].attn.parameters())
+    feed_forward = sum(parameter.numel() for parameter in model.blocks[0].mlp.fc1.parameters())
+    assert 0 < max(held) <= max(attention, feed_forward)
+
+
+def test_freezing_alone_writes_no_value(tiny_vit):
+    model = tiny_vit()
+    before = values(model)
+    start = Compose([Mimetic(), Positions(trainable=False)])
+    assert pending_freezing(model, start) == ["pos_embed"]
+    freeze(model, start)
+    assert pending_freezing(model, start) == []
+    assert not model.pos_embed.requires_grad
+    assert not differing(before, model)
+
+
+def test_compiled_models_have_plain_names_and_the_same_draws(tiny_vit):
+    plain, whole, inside = tiny_vit(), tiny_vit(), tiny_vit()
+    inside.blocks[0] = torch.compile(inside.blocks[0], backend="eager")
+    compiled = torch.compile(whole, backend="eager")
+    reports = [initialize(model, Compose([KaimingUniform(), Mimetic()])) for model in (plain, compiled, inside)]
+    assert reports[0].to_dict() == reports[1].to_dict() == reports[2].to_dict()
+    assert torch.equal(plain.blocks[0].attn.qkv.weight, whole.blocks[0].attn.qkv.weight)
+    assert torch.equal(plain.blocks[0].attn.qkv.weight, inside.blocks[0].attn.qkv.weight)
+    assert [site.name for site in attention_sites(inside)] == ["blocks.0.attn", "blocks.1.attn"]
+
+
+def test_a_users_mistake_in_plan_keeps_its_own_exception(tiny_vit):
+    class Buggy(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        initialize(tiny_vit(), Buggy())
+
+
+def test_an_initializer_gets_the_batch(tiny_vit):
+    class Look(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            weights.write(weights.model.cls_token, batch.mean().expand(1, 1, 16), "Look")
+
+    model = tiny_vit()
+    initialize(model, Compose([Default(), Look()]), batch=torch.full((2, 3), 0.5))
+    assert model.cls_token.unique().tolist() == [0.5]

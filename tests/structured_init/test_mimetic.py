@@ -1,0 +1,226 @@
+"""Mimetic: the products are those of the published formula, computed here in numpy from the documented draws.
+
+Letters: H heads, D embed_dim, k head_dim. Source of the formula and of the measured numbers: 2305.09828.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from timm.layers import Attention, build_sincos2d_pos_embed
+from torch import nn
+
+from structured_init import Mimetic, StructuredInitError, attention_sites, initialize
+
+SIZES = [  # D, H, k: usual, one head, many heads, H·k < D, H·k > D, k > D
+    (12, 3, 4),
+    (16, 1, 16),
+    (24, 8, 3),
+    (20, 2, 5),
+    (12, 4, 7),
+    (6, 2, 9),
+]
+
+
+def layer(width, heads, head_dim, dtype=torch.float64):
+    return nn.ModuleDict({"attn": Attention(width, num_heads=heads, attn_head_dim=head_dim, dtype=dtype)})
+
+
+def generator(seed, name, part):
+    digest = hashlib.blake2b(f"{seed}\0{name}\0{part}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2)
+
+
+def drawn(count, dim, source, noise):
+    """The Z of ``count`` targets, one after the other: N(0, 1/D), or uniform with the same variance."""
+    if noise == "normal":
+        return [torch.randn(dim, dim, dtype=torch.float64, generator=source).numpy() / dim**0.5 for _ in range(count)]
+    uniform = [torch.rand(dim, dim, dtype=torch.float64, generator=source).numpy() for _ in range(count)]
+    return [(2 * u - 1) * (3 / dim) ** 0.5 for u in uniform]
+
+
+def truncated(matrix, rank):
+    """The best approximation of that rank, as a sum over singular triplets."""
+    u, s, vt = np.linalg.svd(matrix)
+    return sum(s[i] * np.outer(u[:, i], vt[i]) for i in range(min(rank, len(s))))
+
+
+@pytest.mark.parametrize("noise", ["normal", "uniform"])
+@pytest.mark.parametrize(("width", "heads", "head_dim"), SIZES)
+def test_query_key_product_is_the_truncated_noisy_identity_of_each_head(width, heads, head_dim, noise):
+    model = layer(width, heads, head_dim)
+    initialize(model, Mimetic(qk_alpha=0.6, qk_beta=0.3, noise=noise), seed=5)
+    (site,) = attention_sites(model)
+    for head, z in enumerate(drawn(heads, width, generator(5, "attn", "query_key"), noise)):
+        product = (site.query[head] @ site.key[head].mT).numpy()
+        np.testing.assert_allclose(product, truncated(0.6 * z + 0.3 * np.eye(width), head_dim), atol=1e-12)
+
+
+@pytest.mark.parametrize("balance_heads", [True, False])
+@pytest.mark.parametrize("noise", ["normal", "uniform"])
+@pytest.mark.parametrize(("width", "heads", "head_dim"), SIZES)
+def test_value_output_product_is_the_truncated_noisy_negative_identity(width, heads, head_dim, noise, balance_heads):
+    model = layer(width, heads, head_dim)
+    initialize(model, Mimetic(vo_alpha=0.5, vo_beta=0.2, noise=noise, balance_heads=balance_heads), seed=5)
+    (site,) = attention_sites(model)
+    (z,) = drawn(1, width, generator(5, "attn", "value_output"), noise)
+    product = sum((site.value[head] @ site.output[head]).numpy() for head in range(heads))
+    np.testing.assert_allclose(product, truncated(0.5 * z - 0.2 * np.eye(width), heads * head_dim), atol=1e-12)
+
+
+@pytest.mark.parametrize("balance_heads", [True, False])
+@pytest.mark.parametrize(("width", "heads"), [(12, 3), (16, 1), (24, 8)])
+def test_circulated_orientation_stores_the_factors_untransposed(width, heads, balance_heads):
+    """The circulating code: ``qkv.weight[2 * D:] = L; proj.weight = R`` with L R = αZ − βI (reference/§1.3)."""
+    model = layer(width, heads, width // heads)
+    initialize(model, Mimetic(orientation="circulated", balance_heads=balance_heads), seed=2)
+    (z,) = drawn(1, width, generator(2, "attn", "value_output"), "normal")
+    u, s, vt = np.linalg.svd(0.4 * z - 0.4 * np.eye(width))
+    signs = np.sign(u[np.abs(u).argmax(0), np.arange(width)])  # LAPACK leaves them open: largest entry positive
+    left, right = u * signs * s**0.5, (s**0.5)[:, None] * (vt * signs[:, None])
+    value, output = model["attn"].qkv.weight[2 * width :].detach().numpy(), model["attn"].proj.weight.detach().numpy()
+    np.testing.assert_allclose(value.T @ output.T, left.T @ right.T, atol=1e-12)
+    if not balance_heads:
+        np.testing.assert_allclose(value, left, atol=1e-12)
+        np.testing.assert_allclose(output, right, atol=1e-12)
+
+
+def test_without_balance_the_paper_orientation_is_the_transpose_of_what_circulates():
+    model = layer(12, 3, 4)
+    initialize(model, Mimetic(balance_heads=False), seed=2)
+    circulated = layer(12, 3, 4)
+    initialize(circulated, Mimetic(balance_heads=False, orientation="circulated"), seed=2)
+    torch.testing.assert_close(model["attn"].qkv.weight[24:].mT, circulated["attn"].qkv.weight[24:])
+    torch.testing.assert_close(model["attn"].proj.weight.mT, circulated["attn"].proj.weight)
+
+
+def head_norms(site):
+    return [torch.linalg.matrix_norm(site.value[h] @ site.output[h]).item() for h in range(site.num_heads)]
+
+
+def test_balanced_heads_share_the_product_equally_and_unbalanced_ones_do_not():
+    """Measured for D = 192, H = 3 when the circulating code was read: 6.47/3.99/1.76 against 4.17/4.16/4.16."""
+    found = {}
+    for balance in (True, False):
+        model = layer(192, 3, 64)
+        initialize(model, Mimetic(query_key=False, balance_heads=balance))
+        found[balance] = head_norms(attention_sites(model)[0])
+    np.testing.assert_allclose(found[False], [6.47, 3.99, 1.76], rtol=0.04)
+    np.testing.assert_allclose(found[True], [4.16] * 3, rtol=0.04)
+
+
+@pytest.mark.parametrize(("orientation", "spread"), [("paper", 0.031), ("circulated", 0.237)])
+def test_the_diagonal_is_minus_beta_and_its_spread_tells_the_orientations_apart(orientation, spread):
+    model = layer(192, 3, 64)
+    initialize(model, Mimetic(query_key=False, orientation=orientation))
+    (site,) = attention_sites(model)
+    diagonal = torch.einsum("hdk,hkd->d", site.value, site.output)
+    assert diagonal.mean().item() == pytest.approx(-0.4, abs=0.01)
+    assert diagonal.std().item() == pytest.approx(spread, rel=0.2)
+
+
+def test_the_kept_query_key_part_has_the_published_diagonal_and_makes_attention_sharp():
+    """D = 192, k = 64: mean diagonal 0.394, and 0.92 to 0.96 of a random token's attention on itself (§1.2, §1.4)."""
+    model = layer(192, 3, 64)
+    initialize(model, Mimetic())
+    (site,) = attention_sites(model)
+    for head in range(3):
+        product = site.query[head] @ site.key[head].mT
+        assert product.diagonal().mean().item() == pytest.approx(0.394, abs=0.02)
+        tokens = torch.randn(197, 192, dtype=torch.float64, generator=torch.Generator().manual_seed(head))
+        tokens = nn.functional.layer_norm(tokens, (192,))
+        attention = (tokens @ product @ tokens.mT * site.scale).softmax(-1)
+        assert 0.9 < attention.diagonal().mean().item() < 0.98
+
+
+def test_language_signs_are_two_arguments():
+    model = layer(16, 2, 8)
+    initialize(model, Mimetic(qk_beta=-0.7, vo_beta=-0.4))
+    (site,) = attention_sites(model)
+    assert (site.query @ site.key.mT).diagonal(dim1=1, dim2=2).mean() < -0.2
+    assert torch.einsum("hdk,hkd->d", site.value, site.output).mean().item() == pytest.approx(0.4, abs=0.15)
+
+
+@pytest.mark.parametrize("noise", ["normal", "uniform"])
+def test_both_noises_have_variance_one_over_width_and_uniform_is_bounded(noise):
+    """With β = 0 and all singular values kept, the product is αZ itself."""
+    width = 96
+    model = layer(width, 1, width)
+    initialize(model, Mimetic(qk_alpha=1.0, qk_beta=0.0, noise=noise))
+    (site,) = attention_sites(model)
+    z = site.query[0] @ site.key[0].mT
+    assert z.mean().item() == pytest.approx(0, abs=4 / width**1.5)
+    assert z.var().item() * width == pytest.approx(1, abs=0.05)
+    bound = (3 / width) ** 0.5
+    assert (z.abs().max().item() <= bound * (1 + 1e-9)) == (noise == "uniform")
+
+
+def test_the_strength_is_split_evenly_between_the_two_factors():
+    model = layer(20, 2, 10)
+    initialize(model, Mimetic(balance_heads=False))
+    (site,) = attention_sites(model)
+    for head in range(2):
+        torch.testing.assert_close(site.query[head].norm(dim=0), site.key[head].norm(dim=0))
+    value, output = site.value.movedim(0, 1).reshape(20, 20), site.output.reshape(20, 20)
+    torch.testing.assert_close(value.norm(dim=0), output.norm(dim=1))
+
+
+def test_biases_and_everything_outside_attention_are_left_to_the_host(tiny_vit):
+    model = tiny_vit()
+    nn.init.normal_(model.blocks[0].attn.qkv.bias)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = initialize(model, Mimetic())
+    written = {f"blocks.{i}.attn.{name}.weight" for i in (0, 1) for name in ("qkv", "proj")} | {"pos_embed"}
+    assert {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])} == written
+    assert {name for entry in report.changed for name in entry.names} == written
+
+
+@pytest.mark.parametrize("size", [(8, 8), (6, 10)])
+def test_positions_are_timms_sincos_and_the_class_row_is_kept(tiny_vit, size):
+    model = tiny_vit(img_size=size)
+    class_row = model.pos_embed[:, 0].clone()
+    initialize(model, Mimetic())
+    expected = build_sincos2d_pos_embed([size[0] // 2, size[1] // 2], 16)
+    torch.testing.assert_close(model.pos_embed[0, 1:].detach(), expected, rtol=0, atol=1e-5)
+    assert torch.equal(model.pos_embed[:, 0], class_row)
+
+
+def test_positions_can_be_kept(tiny_vit):
+    model = tiny_vit()
+    before = model.pos_embed.detach().clone()
+    initialize(model, Mimetic(positions="keep"))
+    assert torch.equal(model.pos_embed, before)
+
+
+def test_a_model_without_positions_is_initialized_and_the_report_says_so(tiny_vit):
+    report = initialize(tiny_vit(pos_embed="none"), Mimetic())
+    assert report.skipped == {"positions": "the model has no position embedding of a known class"}
+    assert "skipped positions" in report.table()
+    assert len(report.changed) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"positions": "rope"}, "Mimetic: positions must be sincos or keep, got 'rope'"),
+        ({"noise": "gauss"}, "Mimetic: noise must be normal or uniform, got 'gauss'"),
+        ({"orientation": "legacy"}, "Mimetic: orientation must be paper or circulated, got 'legacy'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(as_installed, arguments, message):
+    with pytest.raises(StructuredInitError) as caught:
+        Mimetic(**arguments)
+    assert str(caught.value) == message
+
+
+def test_circulated_orientation_refuses_heads_that_do_not_fill_the_width():
+    with pytest.raises(StructuredInitError, match="needs heads × head_dim = embed_dim, which 'attn' has not"):
+        initialize(layer(20, 2, 5), Mimetic(orientation="circulated"))
+
+
+def test_a_width_that_sincos_cannot_fill_is_one_line(tiny_vit):
+    with pytest.raises(StructuredInitError, match="a multiple of 4, got 18"):
+        initialize(tiny_vit(embed_dim=18), Mimetic())

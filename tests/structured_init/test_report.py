@@ -1,0 +1,207 @@
+"""The report accounts for every parameter and hides nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from torch import nn
+
+from structured_init import (
+    Compose,
+    Default,
+    Initializer,
+    KaimingUniform,
+    Mimetic,
+    Positions,
+    StructuredInitError,
+    TruncatedNormal,
+    initialize,
+)
+
+
+def test_every_parameter_has_its_entry_in_the_order_of_the_model(tiny_vit):
+    model = tiny_vit()
+    report = initialize(model, Mimetic())
+    assert [entry.names for entry in report.entries] == [(name,) for name, _ in model.named_parameters()]
+    assert [entry.shape for entry in report.entries] == [tuple(p.shape) for p in model.parameters()]
+    untouched = [entry for entry in report.entries if not entry.set_by]
+    assert all(entry.before is None and entry.after is None for entry in untouched)
+    assert len(untouched) + len(report.changed) == len(list(model.parameters()))
+
+
+def test_statistics_are_those_of_the_tensor_before_and_after(tiny_vit):
+    model = tiny_vit()
+    before = {name: value.detach().double().numpy().copy() for name, value in model.named_parameters()}
+    report = initialize(model, Compose([KaimingUniform(), Mimetic()]))
+    after = {name: value.detach().double().numpy() for name, value in model.named_parameters()}
+    for entry in report.changed:
+        for found, values in ((entry.before, before), (entry.after, after)):
+            value = values[entry.names[0]]
+            expected = value.mean(), value.std(), np.sqrt((value**2).mean())
+            assert (found.mean, found.std, found.rms) == pytest.approx(expected, rel=1e-6, abs=1e-12), entry.names
+
+
+def test_who_set_a_tensor_is_told_in_order(tiny_vit):
+    report = initialize(tiny_vit(), Compose([KaimingUniform(), Mimetic()]))
+    set_by = {entry.names[0]: entry.set_by for entry in report.entries}
+    assert set_by["blocks.0.attn.qkv.weight"] == (
+        "KaimingUniform",
+        "Mimetic: query_key",
+        "Mimetic: value_output",
+    )
+    assert set_by["blocks.0.mlp.fc1.bias"] == ("KaimingUniform",)
+    assert set_by["blocks.0.norm1.weight"] == ()
+
+
+def test_the_summary_counts_tensors_and_numbers(tiny_vit):
+    model = tiny_vit()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    report = initialize(model, Positions(trainable=False), seed=4)
+    assert report.summary().endswith(
+        f"seed 4: set 1 of {len(list(model.parameters()))} tensors (272 of {total:,} numbers), 1 frozen"
+    )
+
+
+def test_the_table_is_markdown_with_a_row_per_parameter(tiny_vit):
+    model = tiny_vit(init_values=1e-5, pos_embed="none")
+    lines = initialize(model, Mimetic()).table().splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 2 + len(list(model.parameters()))
+    assert {row.count("|") for row in rows} == {6}
+    assert set(rows[1]) == set("|-")
+    assert any("blocks.1.attn.proj.weight | 16×16 | Mimetic: value_output" in row for row in rows)
+    assert any("norm.weight | 16 | as the host built it" in row for row in rows)
+    after = lines[lines.index(rows[-1]) + 1 :]
+    assert after[0] == ""  # else Markdown would take what follows for a row
+    assert after[1].startswith("skipped positions")
+
+
+def test_the_report_survives_json(tiny_vit, tmp_path):
+    report = initialize(tiny_vit(pos_embed="none", qk_norm=True), Mimetic(where=["*.attn"]))
+    report.save(tmp_path / "deep" / "report.json")
+    loaded = json.loads((tmp_path / "deep" / "report.json").read_text(encoding="utf-8"))
+    assert loaded == report.to_dict()
+    assert loaded["entries"][0]["names"] == [report.entries[0].names[0]]
+    assert set(loaded) == {"initializer", "seed", "entries", "skipped", "notes", "warnings"}
+
+
+def test_a_failed_save_leaves_the_old_report_whole(tiny_vit, tmp_path, monkeypatch):
+    path = tmp_path / "report.json"
+    initialize(tiny_vit(), Default()).save(path)
+    old = path.read_text(encoding="utf-8")
+
+    def full_disk(self, text, **_):
+        with self.open("w") as file:
+            file.write(text[: len(text) // 2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full_disk)
+    with pytest.raises(StructuredInitError, match=r"cannot write '.*report.json': No space left on device"):
+        initialize(tiny_vit(), Mimetic()).save(path)
+    assert path.read_text(encoding="utf-8") == old
+    assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_report_that_cannot_be_written_is_one_line(tiny_vit, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StructuredInitError, match="cannot write"):
+        initialize(tiny_vit(), Default()).save(tmp_path / "file" / "report.json")
+
+
+def test_what_the_host_cancels_is_noted_per_layer(tiny_vit):
+    report = initialize(tiny_vit(qk_norm=True, init_values=1e-5), Mimetic())
+    assert set(report.notes) == {"blocks.0.attn", "blocks.1.attn"}
+    for note in report.notes.values():
+        assert "normalizes queries and keys" in note
+        assert "LayerScale 1e-05 hides the branch" in note
+    assert report.table().count("note blocks.") == 2
+
+
+@pytest.mark.parametrize("changes", [{}, {"init_values": 0.1}])
+def test_nothing_is_noted_where_the_host_cancels_nothing(tiny_vit, changes):
+    assert initialize(tiny_vit(**changes), Mimetic()).notes == {}
+
+
+def test_a_part_that_is_off_is_not_noted(tiny_vit):
+    report = initialize(tiny_vit(qk_norm=True, init_values=1e-5), Mimetic(query_key=False))
+    assert not any("normalizes" in note for note in report.notes.values())
+    report = initialize(tiny_vit(qk_norm=True, init_values=1e-5), Mimetic(value_output=False))
+    assert not any("LayerScale" in note for note in report.notes.values())
+
+
+def test_query_key_norm_indeed_cancels_the_strength_of_the_part(tiny_vit):
+    """The note says so; the model's outputs show it."""
+    outputs = []
+    for strength in (1.0, 3.0):
+        model = tiny_vit(qk_norm=True).eval()
+        initialize(model, Mimetic(qk_alpha=0.7 * strength, qk_beta=0.7 * strength))
+        outputs.append(model(torch.ones(1, 3, 8, 8)))
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-3, atol=1e-4)
+
+
+def test_trained_weights_are_warned_of(tiny_vit):
+    model = tiny_vit()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for seed in range(3):
+        images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        nn.functional.cross_entropy(model(images), torch.arange(4)).backward()
+        optimizer.step()
+    (warning,) = initialize(model, Mimetic(), dry_run=True).warnings
+    assert warning.startswith("the weights look trained ('blocks.0.norm1.weight'")
+    assert initialize(model, Default()).warnings == []  # nothing was overwritten
+    assert f"warning: {warning}" in initialize(model, Mimetic()).table()
+
+
+def test_a_norm_that_the_start_itself_sets_is_no_training(tiny_vit):
+    class Slope(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            weights.write(weights.model.blocks[0].norm1.weight, torch.linspace(0, 1, 16), "Slope")
+
+    assert initialize(tiny_vit(), Slope()).warnings == []
+
+
+def test_initializing_twice_is_no_training(tiny_vit):
+    model = tiny_vit()
+    start = Compose([KaimingUniform(), Mimetic()])
+    initialize(model, start)
+    first = {name: value.clone() for name, value in model.state_dict().items()}
+    assert initialize(model, start).warnings == []
+    assert all(torch.equal(value, first[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet10t", "convnext_atto", "mixer_s32_224", "mobilenetv3_small_050", "xcit_nano_12_p16_224"]
+)
+def test_fresh_timm_models_do_not_look_trained(name):
+    assert initialize(timm.create_model(name, num_classes=3), KaimingUniform()).warnings == []
+
+
+def fresh_transformers():
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    words = {"vocab_size": 20, "max_position_embeddings": 8, **small}
+    return {
+        "vit": lambda: transformers.ViTModel(transformers.ViTConfig(image_size=8, patch_size=4, **small)),
+        "bert": lambda: transformers.BertModel(transformers.BertConfig(**words)),
+        "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**words)),
+        "gpt2": lambda: transformers.GPT2Model(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20)),
+        "mamba": lambda: transformers.MambaModel(
+            transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=20)
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "llama", "gpt2", "mamba"])
+def test_fresh_transformers_models_do_not_look_trained(name):
+    assert initialize(fresh_transformers()[name](), TruncatedNormal()).warnings == []
+
+
+def test_fresh_torch_models_do_not_look_trained():
+    layer = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16), nn.GroupNorm(2, 16), layer)
+    assert initialize(model, KaimingUniform()).warnings == []
