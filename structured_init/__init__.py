@@ -1,6 +1,17 @@
 """Choose how a network starts, in one line, for any architecture, and see what it did."""
 
-from structured_init.attention import Default, KaimingUniform, Mimetic, Positions, TruncatedNormal
+from structured_init.attention import (
+    AdamSolver,
+    Default,
+    Impulse,
+    KaimingUniform,
+    Mimetic,
+    Positions,
+    SeparableSolver,
+    SparePositions,
+    SvdSolver,
+    TruncatedNormal,
+)
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Compose, Initializer, freeze, initialize
 from structured_init.plan import Weights
@@ -18,10 +29,12 @@ from structured_init.sites import (
 )
 
 __all__ = [
+    "AdamSolver",
     "AttentionLayout",
     "AttentionSite",
     "Compose",
     "Default",
+    "Impulse",
     "InitReport",
     "Initializer",
     "KaimingUniform",
@@ -29,7 +42,10 @@ __all__ = [
     "PositionSite",
     "Positions",
     "Projection",
+    "SeparableSolver",
+    "SparePositions",
     "StructuredInitError",
+    "SvdSolver",
     "TokenLayout",
     "TruncatedNormal",
     "Weights",

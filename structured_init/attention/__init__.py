@@ -1,7 +1,19 @@
 """Initializers of attention, of positions, and the baselines."""
 
 from structured_init.attention.baseline import Default, KaimingUniform, TruncatedNormal
+from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolver, SparePositions, SvdSolver
 from structured_init.attention.mimetic import Mimetic
 from structured_init.attention.position import Positions
 
-__all__ = ["Default", "KaimingUniform", "Mimetic", "Positions", "TruncatedNormal"]
+__all__ = [
+    "AdamSolver",
+    "Default",
+    "Impulse",
+    "KaimingUniform",
+    "Mimetic",
+    "Positions",
+    "SeparableSolver",
+    "SparePositions",
+    "SvdSolver",
+    "TruncatedNormal",
+]
