@@ -44,8 +44,13 @@ class Initializer(ABC):
 
     def __repr__(self) -> str:
         names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
-        arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+        arguments = ", ".join(f"{name}={_shown(getattr(self, name))}" for name in names if hasattr(self, name))
         return f"{type(self).__name__}({arguments})"
+
+
+def _shown(argument: object) -> str:
+    """Return an argument's ``repr``; a function by its name, since an address would differ between two equal runs."""
+    return argument.__qualname__ if inspect.isfunction(argument) else repr(argument)
 
 
 class Compose(Initializer):
@@ -99,6 +104,8 @@ def initialize(
     Raises:
         StructuredInitError: a required part finds no site; the message lists what the model has.
     """
+    if not isinstance(initializer, Initializer):
+        raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
     with Writer(broadcast=broadcast) as writer:
         weights = Weights(model, None if dry_run else writer)
         changes = list(initializer.freezing(weights))

@@ -340,3 +340,16 @@ def test_an_initializer_gets_the_batch(tiny_vit):
     model = tiny_vit()
     initialize(model, Compose([Default(), Look()]), batch=torch.full((2, 3), 0.5))
     assert model.cls_token.unique().tolist() == [0.5]
+
+
+def test_a_class_in_place_of_an_initializer_is_one_line(tiny_vit, as_installed):
+    with pytest.raises(StructuredInitError, match=r"needs an Initializer object such as Mimetic\(\)"):
+        initialize(tiny_vit(), Mimetic)
+
+
+def test_a_predicate_is_shown_by_its_name_and_not_by_its_address():
+    def first_layers(site):
+        return True
+
+    assert "first_layers" in repr(Mimetic(where=first_layers))
+    assert "0x" not in repr(Mimetic(where=first_layers))
