@@ -22,8 +22,6 @@ CROSS.add(f"{MODELS}.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead"
 
 @register_attention(f"{MODELS}.vit.modeling_vit.ViTAttention")
 @register_attention(f"{MODELS}.deit.modeling_deit.DeiTAttention")
-@register_attention(f"{MODELS}.dinov2.modeling_dinov2.Dinov2Attention")
-@register_attention(f"{MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention")
 @register_attention(f"{MODELS}.clip.modeling_clip.CLIPAttention")
 @register_attention(f"{MODELS}.siglip.modeling_siglip.SiglipAttention")
 @register_attention(f"{MODELS}.whisper.modeling_whisper.WhisperAttention")
@@ -35,6 +33,17 @@ def separate(module: Any) -> AttentionLayout:
     scale = module.scaling if hasattr(module, "scaling") else module.scale
     layout = _separate(module.q_proj, module.k_proj, module.v_proj, output, module.head_dim, scale)
     return replace(layout, query_key_norm=hasattr(module, "q_norm"))
+
+
+@register_attention(f"{MODELS}.dinov2.modeling_dinov2.Dinov2Attention")
+@register_attention(f"{MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention")
+def dinov2(module: Any) -> AttentionLayout:
+    """The same; until transformers 5.17 at least, ``attention.query``, …, and ``output.dense`` as in BERT."""
+    if hasattr(module, "q_proj"):
+        return separate(module)
+    inner = module.attention
+    output = module.output.dense
+    return _separate(inner.query, inner.key, inner.value, output, inner.attention_head_size, inner.scaling)
 
 
 @register_attention(f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention")
