@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.paired_runs import final_accuracy, finished, paired_runs, surroundings, train
 from structured_init.analysis.paired import paired_table
+from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
 
 
@@ -54,4 +55,7 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except StructuredInitError as error:
+        raise SystemExit(f"accuracy: {error}") from None

@@ -24,6 +24,7 @@ from benchmarks.demo_figure import demo_figure
 from benchmarks.paired_runs import Run, final_accuracy, paired_runs, surroundings, train
 from callbacks.figures import save_figure
 from structured_init.analysis.paired import paired_table
+from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
 
 STARTS = ("default", "sincos", "mimetic_host")
@@ -93,4 +94,7 @@ def parse() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except StructuredInitError as error:
+        raise SystemExit(f"demo: {error}") from None

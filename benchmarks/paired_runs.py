@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from lightning_modules.cli import main
+from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
 
 LIBRARIES = ("torch", "torchvision", "lightning", "timm", "transformers", "datasets")
@@ -47,11 +48,16 @@ class Run:
 
 def paired_runs(output: Path, starts: Sequence[str], seeds: Sequence[int]) -> list[Run]:
     """List the runs seed by seed, so that an unfinished comparison is paired as far as it got."""
-    return [Run(start, seed, output / start / f"seed_{seed}") for seed in seeds for start in starts]
+    return [Run(start, seed, output / Path(start).stem / f"seed_{seed}") for seed in seeds for start in starts]
 
 
 def train(run: Run, experiment: str, extra: Sequence[str]) -> None:
-    """Train and test one run, or do nothing when it is complete; a killed one goes on from its last checkpoint."""
+    """Train and test one run, or do nothing when it is complete; a killed one goes on from its last checkpoint.
+
+    Raises:
+        StructuredInitError: the folder holds a run of another experiment, other arguments or other threads.
+    """
+    _claim(run, {"experiment": experiment, "arguments": list(extra), "threads": torch.get_num_threads()})
     if run.result.exists():
         return
     begin = time.perf_counter()
@@ -59,7 +65,7 @@ def train(run: Run, experiment: str, extra: Sequence[str]) -> None:
     logger = "--trainer.logger.init_args"
     cli = main(
         [
-            *("fit", "-c", experiment, "-c", f"init/{run.start}", "--seed_everything", str(run.seed)),
+            *("fit", "-c", experiment, "-c", _config(run.start), "--seed_everything", str(run.seed)),
             *("--trainer.logger", "CSVLogger", f"{logger}.save_dir", str(run.folder.parent)),
             *(f"{logger}.name", "", f"{logger}.version", run.folder.name, *resume, *extra),
         ]
@@ -68,6 +74,23 @@ def train(run: Run, experiment: str, extra: Sequence[str]) -> None:
     with replacing(run.result) as temporary:
         result = {"accuracy": 100 * metrics["test/accuracy"], "seconds": time.perf_counter() - begin}
         temporary.write_text(json.dumps({"start": run.start, "seed": run.seed, **result}, indent=1))
+
+
+def _claim(run: Run, settings: dict[str, object]) -> None:
+    """Note what a run was started with, so that its folder never answers for other settings."""
+    file = run.folder.with_name(f"{run.folder.name}.settings.json")  # beside it: a logger wants its folder empty
+    if file.exists() and (before := json.loads(file.read_text())) != settings:
+        name = next(key for key in settings if before.get(key) != settings[key])
+        raise StructuredInitError(
+            f"'{run.folder}' holds a run with {name} {before.get(name)}, not {settings[name]}: choose another --output"
+        )
+    with replacing(file) as temporary:
+        temporary.write_text(json.dumps(settings, indent=1))
+
+
+def _config(start: str) -> str:
+    """Return a user's own file as it is, and the name of a shipped start with its folder."""
+    return start if Path(start).is_file() else f"init/{start}"
 
 
 def finished(runs: Sequence[Run]) -> Iterator[dict[str, float]]:

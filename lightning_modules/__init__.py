@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_modules.classifier import ImageClassifier
+from lightning_modules.data import ImageData
 from lightning_modules.task import Task
 
-__all__ = ["ImageClassifier", "Task"]
+__all__ = ["ImageClassifier", "ImageData", "Task"]

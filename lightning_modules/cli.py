@@ -8,7 +8,7 @@ import sys
 from argparse import ArgumentError
 from typing import Any
 
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -84,7 +84,9 @@ class CLI(LightningCLI):
         section = self.config[self.config.subcommand]
         path = section.get("ckpt_path")
         if path and path not in ("last", "best", "hpc", "registry") and "://" not in str(path):
-            read_checkpoint(path)
+            checkpoint = read_checkpoint(path)
+            if self.config.subcommand == "fit" and "optimizer_states" not in checkpoint:
+                raise StructuredInitError(f"'{path}' holds weights alone: a training cannot be resumed from it")
 
     def before_instantiate_classes(self) -> None:
         """Never run code that a checkpoint holds, unless asked to; and watch networks being built."""
@@ -130,8 +132,10 @@ class CLI(LightningCLI):
         always: list[Any] = [callbacks.ExactResume()]
         given = trainer.callbacks or []
         given = given if isinstance(given, list) else [given]
-        saves_last = any(isinstance(each, Checkpoint) and getattr(each, "save_last", None) for each in given)
-        if trainer.enable_checkpointing is not False and not saves_last:
+        checkpoints = [each for each in given if isinstance(each, ModelCheckpoint)]
+        if checkpoints and all(each.save_last is None for each in checkpoints):
+            checkpoints[0].save_last = True  # a second callback of the class would share its state
+        elif not checkpoints and trainer.enable_checkpointing is not False:
             always.append(ModelCheckpoint(save_last=True))
         trainer.callbacks = [*given, *always]
         if trainer.logger in (None, True):

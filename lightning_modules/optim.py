@@ -11,6 +11,8 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from structured_init.sites import position_sites
+
 # timm and transformers name their positions and extra tokens so; none of them is a weight to be shrunk.
 UNDECAYED_NAMES = frozenset(
     {"pos_embed", "cls_token", "reg_token", "dist_token", "mask_token", "position_embeddings", "positional_embedding"}
@@ -20,7 +22,8 @@ UNDECAYED_NAMES = frozenset(
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
     """Split the trainable parameters into those that decay and those that do not.
 
-    Without decay: vectors and scalars (biases, norms, LayerScale), positions and extra tokens by name, parameters
+    Without decay: vectors and scalars (biases, norms, LayerScale), positions (every position site, and the names that
+    timm and transformers use) and extra tokens by name, parameters
     tagged ``_no_weight_decay`` (Mamba's ``A_log`` and ``D``), and what a submodule's ``no_weight_decay()`` lists
     (timm).
     Frozen parameters are in no group; a tied parameter is in one group once.
@@ -32,10 +35,12 @@ def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
         One or two groups for an optimizer's constructor; the second carries ``weight_decay: 0.0``.
     """
     declared = set(_declared_undecayed(module))
+    positions = {id(site.tensor) for site in position_sites(module)}
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            groups[_decays(name, parameter) and name not in declared].append(parameter)
+            decays = _decays(name, parameter) and name not in declared and id(parameter) not in positions
+            groups[decays].append(parameter)
     decayed, undecayed = {"params": groups[True]}, {"params": groups[False], "weight_decay": 0.0}
     return [group for group in (decayed, undecayed) if group["params"]]
 

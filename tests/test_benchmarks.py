@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+import torch
+
 from benchmarks.paired_runs import Run, final_accuracy, learning_curve, paired_runs, train
+from structured_init import StructuredInitError
 
 QUICK = [
     *("--trainer.max_epochs", "1", "--trainer.limit_train_batches", "3", "--trainer.limit_val_batches", "1"),
@@ -28,6 +32,20 @@ def test_a_complete_run_is_not_repeated_and_its_result_is_read(tmp_path):
     epochs, values = learning_curve(run)
     assert epochs == [0]
     assert 0 <= values[0] <= 1
+
+
+def test_a_folder_never_answers_for_other_settings(tmp_path, monkeypatch):
+    run = Run("default", 0, tmp_path / "default" / "seed_0")
+    monkeypatch.setattr("benchmarks.paired_runs.main", lambda args: pytest.fail("no run is expected"))
+    run.folder.mkdir(parents=True)
+    settings = {"experiment": "vit_digits", "arguments": [], "threads": torch.get_num_threads()}
+    (tmp_path / "default" / "seed_0.settings.json").write_text(json.dumps(settings))
+    run.result.write_text("{}")
+    train(run, "vit_digits", [])
+    with pytest.raises(StructuredInitError, match="holds a run with experiment vit_digits, not vit_cifar10"):
+        train(run, "vit_cifar10", [])
+    with pytest.raises(StructuredInitError, match="arguments"):
+        train(run, "vit_digits", ["--trainer.max_epochs", "3"])
 
 
 def test_an_unfinished_run_counts_for_nothing(tmp_path):

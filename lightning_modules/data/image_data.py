@@ -209,7 +209,7 @@ class ImageData(L.LightningDataModule):
                 f"which has {len(sampler)} images per process"
             )
         return ResumableLoader(
-            self.train_set, self.batch_size, sampler=sampler, drop_last=True, **self._loader_arguments()
+            self.train_set, batch_size=self.batch_size, sampler=sampler, drop_last=True, **self._loader_arguments()
         )
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
@@ -310,7 +310,8 @@ class ImageData(L.LightningDataModule):
 
     def _ordered(self, dataset: ImageSet) -> DataLoader[Any]:
         sampler = self._sampler(len(dataset), shuffle=False)
-        return DataLoader(dataset, self.eval_batch_size, sampler=sampler, **self._loader_arguments())
+        # By name: Lightning builds the loader anew to predict, from the names of its arguments.
+        return DataLoader(dataset, batch_size=self.eval_batch_size, sampler=sampler, **self._loader_arguments())
 
     def _sampler(self, size: int, *, shuffle: bool) -> EpochSampler:
         world, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer is not None else (1, 0)

@@ -205,11 +205,18 @@ def attention_sites(model: nn.Module | Weights, where: Where = None, *, cross: b
         layout = _in_its_place(layout, block, child, around)
         if layout.cross and not cross:
             continue
-        site = AttentionSite(name, module, layout, layout.tokens or own or around, weights)
+        site = AttentionSite(name, module, layout, layout.tokens or _completed(own, around), weights)
         site.branch_scale = layer_scale(block)
         if selects(where, name, site):
             sites.append(site)
     return sites
+
+
+def _completed(own: TokenLayout | None, around: TokenLayout | None) -> TokenLayout | None:
+    """Return what a class was registered with; where that leaves the grid open, the model around it says."""
+    if own is None or around is None or own.grid is not None:
+        return own or around
+    return replace(around, prefix_tokens=own.prefix_tokens)
 
 
 def required_attention_sites(weights: Weights, where: Where, who: str, *, cross: bool = False) -> list[AttentionSite]:

@@ -53,6 +53,28 @@ def test_a_checkpoint_callback_of_the_users_that_saves_the_last_is_not_doubled(c
     assert len(callbacks_of(cli("fit", "-c", "own.yaml", "--trainer.max_steps=1"), ModelCheckpoint)) == 1
 
 
+def test_a_checkpoint_callback_of_the_users_saves_the_last_as_well(cli, folder):
+    (folder / "own.yaml").write_text(
+        "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: {filename: own}}]}"
+    )
+    run = cli("fit", "-c", "own.yaml", "--trainer.max_epochs=1")
+    (checkpoint,) = callbacks_of(run, ModelCheckpoint)
+    assert {path.name for path in Path(checkpoint.dirpath).iterdir()} == {"own.ckpt", "last.ckpt"}
+
+
+def test_predict_gives_probabilities_of_the_test_images(cli):
+    run = cli("predict", "--trainer.limit_predict_batches=1")
+    (probabilities,) = run.trainer.predict(run.model, datamodule=run.datamodule)
+    assert probabilities.shape[1] == 10
+    assert probabilities.sum(1).allclose(torch.ones(len(probabilities)))
+
+
+def test_a_file_of_weights_alone_is_not_resumed_from(cli, folder, complaint):
+    run = cli("fit", "--trainer.max_steps=1")
+    run.trainer.save_checkpoint(folder / "weights.ckpt", weights_only=True)
+    assert "holds weights alone" in complaint(cli, "fit", "--ckpt_path=weights.ckpt")
+
+
 def test_checkpoints_can_be_switched_off(cli):
     run = cli("fit", "--trainer.enable_checkpointing=false", "--trainer.max_steps=1")
     assert callbacks_of(run, ModelCheckpoint) == []

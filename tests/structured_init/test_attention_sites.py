@@ -24,6 +24,7 @@ from structured_init import (
 from structured_init.plan import Weights
 from structured_init.sites.attention import ATTENTION
 from structured_init.sites.position import TOKENS
+from structured_init.sites.timm import fused
 from structured_init.writer import Writer
 
 EVERYWHERE = settings(max_examples=25, deadline=None, derandomize=True)
@@ -218,6 +219,15 @@ def test_the_innermost_known_model_says_what_the_tokens_are(tiny_vit, monkeypatc
     register_positions(Outer)(lambda module: TokenLayout(grid=None, prefix_tokens=7))
     found = {site.name: (site.grid, site.prefix_tokens) for site in attention_sites(nn.Sequential(Outer()))}
     assert found == {"0.tower.blocks.0.attn": ((4, 4), 1), "0.head.attn": (None, 7)}
+
+
+def test_prefix_tokens_alone_leave_the_grid_to_the_model_around(registry, tiny_vit):
+    model = tiny_vit()
+    (before, *_) = attention_sites(model)
+    register_attention(type(model.blocks[0].attn), prefix_tokens=5)(fused)
+    (site, *_) = attention_sites(model)
+    assert (site.grid, site.prefix_tokens) == (before.grid, 5)
+    assert before.grid is not None
 
 
 @pytest.mark.parametrize(
