@@ -145,6 +145,19 @@ class CLI(LightningCLI):
             refuse_unwritable(folder)
         return runner
 
+    def after_fit(self) -> None:
+        """Say where the run is."""
+        folder = self.trainer.log_dir  # a collective: every rank asks
+        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
+            print(f"written: {folder} (report of the start, attention, metrics, checkpoints)")
+
+    def _say_what_is_evaluated(self) -> None:
+        """A start is applied by a fit alone, so without a checkpoint the weights are those of the host library."""
+        if not self.config_init[self.subcommand].get("ckpt_path") and self.trainer.is_global_zero:
+            print("structured-init: no --ckpt_path was given: these are untrained weights", file=sys.stderr)
+
+    before_validate = before_test = before_predict = _say_what_is_evaluated
+
     def show(self, **kwargs: Any) -> None:
         """Run ``structured-init show`` with the initializer and the seed of the ``init`` section."""
         init = self.config_init[self.subcommand].init
@@ -178,7 +191,8 @@ def main(args: list[str] | None = None) -> CLI | None:
 
 
 def command() -> None:
-    """Run :func:`main` for the shell, which would print what it returns."""
+    """Run :func:`main` for the shell, which would print what it returns, with the present folder's modules in reach."""
+    sys.path.append(os.getcwd())  # last: nothing there can hide a package
     main()
 
 

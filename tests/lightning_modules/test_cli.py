@@ -62,6 +62,26 @@ def test_a_checkpoint_callback_of_the_users_saves_the_last_as_well(cli, folder):
     assert {path.name for path in Path(checkpoint.dirpath).iterdir()} == {"own.ckpt", "last.ckpt"}
 
 
+def test_a_module_in_the_present_folder_can_be_named(folder):
+    (folder / "my_package_here.py").write_text(
+        "from lightning_modules import ImageClassifier\nclass Mine(ImageClassifier):\n    pass\n"
+    )
+    command = [str(Path(sys.executable).with_name("structured-init"))]  # python -c would have the folder on its path
+    command += ["fit", "-c", "tiny.yaml", "--model", "my_package_here.Mine", "--print_config"]
+    printed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    assert "class_path: my_package_here.Mine" in printed
+
+
+def test_testing_without_a_checkpoint_says_that_the_weights_are_untrained(cli, capsys):
+    cli("test", "--trainer.limit_test_batches=1")
+    assert "untrained" in capsys.readouterr().err
+
+
+def test_a_fit_ends_by_naming_its_folder(cli, capsys):
+    run = cli("fit", "--trainer.max_steps=1")
+    assert f"written: {run.trainer.log_dir}" in capsys.readouterr().out
+
+
 def test_predict_gives_probabilities_of_the_test_images(cli):
     run = cli("predict", "--trainer.limit_predict_batches=1")
     (probabilities,) = run.trainer.predict(run.model, datamodule=run.datamodule)
