@@ -84,7 +84,7 @@ def test_a_fit_ends_by_naming_its_folder(cli, capsys):
 
 def test_predict_gives_probabilities_of_the_test_images(cli):
     run = cli("predict", "--trainer.limit_predict_batches=1")
-    (probabilities,) = run.trainer.predict(run.model, datamodule=run.datamodule)
+    probabilities = torch.cat(run.trainer.predict(run.model, datamodule=run.datamodule))
     assert probabilities.shape[1] == 10
     assert probabilities.sum(1).allclose(torch.ones(len(probabilities)))
 
