@@ -296,7 +296,7 @@ def test_run_killed_at_any_time_ends_like_the_undisturbed(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 @pytest.mark.distributed
-def test_killed_run_on_two_processes_ends_like_the_undisturbed(tmp_path: Path) -> None:
+def test_run_resumed_inside_an_epoch_on_two_processes_ends_like_the_undisturbed(tmp_path: Path) -> None:
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     options = {"devices": 2, "strategy": "ddp"}
     run_script(folder=killed, checkpoint_only=True, **options)
