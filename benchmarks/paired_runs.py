@@ -55,9 +55,10 @@ def train(run: Run, experiment: str, extra: Sequence[str]) -> None:
     """Train and test one run, or do nothing when it is complete; a killed one goes on from its last checkpoint.
 
     Raises:
-        StructuredInitError: the folder holds a run of another experiment, other arguments or other threads.
+        StructuredInitError: the folder holds a run of another start or experiment, other arguments or other threads.
     """
-    _claim(run, {"experiment": experiment, "arguments": list(extra), "threads": torch.get_num_threads()})
+    threads = torch.get_num_threads()
+    _claim(run, {"start": run.start, "experiment": experiment, "arguments": list(extra), "threads": threads})
     if run.result.exists():
         return
     begin = time.perf_counter()

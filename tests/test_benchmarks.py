@@ -38,7 +38,8 @@ def test_a_folder_never_answers_for_other_settings(tmp_path, monkeypatch):
     run = Run("default", 0, tmp_path / "default" / "seed_0")
     monkeypatch.setattr("benchmarks.paired_runs.main", lambda args: pytest.fail("no run is expected"))
     run.folder.mkdir(parents=True)
-    settings = {"experiment": "vit_digits", "arguments": [], "threads": torch.get_num_threads()}
+    threads = torch.get_num_threads()
+    settings = {"start": "default", "experiment": "vit_digits", "arguments": [], "threads": threads}
     (tmp_path / "default" / "seed_0.settings.json").write_text(json.dumps(settings))
     run.result.write_text("{}")
     train(run, "vit_digits", [])
@@ -46,6 +47,8 @@ def test_a_folder_never_answers_for_other_settings(tmp_path, monkeypatch):
         train(run, "vit_cifar10", [])
     with pytest.raises(StructuredInitError, match="arguments"):
         train(run, "vit_digits", ["--trainer.max_epochs", "3"])
+    with pytest.raises(StructuredInitError, match=r"start default, not other/default\.yaml"):
+        train(Run("other/default.yaml", 0, run.folder), "vit_digits", [])
 
 
 def test_an_unfinished_run_counts_for_nothing(tmp_path):

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import timm
 import torch
 from safetensors.torch import load_file
 
+import callbacks.figures
 from lightning_modules.networks import create_network
 from structured_init import attention_sites
 
@@ -49,6 +51,24 @@ def test_a_checkpoint_and_exported_weights_stand_beside_the_start(cli, folder):
         alone, both = ((folder / name / "attention.png").read_bytes() for name in ("alone", "both"))
         widths = [int.from_bytes(png[16:20], "big") for png in (alone, both)]  # a PNG's header
         assert widths[0] < widths[1]
+
+
+def test_the_products_of_a_pretrained_model_stand_beside_the_start(cli, monkeypatch):
+    build, draw, drawn = timm.create_model, callbacks.figures.product_figure, {}
+
+    def without_a_download(name, pretrained=False, **arguments):
+        assert pretrained
+        return build(name, img_size=32, depth=3, **arguments)
+
+    def watched(products, **options):
+        drawn.update(products)
+        return draw(products, **options)
+
+    monkeypatch.setattr(timm, "create_model", without_a_download)
+    monkeypatch.setattr(callbacks.figures, "product_figure", watched)
+    cli("show", "-c", "init/mimetic", "--pretrained", "vit_tiny_patch16_224", "--output", "seen")
+    assert list(drawn) == ["as built", "KaimingUniform + Mimetic", "vit_tiny_patch16_224"]
+    assert list(drawn["vit_tiny_patch16_224"]) == [f"blocks.{i}.attn" for i in range(3)]
 
 
 def test_a_network_without_attention_is_shown_without_figures(cli, folder):
