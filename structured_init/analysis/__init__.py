@@ -1,9 +1,16 @@
-"""What a network's attention and weights look like: tensors in, numbers out."""
+"""What a network's attention, representations and weights look like: tensors in, numbers out."""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
+from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import NoAttentionError, capture_attention, register_capture
+from structured_init.analysis.change import impulse_mass_change, structure_left
+from structured_init.analysis.cka import cka, cka_matrix, gram_matrix, hsic1, rbf
 from structured_init.analysis.products import WeightProducts, weight_products
+from structured_init.analysis.representations import gram_matrices
 from structured_init.analysis.statistics import (
     argmax_accuracy,
     best_offset,
@@ -11,36 +18,100 @@ from structured_init.analysis.statistics import (
     diagonality,
     effective_rank,
     entropy,
+    far_mass,
     grid_distances,
     impulse_mass,
     mean_distance,
     offset_profile,
     patch_maps,
     profile_energy,
+    uniform_far_mass,
 )
-from structured_init.analysis.summary import STATISTICS, summarize, to_csv
+from structured_init.analysis.summary import STATISTICS, summarize, summarize_change, to_csv
 from structured_init.analysis.undisturbed import undisturbed
 
+if TYPE_CHECKING:
+    from structured_init.analysis.metrics import (
+        CKA,
+        ArgmaxAccuracy,
+        AttentionEntropy,
+        Diagonality,
+        DiagonalMass,
+        EffectiveRank,
+        FarMass,
+        ImpulseMass,
+        MeanAttentionDistance,
+        OffsetProfile,
+        ProfileEnergy,
+        StructureLeft,
+    )
+
+_METRICS = (
+    "CKA",
+    "ArgmaxAccuracy",
+    "AttentionEntropy",
+    "DiagonalMass",
+    "Diagonality",
+    "EffectiveRank",
+    "FarMass",
+    "ImpulseMass",
+    "MeanAttentionDistance",
+    "OffsetProfile",
+    "ProfileEnergy",
+    "StructureLeft",
+)
+
 __all__ = [
+    "CKA",
     "STATISTICS",
+    "ArgmaxAccuracy",
+    "AttentionEntropy",
+    "DiagonalMass",
+    "Diagonality",
+    "EffectiveRank",
+    "FarMass",
+    "ImpulseMass",
+    "MeanAttentionDistance",
     "NoAttentionError",
+    "OffsetProfile",
+    "ProfileEnergy",
+    "StructureLeft",
     "WeightProducts",
     "argmax_accuracy",
     "best_offset",
     "capture_attention",
+    "cka",
+    "cka_matrix",
     "diagonal_mass",
     "diagonality",
     "effective_rank",
     "entropy",
+    "far_mass",
+    "gram_matrices",
+    "gram_matrix",
     "grid_distances",
+    "hsic1",
     "impulse_mass",
+    "impulse_mass_change",
     "mean_distance",
     "offset_profile",
     "patch_maps",
     "profile_energy",
+    "rbf",
     "register_capture",
+    "repeated_blocks",
+    "structure_left",
     "summarize",
+    "summarize_change",
     "to_csv",
     "undisturbed",
+    "uniform_far_mass",
     "weight_products",
 ]
+
+
+def __getattr__(name: str) -> type:
+    """Import the torchmetrics classes when one is asked for: torchmetrics takes seconds to import."""
+    if name in _METRICS:
+        return getattr(importlib.import_module("structured_init.analysis.metrics"), name)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -51,7 +51,7 @@ def mean_distance(
         renormalise: whether rows sum to one after the prefix is removed.
     """
     patches = patch_maps(maps, prefix_tokens, renormalise)
-    distances = patch_size * grid_distances(_checked(patches, grid)).to(patches)
+    distances = patch_size * grid_distances(checked_grid(patches, grid)).to(patches)
     return (patches * distances).sum(dim=-1).mean(dim=(0, 2))
 
 
@@ -79,9 +79,33 @@ def diagonality(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     the distance on the grid, since numbering patches row by row would tear neighbours apart.
     """
     patches = patch_maps(maps, prefix_tokens)
-    distances = grid_distances(_checked(patches, grid)).to(patches)
+    distances = grid_distances(checked_grid(patches, grid)).to(patches)
     relative = distances / distances.amax(dim=-1, keepdim=True).clamp_min(TINY)
     return (1 - (patches * relative).sum(dim=-1)).mean(dim=(0, 2))
+
+
+def far_mass(maps: Maps, grid: Grid, prefix_tokens: int = 0, radius: int | float = 3) -> PerHead:
+    """Return the share of a patch's attention on patches farther away than a radius. Ours.
+
+    Compare it with ``uniform_far_mass``, which is what attention that does not care about places gives.
+
+    Args:
+        maps: attention maps.
+        grid: rows and columns of patches.
+        prefix_tokens: number of leading tokens that are no patches.
+        radius: Euclidean distance in patches; 3 reaches just beyond a 5 × 5 window.
+    """
+    patches = patch_maps(maps, prefix_tokens)
+    far = grid_distances(checked_grid(patches, grid)).to(patches.device) > radius
+    return (patches * far).sum(dim=-1).mean(dim=(0, 2))
+
+
+def uniform_far_mass(grid: Grid, radius: int | float = 3, causal: bool = False) -> float:
+    """Return the ``far_mass`` of uniform attention over all patches, or where ``causal`` over those up to the query."""
+    distances = grid_distances(grid)
+    uniform = torch.ones_like(distances).tril() if causal else torch.ones_like(distances)
+    uniform = uniform / uniform.sum(dim=-1, keepdim=True)
+    return (uniform * (distances > radius)).sum(dim=-1).mean().item()
 
 
 def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
@@ -94,14 +118,14 @@ def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix
         prefix_tokens: number of leading tokens that are no patches.
     """
     patches = patch_maps(maps, prefix_tokens)
-    inside = _pairs(offsets, _checked(patches, grid)).to(patches.device)
+    inside = _pairs(offsets, checked_grid(patches, grid)).to(patches.device)
     return (patches * inside).sum(dim=(-2, -1)).mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
 
 
 def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return how often a query looks most at the patch at its head's offset; arguments as in ``impulse_mass``."""
     patches = patch_maps(maps, prefix_tokens)
-    inside = _pairs(offsets, _checked(patches, grid)).to(patches.device)
+    inside = _pairs(offsets, checked_grid(patches, grid)).to(patches.device)
     hits = torch.nn.functional.one_hot(patches.argmax(dim=-1), patches.shape[-1]).bool() & inside
     return hits.sum(dim=(-2, -1)).float().mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
 
@@ -131,7 +155,7 @@ def offset_profile(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> Float[Tens
         right of its query.
     """
     patches = patch_maps(maps, prefix_tokens).mean(dim=0)
-    rows, columns = _checked(patches, grid)
+    rows, columns = checked_grid(patches, grid)
     index = _offset_index(rows, columns).to(patches.device)
     bins = (2 * rows - 1) * (2 * columns - 1)
     total = patches.new_zeros(patches.shape[0], bins).index_add_(1, index.flatten(), patches.flatten(1))
@@ -142,7 +166,7 @@ def offset_profile(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> Float[Tens
 def profile_energy(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return the share of Σ A² that the offset profile explains: one for a map that is a convolution."""
     patches = patch_maps(maps, prefix_tokens).mean(dim=0)
-    index = _offset_index(*_checked(patches, grid)).to(patches.device)
+    index = _offset_index(*checked_grid(patches, grid)).to(patches.device)
     explained = offset_profile(maps, grid, prefix_tokens).flatten(1)[:, index]
     return explained.square().sum(dim=(-2, -1)) / patches.square().sum(dim=(-2, -1)).clamp_min(TINY)
 
@@ -171,7 +195,12 @@ def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid) -> Bool[Tenso
     return (_offset_index(rows, columns) == wanted[:, None, None]) & reachable[:, None, None]
 
 
-def _checked(patches: Tensor, grid: Grid) -> tuple[int, int]:
+def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
+    """Return rows and columns of a grid that maps over patches fit.
+
+    Raises:
+        StructuredInitError: they do not fit.
+    """
     rows, columns = grid
     if rows * columns != patches.shape[-1]:
         raise StructuredInitError(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from structured_init.analysis import statistics
+from structured_init.analysis.change import impulse_mass_change, is_causal, structure_left
 
 # What each column means, for tables and figure titles.
 STATISTICS: dict[str, str] = {
@@ -23,6 +24,8 @@ STATISTICS: dict[str, str] = {
     "argmax_accuracy": "queries that look most at the best offset",
     "effective_rank": "effective rank",
     "profile_energy": "share explained by the offset profile",
+    "far_mass": "attention beyond a radius of 3 patches",
+    "uniform_far_mass": "the same of uniform attention",
 }
 
 
@@ -50,6 +53,7 @@ def summarize(
     if offsets is None:
         offsets = statistics.best_offset(maps, grid, prefix_tokens, window)
     place = (grid, prefix_tokens)
+    uniform = statistics.uniform_far_mass(grid, causal=is_causal(maps))
     numbers = {
         "mean_distance": statistics.mean_distance(maps, *place),
         "mean_distance_with_prefix": statistics.mean_distance(maps, *place, renormalise=False),
@@ -61,10 +65,47 @@ def summarize(
         "argmax_accuracy": statistics.argmax_accuracy(maps, offsets, *place),
         "effective_rank": statistics.effective_rank(maps),
         "profile_energy": statistics.profile_energy(maps, *place),
+        "far_mass": statistics.far_mass(maps, *place),
+        "uniform_far_mass": torch.full((maps.shape[1],), uniform),
     }
-    return {name: [round(v, 6) for v in values.tolist()] for name, values in numbers.items()} | {
-        "offset": torch.as_tensor(offsets).tolist()
+    return _plain(numbers, offsets)
+
+
+def summarize_change(
+    before: statistics.Maps,
+    after: statistics.Maps,
+    grid: Sequence[int] | None = None,
+    prefix_tokens: int = 0,
+    offsets: Tensor | None = None,
+    window: int = 3,
+) -> dict[str, list]:
+    """Return how much of a layer's start is left after training, per head, as plain lists.
+
+    Args:
+        before: attention maps at the start (B, H, N, N).
+        after: maps of the same samples after training.
+        grid: rows and columns of patches; a sequence (one row of all tokens) when None.
+        prefix_tokens: class and register tokens before the patches; ignored without a grid.
+        offsets: where each head's impulse was at the start, (H, 2); the best in the window before training when None.
+        window: side of the neighbourhood in which the best offset is looked for.
+
+    Returns:
+        ``structure_left`` (see there), ``impulse_mass_before``, ``impulse_mass_after`` and ``impulse_mass_change`` at
+        the start's offsets, and ``offset``, a list of [rows, columns].
+    """
+    if grid is None:
+        grid, prefix_tokens = (1, before.shape[-1]), 0
+    if offsets is None:
+        offsets = statistics.best_offset(before, grid, prefix_tokens, window)
+    place = (grid, prefix_tokens)
+    causal = is_causal(before) and is_causal(after)
+    numbers = {
+        "structure_left": structure_left(before, after, prefix_tokens, causal),
+        "impulse_mass_before": statistics.impulse_mass(before, offsets, *place),
+        "impulse_mass_after": statistics.impulse_mass(after, offsets, *place),
+        "impulse_mass_change": impulse_mass_change(before, after, offsets, *place),
     }
+    return _plain(numbers, offsets)
 
 
 def to_csv(phases: Mapping[str, Mapping[str, Mapping[str, list]]]) -> str:
@@ -75,5 +116,13 @@ def to_csv(phases: Mapping[str, Mapping[str, Mapping[str, list]]]) -> str:
     for phase, layers in phases.items():
         for layer, values in layers.items():
             for head, offset in enumerate(values["offset"]):
-                writer.writerow([phase, layer, head, *(values[name][head] for name in STATISTICS), *offset])
+                # A resumed run may bring statistics from before a column was added.
+                numbers = (values[name][head] if name in values else "" for name in STATISTICS)
+                writer.writerow([phase, layer, head, *numbers, *offset])
     return text.getvalue()
+
+
+def _plain(numbers: Mapping[str, Tensor], offsets: Tensor) -> dict[str, list]:
+    return {name: [round(v, 6) for v in values.tolist()] for name, values in numbers.items()} | {
+        "offset": torch.as_tensor(offsets).tolist()
+    }

@@ -13,6 +13,7 @@ from structured_init.analysis import (
     diagonality,
     effective_rank,
     entropy,
+    far_mass,
     grid_distances,
     impulse_mass,
     mean_distance,
@@ -21,6 +22,7 @@ from structured_init.analysis import (
     profile_energy,
     summarize,
     to_csv,
+    uniform_far_mass,
 )
 from structured_init.errors import StructuredInitError
 
@@ -82,6 +84,54 @@ def test_diagonal_mass_and_diagonality_of_known_maps():
     # A sequence of three: the middle at distance 1 of at most 1, the ends at distance 2 of at most 2.
     farthest = torch.tensor([[0.0, 0, 1], [1, 0, 0], [1, 0, 0]]).expand(1, 1, 3, 3)
     torch.testing.assert_close(diagonality(farthest, (1, 3)), torch.zeros(1))
+
+
+def test_diagonality_on_a_grid_measures_across_it():
+    # 2 × 2: every patch looks at itself and at its neighbour to the side with ½ each; the farthest is √2 away.
+    side = torch.block_diag(torch.full((2, 2), 0.5), torch.full((2, 2), 0.5))
+    expected = torch.tensor([1 - 0.5 / math.sqrt(2)])
+    torch.testing.assert_close(diagonality(side.expand(1, 1, 4, 4), (2, 2)), expected)
+    # The neighbour below is as near, though its number is two away.
+    below = 0.5 * torch.eye(4) + 0.5 * torch.eye(4).roll(2, dims=1)
+    torch.testing.assert_close(diagonality(below.expand(1, 1, 4, 4), (2, 2)), expected)
+
+
+def test_entropy_and_diagonal_mass_of_unequal_rows():
+    maps = torch.tensor([[0.75, 0.25], [0.0, 1.0]]).expand(1, 1, 2, 2)
+    nats = (0.25 * math.log(4) + 0.75 * math.log(4 / 3)) / 2
+    torch.testing.assert_close(entropy(maps), torch.tensor([nats]))
+    torch.testing.assert_close(diagonal_mass(maps), torch.tensor([0.875]))
+
+
+def test_argmax_accuracy_counts_queries_whose_target_is_inside():
+    # A sequence of four: right neighbours are asked of the first three, and two of these look there.
+    maps = torch.zeros(1, 1, 4, 4)
+    maps[0, 0, [0, 1, 2, 3], [1, 2, 0, 0]] = 1
+    torch.testing.assert_close(argmax_accuracy(maps, torch.tensor([[0, 1]]), (1, 4)), torch.tensor([2 / 3]))
+
+
+def test_far_mass_is_what_lies_beyond_the_radius():
+    # A sequence of four: the first looks at all with ¼; of the others each at itself.
+    maps = torch.eye(4).clone()
+    maps[0] = 0.25
+    maps = maps.expand(1, 1, 4, 4)
+    torch.testing.assert_close(far_mass(maps, (1, 4), radius=1), torch.tensor([0.5 / 4]))
+    torch.testing.assert_close(far_mass(maps, (1, 4), radius=0), torch.tensor([0.75 / 4]))
+    assert far_mass(maps, (1, 4), radius=3).item() == 0
+
+
+def test_far_mass_leaves_the_class_token_out():
+    maps = torch.tensor([[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]]).expand(1, 1, 3, 3)
+    assert far_mass(maps, (1, 2), prefix_tokens=1, radius=0.5).item() == 1
+
+
+def test_uniform_attention_has_the_far_mass_said_of_it():
+    # 2 × 2 beyond one patch: the diagonal neighbour, one of four.
+    assert uniform_far_mass((2, 2), radius=1) == 0.25
+    uniform = torch.full((1, 1, 30, 30), 1 / 30)
+    assert far_mass(uniform, (5, 6), radius=2).item() == pytest.approx(uniform_far_mass((5, 6), radius=2))
+    # Causal, three tokens, farther than one: only the last can, with 1/3.
+    assert uniform_far_mass((1, 3), radius=1, causal=True) == pytest.approx(1 / 9)
 
 
 @settings(max_examples=25, deadline=None)
@@ -160,6 +210,23 @@ def test_summary_has_every_statistic_for_every_head_and_becomes_a_table(grid):
     assert len(lines) == 1 + 3 * 3
     assert lines[0].split(",")[:4] == ["phase", "layer", "head", "mean_distance"]
     assert lines[-1].startswith("after,b,2,")
+
+
+def test_table_of_a_resumed_run_has_gaps_where_a_column_is_newer_than_its_start():
+    summary = summarize(random_maps(1, 9, 0))
+    old = {name: values for name, values in summary.items() if name not in ("far_mass", "uniform_far_mass")}
+    header, before, after = (
+        line.split(",") for line in to_csv({"before": {"a": old}, "after": {"a": summary}}).split()
+    )
+    assert before[header.index("far_mass")] == ""
+    assert after[header.index("far_mass")] == str(summary["far_mass"][0])
+    assert before[header.index("entropy")] == after[header.index("entropy")]
+
+
+def test_summary_compares_causal_maps_with_causal_uniform_attention():
+    causal = torch.ones(9, 9).tril().expand(1, 1, 9, 9)
+    summary = summarize(causal / causal.sum(-1, keepdim=True))
+    assert summary["far_mass"] == summary["uniform_far_mass"]
 
 
 def test_sequence_is_measured_in_tokens():

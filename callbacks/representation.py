@@ -1,0 +1,108 @@
+"""RepresentationCallback: keep what a model makes of fixed samples before and after training, for comparisons."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
+from safetensors.torch import save_file
+from torch import Tensor
+
+from callbacks.attention_map import SHARDED
+from callbacks.probe_batch import probe_batch
+from structured_init.analysis.representations import gram_matrices, repeated_blocks
+from structured_init.errors import StructuredInitError
+from structured_init.files import replacing
+
+
+class RepresentationCallback(Callback):
+    """Write Gram matrices of every block's output on fixed samples, before and after training.
+
+    ``<log_dir>/representations/{before,after}.safetensors`` hold a tensor (minibatches, m, m) per block in float32,
+    from which ``structured_init.analysis.cka_matrix`` compares any two blocks of any two runs on the same data.
+    Training is bit-identical with and without the callback. ``before`` is taken when training starts at step 0; its
+    path travels in the checkpoint, and a resumed run that writes elsewhere gets a copy. A model without repeated
+    blocks, or data with fewer than four samples, gives a line and no files.
+
+    Args:
+        samples: size of the probe, from validation data, else from training data.
+        batch_size: m, samples per minibatch; samples beyond a multiple of it are left out.
+        seed: of the choice of samples.
+        enabled: false does nothing at all.
+
+    Attributes:
+        before: path of the matrices before training, None where there are none.
+
+    Raises:
+        StructuredInitError: the files cannot be written.
+    """
+
+    def __init__(self, samples: int = 256, batch_size: int = 64, seed: int = 0, enabled: bool = True) -> None:
+        if not 4 <= batch_size <= samples:
+            raise StructuredInitError(
+                f"RepresentationCallback: batch_size must be from 4 to samples ({samples}), got {batch_size}"
+            )
+        self.samples, self.batch_size, self.seed, self.enabled = samples, batch_size, seed, enabled
+        self.before: str | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep the representations at the start, in a run that starts at step 0."""
+        resumed = trainer.ckpt_path is not None and self.before is not None
+        if self.enabled and trainer.global_step == 0 and not resumed:
+            self.before = self._capture("before", trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Keep those at the end, and beside them those of the start where an earlier part of the run wrote them."""
+        if self.enabled:
+            self._capture("after", trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where ``before`` is."""
+        return {"before": self.before}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take ``before`` of the run that is resumed."""
+        self.before = state_dict["before"]
+
+    def _capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
+        """Capture where the weights are, write on rank zero, and tell every rank how it went."""
+        folder = Path(trainer.log_dir or trainer.default_root_dir) / "representations"  # a collective: every rank asks
+        sharded = any(cls.__name__ in SHARDED for cls in type(trainer.strategy).__mro__)
+        path, missing, failure = None, None, None
+        try:
+            if trainer.is_global_zero or sharded:
+                grams = self._grams(trainer, pl_module)
+        except StructuredInitError as error:
+            missing = error
+        try:
+            if trainer.is_global_zero and missing is None and not trainer.fast_dev_run:
+                path = self._write(phase, folder, grams)
+        except StructuredInitError as error:
+            failure = error
+        path, missing, failure = trainer.strategy.broadcast((path, missing, failure))
+        if failure is not None:  # on every rank, else the others would wait in their first step
+            raise failure
+        if missing is not None:
+            rank_zero_info(f"representations: {missing}")
+        return path
+
+    def _grams(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor]:
+        probe = probe_batch(trainer, pl_module, self.samples, self.seed)
+        # FSDP1 gathers the weights of the root in the wrapper's forward, not in the module's.
+        model = trainer.strategy.model if type(trainer.strategy).__name__ == "FSDPStrategy" else pl_module
+        blocks = repeated_blocks(pl_module)
+        with trainer.precision_plugin.forward_context():
+            return gram_matrices(model, *probe.inputs, blocks=blocks, batch_size=self.batch_size, **probe.named)
+
+    def _write(self, phase: str, folder: Path, grams: dict[str, Tensor]) -> str:
+        final = folder / f"{phase}.safetensors"
+        with replacing(final) as temporary:
+            save_file({name: gram.float().contiguous() for name, gram in grams.items()}, temporary)
+        before = Path(self.before) if phase == "after" and self.before is not None else None
+        if before is not None and before.is_file() and not (folder / before.name).exists():
+            with replacing(folder / before.name) as temporary:
+                shutil.copyfile(before, temporary)
+        return str(final.absolute())

@@ -1,0 +1,89 @@
+"""Which blocks a network is stacked from, found without knowing the network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from torch import nn
+
+from structured_init.analysis.tap import clean_name
+from structured_init.errors import StructuredInitError
+
+STAGE_SHARE = 0.8  # of a stage's parameters lie in its blocks; the heads of an attention block hold less
+SIDE_SHARE = 0.05  # what is repeated but holds less than this of the largest kind is a stem or a side branch
+
+Named = list[tuple[str, nn.Module]]
+Kind = Callable[[nn.Module], bool]
+
+
+def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the blocks a network is stacked from, by name, in the order in which they are registered.
+
+    A block is a module of a class that occurs at least twice in lists (``nn.ModuleList``, ``nn.Sequential``). A list of
+    stages is replaced by the blocks of all of its stages: those of ConvNeXt, Swin or ResNet come out as the flat list
+    of a vision transformer does. Blocks are modules with children; only a network that repeats none of these (a plain
+    stack of ``nn.Linear``) gives its single layers.
+
+    Raises:
+        StructuredInitError: the model repeats nothing.
+    """
+    for kind in (_is_composite, _is_layer):
+        counts = Counter(type(child) for parent in model.modules() for _, child in _listed("", parent, kind))
+        # A ModuleList has no forward, so it is never what is called.
+        repeated = tuple(cls for cls, count in counts.items() if count >= 2 and not issubclass(cls, nn.ModuleList))
+        found = _blocks(
+            "", model, lambda module, kind=kind, repeated=repeated: type(module) in repeated and kind(module)
+        )
+        found = _without_sides(list({id(module): (name, module) for name, module in reversed(found)}.values())[::-1])
+        if len(found) >= 2:
+            return {clean_name(name): module for name, module in found}
+    raise StructuredInitError(f"{type(model).__name__} has no list of equal blocks to look at")
+
+
+def _blocks(name: str, module: nn.Module, kind: Kind) -> Named:
+    """Return the outermost listed blocks below a module, in order, or where these are stages the blocks of those."""
+    listed = _listed(name, module, kind)
+    inner = {path: _blocks(path, block, kind) for path, block in listed}
+    if _are_stages(listed, inner):
+        listed = []
+    direct = dict(listed)
+    found: Named = []
+    for child_name, child in module.named_children():
+        path = f"{name}.{child_name}".lstrip(".")
+        found += [(path, child)] if path in direct else inner[path] if path in inner else _blocks(path, child, kind)
+    return found
+
+
+def _are_stages(listed: Named, inner: dict[str, Named]) -> bool:
+    """Tell whether listed modules repeat blocks of their own that hold nearly all of their parameters."""
+    blocks = [block for path, _ in listed for block in inner[path]]
+    kinds = sum(len({type(block) for _, block in inner[path]}) for path, _ in listed)
+    return len(blocks) > kinds and _size(blocks) >= STAGE_SHARE * _size(listed)
+
+
+def _listed(name: str, module: nn.Module, kind: Kind) -> Named:
+    if not isinstance(module, nn.ModuleList | nn.Sequential):
+        return []
+    return [(f"{name}.{child_name}".lstrip("."), child) for child_name, child in module.named_children() if kind(child)]
+
+
+def _is_composite(module: nn.Module) -> bool:
+    return any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def _is_layer(module: nn.Module) -> bool:
+    return not any(True for _ in module.children()) and any(True for _ in module.parameters())
+
+
+def _without_sides(blocks: Named) -> Named:
+    """Leave out classes that hold next to none of the parameters."""
+    sizes: Counter[type] = Counter()
+    for name, module in blocks:
+        sizes[type(module)] += _size([(name, module)])
+    largest = max(sizes.values(), default=0)
+    return [(name, module) for name, module in blocks if sizes[type(module)] >= SIDE_SHARE * largest]
+
+
+def _size(modules: Named) -> int:
+    return sum(parameter.numel() for _, module in modules for parameter in module.parameters())

@@ -1,0 +1,265 @@
+"""The statistics of attention and representations as torchmetrics: over many batches and processes, in constant memory.
+
+Letters: B batch, H heads, N tokens, P = Gy·Gx patches, m samples. Every metric is the function of the same idea applied
+to all batches at once: batches of unequal size, and processes, count by what they hold. A metric is for one layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from structured_init.analysis import statistics
+from structured_init.analysis.accumulation import MeanMap, MeanPerHead, Sums, check_heads
+from structured_init.analysis.change import Products, structure_products
+from structured_init.analysis.cka import alignment, gram_matrix, hsic1, kernel_matrix
+from structured_init.analysis.statistics import Grid, Maps, PerHead
+
+Offsets = Int[Tensor, "heads 2"] | Sequence[Sequence[int]]
+
+
+class MeanAttentionDistance(MeanPerHead):
+    """Mean over queries i of Σ_j A_ij · |place_i − place_j|, per head (H,), from 0 to the grid's diagonal.
+
+    Dosovitskiy et al. 2021 (arXiv 2010.11929), figure 7; non-locality in d'Ascoli et al. 2021 (ConViT). See
+    ``mean_distance``.
+
+    Args:
+        num_heads: H.
+        grid: rows and columns of patches; (1, N) for a sequence.
+        prefix_tokens: number of leading tokens that are no patches.
+        patch_size: side of a patch in pixels; 1 gives the distance in patches.
+        renormalise: whether rows sum to one after the prefix is removed; the papers' code does not.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        grid: Grid,
+        prefix_tokens: int = 0,
+        patch_size: int | float = 1,
+        renormalise: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        statistic = partial(
+            statistics.mean_distance,
+            grid=grid,
+            prefix_tokens=prefix_tokens,
+            patch_size=patch_size,
+            renormalise=renormalise,
+        )
+        super().__init__(statistic, num_heads, prefix_tokens, **kwargs)
+
+
+class AttentionEntropy(MeanPerHead):
+    """Mean over all tokens i of −Σ_j A_ij ln A_ij in nats, per head (H,), from 0 (an impulse) to ln N (uniform).
+
+    Shannon's entropy of a row, of attention heads in Clark et al. 2019 (arXiv 1906.04341). See ``entropy``.
+
+    Args:
+        num_heads: H.
+        normalised: divide by ln N, so that the range is 0 to 1.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, num_heads: int, normalised: bool = False, **kwargs: Any) -> None:
+        super().__init__(partial(statistics.entropy, normalised=normalised), num_heads, **kwargs)
+
+
+class DiagonalMass(MeanPerHead):
+    """Mean attention of a patch to itself, mean_i A_ii, per head (H,), from 0 to 1; 1/P where uniform.
+
+    What the query–key part of Trockman and Kolter 2023 (arXiv 2305.09828) raises. See ``diagonal_mass``.
+
+    Args:
+        num_heads: H.
+        prefix_tokens: number of leading tokens that are no patches.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, num_heads: int, prefix_tokens: int = 0, **kwargs: Any) -> None:
+        statistic = partial(statistics.diagonal_mass, prefix_tokens=prefix_tokens)
+        super().__init__(statistic, num_heads, prefix_tokens, **kwargs)
+
+
+class Diagonality(MeanPerHead):
+    """Mean over queries i of 1 − Σ_j A_ij d_ij / max_j d_ij, per head (H,), from 0 (the farthest) to 1 (itself).
+
+    Zhang et al. 2020 (arXiv 2011.04906), with distances on the grid for images. See ``diagonality``.
+
+    Args:
+        num_heads: H.
+        grid: rows and columns of patches; (1, N) for a sequence.
+        prefix_tokens: number of leading tokens that are no patches.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, num_heads: int, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
+        statistic = partial(statistics.diagonality, grid=grid, prefix_tokens=prefix_tokens)
+        super().__init__(statistic, num_heads, prefix_tokens, **kwargs)
+
+
+class FarMass(MeanPerHead):
+    """Share of a patch's attention on patches farther than a radius, per head (H,), from 0 to 1.
+
+    Ours. ``uniform`` is what uniform attention gives. See ``far_mass``.
+
+    Args:
+        num_heads: H.
+        grid: rows and columns of patches; (1, N) for a sequence.
+        prefix_tokens: number of leading tokens that are no patches.
+        radius: Euclidean distance in patches.
+        **kwargs: see ``torchmetrics.Metric``.
+
+    Attributes:
+        uniform: the ``far_mass`` of uniform attention over the grid.
+    """
+
+    def __init__(
+        self, num_heads: int, grid: Grid, prefix_tokens: int = 0, radius: int | float = 3, **kwargs: Any
+    ) -> None:
+        statistic = partial(statistics.far_mass, grid=grid, prefix_tokens=prefix_tokens, radius=radius)
+        super().__init__(statistic, num_heads, prefix_tokens, **kwargs)
+        self.uniform = statistics.uniform_far_mass(grid, radius)
+
+
+class ImpulseMass(MeanPerHead):
+    """Mean attention on the patch at a head's offset, over queries whose target is on the grid, per head (H,), 0 to 1.
+
+    Ours, for the starts of arXiv 2401.12511 and 2505.19985. See ``impulse_mass``.
+
+    Args:
+        offsets: (rows down, columns right) from query to target for each of the H heads.
+        grid: rows and columns of patches; (1, N) for a sequence.
+        prefix_tokens: number of leading tokens that are no patches.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, offsets: Offsets, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
+        offsets = torch.as_tensor(offsets)
+        statistic = partial(statistics.impulse_mass, offsets=offsets, grid=grid, prefix_tokens=prefix_tokens)
+        super().__init__(statistic, len(offsets), prefix_tokens, **kwargs)
+
+
+class ArgmaxAccuracy(MeanPerHead):
+    """How often a query looks most at the patch at its head's offset, per head (H,), from 0 to 1.
+
+    Ours; arguments as for ``ImpulseMass``. See ``argmax_accuracy``.
+
+    Args:
+        offsets: (rows down, columns right) from query to target for each of the H heads.
+        grid: rows and columns of patches; (1, N) for a sequence.
+        prefix_tokens: number of leading tokens that are no patches.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, offsets: Offsets, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
+        offsets = torch.as_tensor(offsets)
+        statistic = partial(statistics.argmax_accuracy, offsets=offsets, grid=grid, prefix_tokens=prefix_tokens)
+        super().__init__(statistic, len(offsets), prefix_tokens, **kwargs)
+
+
+class EffectiveRank(MeanPerHead):
+    """Mean over samples of exp(H(σ / Σσ)) of a map's singular values σ, per head (H,), from 1 to N.
+
+    Roy and Vetterli 2007. See ``effective_rank``.
+
+    Args:
+        num_heads: H.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, num_heads: int, **kwargs: Any) -> None:
+        super().__init__(statistics.effective_rank, num_heads, per_query=False, **kwargs)
+
+
+class OffsetProfile(MeanMap):
+    """Mean attention over all pairs of patches at the same offset, (H, 2Gy − 1, 2Gx − 1), each from 0 to 1.
+
+    Ours: the convolution that a head resembles, the query in the centre. See ``offset_profile``.
+    """
+
+    def compute(self) -> Float[Tensor, "heads offset_rows offset_columns"]:
+        """Return the profile of the mean map."""
+        return statistics.offset_profile(super().compute().unsqueeze(0), self.grid)
+
+
+class ProfileEnergy(MeanMap):
+    """Share of Σ A² of the mean map that its offset profile explains, per head (H,), up to 1 for a convolution.
+
+    Ours. It belongs to the mean map over all samples, and is no mean of the energies of batches. See
+    ``profile_energy``.
+    """
+
+    def compute(self) -> PerHead:
+        """Return the energy of the mean map."""
+        return statistics.profile_energy(super().compute().unsqueeze(0), self.grid)
+
+
+class StructureLeft(Sums):
+    """Cosine between maps before and after training, less uniform attention, per head (H,), from −1 to 1.
+
+    Ours. One where the pattern of the start is still there, sharper or softer; zero where nothing of it is. See
+    ``structure_left``.
+
+    Args:
+        num_heads: H.
+        prefix_tokens: number of leading tokens that are no patches.
+        causal: whether a token may only look at itself and what is before it.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, num_heads: int, prefix_tokens: int = 0, causal: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.prefix_tokens, self.causal = prefix_tokens, causal
+        self.add_sums(between=(num_heads,), before=(num_heads,), after=(num_heads,))
+
+    def update(self, before: Maps, after: Maps) -> None:
+        """Add the maps of a batch of samples, before training and after it."""
+        check_heads(before, self.between.shape[0])
+        products = structure_products(before, after, self.prefix_tokens, self.causal)
+        self.between = self.between + products.between
+        self.before = self.before + products.before
+        self.after = self.after + products.after
+
+    def compute(self) -> PerHead:
+        """Return the cosine per head; nan for a head without any pattern."""
+        return Products(self.between, self.before, self.after).cosine()
+
+
+class CKA(Sums):
+    """Minibatch CKA, mean_b HSIC₁(K, L) / √(mean_b HSIC₁(K, K) · mean_b HSIC₁(L, L)), a number, 0 to 1 up to its noise.
+
+    Nguyen, Raghu and Kornblith 2021 (arXiv 2010.15327), equation 2, whose minibatches are of equal size: then this is
+    ``cka``. HSIC₁ is unbiased at any size m ≥ 4, so a smaller minibatch (the last one of an epoch) may come too; means
+    count each by its number of samples. How samples are divided changes the estimate, and shuffling between updates
+    of two networks would compare different samples: give both sides at once.
+
+    Args:
+        kernel: ``"linear"``, or ``"rbf"`` with half of each minibatch's median distance as bandwidth.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, kernel: Literal["linear", "rbf"] = "linear", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        kernel_matrix(torch.eye(4), kernel)  # a wrong name fails here, not in the first update
+        self.kernel = kernel
+        self.add_sums(between=(), first=(), second=(), count=())
+
+    def update(self, first: Float[Tensor, "samples ..."], second: Float[Tensor, "samples ..."]) -> None:
+        """Add a minibatch: features (m, …) of the same samples; further axes are flattened."""
+        k, other = (kernel_matrix(gram_matrix(features), self.kernel) for features in (first, second))
+        self.between = self.between + len(k) * hsic1(k, other)
+        self.first = self.first + len(k) * hsic1(k, k)
+        self.second = self.second + len(k) * hsic1(other, other)
+        self.count = self.count + len(k)
+
+    def compute(self) -> Float[Tensor, ""]:
+        """Return the similarity; nan where a representation is constant."""
+        return alignment(self.between / self.count, self.first / self.count, self.second / self.count)

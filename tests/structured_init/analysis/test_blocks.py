@@ -1,0 +1,101 @@
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from torch import nn
+
+from structured_init.analysis import repeated_blocks
+from structured_init.errors import StructuredInitError
+
+
+def names(model: nn.Module) -> list[str]:
+    return list(repeated_blocks(model))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("vit_tiny_patch16_224", [f"blocks.{i}" for i in range(12)]),
+        ("convmixer_768_32", [f"blocks.{i}" for i in range(32)]),
+        ("resnet18", [f"layer{stage}.{i}" for stage in range(1, 5) for i in range(2)]),
+        ("resnet10t", [f"layer{stage}.0" for stage in range(1, 5)]),  # one block per stage
+        ("convnext_atto", [f"stages.{s}.blocks.{i}" for s, n in enumerate((2, 2, 6, 2)) for i in range(n)]),
+        (
+            "swin_tiny_patch4_window7_224",
+            [f"layers.{s}.blocks.{i}" for s, n in enumerate((2, 2, 6, 2)) for i in range(n)],
+        ),
+    ],
+)
+def test_blocks_of_all_stages_are_found_in_order(architecture, expected):
+    with torch.device("meta"):
+        assert names(timm.create_model(architecture)) == expected
+
+
+def test_stages_in_anonymous_lists_are_opened():
+    with torch.device("meta"):
+        found = repeated_blocks(torchvision.models.convnext_tiny())
+    assert {type(block).__name__ for block in found.values()} == {"CNBlock"}
+    assert len(found) == 3 + 3 + 9 + 3
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (transformers.ViTConfig(num_hidden_layers=3), 3),
+        (transformers.BertConfig(num_hidden_layers=3), 3),
+        (transformers.GPT2Config(n_layer=3), 3),
+        (transformers.MambaConfig(num_hidden_layers=3, hidden_size=16), 3),
+        (transformers.T5Config(num_layers=2, num_decoder_layers=3), 5),  # not the sub-layers of different kinds
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_layers_of_transformers_models_are_found(config, expected):
+    with torch.device("meta"):
+        assert len(names(transformers.AutoModel.from_config(config))) == expected
+
+
+class Head(nn.Module):
+    def __init__(self, dim: int = 8) -> None:
+        super().__init__()
+        self.qkv = nn.Sequential(nn.Linear(dim, dim))
+
+
+class HeadsBlock(nn.Module):
+    """Attention with one module per head: more heads than blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(Head() for _ in range(4))
+        self.mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+
+
+def test_heads_are_no_blocks():
+    assert names(nn.Sequential(*[HeadsBlock() for _ in range(3)])) == ["0", "1", "2"]
+
+
+def test_list_that_is_never_called_is_opened():
+    model = nn.ModuleList(nn.ModuleList([Pair(), HeadsBlock()]) for _ in range(2))
+    assert names(model) == ["0.0", "0.1", "1.0", "1.1"]
+
+
+def test_plain_stack_gives_its_layers():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    assert names(model) == ["0", "2", "4"]
+
+
+def test_shared_network_is_listed_once_and_compilation_leaves_no_trace():
+    network = nn.Sequential(*[HeadsBlock() for _ in range(3)])
+    module = nn.ModuleDict({"network": torch.compile(network, backend="eager"), "again": network})
+    assert names(module) == ["network.0", "network.1", "network.2"]
+
+
+def test_model_that_repeats_nothing_is_an_error():
+    with pytest.raises(StructuredInitError, match="Linear has no list of equal blocks to look at"):
+        repeated_blocks(nn.Linear(2, 2))

@@ -1,0 +1,154 @@
+import itertools
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from structured_init.analysis import cka, cka_matrix, gram_matrix, hsic1, rbf
+from structured_init.errors import StructuredInitError
+
+
+def features(samples: int, width: int, seed: int) -> torch.Tensor:
+    return torch.randn(samples, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def grams(blocks: list[torch.Tensor]) -> torch.Tensor:
+    return torch.stack([gram_matrix(block) for block in blocks])
+
+
+def u_statistic(k, l) -> float:  # noqa: E741
+    """HSIC = E[K₁₂L₁₂] + E[K₁₂]E[L₃₄] − 2E[K₁₂L₁₃], each an average over tuples of distinct samples, in a loop."""
+    m = len(k)
+    pairs = [k[i][j] * l[i][j] for i, j in itertools.permutations(range(m), 2)]
+    triples = [k[i][j] * l[i][q] for i, j, q in itertools.permutations(range(m), 3)]
+    quadruples = [k[i][j] * l[q][r] for i, j, q, r in itertools.permutations(range(m), 4)]
+    return statistics.fmean(pairs) + statistics.fmean(quadruples) - 2 * statistics.fmean(triples)
+
+
+def dot(x: list[float], y: list[float]) -> float:
+    return math.fsum(a * b for a, b in zip(x, y, strict=True))
+
+
+def linear_kernel(x: torch.Tensor) -> list[list[float]]:
+    return [[dot(a, b) for b in x.tolist()] for a in x.tolist()]
+
+
+def rbf_kernel(x: torch.Tensor, threshold: float) -> list[list[float]]:
+    rows = x.tolist()
+    distances = [[math.dist(a, b) for b in rows] for a in rows]
+    sigma = threshold * statistics.median(distances[i][j] for i, j in itertools.combinations(range(len(rows)), 2))
+    return [[math.exp(-(d**2) / (2 * sigma**2)) for d in row] for row in distances]
+
+
+def biased_cka(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Kornblith et al. 2019: tr(KHLH) over the root of the same of K and of L, with centring matrices."""
+    m = len(x)
+    h = torch.eye(m, dtype=torch.float64) - 1 / m
+    k, other = x @ x.T, y @ y.T
+
+    def hsic(a, b):
+        return torch.trace(a @ h @ b @ h)
+
+    return hsic(k, other) / (hsic(k, k) * hsic(other, other)).sqrt()
+
+
+@pytest.mark.parametrize("samples", [4, 6])
+def test_hsic_is_the_u_statistic_over_quadruples(samples):
+    x, y = features(samples, 3, 0), features(samples, 5, 1)
+    expected = u_statistic(linear_kernel(x), linear_kernel(y))
+    assert hsic1(x @ x.T, y @ y.T).item() == pytest.approx(expected, rel=1e-10)
+    assert hsic1(gram_matrix(x), gram_matrix(y)).item() == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_cka_is_the_ratio_of_means_over_minibatches_of_the_definition(kernel):
+    x, y = [features(6, 3, seed) for seed in (0, 1, 2)], [features(6, 4, seed) for seed in (3, 4, 5)]
+    written_out = linear_kernel if kernel == "linear" else lambda z: rbf_kernel(z, 0.5)
+    pairs = [(written_out(a), written_out(b)) for a, b in zip(x, y, strict=True)]
+    between, first, second = (
+        statistics.fmean(u_statistic(*pair) for pair in chosen)
+        for chosen in (pairs, [(k, k) for k, _ in pairs], [(other, other) for _, other in pairs])
+    )
+    expected = between / math.sqrt(first * second)
+    found = cka_matrix({"a": grams(x)}, {"b": grams(y)}, kernel=kernel)
+    assert found.dtype == torch.float64
+    assert found.item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_rbf_kernel_is_that_of_the_distances():
+    x = features(7, 3, 0)
+    expected = torch.tensor(rbf_kernel(x, 0.8), dtype=torch.float64)
+    torch.testing.assert_close(rbf(gram_matrix(x), threshold=0.8), expected)
+    torch.testing.assert_close(rbf(x @ x.T, threshold=0.8), expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    seed=st.integers(0, 1000),
+    samples=st.integers(5, 12),
+    scale=st.floats(0.01, 100),
+    kernel=st.sampled_from(["linear", "rbf"]),
+)
+def test_rotation_scale_and_shift_change_nothing(seed, samples, scale, kernel):
+    x = features(samples, 4, seed)
+    rotation, _ = torch.linalg.qr(features(4, 4, seed + 1))
+    moved = scale * (x @ rotation) + 3
+    same = cka_matrix({"x": grams([x])}, {"x": grams([x]), "moved": grams([moved])}, kernel=kernel)
+    torch.testing.assert_close(same, torch.ones(1, 2, dtype=torch.float64))
+
+
+def test_any_other_linear_map_does_change_it():
+    x = features(32, 4, 0)
+    stretched = x * torch.tensor([10.0, 1, 1, 1])
+    assert cka(gram_matrix(x), gram_matrix(stretched)).item() < 0.9
+
+
+def test_independent_features_are_near_zero_where_the_biased_estimate_is_far_above():
+    x, y = [features(64, 256, s) for s in range(8)], [features(64, 256, s) for s in range(100, 108)]
+    assert biased_cka(x[0], y[0]).item() > 0.7
+    assert abs(cka(grams(x), grams(y)).item()) < 0.03
+    kernels = rbf(grams(x)), rbf(grams(y))
+    assert abs(cka(*kernels).item()) < 0.03
+
+
+def test_cka_sees_a_shared_part():
+    shared = features(64, 2, 0)
+    x, y = (torch.cat([shared, features(64, 2, seed)], dim=1) for seed in (1, 2))
+    # Both covariances are the identity over 2 shared and 2 own directions: ‖C_xy‖² / (‖C_x‖ ‖C_y‖) = 2 / 4.
+    assert cka(gram_matrix(x), gram_matrix(y)).item() == pytest.approx(0.5, abs=0.12)
+
+
+def test_what_all_samples_share_does_not_hide_differences_once_stored_in_float32():
+    x = features(16, 8, 0)
+    stored = gram_matrix(x + 1e5).float()
+    assert cka(stored, gram_matrix(x)).item() == pytest.approx(1, abs=1e-5)
+    assert cka(((x + 1e5) @ (x + 1e5).T).float(), gram_matrix(x)).item() != pytest.approx(1, abs=1e-2)
+
+
+def test_matrix_has_a_row_per_layer_of_the_first_network():
+    first = {"a": grams([features(8, 3, 0)]), "b": grams([features(8, 3, 1)])}
+    second = first | {"c": grams([features(8, 5, 2)])}
+    matrix = cka_matrix(first, second)
+    assert matrix.shape == (2, 3)
+    torch.testing.assert_close(matrix[:, :2].diagonal(), torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(matrix[1, 2], cka(first["b"], second["c"]))
+    assert matrix[0, 1] == matrix[1, 0]
+
+
+def test_constant_representation_has_no_similarity():
+    constant = gram_matrix(torch.ones(8, 3))
+    assert cka(constant, gram_matrix(features(8, 3, 0))).isnan()
+    assert cka(rbf(constant), rbf(gram_matrix(features(8, 3, 0)))).isnan()
+
+
+def test_wrong_input_is_one_line(as_installed):
+    x, y = gram_matrix(features(3, 2, 0)), gram_matrix(features(8, 2, 0))
+    with pytest.raises(StructuredInitError, match="at least 4 samples in a minibatch, got 3"):
+        cka(x, x)
+    with pytest.raises(StructuredInitError, match="same minibatches on both sides, got 3 × 3 and 8 × 8"):
+        cka(x, y)
+    with pytest.raises(StructuredInitError, match="no kernel 'rbff': did you mean 'rbf'"):
+        cka_matrix({"a": y}, {"a": y}, kernel="rbff")

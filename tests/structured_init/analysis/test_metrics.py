@@ -1,0 +1,306 @@
+"""Each metric against a hand-computed case, and against its function over all batches at once."""
+
+import math
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from structured_init import analysis
+from structured_init.analysis import (
+    CKA,
+    ArgmaxAccuracy,
+    AttentionEntropy,
+    Diagonality,
+    DiagonalMass,
+    EffectiveRank,
+    FarMass,
+    ImpulseMass,
+    MeanAttentionDistance,
+    OffsetProfile,
+    ProfileEnergy,
+    StructureLeft,
+    cka_matrix,
+    gram_matrix,
+    structure_left,
+)
+from structured_init.errors import StructuredInitError
+
+GRID, HEADS, PREFIX = (2, 3), 2, 1
+OFFSETS = torch.tensor([[0, 1], [-1, 0]])
+PLACE = {"grid": GRID, "prefix_tokens": PREFIX}
+
+# Metric, and the function that it is over all samples at once.
+CASES = {
+    "MeanAttentionDistance": (
+        lambda: MeanAttentionDistance(HEADS, **PLACE, patch_size=4),
+        lambda maps: analysis.mean_distance(maps, **PLACE, patch_size=4),
+    ),
+    "MeanAttentionDistance as in the papers' code": (
+        lambda: MeanAttentionDistance(HEADS, **PLACE, renormalise=False),
+        lambda maps: analysis.mean_distance(maps, **PLACE, renormalise=False),
+    ),
+    "AttentionEntropy": (lambda: AttentionEntropy(HEADS), analysis.entropy),
+    "AttentionEntropy normalised": (
+        lambda: AttentionEntropy(HEADS, normalised=True),
+        lambda maps: analysis.entropy(maps, normalised=True),
+    ),
+    "DiagonalMass": (
+        lambda: DiagonalMass(HEADS, prefix_tokens=PREFIX),
+        lambda maps: analysis.diagonal_mass(maps, PREFIX),
+    ),
+    "Diagonality": (lambda: Diagonality(HEADS, **PLACE), lambda maps: analysis.diagonality(maps, **PLACE)),
+    "FarMass": (
+        lambda: FarMass(HEADS, **PLACE, radius=1),
+        lambda maps: analysis.far_mass(maps, **PLACE, radius=1),
+    ),
+    "ImpulseMass": (lambda: ImpulseMass(OFFSETS, **PLACE), lambda maps: analysis.impulse_mass(maps, OFFSETS, **PLACE)),
+    "ArgmaxAccuracy": (
+        lambda: ArgmaxAccuracy(OFFSETS.tolist(), **PLACE),
+        lambda maps: analysis.argmax_accuracy(maps, OFFSETS, **PLACE),
+    ),
+    "EffectiveRank": (lambda: EffectiveRank(HEADS), analysis.effective_rank),
+    "OffsetProfile": (lambda: OffsetProfile(HEADS, **PLACE), lambda maps: analysis.offset_profile(maps, **PLACE)),
+    "ProfileEnergy": (lambda: ProfileEnergy(HEADS, **PLACE), lambda maps: analysis.profile_energy(maps, **PLACE)),
+}
+
+
+def maps(seed: int = 0, batch: int = 5, tokens: int = 7) -> torch.Tensor:
+    return torch.randn(batch, HEADS, tokens, tokens, generator=torch.Generator().manual_seed(seed)).mul(2).softmax(-1)
+
+
+def features(seed: int, samples: int = 8, width: int = 3) -> torch.Tensor:
+    return torch.randn(samples, width, generator=torch.Generator().manual_seed(seed))
+
+
+def rows(*values: list[float]) -> torch.Tensor:
+    return torch.tensor(values).expand(1, 1, len(values), len(values))
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found.double(), expected.double(), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_batches_of_unequal_size_count_like_one_batch_of_all(name):
+    make, function = CASES[name]
+    metric, whole = make(), maps()
+    for part in whole.split([3, 1, 1]):
+        metric.update(part)
+    assert_equal(metric.compute(), function(whole))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_states_of_two_processes_add_up(name):
+    make, function = CASES[name]
+    first, second, whole = make(), make(), maps()
+    first.update(whole[:4])
+    second.update(whole[4:])
+    first.merge_state(second)
+    assert_equal(first.compute(), function(whole))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_value_of_a_batch_and_of_all_batches_come_from_one_call(name):
+    make, function = CASES[name]
+    metric, whole = make(), maps()
+    assert_equal(metric(whole[:4]), function(whole[:4]))
+    assert_equal(metric(whole[4:]), function(whole[4:]))
+    assert_equal(metric.compute(), function(whole))
+    metric.reset()
+    metric.update(whole[:2])
+    assert_equal(metric.compute(), function(whole[:2]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_memory_does_not_grow_and_metrics_travel_between_processes(name):
+    metric = CASES[name][0]()
+    metric.update(maps())
+    sizes = {state: value.numel() for state, value in metric.metric_state.items()}
+    for seed in range(3):
+        metric.update(maps(seed))
+    assert {state: value.numel() for state, value in metric.metric_state.items()} == sizes
+    assert_equal(pickle.loads(pickle.dumps(metric)).compute(), metric.compute())
+
+
+def seen(metric, *inputs: torch.Tensor) -> list:
+    metric.update(*inputs)
+    return [pytest.approx(value, abs=1e-6) for value in metric.compute().flatten().tolist()]
+
+
+def test_hand_computed_cases():
+    # Two patches in a row: the first looks at the second with ¼, the second at itself.
+    two = rows([0.75, 0.25], [0.0, 1.0])
+    assert seen(MeanAttentionDistance(1, (1, 2)), two) == [0.125]
+    assert seen(MeanAttentionDistance(1, (1, 2), patch_size=16), two) == [2.0]
+    assert seen(DiagonalMass(1), two) == [0.875]
+    assert seen(Diagonality(1, (1, 2)), two) == [0.875]
+    assert seen(AttentionEntropy(1), two) == [(0.25 * math.log(4) + 0.75 * math.log(4 / 3)) / 2]
+    assert seen(FarMass(1, (1, 2), radius=0.5), two) == [0.125]
+    assert seen(ImpulseMass([[0, 1]], (1, 2)), two) == [0.25]  # only the first has a right neighbour
+    assert seen(ImpulseMass([[0, 0]], (1, 2)), two) == [0.875]
+    assert seen(ArgmaxAccuracy([[0, 0]], (1, 2)), two) == [1.0]
+    assert seen(ArgmaxAccuracy([[0, 1]], (1, 2)), two) == [0.0]
+    assert seen(OffsetProfile(1, (1, 2)), two) == [0.0, 0.875, 0.25]
+    # Explained: 2 · 0.875² + 0.25², of 0.75² + 0.25² + 1.
+    assert seen(ProfileEnergy(1, (1, 2)), two) == [(2 * 0.875**2 + 0.0625) / 1.625]
+    assert seen(EffectiveRank(1), torch.diag(torch.tensor([2.0, 1, 1])).expand(1, 1, 3, 3)) == [2 * math.sqrt(2)]
+    assert seen(StructureLeft(1), torch.eye(2).expand(1, 1, 2, 2), two) == [
+        # ±½ on the diagonal and off it, with rows (¼, −¼) and (−½, ½).
+        (2 * 0.5 * 0.25 + 2 * 0.5 * 0.5) / math.sqrt(4 * 0.25 * (2 * 0.0625 + 2 * 0.25))
+    ]
+    assert FarMass(1, (1, 2), radius=0.5).uniform == 0.5
+
+
+def test_energy_is_that_of_the_mean_map_and_not_the_mean_of_energies():
+    # Two shifts that cancel to a convolution only together with their mirror image.
+    left, right = rows([1.0, 0], [1, 0]), rows([0.0, 1], [0, 1])
+    metric = ProfileEnergy(1, (1, 2))
+    metric.update(left)
+    assert metric.compute().item() < 0.8
+    metric.update(right)
+    assert metric.compute().item() == pytest.approx(1)  # their mean is uniform
+
+
+def test_sequences_of_different_length_count_by_their_queries():
+    short, long = maps(tokens=3, batch=2), maps(seed=1, tokens=6, batch=1)
+    metric = AttentionEntropy(HEADS)
+    metric.update(short)
+    metric.update(long)
+    entropies = [-(m * m.log()).sum(-1).movedim(1, 0).flatten(1) for m in (short, long)]
+    assert_equal(metric.compute(), torch.cat(entropies, dim=1).mean(dim=1))
+
+
+def test_structure_left_over_batches_is_that_of_all_samples():
+    before, after = maps(0), maps(1)
+    first, second = StructureLeft(HEADS, prefix_tokens=1), StructureLeft(HEADS, prefix_tokens=1)
+    first.update(before[:4], after[:4])
+    second.update(before[4:], after[4:])
+    first.merge_state(second)
+    assert_equal(first.compute(), structure_left(before, after, prefix_tokens=1))
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_cka_over_minibatches_is_the_function_of_their_gram_matrices(kernel):
+    x, y = [features(seed) for seed in range(3)], [features(seed, width=5) for seed in range(10, 13)]
+    metrics = CKA(kernel), CKA(kernel)
+    for index, pair in enumerate(zip(x, y, strict=True)):
+        metrics[index % 2].update(*pair)
+    metrics[0].merge_state(metrics[1])
+    grams = [{"": torch.stack([gram_matrix(block) for block in blocks])} for blocks in (x, y)]
+    assert_equal(metrics[0].compute(), cka_matrix(*grams, kernel=kernel)[0, 0])
+
+
+def test_cka_takes_a_smaller_last_minibatch_by_its_samples():
+    x, y = features(0, samples=12), features(1, samples=12)
+    metric = CKA()
+    for part in (slice(0, 8), slice(8, 12)):
+        metric.update(x[part], y[part])
+    grams = [[gram_matrix(z[part]) for part in (slice(0, 8), slice(8, 12))] for z in (x, y)]
+    between, first, second = (
+        8 * analysis.hsic1(a[0], b[0]) + 4 * analysis.hsic1(a[1], b[1])
+        for a, b in ((grams[0], grams[1]), (grams[0], grams[0]), (grams[1], grams[1]))
+    )
+    assert_equal(metric.compute(), between / (first * second).sqrt())
+
+
+def test_cka_of_many_small_minibatches_is_near_that_of_one_large_one():
+    shared = features(0, samples=1024, width=4)
+    x, y = (torch.cat([shared, features(seed, samples=1024, width=4)], dim=1) for seed in (1, 2))
+    metric = CKA()
+    for start in range(0, 1024, 16):
+        metric.update(x[start : start + 16], y[start : start + 16])
+    assert metric.compute().item() == pytest.approx(0.5, abs=0.05)  # 4 of 8 equal directions
+    assert metric.compute().item() == pytest.approx(analysis.cka(gram_matrix(x), gram_matrix(y)).item(), abs=0.05)
+
+
+def test_cka_flattens_tokens_and_lets_no_gradient_through():
+    x = features(0, samples=6, width=12).requires_grad_()
+    metric = CKA()
+    metric.update(x.unflatten(1, (3, 4)), x)
+    assert metric.compute().item() == pytest.approx(1)
+    assert not metric.metric_state["between"].requires_grad
+
+
+def test_wrong_use_is_one_line(as_installed):
+    with pytest.raises(StructuredInitError, match="for 3 heads, got maps of 2"):
+        AttentionEntropy(3).update(maps())
+    with pytest.raises(StructuredInitError, match="for 3 heads, got maps of 2"):
+        StructureLeft(3).update(maps(), maps())
+    with pytest.raises(StructuredInitError, match="grid of 2 × 2 does not fit attention over 7 patches"):
+        OffsetProfile(2, (2, 2)).update(maps())
+    with pytest.raises(StructuredInitError, match="no kernel 'linea': did you mean 'linear'"):
+        CKA("linea")
+    with pytest.raises(StructuredInitError, match="at least 4 samples in a minibatch, got 3"):
+        CKA().update(features(0, samples=3), features(1, samples=3))
+
+
+def test_torchmetrics_is_imported_when_a_metric_is_asked_for():
+    code = (
+        "import sys, structured_init, structured_init.analysis as a; print('torchmetrics' in sys.modules); "
+        "print(a.CKA.__name__, 'torchmetrics' in sys.modules, 'lightning' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "CKA", "True", "False"]
+    with pytest.raises(AttributeError, match="has no attribute 'Cka'"):
+        _ = analysis.Cka
+
+
+RANK = """
+import sys, torch, torch.distributed as dist
+sys.path.insert(0, {folder!r})
+from test_metrics import CASES, CKA, features, maps
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, found = dist.get_rank(), {{}}
+mine = maps()[:4] if rank == 0 else maps()[4:]
+for name, (make, _) in CASES.items():
+    metric = make()
+    metric.update(mine)
+    found[name] = metric.compute()
+similarity = CKA()
+similarity.update(features(rank), features(10 + rank))
+found["CKA"] = similarity.compute()
+idle = CASES["AttentionEntropy"][0]()
+if rank == 0:
+    idle.update(maps())
+else:
+    idle._update_count = 1  # a rank without data; torchmetrics would warn
+found["idle"] = idle.compute()
+torch.save(found, {out!r} + str(rank))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.distributed
+def test_two_processes_see_all_samples(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    root, out = Path(__file__).parents[3], str(tmp_path / "rank")
+    script = RANK.format(folder=str(Path(__file__).parent), out=out)
+    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(root)}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", script], env={**common, "RANK": str(rank)}, stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    try:
+        errors = [process.communicate(timeout=200)[1].decode() for process in ranks]
+    finally:
+        for process in ranks:
+            process.kill()
+    assert [process.returncode for process in ranks] == [0, 0], errors
+    found = [torch.load(out + str(rank)) for rank in range(2)]
+    grams = [{"": torch.stack([gram_matrix(features(base + rank)) for rank in range(2)])} for base in (0, 10)]
+    expected = {name: function(maps()) for name, (_, function) in CASES.items()}
+    expected |= {"CKA": cka_matrix(*grams)[0, 0], "idle": analysis.entropy(maps())}
+    for rank in found:
+        for name, value in expected.items():
+            assert_equal(rank[name], value)
