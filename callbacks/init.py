@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, Wei
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 
+from callbacks.training_batch import training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
 from structured_init.files import replacing
 from structured_init.initializer import pending_freezing
@@ -41,6 +42,8 @@ class InitCallback(Callback):
         seed: of its draws; ``None`` takes the seed of ``seed_everything``, or 0.
         when: ``"fit_start"``, or ``"setup"`` for strategies that copy the weights earlier (DeepSpeed, FSDP1) and for
             the learning-rate and batch-size finders. ``"setup"`` needs a model that is built in its constructor.
+        samples: how many training samples, at most, an initializer is given that runs the model on real ones, such as
+            ``AdamSolver`` with ``pseudo_input="batch"``. See :func:`training_batch`.
 
     Attributes:
         report: the :class:`~structured_init.InitReport` of the model that this callback initialized last, else
@@ -48,19 +51,26 @@ class InitCallback(Callback):
 
     Raises:
         StructuredInitError: in ``setup``, a finder or strategy under which the values would come too late; before the
-            first step, a log folder that cannot be written to.
+            first step, a log folder that cannot be written to; no training data for an initializer that needs some.
     """
 
     def __init__(
-        self, initializer: Initializer, seed: int | None = None, when: Literal["fit_start", "setup"] = "fit_start"
+        self,
+        initializer: Initializer,
+        seed: int | None = None,
+        when: Literal["fit_start", "setup"] = "fit_start",
+        samples: int = 16,
     ) -> None:
         if not isinstance(initializer, Initializer):
             raise StructuredInitError(f"InitCallback needs an Initializer, got {type(initializer).__name__}")
         if when not in ("fit_start", "setup"):
             raise StructuredInitError(f"InitCallback: when must be fit_start or setup, got '{when}'")
+        if samples < 1:
+            raise StructuredInitError(f"InitCallback: samples must be at least 1, got {samples}")
         self.initializer = initializer
         self.seed = seed
         self.when: Literal["fit_start", "setup"] = when
+        self.samples = samples
         self.report: InitReport | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -117,11 +127,15 @@ class InitCallback(Callback):
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
         seed = trainer.strategy.broadcast(seed)  # ranks may have seeded themselves differently
         in_step = trainer.world_size > 1 and self.when == "fit_start"  # in setup the wrap is still to come
-        self.report = initialize(pl_module, self.initializer, seed=seed, broadcast=in_step)
+        batch = None
+        if self.initializer.needs_batch:
+            batch = training_batch(trainer, pl_module, self.samples, seed, early=self.when == "setup")
+        self.report = initialize(pl_module, self.initializer, seed=seed, batch=batch, broadcast=in_step)
         refuse_what_checkpoints_lose(self.report, pl_module)
         for warning in self.report.warnings:
             rank_zero_warn(warning)
-        setattr(pl_module, ACCOUNT, summarize(self.report, self.when))
+        account = summarize(self.report, self.when)
+        setattr(pl_module, ACCOUNT, account if batch is None else {**account, "samples": len(batch)})
         synchronize_averages(trainer, pl_module)
 
     def _freeze_late_layers(self, trainer: Trainer, pl_module: LightningModule) -> None:

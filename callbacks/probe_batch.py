@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from structured_init.analysis.undisturbed import own_random_state
 from structured_init.errors import StructuredInitError
 
+WHO = "the probe"
+
 
 class ProbeBatch(NamedTuple):
     """Samples on the module's device.
@@ -48,10 +50,10 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
     """
     part, loader = _loader(trainer)
     with own_random_state(pl_module, seed), torch.no_grad():
-        batch, indices = _collected(loader, samples, seed)
+        batch, indices = collect(loader, samples, seed, WHO)
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-        inputs = _inputs(pl_module, batch)
+        inputs = inputs_of(pl_module, batch)
     if isinstance(inputs, dict):
         return ProbeBatch((), inputs, part, indices)
     return ProbeBatch(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, part, indices)
@@ -59,25 +61,42 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
 
 def _loader(trainer: Trainer) -> tuple[str, Iterable]:
     for part, loaders in (("validation", trainer.val_dataloaders), ("training", trainer.train_dataloader)):
-        while isinstance(loaders, dict | list | tuple):
-            loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders), None)
-        if loaders is not None:
-            return part, loaders
-    raise StructuredInitError("the attention capture found neither validation nor training data to take samples from")
+        if (loader := first_loader(loaders)) is not None:
+            return part, loader
+    raise StructuredInitError(f"{WHO} found neither validation nor training data to take samples from")
 
 
-def _collected(loader: Iterable, samples: int, seed: int) -> tuple[Any, list[int]]:
-    """Return a batch as the loader would collate it, and the samples' numbers."""
+def first_loader(loaders: Any) -> Iterable | None:
+    """Return the first of one or several loaders, however they are nested; ``None`` where there is none."""
+    while isinstance(loaders, dict | list | tuple):
+        loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders), None)
+    return loaders
+
+
+def collect(loader: Iterable, samples: int, seed: int, who: str, *, to_train: bool = False) -> tuple[Any, list[int]]:
+    """Return a batch as the loader would collate it, and the samples' numbers.
+
+    Args:
+        loader: is not iterated where it is a ``DataLoader``, only its dataset is read.
+        samples: how many.
+        seed: of the choice.
+        who: asks, for errors.
+        to_train: the samples are still to be trained on: nothing may be used up of them, and where the dataset can do
+            without augmentation, they come without.
+
+    Raises:
+        StructuredInitError: the loader, or the dataset that is still to be trained on, can be iterated once only.
+    """
     if not isinstance(loader, DataLoader):
-        iterator = iter(loader)
-        if iterator is loader or isinstance(loader, Iterator):
-            raise StructuredInitError("the attention capture would use up a one-time iterator: give a DataLoader")
-        return next(iterator), []
+        return next(_fresh(loader, who)), []
     dataset = loader.dataset
+    if to_train and hasattr(dataset, "without_augmentation"):
+        dataset = dataset.without_augmentation()
     if isinstance(dataset, IterableDataset):
+        iterator = _fresh(dataset, who) if to_train else iter(dataset)
         if loader.batch_size is None:
-            return next(iter(dataset)), []
-        return loader.collate_fn(list(itertools.islice(dataset, samples))), []
+            return next(iterator), []
+        return loader.collate_fn(list(itertools.islice(iterator, samples))), []
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
     indices = sorted(order[:samples].tolist())
     many = getattr(dataset, "__getitems__", None)  # as torch's own fetcher does
@@ -86,7 +105,16 @@ def _collected(loader: Iterable, samples: int, seed: int) -> tuple[Any, list[int
     return collate(items), indices
 
 
-def _inputs(pl_module: LightningModule, batch: Any) -> Any:
+def _fresh(iterable: Iterable, who: str) -> Iterator:
+    """Return an iterator whose use leaves the iterable as it was."""
+    iterator = iter(iterable)
+    if iterator is iterable or isinstance(iterable, Iterator):
+        raise StructuredInitError(f"{who} would use up a one-time iterator: give a DataLoader")
+    return iterator
+
+
+def inputs_of(pl_module: LightningModule, batch: Any) -> Any:
+    """Return what the module's forward takes of a batch."""
     if hasattr(pl_module, "probe_inputs"):
         return pl_module.probe_inputs(batch)
     return batch[0] if isinstance(batch, tuple | list) else batch

@@ -34,6 +34,11 @@ class Initializer(ABC):
             StructuredInitError: a required part finds no site, or a site cannot hold what is asked.
         """
 
+    @property
+    def needs_batch(self) -> bool:
+        """Whether :meth:`plan` needs real inputs; whoever has data then gives some."""
+        return False
+
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         """Say which parameters this start freezes or thaws; by default it leaves all as the host has them.
 
@@ -68,6 +73,10 @@ class Compose(Initializer):
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for initializer in self.initializers:
             initializer.plan(weights, rng=rng, batch=batch)
+
+    @property
+    def needs_batch(self) -> bool:
+        return any(initializer.needs_batch for initializer in self.initializers)
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         for initializer in self.initializers:

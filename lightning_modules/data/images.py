@@ -5,6 +5,7 @@ Letters: N images, B batch, H height, W width, C channels.
 
 from __future__ import annotations
 
+import copy
 import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -163,6 +164,12 @@ class ImageSet(Dataset):
         self.std = torch.tensor(std, dtype=torch.float32).view(-1, 1, 1)
         self.augmentation = augmentation if augmentation is not None and augmentation.active else None
         self.seed = seed
+
+    def without_augmentation(self) -> ImageSet:
+        """Return the same images and classes, as they are stored."""
+        plain = copy.copy(self)
+        plain.augmentation = None
+        return plain
 
     def __len__(self) -> int:
         return len(self.labels)

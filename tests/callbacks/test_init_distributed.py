@@ -20,7 +20,17 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from callbacks import InitCallback
-from structured_init import Compose, Initializer, KaimingUniform, Mimetic, Positions, StructuredInitError, initialize
+from structured_init import (
+    Compose,
+    Initializer,
+    KaimingUniform,
+    Mimetic,
+    Positions,
+    StructuredInitError,
+    attention_sites,
+    initialize,
+)
+from structured_init.attention.impulse.inputs import real_tokens
 
 pytestmark = pytest.mark.distributed
 SEED = 3
@@ -38,6 +48,17 @@ class ByRank(Initializer):
         for name, parameter in weights.model.named_parameters():
             generator = rng.generator(name, os.environ.get("LOCAL_RANK", "0"))
             weights.write(parameter, torch.randn(parameter.shape, generator=generator), "ByRank")
+
+
+class OfTokens(Initializer):
+    """Fills every parameter with the mean of what comes to the first attention layer on real images."""
+
+    needs_batch = True
+
+    def plan(self, weights, *, rng, batch=None):
+        mean = real_tokens(weights, attention_sites(weights)[0], batch).mean().item()
+        for parameter in weights.model.parameters():
+            weights.write(parameter, torch.full(parameter.shape, mean), "OfTokens")
 
 
 class Classifier(pl.LightningModule):
@@ -63,9 +84,12 @@ class Classifier(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad], lr=0.01)
 
+    def forward(self, images):
+        return self.network(images)
+
     def training_step(self, batch, batch_idx):
         images, labels = batch
-        return nn.functional.cross_entropy(self.network(images), labels)
+        return nn.functional.cross_entropy(self(images), labels)
 
 
 class Watch(pl.Callback):
@@ -89,16 +113,16 @@ def hashes(module):
     return {name: hashlib.sha256(p.detach().numpy().tobytes()).hexdigest()[:16] for name, p in full.items()}
 
 
-def single_process(initializer, seed=SEED):
+def single_process(initializer, seed=SEED, batch=None):
     """Return the hashes of what one process makes of rank 0's model."""
     pl.seed_everything(FIRST_RANK_SEED, verbose=False)
     model = Classifier()
-    initialize(model, initializer, seed=seed)
+    initialize(model, initializer, seed=seed, batch=batch)
     return hashes(model)
 
 
-def data():
-    generator = torch.Generator().manual_seed(0)
+def data(rank=0):
+    generator = torch.Generator().manual_seed(rank)
     images = torch.randn(8, 3, 8, 8, generator=generator)
     return DataLoader(TensorDataset(images, torch.arange(8) % 5), batch_size=2)
 
@@ -113,7 +137,7 @@ def fsdp():
     )
 
 
-def run(callback, strategy, folder, *, late=False, same_seed=False, epochs=1, resume=None):
+def run(callback, strategy, folder, *, late=False, same_seed=False, epochs=1, resume=None, own_data=False):
     """Train on this rank; return what was seen, or the line of an expected mistake."""
     rank = int(os.environ["LOCAL_RANK"])
     pl.seed_everything(FIRST_RANK_SEED + (0 if same_seed else rank), verbose=False)
@@ -132,7 +156,7 @@ def run(callback, strategy, folder, *, late=False, same_seed=False, epochs=1, re
         enable_model_summary=False,
     )
     try:
-        trainer.fit(model, data(), ckpt_path=resume)
+        trainer.fit(model, data(rank if own_data else 0), ckpt_path=resume)
     except StructuredInitError as error:
         return {"error": str(error), "built": watch.notes["built"], "after": hashes(model)}
     trainer.save_checkpoint(folder / f"{epochs}.ckpt")
@@ -192,6 +216,21 @@ def ddp_in_setup(folder):
 def test_ddp_started_in_setup_is_equal_too(two_processes):
     first, second = both(two_processes, "ddp_in_setup")
     assert first["start"] == second["start"] == single_process(start())
+    assert first["end"] == second["end"]
+
+
+def ddp_real_images(folder):
+    return run(InitCallback(OfTokens(), seed=SEED), ddp, folder, own_data=True)
+
+
+def ddp_real_images_in_setup(folder):
+    return run(InitCallback(OfTokens(), seed=SEED, when="setup"), ddp, folder, own_data=True)
+
+
+@pytest.mark.parametrize("scenario", ["ddp_real_images", "ddp_real_images_in_setup", "fsdp_real_images"])
+def test_every_rank_solves_for_the_training_images_of_rank_zero(two_processes, scenario):
+    first, second = both(two_processes, scenario)
+    assert first["start"] == second["start"] == single_process(OfTokens(), batch=data().dataset.tensors[0])
     assert first["end"] == second["end"]
 
 
@@ -258,6 +297,10 @@ def test_sharded_start_is_the_single_process_plan_bit_for_bit(two_processes):
     assert first["report"]
 
 
+def fsdp_real_images(folder):
+    return run(InitCallback(OfTokens(), seed=SEED), fsdp, folder, late=True, same_seed=True, own_data=True)
+
+
 def fsdp_values_by_rank(folder):
     return run(InitCallback(ByRank(), seed=SEED), fsdp, folder, late=True)
 
@@ -297,11 +340,14 @@ SCENARIOS = [
     ddp_values_by_rank,
     ddp_seed_of_everything,
     ddp_in_setup,
+    ddp_real_images,
+    ddp_real_images_in_setup,
     ddp_frozen,
     ddp_frozen_resumed,
     ddp_frozen_late,
     ddp_unwritable,
     fsdp_plan,
+    fsdp_real_images,
     fsdp_values_by_rank,
     fsdp_resumed,
     fsdp_frozen,
