@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
 from structured_init.writer import Writer, check, full_value
 
 T = TypeVar("T")
+CHUNK = 2**16  # numbers measured at a time: no second copy of a large tensor
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,13 @@ class Statistics:
 
     @classmethod
     def of(cls, value: Tensor) -> Statistics:
-        """Measure ``value`` in float64."""
-        value = value.double()
-        return cls(value.mean().item(), value.std(correction=0).item(), value.square().mean().sqrt().item())
+        """Measure ``value``, summing in float64."""
+        root = math.sqrt(max(value.numel(), 1))
+        mean = value.mean(dtype=torch.float64).item()
+        parts = value.flatten().split(CHUNK)
+        spread = torch.stack([torch.linalg.vector_norm(part - mean, dtype=torch.float64) for part in parts])
+        rms = torch.linalg.vector_norm(value, dtype=torch.float64).item() / root
+        return cls(mean, spread.norm().item() / root, rms)
 
 
 @dataclass
@@ -123,9 +130,10 @@ class Weights:
         for key in sorted(self._pending, key=lambda key: self._names[key][0]):
             update = self.updates[key]
             name = self._names[key][0]
-            check(update.target, update.value, name)
             update.after = Statistics.of(update.value)
-            if self.writer is not None:
+            if self.writer is None:
+                check(update.target, update.value, name)
+            else:
                 self.writer.write(update.target, update.value, name)
                 update.value = None
         self._pending.clear()
@@ -151,11 +159,11 @@ def tensor_names(model: nn.Module) -> dict[int, tuple[str, ...]]:
 
 def plain_name(name: str) -> str:
     """Return a module or parameter name without the ``_orig_mod`` that ``torch.compile`` puts in."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+    return ".".join(part for part in name.split(".") if part != "_orig_mod") if "_orig_mod" in name else name
 
 
 def named_plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Iterate over modules in order under their plain names, each once."""
     for name, module in model.named_modules():
-        if not hasattr(module, "_orig_mod"):
+        if "_orig_mod" not in module._modules:
             yield plain_name(name), module

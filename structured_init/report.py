@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.files import replacing
-from structured_init.plan import Statistics, Weights, named_plain_modules, plain_name, tensor_names
+from structured_init.plan import Statistics, Weights, named_plain_modules, plain_name
 
 UNTOUCHED = "as the host built it"
 
@@ -131,9 +131,8 @@ def trained_norm(weights: Weights) -> str | None:
 
 
 def _accounted(weights: Weights) -> Iterable[tuple[Tensor, tuple[str, ...]]]:
-    names = tensor_names(weights.model)
-    for _, parameter in weights.model.named_parameters():
-        yield parameter, names[id(parameter)]
+    for parameter in weights.model.parameters():
+        yield parameter, weights.names(parameter)
     for name, buffer in weights.model.named_buffers():
         if id(buffer) in weights.updates:
             yield buffer, (plain_name(name),)

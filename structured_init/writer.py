@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import ExitStack
+from functools import cached_property
+from typing import IO
 
 import torch
 import torch.distributed as dist
@@ -18,8 +21,8 @@ class Writer:
     """Writes full values into a model's own tensors and remembers what stood there until it is closed.
 
     The tensors keep their identity, dtype, device, sharding and any attribute set on them, so an optimizer that was
-    built before still holds the right objects. What was overwritten is kept in a journal that leaves memory for a
-    temporary file after 64 MiB. Use it as a context manager: leaving by an exception restores every tensor.
+    built before still holds the right objects. What was overwritten is kept in a journal, the first 64 MiB of it in
+    memory and the rest in a temporary file. Use it as a context manager: leaving by an exception restores every tensor.
 
     Args:
         broadcast: take rank 0's value on every rank of the default process group. Every rank must then write the
@@ -28,17 +31,18 @@ class Writer:
 
     def __init__(self, broadcast: bool = False) -> None:
         self.broadcast = broadcast
-        self._file = tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES)  # noqa: SIM115 - closed by __exit__
-        self._journal: dict[int, tuple[Tensor, int]] = {}
+        self._closing = ExitStack()
+        self._free = IN_MEMORY_BYTES
+        self._journal: dict[int, tuple[Tensor, Tensor | int]] = {}  # a copy, or where it stands in the file
         self._trainable: dict[int, tuple[Tensor, bool]] = {}
 
     def __enter__(self) -> Writer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is not None:
-            self.undo()
-        self._file.close()
+        with self._closing:
+            if kind is not None:
+                self.undo()
 
     @torch.no_grad()
     def write(self, target: Tensor, value: Tensor, name: str) -> None:
@@ -74,30 +78,40 @@ class Writer:
         """Put back every value and ``requires_grad`` as they were before the first write."""
         for target, trainable in self._trainable.values():
             target.requires_grad_(trainable)
-        for target, offset in self._journal.values():
+        for target, kept in self._journal.values():
             local = _local(target)
-            self._file.seek(offset)
-            data = bytearray(self._file.read(local.numel() * local.element_size()))
-            if data:
-                old = torch.frombuffer(data, dtype=local.dtype).reshape(local.shape)
-                local.copy_(old)
+            local.copy_(kept if isinstance(kept, Tensor) else self._stored(local, kept))
         self._journal.clear()
         self._trainable.clear()
 
     def _remember(self, target: Tensor) -> None:
         if id(target) in self._journal:
             return
+        local = _local(target).detach()
+        self._free -= local.nbytes
+        self._journal[id(target)] = (target, local.to("cpu", copy=True) if self._free >= 0 else self._store(local))
+
+    def _store(self, local: Tensor) -> int:
         offset = self._file.seek(0, 2)
-        local = _local(target).detach().cpu().contiguous()
-        self._file.write(local.reshape(-1).view(torch.uint8).numpy().data)
-        self._journal[id(target)] = (target, offset)
+        self._file.write(local.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return offset
+
+    def _stored(self, local: Tensor, offset: int) -> Tensor:
+        self._file.seek(offset)
+        data = bytearray(self._file.read(local.nbytes))
+        return torch.frombuffer(data, dtype=local.dtype).reshape(local.shape) if data else local
+
+    @cached_property
+    def _file(self) -> IO[bytes]:
+        return self._closing.enter_context(tempfile.TemporaryFile())
 
 
 def check(target: Tensor, value: Tensor, name: str) -> None:
     """Raise a ``StructuredInitError`` unless ``value`` can be written into ``target``."""
     if value.shape != target.shape:
         raise StructuredInitError(f"'{name}' has shape {tuple(target.shape)}, but its start {tuple(value.shape)}")
-    if not torch.isfinite(value.to(target.dtype)).all():
+    extremes = torch.aminmax(value.to(target.dtype)) if value.numel() else ()  # NaN where there is any
+    if not all(map(torch.isfinite, extremes)):
         raise StructuredInitError(f"the start computed for '{name}' holds values that are not finite in {target.dtype}")
 
 

@@ -29,6 +29,11 @@ def value_output_caveats(layout: AttentionLayout, branch_scale: float | None) ->
     if (group := layout.output.heads // layout.value.heads) > 1:
         rank = layout.value.heads * layout.value.head_dim
         caveats.append(f"{group} heads share a value: the rank of the value–output product is at most {rank}")
+    if layout.residual_depth:
+        caveats.append(
+            f"the host starts the output projection 1/√{layout.residual_depth} smaller, for its depth: replaced, scale"
+            " included"
+        )
     if branch_scale is not None and branch_scale < HIDDEN_BRANCH:
         caveats.append(f"LayerScale {branch_scale:.0e} hides the branch: its start barely reaches the output")
     return caveats

@@ -74,6 +74,7 @@ class AttentionLayout:
         query_key_norm: the host normalizes q and k, so the scale of a query–key start has no effect.
         value_norm: the host normalizes between W_v and W_o, so the scale of W_v has no effect.
         rope: the host turns q and k by their positions, in pairs of coordinates.
+        residual_depth: where the host divides the output projection's own start by √(this many residual branches).
         mixes_heads: the host mixes the heads' logits or maps, so no head is on its own.
         cross: keys and values come from other tokens than queries.
         tokens: the tokens between which it attends, where they are not those of the model around it: a window, or a
@@ -88,6 +89,7 @@ class AttentionLayout:
     query_key_norm: bool = False
     value_norm: bool = False
     rope: bool = False
+    residual_depth: int | None = None
     mixes_heads: bool = False
     cross: bool = False
     tokens: TokenLayout | None = None

@@ -105,6 +105,7 @@ def gpt2(module: Any) -> AttentionLayout:
         key=key,
         value=value,
         output=Projection(module.c_proj.weight, heads, head_dim, axis=0),
+        residual_depth=2 * module.config.n_layer,
         scale=module.scaling,
         cross=module.is_cross_attention,
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structured_init.linalg import random_orthogonal, signed_svd
+from structured_init import linalg
+from structured_init.linalg import random_orthogonal, signed_svd, spread, truncated_svd
 
 SIZES = st.integers(1, 12)
 EVERYWHERE = settings(max_examples=40, deadline=None, derandomize=True)
@@ -66,3 +68,84 @@ def test_random_orthogonal_is_haar_uniform():
     trace = matrices.diagonal(dim1=1, dim2=2).sum(1)
     assert abs(trace.mean().item()) < 4 / 2000**0.5
     assert abs(trace.var().item() - 1) < 0.15
+
+
+def spectrum(singular, columns, seed=0):
+    """A matrix (len + 3, columns) with given singular values, and its singular vectors."""
+    source = torch.Generator().manual_seed(seed)
+    left = random_orthogonal(len(singular) + 3, len(singular), generator=source)
+    right = random_orthogonal(columns, len(singular), generator=source)
+    return left * torch.tensor(singular, dtype=torch.float64) @ right.mT
+
+
+@EVERYWHERE
+@given(SIZES, SIZES, st.integers(1, 14), st.integers(0, 999))
+def test_truncated_svd_is_the_beginning_of_the_signed_one(rows, columns, rank, seed):
+    matrix = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    left, singular, right = truncated_svd(matrix, rank)
+    u, s, v = signed_svd(matrix)
+    kept = min(rank, rows, columns)
+    assert left.shape[1] == singular.numel() == right.shape[1] == min(rank, columns)
+    torch.testing.assert_close(singular[:kept], s[:kept], rtol=1e-6, atol=1e-9)
+    assert (singular[kept:] < 1e-6).all()
+    torch.testing.assert_close(left * singular @ right.mT, u[:, :kept] * s[:kept] @ v[:, :kept].mT, rtol=0, atol=1e-9)
+    torch.testing.assert_close(right.mT @ right, torch.eye(right.shape[1], dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("rank", [6, 20, 40])
+def test_truncated_svd_of_few_of_many_values_is_numpys(rank, dtype, error):
+    """6 of 40 are found alone, 20 and 40 with all others."""
+    matrix = torch.randn(40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).to(dtype)
+    left, singular, right = truncated_svd(matrix, rank)
+    u, s, vt = np.linalg.svd(matrix.double().numpy())
+    assert left.dtype == singular.dtype == right.dtype == dtype
+    wanted = (u[:, :rank] * s[:rank]) @ vt[:rank]
+    assert np.linalg.norm((left * singular @ right.mT).double().numpy() - wanted) < error * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("small", [1e-4, 1e-9, 1e-16, 0.0])
+def test_tiny_singular_values_cost_the_factors_neither_the_product_nor_the_balance(small):
+    """Squaring loses what is below 1e-8 of the largest; the product and the equal lengths do not depend on it."""
+    matrix = spectrum([2.0, 1.0, 0.5, small, small], 5)
+    left, singular, right = truncated_svd(matrix, 5)
+    torch.testing.assert_close(left * singular @ right.mT, matrix, rtol=0, atol=1e-14)
+    value, output = left * singular.sqrt(), right * singular.sqrt()
+    torch.testing.assert_close(value.norm(dim=0), singular.sqrt(), rtol=0, atol=1e-12)
+    # Balanced: W_vᵀ W_v = W_o W_oᵀ up to √ε s₁, whatever the small ones are.
+    torch.testing.assert_close(value.mT @ value, output.mT @ output, rtol=0, atol=3e-8)
+    assert torch.isfinite(value).all()
+
+
+def test_truncated_svds_signs_do_not_depend_on_those_that_lapack_returns(monkeypatch):
+    matrix = torch.randn(9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected, eigh = truncated_svd(matrix, 9), linalg.eigh
+
+    def other_library(matrix, **options):
+        values, vectors = eigh(matrix, **options)
+        return values, vectors * np.where(np.arange(9) % 3 == 0, -1.0, 1.0)
+
+    monkeypatch.setattr(linalg, "eigh", other_library)
+    for found, wanted in zip(truncated_svd(matrix, 9), expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+@EVERYWHERE
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 99))
+def test_spread_leaves_the_product_and_mixes_by_an_orthogonal_matrix(rank, rows, seed):
+    source = torch.Generator().manual_seed(seed)
+    left, right = torch.randn(rows, rank, dtype=torch.float64, generator=source), torch.randn(rank, 3).double()
+    mixed, turned = spread(left, right, generator=source)
+    torch.testing.assert_close(mixed @ turned, left @ right)
+    torch.testing.assert_close(mixed @ mixed.mT, left @ left.mT)
+    torch.testing.assert_close(turned.mT @ turned, right.mT @ right)
+
+
+def test_spread_gives_each_column_an_equal_share_whatever_the_columns_were():
+    lengths = torch.linspace(0, 1, 512, dtype=torch.float64)
+    left = torch.diag(lengths)
+    mixed, _ = spread(left, left, generator=torch.Generator().manual_seed(0))
+    shares = mixed.square().sum(dim=0)
+    torch.testing.assert_close(shares, torch.full_like(shares, lengths.square().mean().item()), rtol=0.2, atol=0)
+    other, _ = spread(left, left, generator=torch.Generator().manual_seed(1))
+    assert not torch.equal(mixed, other)
