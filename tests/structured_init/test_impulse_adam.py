@@ -16,10 +16,13 @@ from structured_init.attention.impulse.inputs import layer_norm, pseudo_tokens
 from structured_init.attention.impulse.offsets import impulse_maps
 
 
-def reference(inputs, targets, head_dim, scale, iterations, generator):
+def reference(inputs, targets, head_dim, scale, iterations, generator, group=1):
     """The published loop on W_q (H, D, k) and W_k (H, k, D), Adam and the gradient of the softmax written out."""
     heads, width = len(targets), inputs.shape[-1]
-    draws = [torch.rand(heads, width, head_dim, dtype=torch.float64, generator=generator).numpy() for _ in range(2)]
+    draws = [
+        torch.rand(count, width, head_dim, dtype=torch.float64, generator=generator).numpy()
+        for count in (heads, heads // group)
+    ]
     query, key = ((2 * draw - 1) * (1 / (head_dim * heads)) ** 0.5 for draw in draws)
     key = key.transpose(0, 2, 1).copy()
     norm = np.linalg.norm(query, axis=1).mean()
@@ -31,13 +34,14 @@ def reference(inputs, targets, head_dim, scale, iterations, generator):
         gradients = {"query": np.zeros_like(query), "key": np.zeros_like(key)}
         for tokens in inputs:
             for head in range(heads):
-                logits = scale * tokens @ query[head] @ key[head] @ tokens.T
+                shared = key[head // group]
+                logits = scale * tokens @ query[head] @ shared @ tokens.T
                 attention = np.exp(logits - logits.max(1, keepdims=True))
                 attention /= attention.sum(1, keepdims=True)
                 slope = 2 * (attention - targets[head]) / (len(inputs) * targets.size)
                 slope = scale * attention * (slope - (slope * attention).sum(1, keepdims=True))
-                gradients["query"][head] += tokens.T @ slope @ tokens @ key[head].T
-                gradients["key"][head] += query[head].T @ tokens.T @ slope @ tokens
+                gradients["query"][head] += tokens.T @ slope @ tokens @ shared.T
+                gradients["key"][head // group] += query[head].T @ tokens.T @ slope @ tokens
         for name, weight in (("query", query), ("key", key)):
             mean, square = state[name]
             mean[:] = 0.9 * mean + 0.1 * gradients[name]
@@ -47,12 +51,12 @@ def reference(inputs, targets, head_dim, scale, iterations, generator):
     return query, key.transpose(0, 2, 1)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_solution_is_that_of_the_published_loop(count):
+@pytest.mark.parametrize(("count", "group"), [(1, 1), (3, 1), (1, 2), (2, 4)])
+def test_the_solution_is_that_of_the_published_loop_with_a_key_for_each_group_of_heads(count, group):
     generator = torch.Generator().manual_seed(1)
     tokens = layer_norm(torch.randn(count, 12, 8, dtype=torch.float64, generator=generator))
-    targets = impulse_maps(torch.tensor([[0, 1], [-1, 0]]), (3, 4), border="zero")
-    settings = {"scale": 0.3, "iterations": 230}
+    targets = impulse_maps(torch.tensor([[0, 1], [-1, 0], [0, 0], [1, 1]]), (3, 4), border="zero")
+    settings = {"scale": 0.3, "iterations": 230, "group": group}
     found = optimize(tokens, targets, 4, **settings, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     expected = reference(tokens.numpy(), targets.numpy(), 4, **settings, generator=torch.Generator().manual_seed(7))
     np.testing.assert_allclose(found.query, expected[0], rtol=1e-6, atol=1e-9)

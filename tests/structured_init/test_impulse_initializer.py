@@ -277,6 +277,7 @@ def built(node, **replacements):
     [
         ("structured_2401", True, True, False),
         ("structured_2404", True, True, False),
+        ("impulse_batch", True, True, False),
         ("structured_2505", False, True, True),
         ("mimetic_circulated", True, True, True),
         ("separable", False, False, True),
@@ -288,7 +289,7 @@ def test_presets_bring_the_published_surroundings(pooled_vit, name, frozen, kaim
     tree = yaml.safe_load(shipped_configs()[f"init/{name}"].read_text())["init"]["initializer"]
     host, model = pooled_vit(img_size=12, embed_dim=64), pooled_vit(img_size=12, embed_dim=64)
     start = built(tree, iterations=2)
-    report = initialize(model, start)
+    report = initialize(model, start, batch=torch.randn(2, 3, 12, 12) if start.needs_batch else None)
     assert model.pos_embed.requires_grad == (not frozen)
     assert not torch.equal(model.pos_embed, host.pos_embed)
     bias = model.blocks[0].mlp.fc1.bias
@@ -297,6 +298,16 @@ def test_presets_bring_the_published_surroundings(pooled_vit, name, frozen, kaim
     product = torch.einsum("hdk,hkd->d", attention_sites(model)[0].value, attention_sites(model)[0].output)
     assert product.mean().item() == pytest.approx(-0.4 if mimetic_values else 0, abs=0.03)
     assert report.initializer == repr(start)
+
+
+def test_real_images_are_all_that_the_batch_preset_adds_to_its_control():
+    preset, control = (
+        yaml.safe_load(shipped_configs()[f"init/{name}"].read_text()) for name in ("impulse_batch", "structured_2404")
+    )
+    for tree, kind in ((preset, "batch"), (control, "P")):
+        solver = tree["init"]["initializer"]["init_args"]["initializers"][2]["init_args"]["solver"]["init_args"]
+        assert solver.pop("pseudo_input") == kind
+    assert preset == control
 
 
 def test_the_control_of_our_presets_has_their_positions(pooled_vit):

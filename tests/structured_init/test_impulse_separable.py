@@ -1,6 +1,6 @@
 """The separable solver: its logits are c times row shift plus column shift, as far as positions and heads allow.
 
-Letters: N tokens of a grid (Gy, Gx), D embed_dim, k head_dim.
+Letters: N tokens of a grid (Gy, Gx), D embed_dim, k head_dim, G heads that share a key.
 """
 
 from __future__ import annotations
@@ -55,27 +55,58 @@ def product(tokens, target):
 @given(GRIDS, OFFSETS, st.integers(1, 20), st.sampled_from([None, 2.0]), st.integers(0, 99))
 def test_queries_times_keys_are_the_best_approximation_of_the_product(grid, offset, head_dim, kappa, seed):
     tokens = tokens_of(grid, 24, kappa, seed)
-    found = separable(Basis.of(tokens).cut(cutoff=CUTOFF), offset, grid, head_dim, border="clamp")
+    found = separable(Basis.of(tokens).cut(cutoff=CUTOFF), [offset], grid, head_dim, border="clamp")
     exact = product(tokens, target(grid, offset))
     u, s, vt = np.linalg.svd(exact)
     best = (u[:, :head_dim] * s[:head_dim]) @ vt[:head_dim]
     gap = s[head_dim - 1] - s[head_dim] if head_dim < len(s) else 1.0
     energy = (s**2).sum()
     assert found.kept == pytest.approx((s[:head_dim] ** 2).sum() / energy if energy > 1e-18 else 1.0)
-    assert found.query.shape == found.key.shape == (24, head_dim)
+    assert found.query[0].shape == found.key.shape == (24, head_dim)
     if gap > 1e-6 * s[0] or head_dim >= found.rank:  # else the best approximation is not unique
-        np.testing.assert_allclose(found.query @ found.key.mT, best, atol=1e-8 * max(s[0], 1))
+        np.testing.assert_allclose(found.query[0] @ found.key.mT, best, atol=1e-8 * max(s[0], 1))
+
+
+@EVERYWHERE
+@given(GRIDS, st.lists(OFFSETS, min_size=1, max_size=4), st.integers(1, 20), st.integers(0, 99))
+def test_heads_that_share_a_key_have_their_products_on_the_best_span_that_one_key_has(grid, offsets, head_dim, seed):
+    """The span from the k largest eigenvalues of Σ MᵀM; where the shifts fit into k, the products themselves."""
+    tokens = tokens_of(grid, 24, 2.0, seed)
+    found = separable(Basis.of(tokens).cut(cutoff=CUTOFF), offsets, grid, head_dim, border="clamp")
+    exact = [product(tokens, target(grid, offset)) for offset in offsets]
+    values, vectors = np.linalg.eigh(sum(m.T @ m for m in exact))
+    lost = values[::-1][head_dim:].sum()
+    assert found.energy == pytest.approx(values.sum(), abs=1e-9)
+    assert found.energy * (1 - found.kept) == pytest.approx(lost, abs=1e-6 * max(values.sum(), 1))
+    span = vectors[:, ::-1][:, :head_dim]
+    gap = values[-head_dim] - values[-head_dim - 1] if head_dim < 24 else 1.0
+    for query, m in zip(found.query, exact, strict=True):
+        if head_dim >= sum(grid) - 2:
+            np.testing.assert_allclose(query @ found.key.mT, m, atol=1e-7 * max(np.abs(m).max(), 1))
+        elif gap > 1e-6 * values[-1]:  # else the best span is not unique
+            np.testing.assert_allclose(query @ found.key.mT, m @ span @ span.T, atol=1e-6 * max(np.abs(m).max(), 1))
+
+
+@EVERYWHERE
+@given(GRIDS, OFFSETS, st.integers(1, 4), st.integers(1, 16))
+def test_equal_heads_that_share_a_key_have_the_factors_of_one_alone(grid, offset, group, head_dim):
+    basis = Basis.of(tokens_of(grid, 24, 2.0)).cut(cutoff=CUTOFF)
+    alone = separable(basis, [offset], grid, head_dim, border="clamp")
+    shared = separable(basis, [offset] * group, grid, head_dim, border="clamp")
+    assert torch.linalg.matrix_norm(shared.key).item() == pytest.approx(torch.linalg.matrix_norm(alone.key).item())
+    for query in shared.query:
+        np.testing.assert_allclose(query @ query.mT, alone.query[0] @ alone.query[0].mT, atol=1e-6)
 
 
 @EVERYWHERE
 @given(GRIDS, OFFSETS, st.integers(1, 16), st.sampled_from([None, 2.0]))
-def test_the_rank_of_the_logits_is_at_most_rows_plus_columns_minus_one(grid, offset, head_dim, kappa):
+def test_the_rank_of_the_logits_is_at_most_rows_plus_columns_minus_two(grid, offset, head_dim, kappa):
     tokens = tokens_of(grid, 24, kappa)
-    found = separable(Basis.of(tokens).cut(cutoff=CUTOFF), offset, grid, head_dim, border="clamp")
-    logits = tokens @ found.query @ found.key.mT @ tokens.mT
+    found = separable(Basis.of(tokens).cut(cutoff=CUTOFF), [offset], grid, head_dim, border="clamp")
+    logits = tokens @ found.query[0] @ found.key.mT @ tokens.mT
     rank = int((torch.linalg.svdvals(logits) > 1e-9).sum())
-    assert rank <= min(head_dim, sum(grid) - 1)
-    assert found.rank <= sum(grid) - 1
+    assert rank <= min(head_dim, sum(grid) - 2)
+    assert found.rank <= sum(grid) - 2
 
 
 def softmax(matrix):

@@ -86,6 +86,17 @@ def test_each_head_has_the_asked_frobenius_norm():
         torch.testing.assert_close(torch.linalg.matrix_norm(weight), torch.full((3,), 2.5, dtype=torch.float64))
 
 
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.integers(8, 24), st.integers(1, 3), st.integers(1, 4), st.integers(2, 7), st.integers(0, 99))
+def test_heads_that_share_a_key_have_the_products_of_heads_with_keys_of_their_own(width, keys, group, head_dim, seed):
+    tokens, targets, _ = problem((4, 5), width, keys * group, seed)
+    query, key = closed_form(Basis.of(tokens), targets, head_dim, norm=7.0, group=group)
+    assert key.shape == (keys, width, head_dim)
+    torch.testing.assert_close(torch.linalg.matrix_norm(key), torch.full((keys,), 7.0, dtype=torch.float64))
+    for head, (own_query, own_key) in enumerate(transcription(tokens.numpy(), targets.numpy(), head_dim)):
+        np.testing.assert_allclose(query[head] @ key[head // group].mT, own_query @ own_key.T, atol=1e-6)
+
+
 def test_fewer_tokens_than_head_dim_give_finite_factors_filled_up_with_zeros():
     tokens, targets, _ = problem((3, 3), 32, 2)
     query, _ = closed_form(Basis.of(tokens), targets, 16, norm=7.0)

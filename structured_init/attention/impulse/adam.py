@@ -1,6 +1,6 @@
 """The solver of 2401.12511 and 2404.01139: queries and keys by gradient descent on the attention map itself.
 
-Letters: B inputs, H heads, N tokens, D embed_dim, k head_dim.
+Letters: B inputs, H heads, Hkv key heads, N tokens, D embed_dim, k head_dim.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Solution(NamedTuple):
 
     Attributes:
         query: W_q (H, D, k).
-        key: W_k (H, D, k).
+        key: W_k (Hkv, D, k).
         loss: the mean squared error before the last step.
     """
 
     query: Float[Tensor, "heads embed_dim head_dim"]
-    key: Float[Tensor, "heads embed_dim head_dim"]
+    key: Float[Tensor, "kv_heads embed_dim head_dim"]
     loss: float
 
 
@@ -40,6 +40,7 @@ def optimize(
     scale: float,
     iterations: int,
     generator: torch.Generator,
+    group: int = 1,
     dtype: torch.dtype = torch.float32,
 ) -> Solution:
     """Minimize the mean of (softmax(s P W_q W_kᵀ Pᵀ) − target)² over inputs, heads, queries and keys.
@@ -48,6 +49,9 @@ def optimize(
     before every hundredth, the first included, both are renormalized (:func:`renormalize`). So of 10,000 steps the
     last hundred run free, which sharpens the map visibly.
 
+    Where heads share a key (ours; the sources have no grouped queries), all their maps pull at one W_k, which is drawn
+    and renormalized as that of one head.
+
     Args:
         inputs: P, the tokens that attention sees: one set, or several, such as real images.
         targets: the map asked for of each head.
@@ -55,6 +59,7 @@ def optimize(
         scale: s, the factor on q·k.
         iterations: 10,000 as published.
         generator: draws the first W_q and W_k.
+        group: H/Hkv, how many heads share a key.
         dtype: of the optimization; float32 as published.
 
     Raises:
@@ -64,7 +69,7 @@ def optimize(
     """
     heads, (width, inputs, targets) = targets.shape[0], (inputs.shape[-1], inputs.to(dtype), targets.to(dtype))
     inputs = inputs[:, None]  # (B, 1, N, D): every head sees every input
-    query, key = start(heads, width, head_dim, generator=generator)
+    query, key = start(heads, width, head_dim, generator=generator, group=group)
     norm = query.norm(dim=1).mean().item()
     query, key = (weight.to(dtype).requires_grad_() for weight in (query, key))
     adam = torch.optim.Adam([query, key], lr=LEARNING_RATE)
@@ -74,7 +79,9 @@ def optimize(
             if iteration % RENORMALIZE_EVERY == 0:
                 renormalize(query, key, norm)
             adam.zero_grad()
-            logits = scale * (inputs @ query) @ (inputs @ key).mT
+            keys = inputs @ key
+            keys = keys if group == 1 else keys.repeat_interleave(group, dim=1)
+            logits = scale * (inputs @ query) @ keys.mT
             loss = torch.nn.functional.mse_loss(logits.softmax(-1), targets.expand_as(logits))
             loss.backward()
             adam.step()
@@ -83,10 +90,14 @@ def optimize(
     return Solution(query.detach(), key.detach(), loss.item())
 
 
-def start(heads: int, embed_dim: int, head_dim: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw W_q and W_k (H, D, k) from U(−1, 1)/√(k H): variance 1/(3D) where k H = D."""
-    shape = (heads, embed_dim, head_dim)
-    query, key = (2 * torch.rand(shape, dtype=torch.float64, generator=generator) - 1 for _ in range(2))
+def start(
+    heads: int, embed_dim: int, head_dim: int, *, generator: torch.Generator, group: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Draw W_q (H, D, k) and W_k (Hkv, D, k) from U(−1, 1)/√(k H): variance 1/(3D) where k H = D."""
+    query, key = (
+        2 * torch.rand(count, embed_dim, head_dim, dtype=torch.float64, generator=generator) - 1
+        for count in (heads, heads // group)
+    )
     return query / math.sqrt(head_dim * heads), key / math.sqrt(head_dim * heads)
 
 

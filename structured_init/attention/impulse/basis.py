@@ -1,6 +1,6 @@
 """Queries and keys in closed form: from a target among tokens to factors among features.
 
-Letters: N tokens, D embed_dim, r rank, k head_dim. Row vectors: the logits are P W_q W_kᵀ Pᵀ.
+Letters: N tokens, D embed_dim, r rank, k head_dim, G heads that share a key. Row vectors: the logits are P W_q W_kᵀ Pᵀ.
 """
 
 from __future__ import annotations
@@ -40,38 +40,48 @@ class Basis(NamedTuple):
 
 
 class Factors(NamedTuple):
-    """The queries and keys of one head, and what was kept of the product that they stand for.
+    """The queries of the heads that share one key, that key, and what was kept of the products that they stand for.
 
     Attributes:
-        query: W_q (D, k).
-        key: W_k (D, k).
-        rank: rank of the product M.
-        kept: share of ‖M‖² that W_q W_kᵀ has; below 1 only where k < rank.
+        query: W_q of each head (G, D, k).
+        key: W_k (D, k), the same for all.
+        rank: number of directions of the key that the products M_h need together; the rank of M where G = 1.
+        energy: Σ_h ‖M_h‖².
+        kept: share of it that the W_q W_kᵀ have; below 1 only where k < rank.
     """
 
-    query: Float64[Tensor, "embed_dim head_dim"]
+    query: Float64[Tensor, "group embed_dim head_dim"]
     key: Float64[Tensor, "embed_dim head_dim"]
     rank: int
+    energy: float
     kept: float
 
 
-def factor(basis: Basis, core: Float64[Tensor, "rank rank"], head_dim: int) -> Factors:
-    """Split M = P⁺ T P⁺ᵀ into W_q = A_k √σ_k and W_k = B_k √σ_k, with A diag(σ) Bᵀ = svd(M).
+def factor(basis: Basis, cores: Float64[Tensor, "group rank rank"], head_dim: int) -> Factors:
+    """Split each M_h = P⁺ T_h P⁺ᵀ into its own W_q and one W_k for all, as well as k directions of the key can.
 
-    With P⁺ = V S⁻¹ Uᵀ, M = V (S⁻¹ Uᵀ T U S⁻¹) Vᵀ. The inner matrix is r × r and V has orthonormal columns, so its
-    decomposition is that of the D × D matrix M.
+    With A diag(σ) Bᵀ = svd([M_1; …; M_G]), stacked, W_k = B_k √σ_k / ⁴√G and W_q = A_hk √σ_k ⁴√G, where A_h are the
+    rows of head h. So W_q W_kᵀ = M_h B_k B_kᵀ, and no other W_k leaves less of Σ_h ‖M_h − W_q W_kᵀ‖². With G = 1
+    these are the halves of the best approximation of rank k; ⁴√G makes them the same for G equal heads.
+
+    With P⁺ = V S⁻¹ Uᵀ, M_h = V (S⁻¹ Uᵀ T_h U S⁻¹) Vᵀ. The inner matrix is r × r and V has orthonormal columns, so its
+    decomposition is that of the D × D matrix M_h.
 
     Args:
         basis: of P, cut to the r directions that P⁺ inverts.
-        core: Uᵀ T U.
-        head_dim: k; where k < r the best rank-k part of M is taken, where k > r zeros fill up.
+        cores: Uᵀ T_h U of each head.
+        head_dim: k; where k > r zeros fill up.
     """
-    left, singular, right = signed_svd(core / basis.singular[:, None] / basis.singular)
+    group = cores.shape[0]
+    left, singular, right = signed_svd((cores / basis.singular[:, None] / basis.singular).flatten(0, 1))
     size = min(head_dim, singular.numel())
-    root = singular[:size].sqrt()
+    root, balance = singular[:size].sqrt(), group**0.25
     padding = (0, head_dim - size)
-    query, key = (torch.nn.functional.pad(basis.right @ (side[:, :size] * root), padding) for side in (left, right))
+    *queries, key = (
+        torch.nn.functional.pad(basis.right @ (side[:, :size] * root), padding)
+        for side in (*left.unflatten(0, cores.shape[:2]), right)
+    )
     energy = singular.square()
     rank = int((singular > 1e-12 * singular[0]).sum()) if singular.numel() else 0
     kept = float(energy[:size].sum() / energy.sum()) if rank else 1.0
-    return Factors(query, key, rank, kept)
+    return Factors(balance * torch.stack(queries), key / balance, rank, float(energy.sum()), kept)

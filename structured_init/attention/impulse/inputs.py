@@ -68,9 +68,17 @@ def real_tokens(
             functional_call(weights.model, _planned(weights), (batch.to(device),))
     finally:
         handle.remove()
+        _reshard(weights.model)
     if not seen:
         raise StructuredInitError(f"Impulse: '{site.name}' is not called on the batch given")
     return seen[0]
+
+
+def _reshard(model: nn.Module) -> None:
+    """Let go of the parameters that FSDP2 leaves gathered in the outermost module: writes go to the sharded ones."""
+    for module in model.modules():
+        if any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__):
+            module.reshard()
 
 
 def _planned(weights: Weights) -> dict[str, Tensor]:

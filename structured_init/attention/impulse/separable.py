@@ -2,12 +2,15 @@
 
 Softmax turns a sum of logits into a product, so c·(S_y ⊗ 11ᵀ + 11ᵀ ⊗ S_x) gives the product of two one-dimensional
 shifts. These logits have rank at most Gy + Gx − 1, which a head of 64 dimensions holds exactly on a 16×16 grid; the
-shift itself has rank Gy·Gx.
+shift itself has rank Gy·Gx. Whatever the offset, a key enters through functions of its row plus functions of its column
+alone, so heads can share one: the queries then say where each of them looks.
 
-Letters: N tokens of a grid (Gy, Gx), D embed_dim, r rank, k head_dim.
+Letters: N tokens of a grid (Gy, Gx), D embed_dim, r rank, k head_dim, G heads that share one key.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float64
@@ -41,21 +44,22 @@ def apply_shifts(
 
 
 def separable(
-    basis: Basis, offset: tuple[int, int], grid: tuple[int, int], head_dim: int, *, border: Border
+    basis: Basis, offsets: Sequence[tuple[int, int]], grid: tuple[int, int], head_dim: int, *, border: Border
 ) -> Factors:
-    """Return W_q and W_k (D, k) whose logits on P are T, 1 for each axis on which a key lies at the offset.
+    """Return each head's W_q and one W_k whose logits on P are T_h, 1 for each axis on which a key lies at the offset.
 
-    M = P⁺ T P⁺ᵀ is factored by singular values; with k < r its best rank-k part is taken.
+    M_h = P⁺ T_h P⁺ᵀ are factored by singular values (:func:`factor`). Together they need at most Gy + Gx − 2 directions
+    of the key; with a smaller k the best ones are taken.
 
     Args:
         basis: of P, cut to what the pseudo-inverse inverts.
-        offset: (rows, columns) from query to target.
+        offsets: (rows, columns) from query to target, of the heads that share a key.
         grid: (Gy, Gx).
         head_dim: k.
         border: of the one-dimensional shifts.
     """
-    core = basis.left.mT @ apply_shifts(basis.left, offset, grid, border=border)
-    return factor(basis, core, head_dim)
+    cores = [basis.left.mT @ apply_shifts(basis.left, offset, grid, border=border) for offset in offsets]
+    return factor(basis, torch.stack(cores), head_dim)
 
 
 def expressed(basis: Basis, grid: tuple[int, int]) -> float:

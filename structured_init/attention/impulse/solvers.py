@@ -1,6 +1,6 @@
 """The solvers as objects: each one's constants, its own positions, and its pure function on one layer.
 
-Letters: H heads, D embed_dim, k head_dim.
+Letters: H heads, Hkv key heads, D embed_dim, k head_dim.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from structured_init.attention.impulse.adam import optimize
+from structured_init.attention.impulse.basis import Basis, Factors
 from structured_init.attention.impulse.inputs import PseudoInput, layer_norm, pseudo_tokens, real_tokens
 from structured_init.attention.impulse.offsets import Border, Order, impulse_maps
 from structured_init.attention.impulse.separable import CUTOFF, expressed, separable
@@ -38,13 +39,18 @@ class ImpulseSolver(ABC):
     border: Border = "zero"
     shared: bool = False
 
+    @property
+    def needs_batch(self) -> bool:
+        """Whether it solves for real images."""
+        return False
+
     @abstractmethod
     def own_positions(self) -> Positions:
         """Return the positions for which the source solves."""
 
     @abstractmethod
     def solve(self, task: Task) -> tuple[Tensor, Tensor]:
-        """Return W_q and W_k, (H, D, k) each."""
+        """Return W_q (H, D, k) and W_k (Hkv, D, k)."""
 
     def variant(self, first: bool) -> str:
         """Return what distinguishes solutions that are not to be shared."""
@@ -95,6 +101,10 @@ class AdamSolver(ImpulseSolver):
     def own_positions(self) -> Positions:
         return Positions("sincos")
 
+    @property
+    def needs_batch(self) -> bool:
+        return "batch" in (self.pseudo_input, self.later_pseudo_input)
+
     def variant(self, first: bool) -> str:
         return self.pseudo_input if first else self.later_pseudo_input or self.pseudo_input
 
@@ -113,7 +123,10 @@ class AdamSolver(ImpulseSolver):
             scale=scale,
             iterations=self.iterations,
             generator=task.draw("adam"),
+            group=task.group,
         )
+        if task.group > 1 and self.iterations:
+            site.note(f"{task.group} heads share each key: their maps' mean squared error is {solution.loss:.3g}")
         rescale = math.sqrt(scale / site.scale)
         return rescale * solution.query, rescale * solution.key
 
@@ -151,7 +164,10 @@ class SvdSolver(ImpulseSolver):
     def solve(self, task: Task) -> tuple[Tensor, Tensor]:
         impulses = impulse_maps(task.offsets, task.grid, border=task.border)
         targets = noisy_target(impulses, self.noise, generator=task.draw("svd"))
-        return closed_form(task.known_positions().basis, targets, task.site.head_dim, norm=self.norm)
+        if task.group > 1:
+            task.site.note(f"{task.group} heads share each key: nothing of their products is lost")
+        basis = task.known_positions().basis
+        return closed_form(basis, targets, task.site.head_dim, norm=self.norm, group=task.group)
 
 
 class SeparableSolver(ImpulseSolver):
@@ -180,10 +196,10 @@ class SeparableSolver(ImpulseSolver):
         site, positions = task.site, task.known_positions()
         basis = positions.basis.cut(cutoff=CUTOFF)
         heads = []
-        for rows, columns in task.offsets.tolist():
-            key = (rows, columns, site.head_dim, task.border)
+        for offset in map(tuple, task.offsets.tolist()):
+            key = (*offset, site.head_dim, task.border)
             if key not in positions.shifts:
-                positions.shifts[key] = separable(basis, (rows, columns), task.grid, site.head_dim, border=task.border)
+                positions.shifts[key] = separable(basis, [offset], task.grid, site.head_dim, border=task.border)
             heads.append(positions.shifts[key])
         worst = min(heads, key=lambda head: head.kept)
         if worst.rank > site.head_dim:
@@ -191,13 +207,31 @@ class SeparableSolver(ImpulseSolver):
                 f"head_dim {site.head_dim} holds {site.head_dim} of the {worst.rank} directions of a shift:"
                 f" {1 - worst.kept:.1%} of the product's squared norm is lost"
             )
+        if task.group > 1:
+            heads = self._shared(task, basis, heads)
         if (share := expressed(basis, task.grid)) < EXPRESSED:
             site.note(f"the positions express {share:.0%} of the functions of rows and columns that a shift needs")
         generator = task.draw("rotation")
         turns = torch.stack([random_orthogonal(site.head_dim, site.head_dim, generator=generator) for _ in heads])
-        factor = math.sqrt(self.strength / site.scale)
-        query, key = (torch.stack([getattr(head, name) for head in heads]) for name in ("query", "key"))
-        return factor * query @ turns, factor * key @ turns
+        turns *= math.sqrt(self.strength / site.scale)
+        query, key = torch.cat([each.query for each in heads]), torch.stack([each.key for each in heads])
+        return query @ turns.repeat_interleave(task.group, dim=0), key @ turns
+
+    def _shared(self, task: Task, basis: Basis, heads: list[Factors]) -> list[Factors]:
+        """Return the solutions of the heads that share a key, given those with keys of their own, and note the cost."""
+        site, offsets = task.site, [tuple(offset) for offset in task.offsets.tolist()]
+        starts = range(0, site.num_heads, task.group)
+        groups = [
+            separable(basis, offsets[start : start + task.group], task.grid, site.head_dim, border=task.border)
+            for start in starts
+        ]
+        costs = []
+        for start, shared in zip(starts, groups, strict=True):
+            own = sum(head.energy * (1 - head.kept) for head in heads[start : start + task.group])
+            costs.append(1 - shared.kept - (own / shared.energy if shared.energy else 0.0))
+        cost = f"{max(costs):.1%}" if max(costs) > 1e-9 else "nothing"
+        site.note(f"{task.group} heads share each key: {cost} of their products' squared norm is lost by that")
+        return groups
 
 
 SOLVERS: dict[str, type[ImpulseSolver]] = {"adam": AdamSolver, "svd": SvdSolver, "separable": SeparableSolver}

@@ -1,6 +1,6 @@
 """The solver of 2505.19985: queries and keys from a truncated pseudo-inverse, in closed form.
 
-Letters: H heads, N tokens, D embed_dim, k head_dim.
+Letters: H heads, Hkv key heads, N tokens, D embed_dim, k head_dim.
 """
 
 from __future__ import annotations
@@ -31,27 +31,43 @@ def noisy_target(
 
 
 def closed_form(
-    basis: Basis, targets: Float64[Tensor, "heads tokens tokens"], head_dim: int, *, norm: float
+    basis: Basis, targets: Float64[Tensor, "heads tokens tokens"], head_dim: int, *, norm: float, group: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return W_q and W_k (H, D, k), each of Frobenius norm ``norm``, from A = P⁺ W P⁺ᵀ = W_q W_kᵀ.
+    """Return W_q (H, D, k) and W_k (Hkv, D, k), each of Frobenius norm ``norm``, from A = P⁺ W P⁺ᵀ = W_q W_kᵀ.
 
     P⁺ = G⁺ Pᵀ with G = Pᵀ P inverted on its k largest singular values, so A has rank k and its factors lose nothing.
+
+    Nor do they where heads share a key (ours; the source has no grouped queries): all A begin and end in the same k
+    directions. Since no longer each A has the W_k that suits it best, W_q is made longer than ``norm``, by a tenth or
+    so, such that every product W_q W_kᵀ is the one with a key of its own.
 
     Args:
         basis: of P, uncut.
         targets: W of each head.
         head_dim: k.
         norm: 7 as published.
+        group: H/Hkv, how many heads share a key.
 
     Source: 2505.19985, code, steps 3 to 5 of the description in ``docs/impulse.md``. We invert numbers that are not
     numerically zero only, which differs where P has a rank below k.
     """
     basis = basis.cut(cutoff=NUMERICAL_RANK, rank=head_dim)
-    factors: list[Factors] = [factor(basis, basis.left.mT @ target @ basis.left, head_dim) for target in targets]
-    query = torch.stack([each.query for each in factors])
+    cores = torch.stack([basis.left.mT @ target @ basis.left for target in targets])
+    factors: list[Factors] = [factor(basis, shared, head_dim) for shared in cores.split(group)]
+    query = torch.cat([each.query for each in factors])
     key = torch.stack([each.key for each in factors])
-    return norm * query / _frobenius(query), norm * key / _frobenius(key)
+    query, key = norm * query / _frobenius(query), norm * key / _frobenius(key)
+    if group > 1:
+        # W_q = A √σ and W_k = B √σ have ‖W_q‖ ‖W_k‖ = Σσ; any other factors of the same product have more.
+        query = query * (norm**2 / _nuclear(query, key.repeat_interleave(group, dim=0)))
+    return query, key
 
 
 def _frobenius(weight: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(weight, keepdim=True)
+
+
+def _nuclear(query: Tensor, key: Tensor) -> Tensor:
+    """Return the sum of the singular values of W_q W_kᵀ, from k × k matrices with the same ones."""
+    middle = torch.linalg.qr(query).R @ torch.linalg.qr(key).R.mT
+    return torch.linalg.matrix_norm(middle, ord="nuc", keepdim=True)

@@ -71,6 +71,11 @@ class Task:
     batch: Tensor | None
 
     @property
+    def group(self) -> int:
+        """G, how many query heads share a key."""
+        return self.site.num_heads // self.site.num_key_value_heads
+
+    @property
     def grid(self) -> tuple[int, int]:
         """(Gy, Gx)."""
         return grid_of(self.site)
@@ -108,8 +113,6 @@ def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int
         raise StructuredInitError(
             f"Impulse: a {kernel_size}×{kernel_size} kernel is larger than the {rows}×{columns} grid of '{site.name}'"
         )
-    if site.num_key_value_heads != site.num_heads:
-        raise StructuredInitError(f"Impulse: '{site.name}' groups its queries, which is not supported yet")
 
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:
