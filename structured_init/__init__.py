@@ -12,48 +12,68 @@ from structured_init.attention import (
     SvdSolver,
     TruncatedNormal,
 )
+from structured_init.attention.conditioned import Conditioned
+from structured_init.attention.skipless import Skipless
+from structured_init.conv import DeltaOrthogonal
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Compose, Initializer, freeze, initialize
+from structured_init.mlp import MlpMean
 from structured_init.plan import Weights
 from structured_init.report import InitReport
 from structured_init.sites import (
     AttentionLayout,
     AttentionSite,
+    FirstLayer,
+    MlpLayout,
+    MlpSite,
     PositionSite,
     Projection,
     TokenLayout,
     attention_sites,
+    mlp_sites,
     position_sites,
     register_attention,
+    register_mlp,
     register_positions,
 )
+from structured_init.transfer import WeightSelection
 
 __all__ = [
     "AdamSolver",
     "AttentionLayout",
     "AttentionSite",
     "Compose",
+    "Conditioned",
     "Default",
+    "DeltaOrthogonal",
+    "FirstLayer",
     "Impulse",
     "InitReport",
     "Initializer",
     "KaimingUniform",
     "Mimetic",
+    "MlpLayout",
+    "MlpMean",
+    "MlpSite",
     "PositionSite",
     "Positions",
     "Projection",
     "SeparableSolver",
+    "Skipless",
     "SparePositions",
     "StructuredInitError",
     "SvdSolver",
     "TokenLayout",
     "TruncatedNormal",
+    "WeightSelection",
     "Weights",
     "attention_sites",
     "freeze",
     "initialize",
+    "mlp_sites",
     "position_sites",
     "register_attention",
+    "register_mlp",
     "register_positions",
 ]
 __version__ = "0.1.0"

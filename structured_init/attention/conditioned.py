@@ -1,0 +1,117 @@
+"""Conditioned initialization of attention: queries, keys and values whose condition number is one.
+
+Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q = x W_q.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.initializer import Initializer
+from structured_init.linalg import random_orthogonal
+from structured_init.plan import Weights
+from structured_init.sites.attention import AttentionSite, required_attention_sites
+from structured_init.sites.select import Where
+
+Identity = Literal["layer", "head"]
+
+
+def semi_orthogonal_heads(
+    heads: int, dim: int, head_dim: int, *, generator: torch.Generator
+) -> Float64[Tensor, "heads dim head_dim"]:
+    """Draw one matrix per head with WᵀW = I_k (or W Wᵀ = I_D where k > D), independent and uniform (Haar).
+
+    Args:
+        heads: H.
+        dim: D.
+        head_dim: k.
+        generator: draws one head after the other.
+    """
+    return torch.stack([random_orthogonal(dim, head_dim, generator=generator) for _ in range(heads)])
+
+
+def identity_heads(heads: int, dim: int, head_dim: int, identity: Identity) -> Float64[Tensor, "heads dim head_dim"]:
+    """Return the rectangular identity, ones where row = column and zeros elsewhere, as values of all heads.
+
+    Args:
+        heads: H, the value heads.
+        dim: D.
+        head_dim: k.
+        identity: ``"layer"``: the heads side by side are I of shape (D, H·k), so that head h reads coordinates h·k to
+            (h+1)·k; ``"head"``: every head is I of shape (D, k) and reads the first k.
+    """
+    if identity == "head":
+        return torch.eye(dim, head_dim, dtype=torch.float64).expand(heads, -1, -1).clone()
+    return torch.eye(dim, heads * head_dim, dtype=torch.float64).reshape(dim, heads, head_dim).movedim(1, 0)
+
+
+class Conditioned(Initializer):
+    """W_q and W_k semi-orthogonal in every head, W_v a rectangular identity: every singular value is one.
+
+    The output projection, biases, positions and everything else are left to the host or to what is composed before,
+    and so is the factor on the logits: what the paper does with them is unknown to us.
+
+    Args:
+        query_key: write queries and keys, each head's drawn for itself.
+        value: write the values.
+        identity: ``"layer"`` gives each head coordinates of its own, so that the values of all heads together have
+            condition number one; ``"head"`` gives every head the same first k. Which the paper means is unconfirmed.
+        where: which attention layers, by name.
+        cross: write cross-attention as well.
+
+    Raises:
+        StructuredInitError: at construction, an unknown ``identity``, or nothing to write; at :meth:`plan`, no
+            attention layer of a known class.
+
+    Under grouped queries a key or value that several heads share is drawn once. Where the heads together are wider than
+    the tokens, the rectangular identity ends before the last of them: their values are zero, and the report says so.
+
+    Source: Saratchandran & Lucey, ICLR 2026 (OpenReview cKNOCYPo2W), known to us at second hand, see
+    ``docs/conditioned.md``.
+    """
+
+    def __init__(
+        self,
+        query_key: bool = True,
+        value: bool = True,
+        identity: Identity = "layer",
+        where: Where = None,
+        cross: bool = False,
+    ) -> None:
+        if identity not in ("layer", "head"):
+            raise StructuredInitError(f"Conditioned: identity must be layer or head, got '{identity}'")
+        if not query_key and not value:
+            raise StructuredInitError("Conditioned: query_key and value are both off: there is nothing to write")
+        self.query_key = query_key
+        self.value = value
+        self.identity: Identity = identity
+        self.where = where
+        self.cross = cross
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        for site in weights.each(required_attention_sites(weights, self.where, "Conditioned", cross=self.cross)):
+            if self.query_key:
+                self._query_key(site.by("Conditioned: query_key"), rng)
+            if self.value:
+                self._value(site.by("Conditioned: value"))
+
+    def _query_key(self, site: AttentionSite, rng: Draws) -> None:
+        query, key = site.layout.query, site.layout.key
+        generator = rng.generator(site.name, "query")
+        site.query = semi_orthogonal_heads(query.heads, query.width, query.head_dim, generator=generator)
+        generator = rng.generator(site.name, "key")
+        site.key = semi_orthogonal_heads(key.heads, key.width, key.head_dim, generator=generator)
+        site.note_query_key()
+
+    def _value(self, site: AttentionSite) -> None:
+        heads, dim, head_dim = site.layout.value.heads, site.layout.value.width, site.layout.value.head_dim
+        site.value = identity_heads(heads, dim, head_dim, self.identity)
+        site.note_value_output()
+        if self.identity == "layer" and heads * head_dim > dim:
+            site.note(f"{heads} value heads of {head_dim} are wider than width {dim}: the values beyond start at zero")

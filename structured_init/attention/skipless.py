@@ -1,0 +1,143 @@
+"""Attention that a network without skip connections can be trained from: products far from singular.
+
+Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q = x W_q.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from structured_init.attention.mimetic import Noise, noisy_identity, query_key_factors, split
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.initializer import Initializer
+from structured_init.linalg import random_orthogonal, signed_svd
+from structured_init.plan import Weights
+from structured_init.sites.attention import AttentionSite, required_attention_sites
+from structured_init.sites.select import Where
+
+
+def orthogonal_factors(
+    rows: int, columns: int, rank: int, scale: float, *, generator: torch.Generator
+) -> tuple[Float64[Tensor, "rows rank"], Float64[Tensor, "rank columns"]]:
+    """Return cU and cVᵀ with U S Vᵀ = svd(G), G_ij ~ N(0, 1): the singular values are dropped, the product is c² U Vᵀ.
+
+    Args:
+        rows: D, the width of the tokens that come in.
+        columns: the width of those that go out.
+        rank: H·k. Below min(D, columns), the leading vectors are kept; above it (ours), the two factors get a random
+            Q Qᵀ = I between them, so that no head is empty and the product is the same.
+        scale: c.
+        generator: draws G, and then Q.
+    """
+    gaussian = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
+    left, _, right = signed_svd(gaussian)
+    full = left.shape[1]
+    if rank > full:
+        mix = random_orthogonal(full, rank, generator=generator)
+        return scale * left @ mix, scale * (right @ mix).mT
+    return scale * left[:, :rank], scale * right[:, :rank].mT
+
+
+class Skipless(Initializer):
+    """W_q W_kᵀ ≈ αZ + βI in every head, W_v = cU and W_o = cVᵀ in every layer: made for networks without skips.
+
+    It sets the attention of a network and nothing else. Taking the skip connections out is the network's business;
+    on a network that has them, the branches are as strong as c² says, and the report cannot tell.
+
+    Args:
+        query_key: write the query–key part.
+        qk_alpha: α; 2 for the supervised ViT-B, 1.8 for the DINO ViT-S.
+        qk_beta: β; 0.6 for the supervised ViT-B, 1 for the DINO ViT-S.
+        value_output: write the value–output part.
+        vo_scale: c, positive; 3 for both.
+        noise: distribution of Z, ``"normal"`` or ``"uniform"``, with variance 1/D either way.
+        where: which attention layers, by name.
+        cross: write cross-attention as well.
+
+    Raises:
+        StructuredInitError: at construction, a value out of range, or nothing to write; at :meth:`plan`, no attention
+            layer of a known class, or a query–key product that is not square.
+
+    Grouped queries and RoPE are treated as in ``Mimetic``, which is ours: heads that share a key take their target on
+    its span, heads that share a value share its output, each a part of it, and under RoPE the coordinates inside a head
+    are turned at random.
+
+    Source: Ji et al., "Cutting the Skip", 2510.00345 (ICLR 2026), known to us at second hand, see ``docs/skipless.md``.
+    """
+
+    def __init__(
+        self,
+        query_key: bool = True,
+        qk_alpha: float = 2.0,
+        qk_beta: float = 0.6,
+        value_output: bool = True,
+        vo_scale: float = 3.0,
+        noise: Noise = "normal",
+        where: Where = None,
+        cross: bool = False,
+    ) -> None:
+        if noise not in ("normal", "uniform"):
+            raise StructuredInitError(f"Skipless: noise must be normal or uniform, got '{noise}'")
+        if not vo_scale > 0:
+            raise StructuredInitError(f"Skipless: vo_scale must be positive, got {vo_scale}")
+        if not query_key and not value_output:
+            raise StructuredInitError("Skipless: query_key and value_output are both off: there is nothing to write")
+        self.query_key = query_key
+        self.qk_alpha = qk_alpha
+        self.qk_beta = qk_beta
+        self.value_output = value_output
+        self.vo_scale = vo_scale
+        self.noise: Noise = noise
+        self.where = where
+        self.cross = cross
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        for site in weights.each(required_attention_sites(weights, self.where, "Skipless", cross=self.cross)):
+            if self.query_key:
+                self._query_key(site.by("Skipless: query_key"), rng)
+            if self.value_output:
+                self._value_output(site.by("Skipless: value_output"), rng)
+
+    def _query_key(self, site: AttentionSite, rng: Draws) -> None:
+        """Per head, the largest k singular values of αZ + βI, √S on either side."""
+        rows, columns = site.layout.query.width, site.layout.key.width
+        if rows != columns:
+            raise StructuredInitError(
+                f"Skipless: the query–key product of '{site.name}' maps width {rows} to {columns},"
+                " where αZ + βI is square"
+            )
+        generator = rng.generator(site.name, "query_key")
+        targets = (
+            noisy_identity(rows, self.qk_alpha, self.qk_beta, noise=self.noise, generator=generator)
+            for _ in range(site.num_heads)
+        )
+        group = site.num_heads // site.num_key_value_heads
+        queries, keys = query_key_factors(targets, group, partial(split, rank=site.head_dim))
+        query, key = torch.stack(queries), torch.stack(keys)
+        if site.layout.rope:
+            generator = rng.generator(site.name, "rope")
+            turn = torch.stack([random_orthogonal(site.head_dim, site.head_dim, generator=generator) for _ in keys])
+            query, key = query @ turn.repeat_interleave(group, dim=0), key @ turn
+        site.query, site.key = query, key
+        site.note_query_key()
+
+    def _value_output(self, site: AttentionSite, rng: Draws) -> None:
+        """Per layer, W_v = cU and W_o = cVᵀ."""
+        value, output = site.layout.value, site.layout.output
+        left, right = orthogonal_factors(
+            value.width,
+            output.width,
+            value.heads * value.head_dim,
+            self.vo_scale,
+            generator=rng.generator(site.name, "value_output"),
+        )
+        site.value = left.reshape(value.width, value.heads, value.head_dim).movedim(1, 0)
+        group = output.heads // value.heads  # heads that share a value share its output, each a part of it
+        shared = right.reshape(value.heads, value.head_dim, output.width) / group
+        site.output = shared.repeat_interleave(group, dim=0)
+        site.note_value_output()

@@ -1,0 +1,5 @@
+"""Starts of convolutions."""
+
+from structured_init.conv.orthogonal import DeltaOrthogonal
+
+__all__ = ["DeltaOrthogonal"]

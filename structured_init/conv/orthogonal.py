@@ -1,0 +1,74 @@
+"""Delta-orthogonal convolutions: an orthogonal matrix at the centre of the kernel, and zeros around it."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.initializer import Initializer
+from structured_init.linalg import random_orthogonal
+from structured_init.plan import Weights, named_plain_modules
+from structured_init.sites.registry import what_the_model_has
+from structured_init.sites.select import Where, selects
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+WHO = "DeltaOrthogonal"
+
+
+class DeltaOrthogonal(Initializer):
+    """Start every ``nn.Conv1d/2d/3d`` as an orthogonal matrix (Haar) on the pixel at its centre.
+
+    With stride 1 and padding of the kernel's half, every singular value of the layer is ``gain``, under zero padding
+    too. The centre of an even kernel is ⌊(k − 1)/2⌋, where ``padding="same"`` has it. Each group has a matrix of its
+    own. With out < in (within a group) its rows are orthonormal instead of its columns: a contraction, which the
+    papers leave out; the report notes it, as it notes a stride, which reads one pixel of every block.
+
+    Args:
+        gain: factor of the matrix; must be positive.
+        linear: start ``nn.Linear`` in the same way, with a semi-orthogonal weight as ``nn.init.orthogonal_`` has it.
+        zero_bias: set the biases of what is started to zero, without which no norm is kept.
+        where: which layers, by name pattern or by a predicate of the module; ``None`` for all.
+
+    Source: Xiao et al., 1806.05393, algorithm 2; TensorFlow's ``ConvolutionDeltaOrthogonal``.
+    """
+
+    def __init__(self, gain: float = 1.0, linear: bool = True, zero_bias: bool = True, where: Where = None) -> None:
+        if gain <= 0:
+            raise StructuredInitError(f"{WHO}: gain must be positive, got {gain}")
+        self.gain = gain
+        self.linear = linear
+        self.zero_bias = zero_bias
+        self.where = where
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        kinds = (*CONVOLUTIONS, nn.Linear) if self.linear else CONVOLUTIONS
+        layers = [(name, m) for name, m in named_plain_modules(weights.model) if isinstance(m, kinds)]
+        chosen = [(name, module) for name, module in layers if selects(self.where, name, module)]
+        if not chosen:
+            layer = "linear or convolutional layer" if self.linear else "convolution"
+            asked = f" that where={self.where!r} selects" if layers else ""
+            raise StructuredInitError(f"{WHO} found no {layer}{asked}; {what_the_model_has(weights.model)}")
+        for name, module in weights.each(chosen):
+            if isinstance(module._parameters.get("weight"), nn.Parameter):
+                self._start(weights, rng, name, module)
+            else:
+                weights.skip(name, "its weight is computed by a parametrization")
+
+    def _start(self, weights: Weights, rng: Draws, name: str, module: nn.Module) -> None:
+        weight = weights.edit(module.weight, WHO)
+        generator = rng.generator(weights.names(module.weight)[0], WHO)
+        groups = getattr(module, "groups", 1)
+        centre = (..., *((size - 1) // 2 for size in weight.shape[2:]))
+        weight.zero_()
+        for group in weight.chunk(groups):
+            group[centre] = self.gain * random_orthogonal(*group.shape[:2], generator=generator).to(group.dtype)
+        if self.zero_bias and module.bias is not None:
+            weights.edit(module.bias, WHO).zero_()
+        rows, columns = len(weight) // groups, weight.shape[1]
+        if rows < columns:
+            weights.note(name, f"{rows} outputs of {columns} inputs: a contraction, the norm of an input is not kept")
+        if (block := math.prod(getattr(module, "stride", ()))) > 1:
+            weights.note(name, f"its stride reads one pixel of {block}: the others have no influence at the start")

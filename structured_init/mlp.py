@@ -1,0 +1,60 @@
+"""The MLP start: a first layer whose entries have a mean that is not zero."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from torch import Tensor
+
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.initializer import Initializer
+from structured_init.plan import Weights
+from structured_init.sites.mlp import FirstLayer, MlpLayout, required_mlp_sites
+from structured_init.sites.select import Where
+
+Gated = Literal["gate", "value", "both"]
+
+
+def shifted_layers(layout: MlpLayout, gated: Gated) -> list[FirstLayer]:
+    """Return the first layers that a shift applies to: the only one, or of a gated MLP those that ``gated`` names."""
+    if layout.gate is None:
+        return [layout.first]
+    return {"gate": [layout.gate], "value": [layout.first], "both": [layout.gate, layout.first]}[gated]
+
+
+class MlpMean(Initializer):
+    """W_1 ← W_1 + μ·1 in every MLP: the first layer gets a mean, over whatever the host or an earlier start drew.
+
+    Behind a LayerNorm with weight 1 and bias 0 tokens sum to zero, so the network computes the same at the start, and
+    only its gradients differ.
+
+    Args:
+        mean: μ, finite. The paper's value is unknown to us, so there is no default; compare it with the standard
+            deviation of the layer, about 0.02 in timm's vision transformers.
+        gated: which first layer of a gated MLP (SwiGLU, Llama): the ``"gate"``, which goes through the activation as
+            the only one of a plain MLP does, the ``"value"`` that it multiplies, or ``"both"``. The paper treats
+            plain MLPs, as far as we know.
+        where: which MLPs, by name.
+
+    Raises:
+        StructuredInitError: at construction, a value out of range; at :meth:`plan`, no MLP of a known class.
+
+    Source: Trockman & Kolter, "Mimetic Initialization of MLPs", 2602.07156; known to us by its abstract, see
+    ``docs/mlp_mean.md``.
+    """
+
+    def __init__(self, mean: float, gated: Gated = "gate", where: Where = None) -> None:
+        if not math.isfinite(mean):
+            raise StructuredInitError(f"MlpMean: mean must be a finite number, got {mean}")
+        if gated not in ("gate", "value", "both"):
+            raise StructuredInitError(f"MlpMean: gated must be gate, value or both, got '{gated}'")
+        self.mean = mean
+        self.gated: Gated = gated
+        self.where = where
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        for site in weights.each(required_mlp_sites(weights, self.where, "MlpMean")):
+            for layer in shifted_layers(site.layout, self.gated):
+                site.add(self.mean, layer, "MlpMean")

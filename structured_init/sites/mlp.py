@@ -1,0 +1,174 @@
+"""MLP sites: the first layer of every MLP of any model, behind one convention.
+
+Letters: D embed_dim, F hidden width. Row vectors: hidden = x W_1. A gated MLP has two first layers: the gate, which
+goes through the activation, and the one that it multiplies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.plan import Weights, named_plain_modules
+from structured_init.sites.registry import Registry, what_the_model_has
+from structured_init.sites.select import Where, selects
+
+WAY_OUT = "describe it with structured_init.register_mlp"
+NAMES = ("mlp", "ffn", "feed_forward", "feedforward")
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """Where an MLP keeps one matrix W_1: a block of a host's parameter.
+
+    Attributes:
+        weight: the host's parameter, (F, D) as ``nn.Linear`` stores it, (F, D, 1, 1) for a 1×1 convolution.
+        axis: the axis of ``weight`` along which the hidden units lie; 1 for transformers' ``Conv1D``.
+        start: where the block begins on that axis, when gate and values are stored in one parameter.
+        size: F; ``None`` for all from ``start`` on.
+    """
+
+    weight: nn.Parameter
+    axis: int = 0
+    start: int = 0
+    size: int | None = None
+
+    def block(self, full: Tensor) -> Tensor:
+        """Return a view of the full parameter, (F, D, …)."""
+        hidden = full.movedim(self.axis, 0)
+        return hidden.narrow(0, self.start, hidden.shape[0] - self.start if self.size is None else self.size)
+
+
+@dataclass(frozen=True)
+class MlpLayout:
+    """Where one MLP keeps its first layer, and its gate if it has one."""
+
+    first: FirstLayer
+    gate: FirstLayer | None = None
+
+
+Describe = Callable[[nn.Module], MlpLayout]
+MLP: Registry[MlpLayout] = Registry()
+
+
+class MlpSite:
+    """One MLP, seen through an overlay.
+
+    Attributes:
+        name: the module's name in the model, e.g. ``"blocks.0.mlp"``.
+        module: the host's module.
+        layout: where it keeps its first layer.
+    """
+
+    def __init__(self, name: str, module: nn.Module, layout: MlpLayout, weights: Weights) -> None:
+        self.name = name
+        self.module = module
+        self.layout = layout
+        self._weights = weights
+
+    @property
+    def first(self) -> Float[Tensor, "embed_dim hidden"]:
+        """W_1, (D, F); in a gated MLP, that of the values that the gate multiplies."""
+        return self._read(self.layout.first)
+
+    @property
+    def gate(self) -> Float[Tensor, "embed_dim hidden"] | None:
+        """W_1 of the gate, (D, F); ``None`` where the MLP has none."""
+        return None if self.layout.gate is None else self._read(self.layout.gate)
+
+    def _read(self, layer: FirstLayer) -> Tensor:
+        return layer.block(self._weights.read(layer.weight)).flatten(1).mT.clone()
+
+    def add(self, mean: float, layer: FirstLayer, by: str) -> None:
+        """Add a number to every entry of one of the site's first layers."""
+        layer.block(self._weights.edit(layer.weight, by)).add_(mean)
+
+    def __repr__(self) -> str:
+        return f"MlpSite('{self.name}', gated={self.layout.gate is not None})"
+
+
+def register_mlp(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
+    """Make an MLP class known, by decorating the function that says where it keeps its first layer.
+
+    Args:
+        cls: the class, or its path ``"package.module.Class"`` so that the package need not be imported.
+
+    Example:
+        >>> @register_mlp(MyMlp)
+        ... def my_mlp(module):
+        ...     return MlpLayout(FirstLayer(module.expand.weight))
+    """
+
+    def decorate(describe: Describe) -> Describe:
+        MLP.add(cls, describe)
+        return describe
+
+    return decorate
+
+
+def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
+    """Find every MLP of a known class, in the order of the model.
+
+    Args:
+        model: a model, to read its present weights, or an overlay, to write as well.
+        where: which of them; see :func:`structured_init.sites.select.selects`.
+
+    Returns:
+        The sites; an empty list where the model has none.
+    """
+    weights = model if isinstance(model, Weights) else Weights(model)
+    sites = []
+    for name, module in named_plain_modules(weights.model):
+        describe = MLP.find(module)
+        if describe is not None and selects(where, name, site := MlpSite(name, module, describe(module), weights)):
+            sites.append(site)
+    return sites
+
+
+def required_mlp_sites(weights: Weights, where: Where, who: str) -> list[MlpSite]:
+    """Return the MLP sites, and raise one line that says what the model has where there is none.
+
+    What is called an MLP and is of a class that nobody described is recorded as skipped.
+    """
+    sites = mlp_sites(weights, where)
+    unknown = unknown_mlps(weights.model)
+    if not sites:
+        if where is not None and (everywhere := mlp_sites(weights)):
+            names = ", ".join(site.name for site in everywhere[:4]) + (", …" if len(everywhere) > 4 else "")
+            raise StructuredInitError(f"{who}: where={where!r} selects none of the {len(everywhere)} MLPs ({names})")
+        kinds = ", ".join(sorted(set(unknown.values())))
+        has = f"the model has {kinds}" if unknown else what_the_model_has(weights.model)
+        raise StructuredInitError(f"{who} found no MLP that it knows; {has}: {WAY_OUT}")
+    for name, kind in unknown.items():
+        if not callable(where) and selects(where, name, None):
+            weights.skip(name, f"{kind} is not known: {WAY_OUT}")
+    return sites
+
+
+def unknown_mlps(model: nn.Module) -> dict[str, str]:
+    """Return name → class of what is called an MLP and has parameters, but is, holds and lies in no known one."""
+    known, suspects = [], {}
+    for name, module in named_plain_modules(model):
+        kind = type(module).__name__
+        if MLP.find(module) is not None:
+            known.append(name)
+        elif _called_mlp(name, kind) and next(module.parameters(), None) is not None:
+            suspects[name] = kind
+    return {
+        name: kind
+        for name, kind in suspects.items()
+        if not any(_within(name, site) or _within(site, name) for site in known)
+        and not any(_within(other, name) for other in suspects)
+    }
+
+
+def _called_mlp(name: str, kind: str) -> bool:
+    return name.rpartition(".")[2] in NAMES or any(word in kind.lower() for word in ("mlp", "ffn", "feedforward"))
+
+
+def _within(inner: str, outer: str) -> bool:
+    return inner != outer and (outer == "" or inner.startswith(f"{outer}."))

@@ -1,0 +1,98 @@
+"""Reading the tensors of a larger network: from a file, from timm, or from Python."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError, nearest
+from structured_init.plan import plain_name
+
+Teacher = str | nn.Module | Mapping[str, Tensor]
+
+SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin")
+
+
+def described(teacher: Teacher) -> str:
+    """Return what a report and an error call a teacher: never its whole contents."""
+    if isinstance(teacher, str):
+        return f"'{teacher}'"
+    return type(teacher).__name__ if isinstance(teacher, nn.Module) else f"a dictionary of {len(teacher)} tensors"
+
+
+def opened(teacher: Teacher) -> nn.Module | Mapping[str, Tensor]:
+    """Open what a string names, a file or a pretrained model of timm; leave modules and dictionaries as they are.
+
+    Raises:
+        StructuredInitError: the file is missing, damaged or without tensors, the name is not one of timm's, or its
+            weights cannot be fetched.
+    """
+    if not isinstance(teacher, str):
+        return teacher
+    if teacher.endswith(SUFFIXES) or Path(teacher).is_file():
+        return _file(teacher)
+    return _timm(teacher)
+
+
+def tensors_of(teacher: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the teacher's tensors by their plain names."""
+    state = teacher.state_dict() if isinstance(teacher, nn.Module) else teacher
+    return {plain_name(name): tensor.detach() for name, tensor in state.items() if isinstance(tensor, Tensor)}
+
+
+def beginnings(student: Iterable[str], teacher: Iterable[str]) -> tuple[str, str]:
+    """Return what stands before the student's names and what before the teacher's, where one is wrapped more deeply.
+
+    A module around the network puts ``"network."`` before each name, DDP ``"module."``. Of all ways to cut a beginning
+    off one side, this is the one under which most names agree.
+    """
+    ours, theirs = set(student), set(teacher)
+    agree = Counter({("", ""): len(ours & theirs)})
+    for outer, inner, pair in ((ours, theirs, lambda start: (start, "")), (theirs, ours, lambda start: ("", start))):
+        for name in outer:
+            parts = name.split(".")
+            for cut in range(1, len(parts)):
+                if ".".join(parts[cut:]) in inner:
+                    agree[pair(".".join(parts[:cut]) + ".")] += 1
+    return max(agree, key=lambda starts: (agree[starts], -len("".join(starts)), starts))
+
+
+def _file(path: str) -> dict[str, Tensor]:
+    if not Path(path).is_file():
+        raise StructuredInitError(f"WeightSelection: there is no file '{path}'")
+    try:
+        if path.endswith(".safetensors"):
+            return load_file(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except SafetensorError as error:
+        raise StructuredInitError(f"WeightSelection: cannot read '{path}': {error}") from error
+    except Exception as error:  # torch raises a dozen kinds, one per damaged byte
+        reason = "it holds Python objects, which are never run" if "weights_only" in str(error) else "it is damaged"
+        raise StructuredInitError(f"WeightSelection: cannot read '{path}': {reason}, or it is no checkpoint") from error
+    tensors = content.get("state_dict", content) if isinstance(content, dict) else {}
+    if not any(isinstance(value, Tensor) for value in tensors.values()):
+        raise StructuredInitError(f"WeightSelection: '{path}' holds neither a 'state_dict' nor a dictionary of tensors")
+    return tensors
+
+
+def _timm(name: str) -> nn.Module:
+    """Build one of timm's models with its pretrained weights; the global random state is not touched."""
+    timm = import_module("timm")  # only here: a teacher from a file needs no host library
+    if ":" not in name and not timm.is_model(name):  # "hf-hub:…" and "local-dir:…" are timm's own to resolve
+        known = {tagged.partition(".")[0] for tagged in timm.list_models(pretrained=True)}
+        raise StructuredInitError(
+            f"WeightSelection: teacher '{name}' is neither a file nor a model of timm: {nearest(name, known)}"
+        )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return timm.create_model(name, pretrained=True)
+    except (OSError, RuntimeError, ValueError) as error:  # no network, no such weights, none published
+        reason = str(error).splitlines()[0]
+        raise StructuredInitError(f"WeightSelection: cannot fetch the weights of '{name}': {reason}") from error

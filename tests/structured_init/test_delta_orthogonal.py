@@ -1,0 +1,93 @@
+"""DeltaOrthogonal: an orthogonal matrix at the centre, for every convolution."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from lightning_modules.config_names import shipped_configs
+from structured_init import DeltaOrthogonal, StructuredInitError, initialize
+
+
+def centre_and_rest(weight):
+    centre = (..., *((size - 1) // 2 for size in weight.shape[2:]))
+    rest = weight.detach().clone()
+    rest[centre] = 0
+    return weight.detach()[centre].double(), rest
+
+
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.Conv2d, nn.Conv3d])
+@pytest.mark.parametrize("kernel", [1, 3, 4])
+@pytest.mark.parametrize(("inside", "outside"), [(4, 4), (3, 8), (8, 3)])
+@pytest.mark.parametrize("gain", [1.0, 0.5])
+def test_the_centre_is_orthogonal_and_all_else_zero(kind, kernel, inside, outside, gain):
+    model = nn.Sequential(kind(inside, outside, kernel))
+    report = initialize(model, DeltaOrthogonal(gain=gain))
+    centre, rest = centre_and_rest(model[0].weight)
+    assert not rest.any()
+    assert torch.linalg.svdvals(centre).tolist() == pytest.approx([gain] * min(inside, outside), abs=1e-6)
+    assert not model[0].bias.any()
+    assert ("a contraction" in report.notes.get("0", "")) == (outside < inside)
+
+
+@pytest.mark.parametrize("kernel", [3, 4])
+def test_norms_are_kept_under_zero_padding(kernel):
+    model = nn.Sequential(nn.ZeroPad2d((1, kernel - 2, 1, kernel - 2)), nn.Conv2d(4, 6, kernel)).double()
+    initialize(model, DeltaOrthogonal())
+    x = torch.randn(5, 4, 7, 6, dtype=torch.float64)
+    assert model(x).flatten(1).norm(dim=1).tolist() == pytest.approx(x.flatten(1).norm(dim=1).tolist(), rel=1e-12)
+
+
+def test_every_group_has_a_matrix_of_its_own():
+    model = nn.Sequential(nn.Conv2d(6, 9, 3, groups=3), nn.Conv2d(5, 5, 3, groups=5))
+    initialize(model, DeltaOrthogonal())
+    centres = [centre_and_rest(model[0].weight)[0][i : i + 3] for i in (0, 3, 6)]
+    for centre in centres:
+        torch.testing.assert_close(centre.T @ centre, torch.eye(2).double(), rtol=0, atol=1e-6)
+    assert not torch.equal(centres[0], centres[1])
+    assert centre_and_rest(model[1].weight)[0].abs().flatten().tolist() == [1.0] * 5
+
+
+def test_draws_depend_on_seed_and_name_only():
+    def weights(seed, **arguments):
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 4))
+        initialize(model, DeltaOrthogonal(**arguments), seed=seed)
+        return model[0].weight.detach(), model[1].weight.detach()
+
+    first, second = weights(0)
+    assert torch.equal(first, weights(0, where="0")[0])
+    assert not torch.equal(first, weights(1)[0])
+    torch.testing.assert_close(second @ second.T, torch.eye(4), rtol=0, atol=1e-6)
+
+
+def test_only_what_is_asked_for_is_touched():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Linear(4, 4))
+    changed = {name for e in initialize(model, DeltaOrthogonal(linear=False)).changed for name in e.names}
+    assert changed == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    start = DeltaOrthogonal(where=lambda module: module.weight.shape[1] == 3, zero_bias=False)
+    assert [e.names for e in initialize(model, start).changed] == [("0.weight",)]
+
+
+def test_a_stride_and_a_parametrized_weight_are_reported():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.utils.parametrizations.weight_norm(nn.Linear(3, 3)))
+    report = initialize(model, DeltaOrthogonal())
+    assert report.notes["0"] == "its stride reads one pixel of 4: the others have no influence at the start"
+    assert report.skipped["1"] == "its weight is computed by a parametrization"
+
+
+def test_mistakes_are_one_line():
+    with pytest.raises(StructuredInitError, match=r"^DeltaOrthogonal: gain must be positive, got 0.0$"):
+        DeltaOrthogonal(gain=0.0)
+    model = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(StructuredInitError, match=r"^DeltaOrthogonal found no convolution; the model has Linear$"):
+        initialize(model, DeltaOrthogonal(linear=False))
+    with pytest.raises(StructuredInitError, match="found no linear or convolutional layer that where='x' selects"):
+        initialize(model, DeltaOrthogonal(where="x"))
+
+
+def test_the_preset_lists_every_argument_at_its_default():
+    tree = yaml.safe_load(shipped_configs()["init/delta_orthogonal"].read_text())["init"]["initializer"]
+    assert tree["class_path"] == "DeltaOrthogonal"
+    assert tree["init_args"] == vars(DeltaOrthogonal())

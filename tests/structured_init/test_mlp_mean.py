@@ -1,0 +1,283 @@
+"""MlpMean: W_1 + μ·1 in the first layer of every MLP, whatever host it lies in."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.layers.mlp import GatedMlp, GlobalResponseNormMlp, GluMlp, Mlp, SwiGLU, SwiGLUPacked
+from torch import nn
+
+from structured_init import (
+    Compose,
+    FirstLayer,
+    KaimingUniform,
+    MlpLayout,
+    MlpMean,
+    StructuredInitError,
+    initialize,
+    mlp_sites,
+    register_mlp,
+)
+from structured_init.sites.mlp import MLP
+
+SHAPES = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """The registry, put back as it was after the test."""
+    monkeypatch.setattr(MLP, "_describe", dict(MLP._describe))
+
+
+def shifts(model, start):
+    """What a start added to each tensor: one number where all entries moved alike, None where they did not move."""
+    before = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+    report = initialize(model, start)
+    moved = {}
+    for name, tensor in model.named_parameters():
+        difference = (tensor.detach() - before[name]).double()
+        if difference.any():
+            assert difference.std(correction=0) < 1e-6
+            moved[name] = difference.mean().item()
+    assert {name for entry in report.changed for name in entry.names} == set(moved)
+    return moved
+
+
+@SHAPES
+@given(st.integers(1, 12), st.integers(1, 20), st.floats(-2, 2).filter(lambda mean: abs(mean) > 0.01))
+def test_every_entry_of_the_first_layer_moves_by_the_mean_and_nothing_else(width, hidden, mean):
+    moved = shifts(nn.ModuleDict({"mlp": Mlp(width, hidden, dtype=torch.float64)}), MlpMean(mean))
+    assert moved == {"mlp.fc1.weight": pytest.approx(mean)}
+
+
+def test_the_variance_and_the_draw_are_those_of_the_start_before():
+    first, second = (nn.ModuleDict({"mlp": Mlp(8, 32)}) for _ in range(2))
+    initialize(first, KaimingUniform(), seed=1)
+    initialize(second, Compose([KaimingUniform(), MlpMean(0.25)]), seed=1)
+    torch.testing.assert_close(second["mlp"].fc1.weight, first["mlp"].fc1.weight + 0.25)
+    assert torch.equal(second["mlp"].fc2.weight, first["mlp"].fc2.weight)
+
+
+def hosts():
+    import torchvision
+    import transformers
+
+    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+    text = {**small, "vocab_size": 11, "max_position_embeddings": 8}
+    fused = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+    bart = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 11}
+    return {
+        "vit": (lambda: transformers.ViTModel(transformers.ViTConfig(**small, image_size=8, patch_size=4)), "mlp.fc1"),
+        "bert": (lambda: transformers.BertModel(transformers.BertConfig(**text)), "intermediate.dense"),
+        "distilbert": (
+            lambda: transformers.DistilBertModel(
+                transformers.DistilBertConfig(dim=16, n_layers=1, n_heads=2, hidden_dim=24, vocab_size=11)
+            ),
+            "ffn.lin1",
+        ),
+        "gpt2": (
+            lambda: transformers.GPT2Model(
+                transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=11, n_positions=8)
+            ),
+            "mlp.c_fc",
+        ),
+        "gpt_neox": (lambda: transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**text)), "mlp.dense_h_to_4h"),
+        "llama": (
+            lambda: transformers.LlamaModel(transformers.LlamaConfig(**text, pad_token_id=0)),
+            "mlp.gate_proj",
+        ),
+        "dinov2": (lambda: transformers.Dinov2Model(transformers.Dinov2Config(**fused)), "mlp.fc1"),
+        "bart": (lambda: transformers.BartModel(transformers.BartConfig(**bart, **heads)), "fc1"),
+        "encoder": (
+            lambda: nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24) for _ in range(2)]),
+            "linear1",
+        ),
+        "decoder": (lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 24), 2), "linear1"),
+        "torchvision": (
+            lambda: torchvision.models.VisionTransformer(8, 4, 2, 2, 16, 24),
+            "mlp.0",
+        ),
+    }
+
+
+@pytest.mark.parametrize("host", hosts())
+def test_every_host_has_its_first_layers_and_no_others_moved(host):
+    build, name = hosts()[host]
+    model = build()
+    expected = {full for full, _ in model.named_parameters() if full.endswith(f"{name}.weight")}
+    moved = shifts(model, MlpMean(0.5))
+    assert moved == dict.fromkeys(expected, pytest.approx(0.5))
+    assert expected
+
+
+@pytest.mark.parametrize("host", hosts())
+def test_a_site_reads_what_the_hosts_layer_computes(host):
+    """Row vectors: x W_1 is the layer without its bias, however it is stored."""
+    build, name = hosts()[host]
+    model = build().double()
+    layers = [layer for full, layer in model.named_modules() if full.endswith(name)]
+    sites = mlp_sites(model)
+    assert len(sites) == len(layers) > 0
+    for site, layer in zip(sites, layers, strict=True):
+        x = torch.randn(3, 16, dtype=torch.float64)
+        ours = x @ (site.first if site.gate is None else site.gate)
+        bias = 0 if layer.bias is None else layer.bias
+        torch.testing.assert_close(ours, layer(x) - bias)
+
+
+@pytest.mark.parametrize("path", [path for path in MLP.known() if not path.startswith(__name__)])
+def test_every_class_that_is_described_exists_and_is_a_module(path):
+    package, _, name = path.rpartition(".")
+    assert issubclass(getattr(importlib.import_module(package), name), nn.Module)
+
+
+def gate_of(module, x):
+    """What the activation is given, caught on its way."""
+    caught = []
+    module.act.register_forward_hook(lambda _, given, __: caught.append(given[0]))
+    module(x)
+    return caught[0]
+
+
+@pytest.mark.parametrize("build", [SwiGLU, SwiGLUPacked, GluMlp], ids=["SwiGLU", "SwiGLUPacked", "GluMlp"])
+@pytest.mark.parametrize("gated", ["gate", "value", "both"])
+def test_of_a_gated_mlp_the_gate_is_what_goes_through_the_activation(build, gated):
+    model = nn.ModuleDict({"mlp": build(8, 12, bias=False).double()})
+    x = torch.ones(1, 8, dtype=torch.float64)
+    (site,) = mlp_sites(model)
+    gate, value = site.gate, site.first
+    torch.testing.assert_close(gate_of(model["mlp"], x), x @ gate)
+    initialize(model, MlpMean(0.5, gated=gated))
+    (site,) = mlp_sites(model)
+    torch.testing.assert_close(site.gate, gate + 0.5 * (gated != "value"))
+    torch.testing.assert_close(site.first, value + 0.5 * (gated != "gate"))
+
+
+@pytest.mark.parametrize("gated", ["gate", "value"])
+def test_a_fused_gate_is_moved_apart_from_its_values(gated):
+    """transformers 5.17 keeps both in ``weights_in`` and lets the first half through SiLU; 5.2x has two layers."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Dinov2Config(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4, use_swiglu_ffn=True
+    )
+    model = transformers.Dinov2Model(config)
+    (site,) = mlp_sites(model)
+    before = site.gate, site.first
+    initialize(model, MlpMean(0.5, gated=gated))
+    torch.testing.assert_close(site.gate, before[0] + 0.5 * (gated == "gate"))
+    torch.testing.assert_close(site.first, before[1] + 0.5 * (gated == "value"))
+    mlp = site.module
+    if hasattr(mlp, "weights_in"):
+        assert torch.equal(mlp.weights_in.weight[: len(mlp.weights_in.weight) // 2].mT, site.gate)
+    else:
+        assert torch.equal(mlp.gate_proj.weight.mT, site.gate)
+
+
+def test_convolutions_of_size_one_and_other_mlps_of_timm_are_known():
+    model = nn.ModuleDict(
+        {
+            "convolution": Mlp(6, 10, use_conv=True),
+            "response": GlobalResponseNormMlp(6, 10),
+            "gmlp": GatedMlp(6, 10),
+        }
+    )
+    moved = shifts(model, MlpMean(-0.125))
+    assert moved == dict.fromkeys((f"{name}.fc1.weight" for name in model), pytest.approx(-0.125))
+    assert [tuple(site.first.shape) for site in mlp_sites(model)] == [(6, 10)] * 3
+
+
+def test_behind_a_fresh_layer_norm_the_network_computes_the_same_and_learns_otherwise(tiny_vit):
+    """A normalized token sums to zero, so μ·1 adds nothing; the norm's own gradient sees it."""
+    plain, moved = tiny_vit().double(), tiny_vit().double()
+    initialize(moved, MlpMean(0.1))
+    images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(plain(images), moved(images), rtol=0, atol=1e-10)
+    gradients = [torch.autograd.grad(m(images).square().sum(), m.blocks[0].norm2.weight)[0] for m in (plain, moved)]
+    assert (gradients[0] - gradients[1]).abs().max() > 1e-4
+
+
+def test_where_selects_among_mlps(tiny_vit):
+    assert set(shifts(tiny_vit(), MlpMean(0.1, where="blocks.1.mlp"))) == {"blocks.1.mlp.fc1.weight"}
+    message = r"MlpMean: where='blocks.9.\*' selects none of the 2 MLPs \(blocks.0.mlp, blocks.1.mlp\)"
+    with pytest.raises(StructuredInitError, match=message):
+        initialize(tiny_vit(), MlpMean(0.1, where="blocks.9.*"))
+
+
+class MyFeedForward(nn.Module):
+    """Somebody's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = nn.Linear(4, 8), nn.Linear(8, 4)
+
+
+class MyVariant(MyFeedForward):
+    """A subclass, to be found over the method resolution order."""
+
+
+def test_an_unknown_mlp_is_refused_in_one_line_until_it_is_described(registry):
+    model = nn.ModuleDict({"block": nn.ModuleDict({"mlp": MyVariant()}), "out": nn.Linear(4, 2)})
+    message = (
+        "MlpMean found no MLP that it knows; the model has MyVariant: describe it with structured_init.register_mlp"
+    )
+    with pytest.raises(StructuredInitError, match=f"^{message}$"):
+        initialize(model, MlpMean(0.1))
+    register_mlp(MyFeedForward)(lambda module: MlpLayout(FirstLayer(module.wide.weight)))
+    assert shifts(model, MlpMean(0.1)) == {"block.mlp.wide.weight": pytest.approx(0.1)}
+
+
+def test_a_model_without_anything_like_an_mlp_says_what_it_has():
+    message = "MlpMean found no MLP that it knows; the model has Linear: describe it with structured_init.register_mlp"
+    with pytest.raises(StructuredInitError, match=f"^{message}$"):
+        initialize(nn.Sequential(nn.Linear(2, 2)), MlpMean(0.1))
+
+
+def test_an_unknown_mlp_beside_known_ones_is_reported(tiny_vit):
+    model = nn.ModuleDict({"vit": tiny_vit(), "decoder": nn.ModuleDict({"ffn": MyFeedForward()})})
+    report = initialize(model, MlpMean(0.1))
+    message = "MyFeedForward is not known: describe it with structured_init.register_mlp"
+    assert report.skipped == {"decoder.ffn": message}
+    assert initialize(model, MlpMean(0.1, where="vit.*")).skipped == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"mean": float("inf")}, "MlpMean: mean must be a finite number, got inf"),
+        ({"mean": float("nan")}, "MlpMean: mean must be a finite number, got nan"),
+        ({"mean": 0.1, "gated": "up"}, "MlpMean: gated must be gate, value or both, got 'up'"),
+    ],
+)
+def test_wrong_arguments_are_one_line(as_installed, arguments, message):
+    with pytest.raises(StructuredInitError) as caught:
+        MlpMean(**arguments)
+    assert str(caught.value) == message
+
+
+def test_the_mean_has_no_default():
+    with pytest.raises(TypeError, match="mean"):
+        MlpMean()
+
+
+def test_the_yaml_of_the_card_is_a_start_that_the_command_line_takes(tmp_path, capsys):
+    from lightning_modules.cli import main
+
+    card = (Path(__file__).parents[2] / "docs" / "mlp_mean.md").read_text(encoding="utf-8")
+    block = re.search(r"```yaml\n(.*?)```", card, re.DOTALL)[1]
+    (tmp_path / "my_start.yaml").write_text(block)
+    with pytest.raises(SystemExit) as done:
+        main(["fit", "-c", "vit_digits", "-c", str(tmp_path / "my_start.yaml"), "--print_config"])
+    assert done.value.code in (0, None)
+    found = yaml.safe_load(capsys.readouterr().out)["init"]["initializer"]
+    assert found["class_path"].rpartition(".")[2] == "MlpMean"
+    assert found["init_args"] == yaml.safe_load(block)["init"]["initializer"]["init_args"]
+    assert set(found["init_args"]) == set(inspect.signature(MlpMean).parameters)

@@ -1,0 +1,462 @@
+"""WeightSelection: the published selection, entry by entry, and whole heads when they are asked for."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from structured_init import StructuredInitError, WeightSelection, attention_sites, initialize
+from structured_init.transfer.elements import select, uniform_indices
+from structured_init.transfer.heads import head_indices
+from structured_init.transfer.teacher import beginnings
+
+SHAPES = settings(max_examples=60, deadline=None, derandomize=True)
+SIZES = st.tuples(st.integers(1, 40), st.integers(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
+
+
+def published(tensor, shape):
+    """OscarXZQ/weight-selection, written differently: numpy, all dimensions at once."""
+    places = []
+    for ours, theirs in zip(shape, tensor.shape, strict=True):
+        if theirs % ours == 0:
+            places.append(np.arange(0, theirs, theirs // ours))
+        else:
+            places.append(np.round(np.linspace(0, theirs - 1, ours, dtype=np.float32)).astype(int))
+    return torch.from_numpy(tensor.detach().numpy()[np.ix_(*places)])
+
+
+@pytest.fixture
+def teacher(tiny_vit):
+    """Twice as wide, with two heads for each of the student's, and deeper."""
+    return trained(tiny_vit(seed=9, embed_dim=32, num_heads=4, depth=3, num_classes=7))
+
+
+def trained(model):
+    """Every tensor random, so that biases and norms can be told apart."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    return model
+
+
+@SHAPES
+@given(SIZES)
+def test_indices_are_even_start_at_the_first_and_never_repeat(sizes):
+    ours, theirs = sizes
+    found = uniform_indices(ours, theirs).tolist()
+    assert len(found) == ours
+    assert found[0] == 0
+    assert all(a < b for a, b in pairwise(found))
+    if theirs % ours == 0:
+        assert found == list(range(0, theirs, theirs // ours))
+    else:
+        exact = [Fraction(i * (theirs - 1), ours - 1) for i in range(ours)]
+        assert all(abs(i - e) <= Fraction(1, 2) + Fraction(1, 10**4) for i, e in zip(found, exact, strict=True))
+        assert found[-1] == theirs - 1
+
+
+@SHAPES
+@given(st.lists(SIZES, min_size=1, max_size=3), st.integers(0, 99))
+def test_a_tensor_is_selected_dimension_by_dimension(sizes, seed):
+    ours, theirs = zip(*((s % 7 + 1, s % 7 + 1 + t % 9) for s, t in sizes), strict=True)
+    tensor = torch.randn(theirs, generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(select(tensor, ours), published(tensor, ours))
+
+
+def test_too_small_a_teacher_and_another_number_of_dimensions_are_refused():
+    with pytest.raises(ValueError, match="cannot select 3 of 2"):
+        uniform_indices(3, 2)
+    with pytest.raises(ValueError, match="2 dimensions are not 1"):
+        select(torch.zeros(2, 2), (2,))
+
+
+@pytest.mark.parametrize("width", [16, 12, 24])
+def test_every_tensor_but_the_head_is_the_published_selection(tiny_vit, teacher, width):
+    model = tiny_vit(embed_dim=width)
+    head = model.head.weight.detach().clone()
+    report = initialize(model, WeightSelection(teacher))
+    source = teacher.state_dict()
+    for name, tensor in model.state_dict().items():
+        if not name.startswith("head."):
+            assert torch.equal(tensor, published(source[name], tensor.shape)), name
+    assert torch.equal(model.head.weight, head)
+    assert set(report.skipped) == {"head.weight", "head.bias"}
+    assert report.warnings == []
+
+
+def test_heads_are_taken_when_nothing_is_to_be_left(tiny_vit, teacher):
+    model = tiny_vit()
+    initialize(model, WeightSelection(teacher, leave=[]))
+    assert torch.equal(model.head.weight, published(teacher.head.weight, (5, 16)))
+
+
+def test_leave_names_other_tensors(tiny_vit, teacher):
+    model = tiny_vit()
+    before = model.pos_embed.detach().clone()
+    report = initialize(model, WeightSelection(teacher, leave=["pos_embed", "head.*"]))
+    assert torch.equal(model.pos_embed, before)
+    assert "pos_embed" in report.skipped
+
+
+@pytest.mark.parametrize("theirs", [*range(1, 65), 384, 768, 1024])
+def test_a_fused_selection_never_takes_queries_for_keys(theirs):
+    """3·S of 3·T at even distances: each third of the student lies in its third of the teacher, divisible or not."""
+    for ours in range(1, theirs + 1):
+        thirds = uniform_indices(3 * ours, 3 * theirs).reshape(3, ours) // theirs
+        assert torch.equal(thirds, torch.arange(3)[:, None].expand(3, ours))
+
+
+def test_where_nothing_divides_the_published_selection_gives_a_query_another_coordinate_than_its_key():
+    thirds = uniform_indices(3 * 12, 3 * 32).reshape(3, 12) % 32
+    assert not torch.equal(thirds[0], thirds[1])
+    assert not torch.equal(thirds[2], uniform_indices(12, 32))  # values, and the columns of the output projection
+
+
+def test_the_published_selection_mixes_two_heads_of_the_teacher_into_one(tiny_vit, teacher):
+    """Stride 2 over 4 heads of 8: the student's head 0 is the even coordinates of heads 0 and 1."""
+    model = tiny_vit()
+    initialize(model, WeightSelection(teacher))
+    ours, theirs = attention_sites(model)[0], attention_sites(teacher)[0]
+    mixed = torch.cat([theirs.query[0], theirs.query[1]], dim=1)[::2, ::2]
+    assert torch.equal(ours.query[0], mixed)
+
+
+@pytest.mark.parametrize(
+    ("student", "larger"),
+    [
+        ({"embed_dim": 16, "num_heads": 2}, {"embed_dim": 32, "num_heads": 4}),  # heads of one width
+        ({"embed_dim": 12, "num_heads": 2}, {"embed_dim": 32, "num_heads": 4}),  # narrower heads, nothing divides
+        ({"embed_dim": 12, "num_heads": 3}, {"embed_dim": 20, "num_heads": 5}),  # 3 of 5 heads
+        ({"embed_dim": 16, "num_heads": 4}, {"embed_dim": 32, "num_heads": 4}),  # all heads
+        ({"embed_dim": 12, "num_heads": 2, "qk_norm": True}, {"embed_dim": 32, "num_heads": 4, "qk_norm": True}),
+    ],
+)
+def test_per_head_takes_whole_heads_and_keeps_the_coordinates_of_products_together(tiny_vit, student, larger):
+    teacher, model = trained(tiny_vit(**larger)), tiny_vit(**student)
+    initialize(model, WeightSelection(teacher, per_head=True))
+    heads = uniform_indices(student["num_heads"], larger["num_heads"]).tolist()
+    inside = uniform_indices(student["embed_dim"] // student["num_heads"], larger["embed_dim"] // larger["num_heads"])
+    wide = uniform_indices(student["embed_dim"], larger["embed_dim"])
+    for ours, theirs, block, other in zip(
+        attention_sites(model), attention_sites(teacher), model.blocks, teacher.blocks, strict=False
+    ):
+        for head, source in enumerate(heads):
+            for part in ("query", "key", "value"):
+                expected = getattr(theirs, part)[source][wide][:, inside]
+                assert torch.equal(getattr(ours, part)[head], expected), (part, head)
+            assert torch.equal(ours.output[head], theirs.output[source][inside][:, wide])
+        biases = other.attn.qkv.bias.reshape(3, len(theirs.query), -1)[:, heads][:, :, inside]
+        assert torch.equal(block.attn.qkv.bias, biases.flatten())
+        assert torch.equal(block.attn.proj.bias, other.attn.proj.bias[wide])
+
+
+def test_per_head_with_all_heads_and_widths_equal_is_a_copy(tiny_vit, teacher):
+    model = tiny_vit(embed_dim=32, num_heads=4, depth=2)
+    initialize(model, WeightSelection(teacher, per_head=True))
+    images = torch.randn(2, 3, 8, 8)
+    shallow = teacher
+    shallow.blocks = shallow.blocks[:2]
+    torch.testing.assert_close(model.forward_features(images), shallow.forward_features(images))
+
+
+@SHAPES
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 4), st.integers(0, 4))
+def test_a_query_head_goes_on_asking_the_key_that_it_asked(groups, queries, more_groups, more_queries):
+    its_groups, its_queries = groups + more_groups, queries + more_queries
+    query, key = head_indices((groups * queries, groups), (its_groups * its_queries, its_groups))
+    assert len(set(query.tolist())) == groups * queries
+    for head, source in enumerate(query.tolist()):
+        assert source // its_queries == key[head // queries]
+
+
+def llama(heads, groups, width, layers, seed):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(seed)
+    config = transformers.LlamaConfig(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        head_dim=6,
+        intermediate_size=3 * width,
+        vocab_size=11,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def test_grouped_queries_are_selected_in_their_groups_and_tied_weights_once():
+    larger, model = llama(12, 4, 48, 3, 0), llama(4, 2, 16, 2, 1)
+    initialize(model, WeightSelection(larger, per_head=True))
+    ours, theirs = attention_sites(model)[1], attention_sites(larger)[1]
+    for head, source in enumerate([0, 2, 6, 8]):  # groups 0 and 2 of 4, in each 2 of 3 queries
+        assert torch.equal(ours.query[head], theirs.query[source][::3])
+        assert torch.equal(ours.output[head], theirs.output[source][:, ::3])
+    for head, source in enumerate([0, 2]):
+        assert torch.equal(ours.key[head], theirs.key[source][::3])
+        assert torch.equal(ours.value[head], theirs.value[source][::3])
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert torch.equal(model.lm_head.weight, larger.lm_head.weight[:, ::3])
+
+
+def pairs():
+    transformers = pytest.importorskip("transformers")
+
+    def sizes(width, heads, layers):
+        return {
+            "hidden_size": width,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "intermediate_size": 3 * width,
+        }
+
+    return {
+        "vit": lambda *s: transformers.ViTForImageClassification(
+            transformers.ViTConfig(**sizes(*s), image_size=8, patch_size=4)
+        ),
+        "bert": lambda *s: transformers.BertModel(transformers.BertConfig(**sizes(*s), vocab_size=11)),
+        "gpt2": lambda width, heads, layers: transformers.GPT2Model(
+            transformers.GPT2Config(n_embd=width, n_layer=layers, n_head=heads, vocab_size=11, n_positions=8)
+        ),
+        "torch": lambda width, heads, layers: nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(width, heads, 3 * width), layers, enable_nested_tensor=False
+        ),
+    }
+
+
+@pytest.mark.parametrize("host", ["vit", "bert", "gpt2", "torch"])
+@pytest.mark.parametrize("per_head", [False, True])
+def test_every_host_is_selected_from_a_larger_one_of_its_kind(host, per_head):
+    build = pairs()[host]
+    larger, model = trained(build(24, 6, 3)), build(12, 3, 2)
+    initialize(model, WeightSelection(larger, per_head=per_head))
+    source = larger.state_dict()
+    of_heads = [id(p.weight) for s in attention_sites(model) for p in (s.layout.query, s.layout.key, s.layout.value)]
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        chosen = published(source[name], tensor.shape)
+        if not per_head and "classifier" not in name and tensor.is_floating_point():
+            assert torch.equal(tensor, chosen), name
+        if per_head and id(tensor) in of_heads:
+            assert not torch.equal(tensor, chosen), name
+    if per_head:
+        for ours, theirs in zip(attention_sites(model), attention_sites(larger), strict=False):
+            for part in ("query", "key", "value"):
+                assert torch.equal(getattr(ours, part), getattr(theirs, part)[::2, ::2])
+            assert torch.equal(ours.output, theirs.output[::2, :, ::2])
+            name = {"bert": "self.key.bias", "vit": "k_proj.bias", "gpt2": "c_attn.bias", "torch": "in_proj_bias"}[host]
+            found, wanted = (site.module.get_parameter(name) for site in (ours, theirs))
+            assert torch.equal(found, wanted.reshape(-1, 4)[::2].flatten())  # every second head of four
+
+
+def test_separate_biases_of_a_fused_projection_go_with_their_heads():
+    timm = pytest.importorskip("timm")
+
+    def build(width, heads):
+        sizes = {"embed_dim": width, "num_heads": heads, "depth": 1, "num_classes": 3}
+        return timm.models.beit.Beit(img_size=8, patch_size=4, use_abs_pos_emb=True, **sizes)
+
+    larger, model = trained(build(24, 6)), build(12, 3)
+    initialize(model, WeightSelection(larger, per_head=True))
+    for name in ("q_bias", "v_bias"):
+        found, wanted = (getattr(m.blocks[0].attn, name) for m in (model, larger))
+        assert torch.equal(found, wanted.reshape(6, 4)[::2].flatten())
+
+
+class Wrapped(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("side", ["student", "teacher", "both"])
+def test_a_module_around_either_network_is_seen_through(tiny_vit, teacher, side, per_head):
+    expected, model = tiny_vit(), tiny_vit()
+    initialize(expected, WeightSelection(teacher, per_head=per_head))
+    given = Wrapped(teacher) if side in ("teacher", "both") else teacher
+    initialize(Wrapped(model) if side in ("student", "both") else model, WeightSelection(given, per_head=per_head))
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+def test_of_all_beginnings_the_one_under_which_most_names_agree_is_cut():
+    assert beginnings(["a.b", "c"], ["a.b", "c"]) == ("", "")
+    assert beginnings(["net.a.b", "net.c"], ["a.b", "c", "d"]) == ("net.", "")
+    assert beginnings(["a.b", "c"], ["x.y.a.b", "x.y.c", "b"]) == ("", "x.y.")
+    assert beginnings(["a"], ["b"]) == ("", "")
+
+
+def test_a_block_that_the_teacher_lacks_is_one_line_that_says_how_deep_it_is(tiny_vit, teacher):
+    model = tiny_vit(depth=5)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    message = (
+        "WeightSelection: cannot take 'blocks.3.norm1.weight' (16,) from VisionTransformer: there is no "
+        "'blocks.3.norm1.weight', where 'blocks.*' ends at 2 (missing: keep leaves such tensors as they are)"
+    )
+    with pytest.raises(StructuredInitError) as caught:
+        initialize(model, WeightSelection(teacher))
+    assert str(caught.value) == message
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_smaller_teacher_and_another_shape_name_the_tensor(tiny_vit, teacher):
+    with pytest.raises(StructuredInitError, match=r"'cls_token' \(1, 1, 40\) .* there it is smaller, \(1, 1, 32\)"):
+        initialize(tiny_vit(embed_dim=40), WeightSelection(teacher))
+    tensors = dict(teacher.state_dict()) | {"cls_token": torch.zeros(32)}
+    message = r"'cls_token' \(1, 1, 16\) from a dictionary of \d+ tensors: there it has shape \(32,\)"
+    with pytest.raises(StructuredInitError, match=message):
+        initialize(tiny_vit(), WeightSelection(tensors))
+
+
+def test_what_is_missing_can_be_kept_and_is_listed(tiny_vit, teacher):
+    model = tiny_vit(depth=4, reg_tokens=2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = initialize(model, WeightSelection(teacher, missing="keep"))
+    kept = {name for name in before if name.startswith("blocks.3.")} | {"reg_token"}
+    assert {name for name, why in report.skipped.items() if why.startswith("kept: there is no")} == kept
+    assert all(torch.equal(model.state_dict()[name], before[name]) for name in kept)
+    assert torch.equal(model.blocks[2].norm1.weight, teacher.blocks[2].norm1.weight[::2])
+    assert "skipped reg_token: kept: there is no 'reg_token'" in report.table()
+
+
+def test_per_head_needs_heads_that_fit_and_are_known(tiny_vit, teacher):
+    message = "which a dictionary of .* tensors does not tell: give a module or a model name of timm"
+    with pytest.raises(StructuredInitError, match=message):
+        initialize(tiny_vit(), WeightSelection(teacher.state_dict(), per_head=True))
+    message = "'blocks.0.attn' has more heads, wider heads or more queries to a key than in the teacher"
+    with pytest.raises(StructuredInitError, match=message):
+        initialize(tiny_vit(num_heads=8), WeightSelection(teacher, per_head=True))
+    scaled = tiny_vit(embed_dim=32, num_heads=4, scale_attn_norm=True)
+    with pytest.raises(StructuredInitError, match=r"'blocks.0.attn' holds tensors that per_head does not know"):
+        initialize(tiny_vit(scale_attn_norm=True), WeightSelection(scaled, per_head=True))
+
+
+def same(model, other):
+    return all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "ckpt", "pth", "dictionary"])
+def test_a_teacher_may_be_a_file_of_any_usual_kind(tiny_vit, teacher, tmp_path, kind):
+    expected, model = tiny_vit(), tiny_vit()
+    initialize(expected, WeightSelection(teacher))
+    path = tmp_path / f"teacher.{kind}"
+    if kind == "safetensors":
+        save_file(teacher.state_dict(), path)
+    elif kind == "ckpt":
+        inside = {f"network.{name}": tensor for name, tensor in teacher.state_dict().items()}
+        torch.save({"state_dict": inside, "pytorch-lightning_version": "2.6", "epoch": 3}, path)
+    elif kind == "pth":
+        torch.save(teacher.state_dict(), path)
+    given = teacher.state_dict() if kind == "dictionary" else str(path)
+    report = initialize(model, WeightSelection(given))
+    assert same(model, expected)
+    assert ("a dictionary of" if kind == "dictionary" else str(path)) in report.initializer
+
+
+@pytest.fixture
+def local_timm(tmp_path):
+    """A model folder such as timm reads, with weights: what the hub would give."""
+    folder = tmp_path / "teacher"
+    folder.mkdir()
+    larger = trained(VisionTransformer(embed_dim=192, depth=12, num_heads=3, num_classes=3))
+    config = {
+        "architecture": "vit_tiny_patch16_224",
+        "num_classes": 3,
+        "pretrained_cfg": {"input_size": [3, 224, 224], "first_conv": "patch_embed.proj", "classifier": "head"},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(larger.state_dict(), folder / "model.safetensors")
+    return f"local-dir:{folder}", larger
+
+
+@pytest.mark.slow
+def test_a_teacher_may_be_a_model_of_timm_and_the_random_state_is_left_alone(local_timm):
+    name, larger = local_timm
+    sizes = {"img_size": 224, "patch_size": 16, "embed_dim": 64, "depth": 2, "num_heads": 1, "num_classes": 3}
+    expected, model = VisionTransformer(**sizes), VisionTransformer(**sizes)
+    expected.load_state_dict(model.state_dict())
+    initialize(expected, WeightSelection(larger, per_head=True))
+    state = torch.get_rng_state()
+    initialize(model, WeightSelection(name, per_head=True))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert same(model, expected)
+
+
+@pytest.mark.parametrize(
+    ("teacher", "message"),
+    [
+        ("missing.safetensors", "WeightSelection: there is no file 'missing.safetensors'"),
+        (
+            "vit_smal_patch16_224",
+            "WeightSelection: teacher 'vit_smal_patch16_224' is neither a file nor a model of timm: "
+            "did you mean 'vit_small_patch16_224'?",
+        ),
+    ],
+)
+def test_a_teacher_that_is_not_there_is_one_line(tiny_vit, teacher, message):
+    with pytest.raises(StructuredInitError) as caught:
+        initialize(tiny_vit(), WeightSelection(teacher))
+    assert str(caught.value) == message
+
+
+def test_files_without_tensors_are_one_line(tiny_vit, tmp_path):
+    for name, write, message in (
+        ("a.safetensors", lambda p: p.write_bytes(b"no"), "cannot read .*a.safetensors"),
+        ("b.ckpt", lambda p: p.write_bytes(b"PK\x03\x04 cut off"), "cannot read .*b.ckpt.*: it is damaged"),
+        ("c.pth", lambda p: torch.save({"epoch": 3}, p), "holds neither a 'state_dict' nor a dictionary of tensors"),
+        ("d.pth", lambda p: torch.save(nn.Linear(2, 2), p), "it holds Python objects, which are never run"),
+    ):
+        write(tmp_path / name)
+        with pytest.raises(StructuredInitError, match=message):
+            initialize(tiny_vit(), WeightSelection(str(tmp_path / name)))
+
+
+def test_weights_that_cannot_be_fetched_are_one_line(tiny_vit):
+    message = r"^WeightSelection: cannot fetch the weights of 'vit_small_patch16_224': "
+    with pytest.raises(StructuredInitError, match=message):
+        initialize(tiny_vit(), WeightSelection("vit_small_patch16_224"))
+
+
+def test_an_unknown_choice_is_one_line(as_installed):
+    with pytest.raises(StructuredInitError, match=r"^WeightSelection: missing must be error or keep, got 'skip'$"):
+        WeightSelection("vit_small_patch16_224", missing="skip")
+
+
+def test_buffers_of_a_checkpoint_are_taken_and_whole_numbers_are_not():
+    larger, model = (nn.Sequential(nn.Conv2d(1, w, 3), nn.BatchNorm2d(w)) for w in (8, 4))
+    with torch.no_grad():
+        larger[1].running_mean.normal_()
+        larger[1].num_batches_tracked.fill_(7)
+    initialize(model, WeightSelection(larger))
+    assert torch.equal(model[1].running_mean, larger[1].running_mean[::2])
+    assert model[1].num_batches_tracked == 0
+
+
+def test_the_yaml_of_the_card_is_a_start_that_the_command_line_takes(tmp_path, capsys):
+    from lightning_modules.cli import main
+
+    card = (Path(__file__).parents[2] / "docs" / "weight_selection.md").read_text(encoding="utf-8")
+    block = re.search(r"```yaml\n(.*?)```", card, re.DOTALL)[1]
+    (tmp_path / "my_start.yaml").write_text(block)
+    with pytest.raises(SystemExit) as done:
+        main(["fit", "-c", "vit_digits", "-c", str(tmp_path / "my_start.yaml"), "--print_config"])
+    assert done.value.code in (0, None)
+    found = yaml.safe_load(capsys.readouterr().out)["init"]["initializer"]
+    assert found["class_path"].rpartition(".")[2] == "WeightSelection"
+    assert found["init_args"] == yaml.safe_load(block)["init"]["initializer"]["init_args"]
+    assert set(found["init_args"]) == set(inspect.signature(WeightSelection).parameters)
