@@ -1,4 +1,4 @@
-"""The sweeps of the impulse starts: every file parses, says its control, and shares that control's positions."""
+"""The starts of the ablations: every file parses, says its control, and differs from that in attention alone."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch
 import yaml
 
 import structured_init
-from benchmarks.accuracy import parse
 from lightning_modules.cli import main
+from lightning_modules.compare.arms import parse_arms
+from lightning_modules.compare.command import compare_parser
 from lightning_modules.config_names import shipped_configs
 from structured_init import initialize
 
-FOLDER = Path(__file__).parents[1] / "benchmarks" / "starts" / "sweep"
+FOLDER = Path(__file__).parents[1] / "benchmarks" / "starts"
 SWEEP = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
 STARTS = [name for name in SWEEP if not name.startswith(("codes", "gaussian"))]
 
@@ -28,6 +29,8 @@ def initializer_of(path):
 
 def built(node):
     """An object as the YAML says, with no steps of optimization: they change no position."""
+    if isinstance(node, list):
+        return [built(item) for item in node]
     if not isinstance(node, dict):
         return node
     arguments = {name: built(value) for name, value in node.get("init_args", {}).items()}
@@ -43,6 +46,8 @@ def test_every_value_that_was_asked_for_is_there():
     values["separable gain"] = {0.7}  # where nothing is said; those that are:
     for name in STARTS:
         arguments = initializer_of(SWEEP[name])["init_args"]
+        if "solver" not in arguments:  # composed with another value–output part
+            continue
         solver = arguments["solver"]
         said = dict(solver["init_args"]) if isinstance(solver, dict) else {}
         if "gain" in said:
@@ -82,15 +87,17 @@ def test_a_start_differs_from_its_control_in_attention_alone(tiny_vit, name):
     differing = {
         key for key, value in models[0].state_dict().items() if not torch.equal(value, models[1].state_dict()[key])
     }
-    assert differing == {f"blocks.{layer}.attn.qkv.weight" for layer in range(2)}
+    parts = ("qkv.weight", "proj.weight") if name in ("separable_spare", "separable_weak") else ("qkv.weight",)
+    assert differing == {f"blocks.{layer}.attn.{part}" for layer in range(2) for part in parts}
 
 
-def test_the_documented_command_runs_the_sweep(monkeypatch):
-    text = (FOLDER.parents[2] / "docs" / "impulse.md").read_text()
-    command = re.search(r"python -m benchmarks\.accuracy ((?:[^`\\]|\\\n)*starts/sweep(?:[^`\\]|\\\n)*)", text).group(1)
-    arguments = command.replace("\\\n", " ").split()
-    monkeypatch.setattr("sys.argv", ["accuracy", *arguments])
-    parsed = parse()
-    assert "benchmarks/starts/sweep/*.yaml" in parsed.starts
-    assert {"default", "sincos", "codes"} < set(parsed.starts)
-    assert parsed.extra == ["-c", "trainer/gpu"]
+def test_the_documented_command_runs_all_of_them(monkeypatch):
+    text = (FOLDER.parents[1] / "docs" / "impulse.md").read_text()
+    command = re.search(r"structured-init compare ((?:[^`\\]|\\\n)*starts/(?:[^`\\]|\\\n)*)", text).group(1)
+    monkeypatch.chdir(FOLDER.parents[1])
+    files = ",".join(str(path.relative_to(Path.cwd())) for path in sorted(FOLDER.glob("*.yaml")))
+    spelled = command.replace("\\\n", " ").replace("$(echo benchmarks/starts/*.yaml | tr ' ' ,)", files)
+    options, further = compare_parser().parse_known_args(spelled.split())
+    assert set(parse_arms(options.inits)) == {"default", "sincos", "codes", *SWEEP}
+    assert options.config == ["vit_cifar10", "trainer/gpu"]
+    assert not further
