@@ -1,0 +1,355 @@
+"""How long a start takes, against transcriptions of the published procedures: ratios on one thread, side by side.
+
+Times are processor seconds of one thread, which other work on the machine changes far less than wall time. The two
+sides of a ratio take turns.
+
+python -m benchmarks.init_time --output runs/init_time
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from benchmarks.published_starts import adam_start, mimetic_start, svd_layer, svd_start
+from lightning_modules.compare.surroundings import surroundings
+from lightning_modules.networks.vision_transformer import vision_transformer
+from structured_init import (
+    Impulse,
+    Initializer,
+    Mimetic,
+    SeparableSolver,
+    SvdSolver,
+    attention_sites,
+    initialize,
+    writer,
+)
+from structured_init.attention.impulse import ImpulseSolver
+from structured_init.draws import Draws
+from structured_init.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SEED = 0
+#             image  patch  width  layers  heads
+VIT_B =      (224,   16,    768,   12,     12)  # fmt: skip
+VIT_B_4 =    (224,   16,    768,   4,      12)  # fmt: skip
+VIT_T =      (32,    2,     192,   12,     3)  # fmt: skip
+WIDTHS = {192: 3, 384: 6, 768: 12, 1024: 16, 2048: 32, 4096: 32}  # width: heads
+PARTS = ("memory", "svd", "mimetic", "curve", "adam")  # memory first: it forks, which is safe before autograd runs
+STARTS: dict[str, Initializer] = {
+    "separable": Impulse(solver="separable"),
+    "svd": Impulse(solver="svd"),
+    "mimetic": Mimetic(positions="keep"),
+    "mimetic, float32": Mimetic(positions="keep", precision="float32"),
+}
+
+Times = dict[str, list[float]]
+
+
+def main() -> None:
+    """Measure part by part, writing what is there after each."""
+    arguments = parse()
+    torch.set_num_threads(1)
+    record: dict[str, Any] = {"settings": {key: str(value) for key, value in vars(arguments).items()}}
+    with threadpool_limits(1):
+        record["surroundings"] = surroundings()
+        for part in arguments.parts:
+            record[part] = MEASURES[part](arguments)
+            write(arguments.output, record)
+    print(table(record))
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Return the processor time of one call."""
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def alternate(contestants: dict[str, Callable[[], float]], repeats: int) -> Times:
+    """Let contestants take turns; each returns its own seconds."""
+    times: Times = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, run in contestants.items():
+            times[name].append(run())
+            print(f"{name}: {times[name][-1]:.3f} s", file=sys.stderr, flush=True)
+    return times
+
+
+class Stopwatch:
+    """A function that sums the seconds of its calls, to time solutions inside a whole start."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.seconds = 0.0
+
+    def __call__(self, *args: Any) -> Any:
+        begin = time.process_time()
+        result = self.function(*args)
+        self.seconds += time.process_time() - begin
+        return result
+
+
+def network(image: int, patch: int, width: int, layers: int, heads: int, **changes: Any) -> VisionTransformer:
+    """Build a network without a class token, as the published runs of adam have it."""
+    return vision_transformer(image, patch, width, layers, heads, **changes)
+
+
+def against_svd(arguments: argparse.Namespace) -> Times:
+    """Time ``separable`` and the library's ``svd`` against 2505.19985 as published, on ViT-B/16 at 224 pixels."""
+    model = network(*VIT_B)
+    solves: dict[str, Stopwatch] = {}
+
+    def published() -> float:
+        solves["published"] = Stopwatch(svd_layer)
+        return seconds(lambda: svd_start(model, torch.Generator().manual_seed(SEED), solves["published"]))
+
+    contestants: dict[str, Callable[[], float]] = {}
+    for name, run in (
+        ("published", published),
+        ("separable", partial(timed_solver, model, solves, "separable", SeparableSolver)),
+        ("svd", partial(timed_solver, model, solves, "svd", SvdSolver)),
+    ):
+        contestants[f"{name}, whole"] = run
+        contestants[f"{name}, solve"] = lambda name=name: solves[name].seconds  # of the run before
+    contestants["svd, whole"]()  # the first call of all loads libraries
+    return alternate(contestants, arguments.repeats)
+
+
+def against_adam(arguments: argparse.Namespace) -> Times:
+    """Time ``separable`` against 2404.01139 as published, on ViT-T/2 at 32 pixels; fewer repeats, since it is long."""
+    model, steps = network(*VIT_T), arguments.adam_iterations
+    published = {
+        f"published, {steps} steps": lambda: seconds(
+            lambda: adam_start(model, steps, torch.Generator().manual_seed(SEED))
+        )
+    }
+    solves: dict[str, Stopwatch] = {}
+    separable = {
+        "separable, whole": partial(timed_solver, model, solves, "separable", SeparableSolver),
+        "separable, solve": lambda: solves["separable"].seconds,  # of the run before
+    }
+    separable["separable, whole"]()  # the first call loads libraries
+    before = alternate(separable, arguments.repeats)
+    times = alternate(published, arguments.adam_repeats)
+    after = alternate(separable, arguments.repeats)
+    return times | {name: before[name] + after[name] for name in separable}
+
+
+def timed_solver(model: VisionTransformer, solves: dict[str, Stopwatch], name: str, kind: type[ImpulseSolver]) -> float:
+    """Time one whole start, and put aside what its solutions took."""
+    solver = kind()
+    solver.solve = solves[name] = Stopwatch(solver.solve)
+    return seconds(lambda: initialize(model, Impulse(solver=solver), seed=SEED))
+
+
+def against_mimetic(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time ``Mimetic`` against full decompositions on four of ViT-B's layers, which are all alike, and compare both."""
+    model = network(*VIT_B_4)
+    whole(model, "mimetic")
+    times = alternate(
+        {
+            "published": lambda: seconds(lambda: mimetic_start(model, drawn("float64"))),
+            "mimetic": lambda: whole(model, "mimetic"),
+            "mimetic, float32": lambda: whole(model, "mimetic, float32"),
+        },
+        arguments.repeats,
+    )
+    return {"times": times, "differences": differences()}
+
+
+def drawn(precision: str) -> Callable[[int, str, int], np.ndarray]:
+    """Return the noise that the library draws, so that both sides factor the same matrices."""
+    generators: dict[tuple[int, str], torch.Generator] = {}
+
+    def noise(layer: int, part: str, width: int) -> np.ndarray:
+        generator = generators.setdefault((layer, part), Draws(SEED).generator(f"blocks.{layer}.attn", part))
+        draw = torch.randn(width, width, dtype=getattr(torch, precision), generator=generator)
+        return draw.double().numpy() / width**0.5
+
+    return noise
+
+
+def differences(sizes: tuple[int, ...] = (224, 16, 768, 1, 12)) -> dict[str, dict[str, float]]:
+    """Return how far Mimetic's products and factors are from the transcription's, in Frobenius norm, the worst head."""
+    found: dict[str, dict[str, float]] = {}
+    for name, start in STARTS.items():
+        if not isinstance(start, Mimetic):
+            continue
+        ours, theirs = network(*sizes).double(), network(*sizes).double()
+        initialize(ours, start, seed=SEED)
+        mimetic_start(theirs, drawn(start.precision))
+        (site,), (other,) = attention_sites(ours), attention_sites(theirs)
+        signs = (site.query * other.query).sum(dim=1, keepdim=True).sign()
+        found[name] = {
+            "query_key product": apart(site.query @ site.key.mT, other.query @ other.key.mT),
+            "value_output product": apart((site.value @ site.output).sum(0), (other.value @ other.output).sum(0)),
+            "query": apart(site.query * signs, other.query),
+            "key": apart(site.key * signs, other.key),
+        }
+    return found
+
+
+def apart(found: Tensor, wanted: Tensor) -> float:
+    """Return ‖found − wanted‖ / ‖wanted‖, the largest of a batch."""
+    norm = torch.linalg.matrix_norm
+    return (norm(found - wanted) / norm(wanted)).max().item()
+
+
+def memory(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Return the peak memory beyond the model, of ViT-B at two depths, in units of one layer's parameters."""
+    found: dict[str, dict[str, float]] = {}
+    for name, journal in product(("separable", "mimetic, float32"), ("in memory up to 64 MiB", "in a file")):
+        row = found.setdefault(f"{name}; journal {journal}", {})
+        for layers in (2, 12):
+            with multiprocessing.get_context("fork").Pool(1) as pool:
+                row[str(layers)] = pool.apply(peak, (name, layers, journal == "in a file"))
+            print(f"{name}, journal {journal}, {layers} layers: {row[str(layers)]:.2f}", file=sys.stderr, flush=True)
+    return found
+
+
+def peak(name: str, layers: int, journal_in_a_file: bool) -> float:
+    """Return the growth of this process' resident memory while a model is initialized, in layers (Linux only)."""
+    if journal_in_a_file:
+        writer.IN_MEMORY_BYTES = 0
+    whole(network(*VIT_B[:3], 2, VIT_B[4]), name)  # the libraries' own buffers
+    model = network(*VIT_B[:3], layers, VIT_B[4])
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = _status("VmRSS")
+    whole(model, name)
+    layer = sum(4 * parameter.numel() for parameter in model.blocks[0].parameters())
+    return (_status("VmHWM") - before) / layer
+
+
+def _status(field: str) -> int:
+    """Return one of this process' sizes in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def curve(arguments: argparse.Namespace) -> dict[str, Times]:
+    """Time one layer of every width, at 14 × 14 tokens; one repeat where a layer takes long."""
+    found = {}
+    for width, heads in WIDTHS.items():
+        if width <= arguments.max_width:
+            model = network(*VIT_B[:2], width, 1, heads, mlp_ratio=0.01)
+            names = ("separable", "svd", "mimetic")[: None if width <= arguments.mimetic_width else -1]
+            runs = {name: partial(whole, model, name) for name in names}
+            found[str(width)] = alternate(runs, arguments.repeats if width <= 1024 else 1)
+    return found
+
+
+def whole(model: VisionTransformer, name: str) -> float:
+    """Time one call of ``initialize``."""
+    return seconds(lambda: initialize(model, STARTS[name], seed=SEED))
+
+
+MEASURES = dict(zip(PARTS, (memory, against_svd, against_mimetic, curve, against_adam), strict=True))
+
+
+def write(output: Path, record: dict[str, Any]) -> None:
+    """Write the numbers as JSON, the tables as Markdown, and the curve as a picture where there is one."""
+    with replacing(output / "init_time.json") as temporary:
+        temporary.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    with replacing(output / "init_time.md") as temporary:
+        temporary.write_text(table(record) + "\n", encoding="utf-8")
+    if "curve" in record:
+        with replacing(output / "init_time.png") as temporary:
+            figure(record["curve"]).savefig(temporary, dpi=150)
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return all tables that the record has numbers for."""
+    lines = [", ".join(f"{name} {value}" for name, value in record["surroundings"].items())]
+    if "svd" in record:
+        lines += ["", "## Against 2505.19985, ViT-B/16 at 224 pixels, 12 layers: queries, keys and positions", ""]
+        lines += ratios(record["svd"], {"solve": "published, solve", "whole": "published, whole"})
+    if "adam" in record:
+        lines += ["", "## Against 2404.01139, ViT-T/2 at 32 pixels: one solution, copied into 12 layers", ""]
+        published = next(name for name in record["adam"] if "published" in name)
+        lines += ratios(record["adam"], {"whole": published, "solve": published})
+    if "mimetic" in record:
+        lines += ["", "## Against 2305.09828, four layers of ViT-B: a full float64 SVD per head, and one per layer", ""]
+        lines += ratios(record["mimetic"]["times"], {"": "published"})
+        lines += ["", "Distance from the transcription for the same Z, ‖·‖ relative, worst head:", ""]
+        lines += ["| | products: query–key | value–output | factors: query | key |", "|---|---|---|---|---|"]
+        for name, row in record["mimetic"]["differences"].items():
+            lines.append(f"| {name} | {' | '.join(f'{value:.0e}' for value in row.values())} |")
+    if "memory" in record:
+        lines += ["", "## Peak memory beyond the model, ViT-B, in layers of 28 MB", ""]
+        lines += ["| | 2 layers | 12 layers |", "|---|---|---|"]
+        lines += [f"| {name} | {row['2']:.1f} | {row['12']:.1f} |" for name, row in record["memory"].items()]
+    if "curve" in record:
+        lines += ["", "## One layer, 14 × 14 tokens: the whole call, seconds", ""]
+        lines += ["| width, heads | separable | svd | mimetic |", "|---|---|---|---|"]
+        for width, times in record["curve"].items():
+            names = ("separable", "svd", "mimetic")
+            cells = " | ".join(f"{median(times[name]):.3g}" if name in times else "–" for name in names)
+            lines.append(f"| {width}, {WIDTHS[int(width)]} | {cells} |")
+    return "\n".join(lines)
+
+
+def ratios(times: Times, against: dict[str, str]) -> list[str]:
+    """Return rows of median, spread and, against the published side that ends alike, the ratio of medians."""
+    rows = ["| | seconds, median | least – most | n | times faster |", "|---|---|---|---|---|"]
+    for name, each in times.items():
+        published = next(other for ending, other in against.items() if name.endswith(ending) or other == name)
+        ratio = "" if name.startswith("published") else f"**{median(times[published]) / median(each):.3g}**"
+        rows.append(f"| {name} | {median(each):.3g} | {min(each):.3g} – {max(each):.3g} | {len(each)} | {ratio} |")
+    return rows
+
+
+def figure(times: dict[str, Times]) -> Figure:
+    """Draw seconds per layer over width."""
+    from matplotlib.figure import Figure
+
+    drawing = Figure(figsize=(6, 3.8), layout="constrained", facecolor="white")
+    axis = drawing.subplots()
+    widths = [int(width) for width in times]
+    for name, color, shift in (("mimetic", "#2b8cbe", -3), ("svd", "#d95f0e", -10), ("separable", "#31a354", 3)):
+        points = [(int(width), median(row[name])) for width, row in times.items() if name in row]
+        axis.loglog(*zip(*points, strict=True), "o-", color=color, linewidth=2, markersize=5)
+        axis.annotate(name, points[-1], xytext=(8, shift), textcoords="offset points", color=color)
+    axis.set_xticks(widths, [f"{width}\n{WIDTHS[width]}" for width in widths])
+    axis.set_xlabel("width, heads")
+    axis.minorticks_off()
+    axis.set_xlim(widths[0] * 0.85, widths[-1] * 1.9)
+    axis.set_ylabel("seconds, one thread")
+    axis.set_title("initialize() on one layer", fontsize=11, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(alpha=0.25)
+    return drawing
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--adam-repeats", type=int, default=1)
+    parser.add_argument("--adam-iterations", type=int, default=10_000)
+    parser.add_argument("--max-width", type=int, default=4096, help="of the curve")
+    parser.add_argument("--mimetic-width", type=int, default=2048, help="of Mimetic's curve; 4096 takes 10 minutes")
+    parser.add_argument("--output", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
