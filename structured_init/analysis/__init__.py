@@ -9,6 +9,7 @@ from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import NoAttentionError, capture_attention, register_capture
 from structured_init.analysis.change import impulse_mass_change, structure_left
 from structured_init.analysis.cka import cka, cka_matrix, gram_matrix, hsic1, rbf
+from structured_init.analysis.lipschitz import LipschitzReport, lipschitz_bound, lipschitz_report, register_lipschitz
 from structured_init.analysis.products import WeightProducts, weight_products
 from structured_init.analysis.representations import gram_matrices
 from structured_init.analysis.statistics import (
@@ -71,6 +72,7 @@ __all__ = [
     "EffectiveRank",
     "FarMass",
     "ImpulseMass",
+    "LipschitzReport",
     "MeanAttentionDistance",
     "NoAttentionError",
     "OffsetProfile",
@@ -93,12 +95,15 @@ __all__ = [
     "hsic1",
     "impulse_mass",
     "impulse_mass_change",
+    "lipschitz_bound",
+    "lipschitz_report",
     "mean_distance",
     "offset_profile",
     "patch_maps",
     "profile_energy",
     "rbf",
     "register_capture",
+    "register_lipschitz",
     "repeated_blocks",
     "structure_left",
     "summarize",

@@ -1,0 +1,331 @@
+"""The Cayley layers: orthogonal at any shape, equal to the reference and to the dense operator, never out of date."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from structured_init import StructuredInitError
+from structured_init.layers import CayleyConv2d, CayleyLinear
+
+SHAPES = {
+    "inside": st.integers(1, 6),
+    "outside": st.integers(1, 13),
+    "kernel": st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    "blocks": st.tuples(st.integers(4, 7), st.integers(4, 7)),
+    "stride": st.integers(1, 3),
+    "seed": st.integers(0, 99),
+}
+
+
+def published_cayley(matrices):
+    """(I − A)(I + A)⁻¹ of W completed by zeros to a square, A = W − Wᴴ, cut back to the shape of W (2104.07167, §3)."""
+    rows, columns = matrices.shape[-2:]
+    size = max(rows, columns)
+    square = nn.functional.pad(matrices, (0, size - columns, 0, size - rows))
+    skew, identity = square - square.mH, torch.eye(size, dtype=matrices.dtype)
+    return torch.linalg.solve(identity + skew, identity - skew, left=False)[..., :rows, :columns]
+
+
+def published_convolution(x, weight, alpha=None):
+    """The published layer on the whole spectrum: Q of each frequency of α Ŵ/‖Ŵ‖, the norm over half of them."""
+    n, (rows, columns) = x.shape[-1], weight.shape[2:]
+    kernel = weight.new_zeros(*weight.shape[:2], n, n)
+    for i, j in itertools.product(range(rows), range(columns)):  # what is read at +t is spread to −t
+        kernel[:, :, ((rows - 1) // 2 - i) % n, ((columns - 1) // 2 - j) % n] += weight[:, :, i, j]
+    response = torch.fft.fft2(kernel).permute(2, 3, 0, 1)
+    norm = response[:, : n // 2 + 1].norm()
+    matrices = published_cayley((1 if alpha is None else alpha / norm) * response)
+    return torch.fft.ifft2(torch.einsum("uvoi,biuv->bouv", matrices, torch.fft.fft2(x))).real
+
+
+def dense(layer, shape, dtype=torch.float64):
+    """The matrix of a layer without bias, a column per input entry."""
+    size = math.prod(shape)
+    return layer(torch.eye(size, dtype=dtype).view(size, *shape)).flatten(1).T
+
+
+def built(seed=0, dtype=torch.float64, **arguments):
+    torch.manual_seed(seed)
+    layer = CayleyConv2d(**{"kernel_size": 3, "bias": False, **arguments}).to(dtype)
+    layer.alpha.data = layer.weight.detach().norm()  # it was rounded to float32
+    return layer
+
+
+def identity_error(matrix):
+    rows, columns = matrix.shape
+    gram = matrix.T @ matrix if rows >= columns else matrix @ matrix.T
+    return (gram - torch.eye(len(gram), dtype=matrix.dtype)).abs().max().item()
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@given(**SHAPES)
+@settings(max_examples=15, deadline=None)
+def test_expansions_have_orthonormal_columns_and_contractions_orthonormal_rows(
+    dtype, tolerance, inside, outside, kernel, blocks, stride, seed
+):
+    layer = built(seed, dtype, in_channels=inside, out_channels=outside, kernel_size=kernel, stride=stride)
+    shape = (inside, blocks[0] * stride, blocks[1] * stride)
+    x = torch.randn(3, *shape, dtype=dtype)
+    with torch.no_grad():
+        if math.prod(shape) <= 700:
+            assert identity_error(dense(layer, shape, dtype)) < tolerance
+        ratio = layer(x).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+    assert (ratio < 1 + tolerance).all()
+    if outside >= inside * stride**2:
+        assert (ratio - 1).abs().max() < tolerance
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("growth", [1, 30, 100])
+def test_wide_layers_stay_orthogonal_however_far_alpha_has_grown(growth, dtype, tolerance):
+    layer = built(0, dtype, in_channels=64, out_channels=64)
+    layer.alpha.data.mul_(growth)
+    matrices = layer.matrices(6, 6, dtype).detach()
+    assert len(matrices) == 6 * 4  # half the spectrum
+    assert (matrices.mH @ matrices - torch.eye(64)).abs().max() < tolerance
+
+
+def test_a_layer_as_it_starts_is_inverted_without_lapack(monkeypatch):
+    sizes = []
+    invert = torch.linalg.inv
+    monkeypatch.setattr(torch.linalg, "inv", lambda matrices: sizes.append(matrices.shape[-1]) or invert(matrices))
+    layer = built(dtype=torch.float32, in_channels=64, out_channels=64)
+    layer(torch.randn(1, 64, 6, 6))
+    assert max(sizes) <= 8
+    layer.alpha.data.mul_(100)
+    layer(torch.randn(1, 64, 6, 6))
+    assert max(sizes) == 64
+
+
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("inside", "outside", "kernel", "n"), [(3, 5, 3, 8), (5, 3, 3, 7), (4, 4, 4, 6), (20, 20, 5, 6)]
+)
+def test_the_layer_is_the_references(inside, outside, kernel, n, kept):
+    layer = built(in_channels=inside, out_channels=outside, kernel_size=kernel).train(not kept)
+    x = torch.randn(2, inside, n, n, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), published_convolution(x, layer.weight), rtol=0, atol=1e-12)
+
+
+@given(**SHAPES)
+@settings(max_examples=10, deadline=None)
+def test_the_layer_is_an_ordinary_circular_convolution_with_a_large_kernel(
+    inside, outside, kernel, blocks, stride, seed
+):
+    shape = {"in_channels": inside, "out_channels": outside, "kernel_size": kernel, "stride": stride}
+    layer = built(seed, **shape, bias=True)
+    height, width = blocks[0] * stride, blocks[1] * stride
+    x = torch.randn(2, inside, height, width, dtype=torch.float64)
+    convolution = layer.to_conv2d(height, width)
+    assert type(convolution) is nn.Conv2d
+    assert convolution.padding_mode == "circular"
+    torch.testing.assert_close(convolution(x), layer(x), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(("inside", "outside"), [(2, 2), (2, 9), (4, 3)])
+def test_at_each_size_it_is_the_cayley_transform_of_the_dense_circular_convolution(inside, outside, stride):
+    """W as a matrix over all pixels at once, its square part completed as the transform of each frequency does."""
+    layer = built(in_channels=inside, out_channels=outside, stride=stride)
+    plain = nn.Conv2d(inside, outside, 3, stride, padding=1, padding_mode="circular", bias=False).double()
+    plain.weight.data.copy_(layer.weight)
+    shape = (inside, 4 * stride, 3 * stride)
+    columns = torch.eye(math.prod(shape), dtype=torch.float64).view(-1, *shape)
+    blocks = nn.functional.pixel_unshuffle(columns, stride).flatten(1)  # rows: the same permutation for both
+    with torch.no_grad():
+        expected = published_cayley(plain(columns).flatten(1).T @ blocks) @ blocks.T
+        torch.testing.assert_close(dense(layer, shape), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 1), (2, 3, 1), (3, 2, 1), (1, 3, 2), (9, 9, 1)])
+def test_gradients_are_those_of_finite_differences(shape):
+    inside, outside, stride = shape
+    layer = built(in_channels=inside, out_channels=outside, stride=stride, bias=True)
+    x = torch.randn(2, inside, 4 * stride, 3 * stride, dtype=torch.float64, requires_grad=True)
+    names, values = zip(*layer.named_parameters(), strict=True)
+
+    def function(x, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values, strict=True)), (x,))
+
+    assert torch.autograd.gradcheck(function, (x, *values), fast_mode=inside == 9)
+    assert torch.autograd.gradgradcheck(function, (x, *values), fast_mode=True)
+
+
+def test_gradients_of_alpha_of_the_reference_are_those_of_finite_differences():
+    layer = built(in_channels=2, out_channels=3)
+    layer.load_state_dict({"weight": layer.weight.detach().clone(), "alpha": torch.tensor(3.0)})
+    x = torch.randn(1, 2, 4, 4, dtype=torch.float64)
+
+    def function(weight, alpha):
+        return torch.func.functional_call(layer, {"weight": weight, "alpha": alpha}, (x,))
+
+    assert torch.autograd.gradcheck(function, (layer.weight, layer.alpha))
+
+
+def test_every_parameter_exists_from_the_start_and_is_trained():
+    layer = built(in_channels=3, out_channels=4, bias=True)
+    before = {name: p.detach().clone() for name, p in layer.named_parameters()}
+    optimizer = torch.optim.Adam(layer.parameters(), lr=0.1)
+    layer(torch.randn(2, 3, 6, 6).double()).square().mean().add(layer(torch.ones(1, 3, 5, 8).double()).sum()).backward()
+    optimizer.step()
+    after = dict(layer.named_parameters())
+    assert before.keys() == after.keys() == {"weight", "alpha", "bias"}
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+
+
+CHANGES = {
+    "optimizer step": lambda layer, x: step(layer, x),
+    "load_state_dict": lambda layer, x: layer.load_state_dict(
+        built(seed=5, in_channels=3, out_channels=4).state_dict()
+    ),
+    "write in place": lambda layer, x: layer.weight.data.mul_(-2),
+    "new storage": lambda layer, x: setattr(layer.weight, "data", layer.weight.data * -2),
+    "alpha": lambda layer, x: layer.alpha.data.mul_(3),
+    "precision": lambda layer, x: layer.float().double(),
+    "mode": lambda layer, x: layer.train().eval(),
+}
+
+
+def step(layer, x):
+    layer(x).square().sum().backward() if layer.weight.requires_grad else None
+    torch.optim.SGD(layer.parameters(), lr=1.0).step()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_is_kept_for_evaluation_is_never_out_of_date(change):
+    layer = built(in_channels=3, out_channels=4).eval()
+    x = torch.randn(2, 3, 6, 6, dtype=torch.float64)
+    with torch.no_grad():
+        layer(x)
+    CHANGES[change](layer, x)
+    with torch.no_grad():
+        kept = layer(x)
+        fresh = copy.deepcopy(layer).train()(x)
+        torch.testing.assert_close(kept, fresh, rtol=0, atol=1e-12)
+        other = x[:, :, :5, :4]
+        torch.testing.assert_close(layer(other), copy.deepcopy(layer).train()(other), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", [CayleyConv2d(3, 4, 3), CayleyLinear(3, 4)])
+def test_evaluation_makes_its_matrices_once_and_training_each_time(layer, monkeypatch):
+    calls = []
+    made = type(layer).matrices
+    monkeypatch.setattr(type(layer), "matrices", lambda *a: calls.append(1) or made(*a))
+    x = torch.randn(2, 3, 6, 6) if isinstance(layer, CayleyConv2d) else torch.randn(2, 3)
+    layer.eval()
+    with torch.no_grad():
+        layer(x)
+        layer(2 * x)
+    assert len(calls) == 1
+    with torch.inference_mode():
+        layer(x)
+    layer.requires_grad_(False)
+    attacked = x.clone().requires_grad_()
+    layer(attacked).sum().backward()
+    assert len(calls) == 1
+    layer.requires_grad_(True)
+    layer(x).sum().backward()  # in evaluation mode as well, weights get their gradient
+    assert layer.weight.grad.abs().max() > 0
+    with torch.no_grad():
+        layer.train()(x)
+    assert layer._kept is None
+    layer.eval()
+    with torch.no_grad():
+        layer(x)
+    assert copy.deepcopy(layer)._kept is None
+    assert layer._kept is not None
+    assert layer.to("meta")._kept is None
+
+
+def test_many_images_are_filtered_a_few_at_a_time_with_the_same_result():
+    layer = built(dtype=torch.float32, in_channels=2, out_channels=3).eval()
+    x = torch.randn(37, 2, 32, 33)
+    with torch.no_grad():
+        kept = layer(x)
+        torch.testing.assert_close(kept, layer.train()(x), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [6, 9])
+def test_a_state_dict_of_the_reference_gives_its_function(n):
+    layer, weight = built(in_channels=4, out_channels=3), torch.randn(3, 4, 3, 3, dtype=torch.float64)
+    x = torch.randn(2, 4, n, n, dtype=torch.float64)
+    for alpha in (None, torch.tensor(2.5, dtype=torch.float64)):
+        state = {"weight": weight} | ({} if alpha is None else {"alpha": alpha})
+        layer.load_state_dict(dict(state))
+        torch.testing.assert_close(layer(x), published_convolution(x, weight, alpha), rtol=0, atol=1e-12)
+        again = built(seed=9, in_channels=4, out_channels=3)
+        again.load_state_dict(layer.state_dict())  # our own state dict keeps the meaning of α
+        torch.testing.assert_close(again(x), layer(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("blocks", "kernel"), [(1, 2), (1, 3), (2, 6), (2, 7), (3, 7)])
+def test_a_strided_state_dict_of_the_reference_gives_its_function(blocks, kernel):
+    """Its stride 2 is a convolution of the 2×2 blocks by a kernel of ⌊k/2⌋ blocks."""
+    layer = built(in_channels=2, out_channels=5, kernel_size=kernel, stride=2)
+    weight, x = torch.randn(5, 8, blocks, blocks).double(), torch.randn(2, 2, 12, 12).double()
+    layer.load_state_dict({"weight": weight, "alpha": torch.tensor(4.0, dtype=torch.float64)})
+    expected = published_convolution(nn.functional.pixel_unshuffle(x, 2), weight, 4.0)
+    torch.testing.assert_close(layer(x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("blocks", "kernel"), [(2, 5), (3, 5)])
+def test_a_strided_kernel_of_the_reference_that_does_not_fit_is_one_line_that_names_the_size_that_does(blocks, kernel):
+    state = {"weight": torch.randn(5, 8, blocks, blocks), "alpha": torch.tensor(4.0)}
+    layer = CayleyConv2d(2, 5, kernel, stride=2, bias=False)
+    message = f"kernel of {2 * blocks}×{2 * blocks} pixels reaches beyond 5×5; build the layer with kernel_size 6$"
+    with pytest.raises(StructuredInitError, match=message):
+        layer.load_state_dict(dict(state))
+    CayleyConv2d(2, 5, 6, stride=2, bias=False).load_state_dict(state)
+
+
+@pytest.mark.parametrize(("inside", "outside"), [(5, 5), (3, 7), (7, 3)])
+def test_linear_layers_are_the_references_and_orthogonal(inside, outside):
+    torch.manual_seed(0)
+    layer = CayleyLinear(inside, outside).double()
+    alpha, weight = torch.tensor(1.7, dtype=torch.float64), torch.randn(outside, inside, dtype=torch.float64)
+    layer.load_state_dict({"weight": weight, "bias": layer.bias.detach().clone(), "alpha": alpha})
+    expected = published_cayley(alpha * weight / weight.norm())
+    assert identity_error(expected) < 1e-12
+    x = torch.randn(4, 2, inside, dtype=torch.float64, requires_grad=True)
+    for mode in (True, False):
+        torch.testing.assert_close(layer.train(mode)(x), x @ expected.T + layer.bias, rtol=0, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), x @ expected.T + layer.bias, rtol=0, atol=1e-12)
+    assert torch.autograd.gradcheck(
+        lambda x, w: torch.func.functional_call(layer, {"weight": w}, (x,)), (x, layer.weight)
+    )
+
+
+@pytest.mark.parametrize("layer", [CayleyConv2d(3, 4, 3), CayleyLinear(3, 4)])
+def test_inside_bf16_autocast_all_is_float32(layer):
+    x = torch.randn(2, 3, 6, 6) if isinstance(layer, CayleyConv2d) else torch.randn(2, 3)
+    expected = layer(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(layer(x), expected)
+        low = layer(x.bfloat16())
+    assert low.dtype == torch.bfloat16
+    torch.testing.assert_close(low.float(), expected, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "message"),
+    [
+        (CayleyConv2d(3, 4, 5), (1, 3, 8, 4), "CayleyConv2d: the input 8×4 is smaller than the kernel 5×5"),
+        (CayleyConv2d(3, 4, 3, 2), (1, 3, 8, 7), "CayleyConv2d: the input 8×7 is no multiple of the stride 2"),
+        (CayleyConv2d(3, 4, 3), (1, 2, 8, 8), "CayleyConv2d: the input has 2 channels, not 3"),
+        (CayleyConv2d(3, 4, 3).half(), (1, 3, 8, 8), "CayleyConv2d: parameters are float16; keep them in float32"),
+        (CayleyLinear(3, 4).half(), (1, 3), "CayleyLinear: parameters are float16; keep them in float32"),
+    ],
+)
+def test_bad_input_is_one_line(layer, shape, message):
+    with pytest.raises(StructuredInitError, match=f"^{message}[^\n]*$"):
+        layer(torch.randn(shape))
