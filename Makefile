@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 THREADS ?= 1
 
-.PHONY: demo test fast-test lint bench-accuracy clean
+.PHONY: demo test fast-test lint clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -25,8 +25,9 @@ $(READY): pyproject.toml
 	fi
 	@touch $(READY)
 
-demo: $(READY)  ## train a small ViT on real images with several starts and draw the difference (under 4 minutes)
-	@$(BIN)/python -m benchmarks.demo --output demo
+demo: $(READY)  ## train a small ViT on real images from several starts and report the difference (under 4 minutes)
+	@$(BIN)/structured-init compare -c vit_digits --inits default,sincos,mimetic_host --seeds 0,1,2 --parallel 2 \
+	  --output demo --trainer.max_epochs 40
 
 test: $(READY)  ## run all tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10 -q $(ARGS)

@@ -51,6 +51,8 @@ class ImageClassifier(Task):
         StructuredInitError: unknown network or argument, sizes that do not divide, shares out of range.
     """
 
+    headline = ("accuracy", "max")
+
     def __init__(
         self,
         network: str | nn.Module = "vit_tiny_patch2_32",

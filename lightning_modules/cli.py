@@ -16,7 +16,7 @@ from torch import nn
 
 from lightning_modules.checkpoint import read_checkpoint
 from lightning_modules.config_names import expand
-from lightning_modules.messages import explain, one_line, original_error, refuse_shadowed, refuse_unwritable
+from lightning_modules.messages import COMPARING, explain, one_line, original_error, refuse_shadowed, refuse_unwritable
 from lightning_modules.show import Runner
 from structured_init import Default, StructuredInitError
 
@@ -27,6 +27,10 @@ import callbacks  # noqa: E402
 import callbacks.figures  # noqa: E402
 import lightning_modules.data  # noqa: E402, F401
 
+ABOUT = (
+    "Choose how a network starts, and see what it did. Two more commands: 'compare' trains an experiment from several "
+    "starts with the same seeds, 'report' writes its report again (structured-init compare --help)."
+)
 FROM_THE_DATA = ("num_classes", "in_channels", "image_size")
 
 
@@ -45,6 +49,7 @@ class CLI(LightningCLI):
             trainer_class=Runner,
             save_config_kwargs={"config_filename": "experiment.yaml", "overwrite": True},
             seed_everything_default=0,
+            parser_kwargs={"description": ABOUT},
             parser_class=Parser,
             auto_configure_optimizers=False,
             args=args,
@@ -183,8 +188,13 @@ def main(args: list[str] | None = None) -> CLI | None:
     Raises:
         SystemExit: with code 2 after an expected mistake, which gets one line on stderr. A bug keeps its traceback.
     """
+    args = sys.argv[1:] if args is None else list(args)
     try:
-        return CLI(expand(sys.argv[1:] if args is None else list(args)))
+        if args and args[0] in COMPARING:
+            from lightning_modules.compare import command as compare_commands
+
+            return getattr(compare_commands, args[0])(args[1:])
+        return CLI(expand(args))
     except (StructuredInitError, MisconfigurationException) as error:
         print(f"structured-init: error: {one_line(error)}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from structured_init import Initializer, StructuredInitError
 from structured_init.errors import nearest
 
+COMPARING = ("compare", "report")  # commands beside those of Lightning, with options of their own
 # What a section of the configuration may hold, by the start of its key; the first that fits counts.
 BASES: dict[str, type] = {
     "init": Initializer,
@@ -64,7 +65,7 @@ def _unknown_key(found: re.Match[str], message: str, keys: list[str]) -> str:
 
 
 def _unknown_command(found: re.Match[str], message: str, keys: list[str]) -> str:
-    return f"unknown command '{found[1]}': {nearest(found[1], re.findall(r'[a-z]+', found[2]))}"
+    return f"unknown command '{found[1]}': {nearest(found[1], [*re.findall(r'[a-z]+', found[2]), *COMPARING])}"
 
 
 def _required(found: re.Match[str], message: str, keys: list[str]) -> str:
@@ -78,7 +79,7 @@ def _wrong_type(found: re.Match[str], message: str, keys: list[str]) -> str:
 
 
 def _no_command(found: re.Match[str], message: str, keys: list[str]) -> str:
-    return f"no command is given: choose from {found[1].replace(',', ', ')}"
+    return f"no command is given: choose from {', '.join([*found[1].split(','), *COMPARING])}"
 
 
 Answer = Callable[[re.Match[str], str, list[str]], str]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_modules.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
 from lightning_modules.optim import parameter_groups, warmup_cosine
@@ -26,8 +28,12 @@ class Task(LightningModule):
         warmup_lr: learning rate of the first step, when there is a warmup.
         min_lr: learning rate at the end of the cosine.
         compile: compile the network, in place, when it first runs; parameter names stay as they are.
+
+    Attributes:
+        headline: name of the metric, without its split, that the task is judged by, and ``"max"`` or ``"min"``.
     """
 
+    headline: ClassVar[tuple[str, str]] = ("loss", "min")
     network: nn.Module
 
     def __init__(
@@ -72,14 +78,18 @@ class Task(LightningModule):
             raise StructuredInitError(
                 "the learning rate needs the end of the run: give trainer.max_epochs or max_steps"
             )
-        scheduler = warmup_cosine(
+        scheduler = self.configure_schedule(optimizer, int(total_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def configure_schedule(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+        """Build the schedule of a run of ``total_steps`` optimizer steps, a function of the step alone."""
+        return warmup_cosine(
             optimizer,
-            total_steps=int(total_steps),
+            total_steps=total_steps,
             warmup_steps=round(self.warmup_epochs * self._steps_per_epoch()),
             warmup_lr=self.warmup_lr,
             min_lr=self.min_lr,
         )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def _steps_per_epoch(self) -> int:
         """Return the optimizer steps of one epoch; known once the number of steps was estimated."""

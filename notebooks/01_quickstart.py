@@ -107,7 +107,7 @@ for name, (_, accuracy) in results.items():
     print(f"{name:<10} {100 * accuracy:.1f} %")
 
 # %% [markdown]
-# One seed says little: `python -m benchmarks.accuracy` pairs runs over seeds and gives intervals.
+# One seed says little: `structured-init compare` pairs runs over seeds and gives intervals.
 
 # %%
 trained, _ = results["Mimetic"]

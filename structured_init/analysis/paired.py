@@ -1,4 +1,4 @@
-"""Comparing starts honestly: differences within a seed, with a t interval."""
+"""Comparing starts honestly: differences within a seed, with an interval that covers the truth as often as it says."""
 
 from __future__ import annotations
 
@@ -8,39 +8,44 @@ from dataclasses import dataclass
 
 from structured_init.errors import StructuredInitError
 
+FEWEST_FOR_BOOTSTRAP = 20
+
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with the half-width of its confidence interval.
+    """A mean with its confidence interval.
 
     Attributes:
         mean: the sample mean.
-        half_width: half the width of the interval; infinite with one sample.
+        low: lower end of the interval; minus infinity with one sample.
+        high: upper end; infinity with one sample.
         samples: how many values (seeds) it stands on.
     """
 
     mean: float
-    half_width: float
+    low: float
+    high: float
     samples: int
 
-    def __str__(self) -> str:
-        width = "" if math.isinf(self.half_width) else f" ± {self.half_width:.1f}"
-        return f"{self.mean:.1f}{width}"
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval; infinite with one sample."""
+        return (self.high - self.low) / 2
 
     @property
     def excludes_zero(self) -> bool:
         """Whether zero lies outside the interval."""
-        return abs(self.mean) > self.half_width
+        return self.low > 0 or self.high < 0
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" if math.isinf(self.half_width) else f"{self.mean:.1f} ± {self.half_width:.1f}"
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Return the mean and Student's t interval of a few values.
-
-    A bootstrap is not offered: at n = 3 its nominal 95 % percentile interval covers the truth 74 % of the time, and at
-    n = 5 82 %, while this one holds for normal errors at every n ≥ 2.
+    """Return the mean and Student's t interval of a few values: right for normal errors at every n ≥ 2.
 
     Args:
-        values: at least one; with one the half-width is infinite.
+        values: at least one; with one the interval is infinite.
         level: confidence level.
     """
     from scipy import stats
@@ -50,14 +55,42 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
         raise StructuredInitError("an interval needs at least one value")
     mean = math.fsum(values) / n
     if n == 1:
-        return Interval(mean, math.inf, 1)
+        return Interval(mean, -math.inf, math.inf, 1)
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    quantile = float(stats.t.ppf(0.5 + level / 2, n - 1))
-    return Interval(mean, quantile * math.sqrt(variance / n), n)
+    half_width = float(stats.t.ppf(0.5 + level / 2, n - 1)) * math.sqrt(variance / n)
+    return Interval(mean, mean - half_width, mean + half_width, n)
+
+
+def bootstrap_interval(
+    values: Sequence[float], level: float = 0.95, resamples: int = 10_000, seed: int = 0
+) -> Interval:
+    """Return the mean and the percentile bootstrap interval of many values, which assumes no normal errors.
+
+    Args:
+        values: at least 20: at n = 3 the nominal 95 % interval covers the truth 74 % of the time, at n = 5 82 %.
+        level: confidence level.
+        resamples: how often the values are drawn again, with replacement.
+        seed: of a generator of its own.
+
+    Raises:
+        StructuredInitError: fewer than 20 values.
+    """
+    import numpy as np
+
+    n = len(values)
+    if n < FEWEST_FOR_BOOTSTRAP:
+        raise StructuredInitError(
+            f"a bootstrap of {n} values covers the truth less often than it says: "
+            f"give at least {FEWEST_FOR_BOOTSTRAP}, or take t_interval"
+        )
+    data = np.asarray(values, dtype=float)
+    drawn = np.random.default_rng(seed).integers(n, size=(resamples, n))
+    low, high = np.quantile(data[drawn].mean(axis=1), [0.5 - level / 2, 0.5 + level / 2])
+    return Interval(math.fsum(values) / n, float(low), float(high), n)
 
 
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> Interval:
-    """Return the interval of arm − baseline over the seeds that both have.
+    """Return the t interval of arm − baseline over the seeds that both have.
 
     Args:
         arm: final value by seed.
@@ -67,29 +100,16 @@ def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], l
     Raises:
         StructuredInitError: the two have no seed in common.
     """
+    return t_interval(list(paired_values(arm, baseline).values()), level)
+
+
+def paired_values(arm: Mapping[int, float], baseline: Mapping[int, float]) -> dict[int, float]:
+    """Return arm − baseline by seed, over the seeds that both have.
+
+    Raises:
+        StructuredInitError: the two have no seed in common.
+    """
     seeds = sorted(set(arm) & set(baseline))
     if not seeds:
         raise StructuredInitError("the two arms have no seed in common, so nothing is paired")
-    return t_interval([arm[seed] - baseline[seed] for seed in seeds], level)
-
-
-def paired_table(results: Mapping[str, Mapping[int, float]], baseline: str, control: str | None = None) -> str:
-    """Return a Markdown table: each arm's mean, and its paired differences to a baseline and to a control.
-
-    Args:
-        results: final value (in percent) by arm and seed.
-        baseline: the arm that differences refer to.
-        control: a second arm for differences, such as the one with the same positions.
-    """
-    references = [name for name in (baseline, control) if name is not None and name in results]
-    header = ["start", "seeds", "accuracy %", *(f"− {name} (paired)" for name in references)]
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for arm, values in results.items():
-        cells = [arm, str(len(values)), str(t_interval(list(values.values())))]
-        cells += ["" if name == arm else _signed(paired_difference(values, results[name])) for name in references]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _signed(interval: Interval) -> str:
-    return str(interval) if interval.mean < 0 else f"+{interval}"
+    return {seed: arm[seed] - baseline[seed] for seed in seeds}

@@ -1,0 +1,1 @@
+"""``structured-init compare``: paired runs of several starts, and what they say."""

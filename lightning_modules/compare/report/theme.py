@@ -1,0 +1,196 @@
+"""How the report's figures look: one colour per arm in all of them, told apart by the colour-blind, in dark and light.
+
+A figure is drawn once, in the colours of paper. On the page its colours become CSS variables, and its text stays text.
+"""
+
+from __future__ import annotations
+
+import html
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from structured_init.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# On paper, on a light page and on a dark one. None of the colours on paper occurs twice: they are replaced by name.
+INK, FAINT, RULE = "#20262d", "#68717c", "#dfe3e8"
+BASELINE = ("#848d98", "#97a1ad")
+# Okabe and Ito 2008, darkened on white and lightened on black until they can be read as text.
+COLORS = (
+    ("#0a6cb3", "#5cb3f2"),
+    ("#cc5500", "#f5935a"),
+    ("#078a66", "#3cc79b"),
+    ("#ad4f8a", "#e696c5"),
+    ("#a87500", "#e0b04a"),
+    ("#2596be", "#8adcf5"),
+    ("#7d4a2c", "#cfa283"),
+    ("#5949b8", "#aca2fa"),
+    ("#b8304a", "#ff9aa9"),
+    ("#66802b", "#b9d66b"),
+)
+DASHES: tuple[str | tuple, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))
+FONT = 8.0
+
+
+@dataclass(frozen=True)
+class Style:
+    """How an arm is drawn.
+
+    Attributes:
+        variable: its colour on the page, a CSS variable.
+        paper: its colour on paper and on a light page.
+        dark: its colour on a dark page.
+        dash: of its lines; arms beyond the tenth beside the baseline share colours.
+    """
+
+    variable: str
+    paper: str
+    dark: str
+    dash: str | tuple
+
+
+def styles(arms: Sequence[str], baseline: str) -> dict[str, Style]:
+    """Return the style of every arm: the baseline is grey."""
+    others = [arm for arm in arms if arm != baseline]
+    found = {baseline: Style("var(--arm-0)", *BASELINE, DASHES[0])}
+    for place, arm in enumerate(others):
+        turn = min(place // len(COLORS), len(DASHES) - 1)
+        number = place % len(COLORS)
+        found[arm] = Style(f"var(--arm-{number + 1})", *COLORS[number], DASHES[turn])
+    return found
+
+
+def variables(dark: bool) -> str:
+    """Return the CSS declarations of the arms' colours."""
+    pairs = [BASELINE, *COLORS]
+    return " ".join(f"--arm-{number}: {pair[dark]};" for number, pair in enumerate(pairs))
+
+
+@contextmanager
+def drawing() -> Iterator[None]:
+    """Set matplotlib for one figure: text stays text, and nothing depends on the user's settings."""
+    import matplotlib
+
+    settings = {
+        **{"font.size": FONT, "axes.titlesize": FONT + 0.5, "axes.labelsize": FONT, "svg.fonttype": "none"},
+        **{"xtick.labelsize": FONT - 0.5, "ytick.labelsize": FONT - 0.5, "svg.hashsalt": "structured-init"},
+        **{"text.color": INK, "axes.labelcolor": FAINT, "xtick.color": FAINT, "ytick.color": FAINT},
+        **{"axes.edgecolor": RULE, "grid.color": RULE, "grid.linewidth": 0.6, "lines.solid_capstyle": "round"},
+        **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True},
+        **{"xtick.major.size": 0, "ytick.major.size": 0, "axes.formatter.use_mathtext": False},
+        **{"axes.titlelocation": "left", "axes.titlecolor": INK, "axes.unicode_minus": True},
+    }
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(settings)
+        yield
+
+
+def new_figure(width: float, height: float, layout: str | None = "constrained") -> Figure:
+    """Return an empty figure, in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout=layout)
+
+
+def settle(figure: Figure) -> None:
+    """Place everything once: every writing would do it again, which takes longer than the drawing."""
+    with drawing():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+
+
+def spread(places: Sequence[float], distance: float) -> list[float]:
+    """Move labels apart until they stand at least a distance from each other, keeping their order."""
+    order = sorted(range(len(places)), key=lambda i: places[i])
+    # Groups of touching labels, each centred on where its labels want to be.
+    groups: list[list[int]] = []
+    for index in order:
+        groups.append([index])
+        while len(groups) > 1 and _top(groups[-2], places, distance) > _bottom(groups[-1], places, distance):
+            last = groups.pop()
+            groups[-1] += last
+    moved = list(places)
+    for group in groups:
+        bottom = _bottom(group, places, distance) + distance / 2
+        for number, index in enumerate(group):
+            moved[index] = bottom + number * distance
+    return moved
+
+
+def inline(figure: Figure, name: str, description: str) -> str:
+    """Return a figure as an SVG element for a page: colours as CSS variables, text as text, names of its own.
+
+    Args:
+        figure: the figure, drawn in the colours of paper.
+        name: unlike that of any other figure on the page.
+        description: what it shows, for those who do not see it.
+    """
+    buffer = io.StringIO()
+    with drawing():
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\sid="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    for color, variable in _replaced().items():
+        text = text.replace(color, variable)
+    label = html.escape(description, quote=True)
+    opening = f'<svg role="img" aria-label="{label}"'
+    head, rest = text.split(">", 1)
+    head = re.sub(r'\s(width|height|version|id|xmlns)="[^"]*"', "", head.replace("<svg", opening, 1))
+    return re.sub(r"\n\s*", "\n", f"{head}>{rest}").strip()
+
+
+def save(figure: Figure, folder: Path, name: str, dpi: int = 200) -> list[Path]:
+    """Write a figure for a paper, as SVG and as PNG on white, each under its final name only when it is complete."""
+    written = []
+    for kind in ("svg", "png"):
+        with drawing(), replacing(folder / f"{name}.{kind}") as temporary:
+            metadata = {"Date": None} if kind == "svg" else None
+            figure.savefig(temporary, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+        written.append(folder / f"{name}.{kind}")
+    return written
+
+
+def label_ends(axis: Axes, ends: Mapping[str, float], looks: Mapping[str, Style], points: float = 9.5) -> None:
+    """Write each arm's name at the right end of its line, moved apart where they would touch, with a thread to the end.
+
+    Args:
+        axis: with its final limits.
+        ends: arm → where its line ends, on the y axis.
+        looks: style of every arm.
+        points: distance of neighbouring labels.
+    """
+    low, high = axis.get_ylim()
+    tall = axis.figure.get_size_inches()[1] * 72 * axis.get_position().height
+    wanted = [(ends[arm] - low) / (high - low) for arm in ends]
+    places = spread(wanted, points / tall)
+    over = max([0.0, *(place - 1 for place in places)])
+    for arm, end, place in zip(ends, wanted, places, strict=True):
+        color = looks[arm].paper
+        label = {"color": color, "va": "center", "fontweight": "bold", "annotation_clip": False}
+        axis.annotate(arm, (1.035, place - over), xycoords="axes fraction", **label)
+        thread = {"transform": axis.transAxes, "clip_on": False, "linewidth": 0.6, "alpha": 0.7}
+        axis.plot([1.004, 1.03], [end, place - over], color=color, **thread)
+
+
+def _replaced() -> dict[str, str]:
+    arms = {pair[0]: f"var(--arm-{number})" for number, pair in enumerate([BASELINE, *COLORS])}
+    return {INK: "var(--ink)", FAINT: "var(--faint)", RULE: "var(--rule)", **arms}
+
+
+def _bottom(group: Sequence[int], places: Sequence[float], distance: float) -> float:
+    return sum(places[i] for i in group) / len(group) - len(group) * distance / 2
+
+
+def _top(group: Sequence[int], places: Sequence[float], distance: float) -> float:
+    return sum(places[i] for i in group) / len(group) + len(group) * distance / 2
