@@ -18,29 +18,20 @@
 # tables: one row per run, one row per logged value.
 
 # %%
-import os
-import tempfile
+from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from lightning_modules.cli import main
 from lightning_modules.compare.results import load_curves, load_results
 from structured_init.analysis.paired import paired_difference, t_interval
 
 # %% [markdown]
 # ## A finished comparison
 #
-# `COMPARISON` names its folder. Without one, this makes a small one: two starts of a small ViT on real 8×8 digits, two
-# seeds. Two epochs show nothing about the starts; take more, and more seeds, for that.
+# Five starts of a small ViT on real 8×8 digits, five seeds. Give the `--output` of your own comparison instead.
 
 # %%
-folder = os.environ.get("COMPARISON")
-if folder is None:
-    folder = tempfile.mkdtemp()
-    epochs = os.environ.get("NOTEBOOK_EPOCHS", "2")
-    arguments = ["compare", "-c", "vit_digits", "--inits", "default,sincos", "--seeds", "0,1"]
-    arguments += ["--output", folder, "--no-open", "--trainer.max_epochs", epochs, "--attention.enabled", "false"]
-    main(arguments)
+folder = Path("../benchmarks/results/compare_digits")
 
 # %% [markdown]
 # ## One row per run
@@ -88,5 +79,5 @@ for arm, rows in curves[curves["metric"] == "val/accuracy"].groupby("arm", sort=
         axis.fill_between(steps, *zip(*ends, strict=True), color=line.get_color(), alpha=0.15, linewidth=0)
 axis.set(xlabel="optimizer steps", ylabel="validation accuracy %")
 figure.legend(frameon=False, loc="outside right center")
-figure.savefig(os.path.join(folder, "paper.svg"))
+# figure.savefig("paper.svg")
 figure
