@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from lightning_modules.certified import CertifiedClassifier
 from lightning_modules.classifier import ImageClassifier
 from lightning_modules.data import ImageData
 from lightning_modules.task import Task
 
-__all__ = ["ImageClassifier", "ImageData", "Task"]
+__all__ = ["CertifiedClassifier", "ImageClassifier", "ImageData", "Task"]

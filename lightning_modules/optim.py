@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from structured_init.errors import StructuredInitError
 from structured_init.sites import position_sites
 
 # timm and transformers name their positions and extra tokens so; none of them is a weight to be shrunk.
@@ -94,3 +97,36 @@ def warmup_cosine(
         return lambda step: curve(step, base_lr=base_lr) / base_lr if base_lr else 0.0
 
     return LambdaLR(optimizer, [factor(float(group["lr"])) for group in optimizer.param_groups])
+
+
+def piecewise_linear(optimizer: Optimizer, *, total_steps: int, points: Sequence[Sequence[float]]) -> LambdaLR:
+    """Schedule every parameter group along straight lines between points, one call per optimizer step.
+
+    Args:
+        optimizer: its learning rates are multiplied.
+        total_steps: steps of the run.
+        points: pairs (share of the run, share of the learning rate); the run's shares rise from 0 to 1. A step has
+            the value at its end, so that the first one counts where the curve starts at 0.
+
+    Raises:
+        StructuredInitError: the points are no curve from 0 to 1.
+    """
+    shares, values = check_points(points)
+    return LambdaLR(optimizer, lambda step: float(np.interp((step + 1) / max(total_steps, 1), shares, values)))
+
+
+def check_points(points: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
+    """Return the shares of the run and of the learning rate.
+
+    Raises:
+        StructuredInitError: the points are no curve from 0 to 1.
+    """
+    pairs = [tuple(point) for point in points]
+    shares = [pair[0] for pair in pairs if len(pair) == 2]
+    rising = all(left < right for left, right in itertools.pairwise(shares))
+    if len(shares) != len(pairs) or not rising or not shares or (shares[0], shares[-1]) != (0.0, 1.0):
+        raise StructuredInitError(
+            f"a schedule is a list of pairs [share of the run, share of the learning rate] whose first numbers rise "
+            f"from 0 to 1, such as [[0, 0], [0.4, 1], [1, 0]], not {[list(pair) for pair in pairs]}"
+        )
+    return shares, [float(pair[1]) for pair in pairs]

@@ -10,13 +10,14 @@ import timm
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS, choose
 from lightning_modules.networks.vision_transformer import PRESETS, vision_transformer
 from structured_init.errors import StructuredInitError, nearest
 
 
 def network_names() -> list[str]:
-    """Return the names that :func:`create_network` knows: the presets, then timm's."""
-    return [*PRESETS, *timm.list_models()]
+    """Return the names that :func:`create_network` knows: the presets, the 1-Lipschitz networks, then timm's."""
+    return [*PRESETS, *LIPSCHITZ_NETWORKS, *timm.list_models()]
 
 
 def create_network(
@@ -25,11 +26,13 @@ def create_network(
     """Build a network by its name.
 
     Args:
-        name: a preset of :data:`PRESETS`, or a model of timm (``pretrained: true`` is one of its arguments).
+        name: a preset of :data:`PRESETS`, a network of :data:`LIPSCHITZ_NETWORKS`, or a model of timm (``pretrained:
+            true`` is one of its arguments).
         num_classes: outputs.
         image_size: side of the square image in pixels; networks that take any size ignore it.
         in_channels: channels of the image.
-        network_args: arguments of :func:`vision_transformer` or of the timm model; they win over a preset's.
+        network_args: arguments of :func:`vision_transformer`, of the 1-Lipschitz network (``conv``, ``width``, …) or of
+            the timm model; they win over a preset's.
 
     Raises:
         StructuredInitError: the name or an argument is unknown (the nearest is named), or the sizes do not fit.
@@ -38,13 +41,15 @@ def create_network(
     try:
         if name in PRESETS:
             return vision_transformer(**{**PRESETS[name], **sizes, "in_channels": in_channels, **network_args})
+        if name in LIPSCHITZ_NETWORKS:
+            return LIPSCHITZ_NETWORKS[name](**sizes, in_channels=in_channels, **network_args)
         return _timm_network(name, in_chans=in_channels, **sizes, **network_args)
     except TypeError as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if not unknown or unknown[1] not in network_args:
             raise
         raise StructuredInitError(
-            f"network '{name}' takes no argument '{unknown[1]}': {nearest(unknown[1], _argument_names())}"
+            f"network '{name}' takes no argument '{unknown[1]}': {nearest(unknown[1], _argument_names(name))}"
         ) from error
 
 
@@ -52,7 +57,8 @@ def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Modu
     """Build a timm model at an image size, if its family has one."""
     if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(name):
         near = nearest(name, network_names())
-        hint = near if near.startswith("did") else f"choose from {', '.join(PRESETS)}, or a model of timm"
+        known = ", ".join([*PRESETS, *LIPSCHITZ_NETWORKS])
+        hint = near if near.startswith("did") else f"choose from {known}, or a model of timm"
         raise StructuredInitError(f"unknown network '{name}': {hint}")
     try:
         network = timm.create_model(name, img_size=image_size, **network_args)
@@ -73,7 +79,8 @@ def _check_patches(name: str, network: nn.Module, image_size: int) -> None:
             raise StructuredInitError(f"patch_size {side} of '{name}' does not divide image_size {image_size}")
 
 
-def _argument_names() -> set[str]:
-    """Return the argument names worth suggesting: those of the vision transformers."""
-    functions = (vision_transformer, VisionTransformer.__init__)
+def _argument_names(network: str) -> set[str]:
+    """Return the argument names worth suggesting: those of the network, or of the vision transformers."""
+    ours = (LIPSCHITZ_NETWORKS[network], choose) if network in LIPSCHITZ_NETWORKS else None
+    functions = ours or (vision_transformer, VisionTransformer.__init__)
     return {name for function in functions for name in inspect.signature(function).parameters if name != "self"}

@@ -14,26 +14,34 @@ from structured_init.analysis import singular_values
 from structured_init.analysis.lipschitz import lipschitz_bound, lipschitz_report, register_lipschitz
 from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin
 
-LAYERS = {
-    "circular": (nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (3, 6, 5)),
-    "circular, even kernel": (nn.Conv2d(3, 4, (4, 2), padding="same", padding_mode="circular"), (3, 6, 5)),
-    "circular, stride": (nn.Conv2d(3, 4, 3, 2, padding=1, padding_mode="circular"), (3, 6, 8)),
-    "circular, stride, groups": (nn.Conv2d(4, 6, 5, (2, 3), 2, padding_mode="circular", groups=2), (4, 6, 9)),
-    "circular, dilation": (nn.Conv2d(2, 3, 3, padding=2, dilation=2, padding_mode="circular"), (2, 5, 6)),
-    "circular, larger output": (nn.Conv2d(2, 3, 3, padding=2, padding_mode="circular"), (2, 5, 6)),
-    "zeros": (nn.Conv2d(3, 4, 3, padding=1), (3, 6, 5)),
-    "zeros, stride": (nn.Conv2d(3, 2, 3, 2, padding=1), (3, 7, 6)),
-    "reflect": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 5, 5)),
-    "replicate": (nn.Conv2d(2, 3, 5, padding=2, padding_mode="replicate"), (2, 5, 5)),
-    "patches": (nn.Conv2d(3, 7, 2, 2), (3, 6, 8)),
-    "patches, rest": (nn.Conv2d(2, 9, 2, 3), (2, 7, 8)),
-    "one axis": (nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular"), (3, 7)),
-    "three axes": (nn.Conv3d(2, 2, 3, padding=1, padding_mode="circular"), (2, 3, 4, 3)),
-    "linear": (nn.Linear(7, 5), (7,)),
-    "Cayley": (CayleyConv2d(3, 4, 3), (3, 6, 5)),
-    "Cayley, stride": (CayleyConv2d(2, 4, 3, 2), (2, 6, 8)),
-    "Cayley, linear": (CayleyLinear(7, 5), (7,)),
-}
+
+def drawn():
+    """The layers, with the same weights in every run: how loose a bound is depends on them."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return {
+            "circular": (nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (3, 6, 5)),
+            "circular, even kernel": (nn.Conv2d(3, 4, (4, 2), padding="same", padding_mode="circular"), (3, 6, 5)),
+            "circular, stride": (nn.Conv2d(3, 4, 3, 2, padding=1, padding_mode="circular"), (3, 6, 8)),
+            "circular, stride, groups": (nn.Conv2d(4, 6, 5, (2, 3), 2, padding_mode="circular", groups=2), (4, 6, 9)),
+            "circular, dilation": (nn.Conv2d(2, 3, 3, padding=2, dilation=2, padding_mode="circular"), (2, 5, 6)),
+            "circular, larger output": (nn.Conv2d(2, 3, 3, padding=2, padding_mode="circular"), (2, 5, 6)),
+            "zeros": (nn.Conv2d(3, 4, 3, padding=1), (3, 6, 5)),
+            "zeros, stride": (nn.Conv2d(3, 2, 3, 2, padding=1), (3, 7, 6)),
+            "reflect": (nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 5, 5)),
+            "replicate": (nn.Conv2d(2, 3, 5, padding=2, padding_mode="replicate"), (2, 5, 5)),
+            "patches": (nn.Conv2d(3, 7, 2, 2), (3, 6, 8)),
+            "patches, rest": (nn.Conv2d(2, 9, 2, 3), (2, 7, 8)),
+            "one axis": (nn.Conv1d(3, 4, 3, padding=1, padding_mode="circular"), (3, 7)),
+            "three axes": (nn.Conv3d(2, 2, 3, padding=1, padding_mode="circular"), (2, 3, 4, 3)),
+            "linear": (nn.Linear(7, 5), (7,)),
+            "Cayley": (CayleyConv2d(3, 4, 3), (3, 6, 5)),
+            "Cayley, stride": (CayleyConv2d(2, 4, 3, 2), (2, 6, 8)),
+            "Cayley, linear": (CayleyLinear(7, 5), (7,)),
+        }
+
+
+LAYERS = drawn()
 
 
 def written_out(layer, shape):

@@ -1,0 +1,297 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningDataModule, Trainer
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_modules import CertifiedClassifier, ImageData
+from structured_init import StructuredInitError
+from structured_init.analysis import register_lipschitz
+from structured_init.layers import CayleyLinear
+
+SMALL = {"network_args": {"width": 0.125}, "image_size": 8, "in_channels": 1}
+QUIET = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
+CONFIG = """
+model:
+  class_path: CertifiedClassifier
+  init_args: {network: kw_large, network_args: {width: 0.125}, pgd_epsilons: [36], lipschitz_steps: 2}
+data:
+  class_path: ImageData
+  init_args: {name: digits, batch_size: 64, fraction: 0.2, test_fraction: 0.2, mean: [0.3], std: [1.0]}
+trainer: {accelerator: cpu, max_epochs: 2, enable_progress_bar: false, enable_model_summary: false,
+  log_every_n_steps: 1}
+"""
+
+
+def trainer(**arguments):
+    return Trainer(accelerator="cpu", **dict.fromkeys(QUIET, False), **{"max_epochs": 1, **arguments})
+
+
+def classifier(*network, **arguments):
+    return CertifiedClassifier(*(network or ("kw_large",)), **{**SMALL, **arguments})
+
+
+def loader(count=24, batch_size=10, scale=1.0, classes=10):
+    generator = torch.Generator().manual_seed(0)
+    images = torch.rand(count, 1, 8, 8, generator=generator) * scale - 0.5
+    return DataLoader(TensorDataset(images, torch.arange(count) % classes), batch_size)
+
+
+def results(model, batches=None, **arguments):
+    return trainer(**arguments).test(model, batches or loader(), verbose=False)[0]
+
+
+def linear(scale=1.0, classes=10):
+    """W x with orthogonal rows of norm ``scale``: all is known of it."""
+    layer = nn.Linear(64, classes, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(scale * torch.eye(classes, 64))
+    return nn.Sequential(nn.Flatten(), layer)
+
+
+def test_the_logged_values_are_those_of_all_images_whatever_the_batches():
+    model = classifier(linear(3.0), epsilons=[36, 12.5], pgd_steps=0, lipschitz_steps=0)
+    data = loader(200, 64)
+    images, labels = data.dataset.tensors
+    logits = 3 * images.flatten(1)[:, :10]
+    logged = results(model, data)
+    assert logged["test/accuracy"] == pytest.approx((logits.argmax(1) == labels).float().mean().item())
+    assert logged["test/loss"] == pytest.approx(F.multi_margin_loss(logits, labels, margin=0.5).item())
+    assert logged["test/lipschitz_upper"] == pytest.approx(3.0, rel=1e-4)
+    own = logits[torch.arange(200), labels]
+    lead = own - logits.scatter(1, labels[:, None], -math.inf).amax(1)
+    for name, radius in (("36", 36 / 255), ("12_5", 12.5 / 255)):
+        expected = (lead > math.sqrt(2) * radius * 3.0).float().mean().item()
+        assert logged[f"test/certified_accuracy_{name}"] == pytest.approx(expected)
+    assert 0 < logged["test/certified_accuracy_12_5"] < logged["test/accuracy"]
+
+
+def test_on_a_linear_network_attack_and_certificate_meet():
+    """Two rows √2 apart: what is not certified can be changed, and the constant from below is that from above."""
+    model = classifier(linear(2.0, 2), num_classes=2, epsilons=[60], pgd_steps=100, lipschitz_steps=30)
+    logged = results(model, loader(200, 64, classes=2))
+    assert logged["test/pgd_accuracy_60"] == pytest.approx(logged["test/certified_accuracy_60"])
+    assert 0 < logged["test/pgd_accuracy_60"] < logged["test/accuracy"]
+    assert logged["test/lipschitz_lower"] == pytest.approx(2.0, rel=1e-3)
+    assert logged["test/lipschitz_lower"] <= logged["test/lipschitz_upper"] * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("inference_mode", [True, False])
+def test_attacks_need_no_setting_of_the_trainers_and_leave_the_weights_alone(inference_mode):
+    model = classifier(epsilons=[36], lipschitz_steps=2)
+    before = {name: value.clone() for name, value in model.network.state_dict().items()}
+    once, again = (results(model, inference_mode=inference_mode) for _ in range(2))
+    assert once == again
+    assert all(torch.equal(before[name], value) for name, value in model.network.state_dict().items())
+    assert all(p.requires_grad and p.grad is None for p in model.network.parameters())
+
+
+def test_the_bound_is_that_of_the_weights_at_the_time_of_the_test():
+    network = linear(1.0)
+    model = classifier(network, epsilons=[1], pgd_steps=0, lipschitz_steps=0)
+    assert results(model)["test/lipschitz_upper"] == pytest.approx(1.0, rel=1e-4)
+    with torch.no_grad():
+        network[1].weight.mul_(5)
+    assert results(model)["test/lipschitz_upper"] == pytest.approx(5.0, rel=1e-4)
+
+
+def test_the_last_layers_rows_may_certify_more_and_never_break():
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), CayleyLinear(64, 32), nn.Linear(32, 10))
+    by_margin, by_rows = (
+        results(classifier(network, epsilons=[2], certificate=kind, pgd_steps=20)) for kind in ("margin", "last_layer")
+    )
+    assert by_rows["test/certified_accuracy_2"] >= by_margin["test/certified_accuracy_2"]
+    assert by_rows["test/pgd_accuracy_2"] >= by_rows["test/certified_accuracy_2"]
+    assert by_rows["test/lipschitz_upper"] == pytest.approx(1.0, abs=1e-3)  # of all layers but the last
+
+
+def test_on_orthogonal_rows_both_certificates_are_one():
+    one, other = (
+        results(classifier(linear(2.0), epsilons=[10], certificate=kind, pgd_steps=0))
+        for kind in ("margin", "last_layer")
+    )
+    assert one["test/certified_accuracy_10"] == other["test/certified_accuracy_10"] > 0
+
+
+def test_a_network_with_unit_rows_trains_and_is_certified_by_its_rows():
+    model = classifier(network_args={"width": 0.125, "unit_rows": True}, certificate="last_layer", epsilons=[1])
+    fitted = trainer()
+    fitted.fit(model, loader(), loader())
+    assert "val/certified_accuracy_1" in fitted.callback_metrics
+    assert fitted.callback_metrics["val/lipschitz_upper"].item() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_learning_rate_follows_the_points():
+    seen = []
+
+    class Watching(CertifiedClassifier):
+        def on_before_optimizer_step(self, optimizer):
+            seen.append(optimizer.param_groups[0]["lr"])
+
+    model = Watching("kw_large", **SMALL, epsilons=[])
+    trainer(max_epochs=10, limit_train_batches=2).fit(model, loader(), loader())
+    shares = [(step + 1) / 20 for step in range(20)]  # of the run, at the end of each step
+    published = [
+        s / 0.4 if s <= 0.4 else 1 - 0.95 * (s - 0.4) / 0.4 if s <= 0.8 else 0.05 * (1 - s) / 0.2 for s in shares
+    ]
+    assert seen == pytest.approx([0.01 * value for value in published], abs=1e-9)
+
+
+def test_a_training_needs_no_bound_where_no_certificate_is_asked_for():
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10), Odd())
+    fitted = trainer()
+    fitted.fit(classifier(network, epsilons=[]), loader(), loader())
+    assert not [name for name in fitted.callback_metrics if "certified" in name or "lipschitz" in name]
+
+
+class Odd(nn.Module):
+    def forward(self, x):
+        return x**3
+
+
+# From the command line ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_from_the_command_line_certifies_and_learns(folder):
+    from lightning_modules.cli import main
+
+    (folder / "certified.yaml").write_text(CONFIG)
+    run = main(["fit", "-c", "certified.yaml", "--trainer.max_epochs=8", "--data.fraction=0.8"])
+    logged = run.trainer.test(run.model, datamodule=run.datamodule, verbose=False)[0]
+    assert logged["test/accuracy"] > 0.5
+    ends = [logged[f"test/certified_accuracy_{level}"] for level in (255, 108, 72, 36)]
+    assert ends == sorted(ends)
+    assert 0.1 < ends[-1] <= logged["test/pgd_accuracy_36"] <= logged["test/accuracy"]
+    assert logged["test/lipschitz_upper"] == pytest.approx(1.0, abs=1e-3)
+    assert 0 < logged["test/lipschitz_lower"] <= 1 + 1e-4
+
+
+def test_attacks_keep_to_pixels_where_the_mean_is_known():
+    model = classifier()
+    data = ImageData("digits", mean=[0.3], std=[1.0])
+    model._trainer = type("Trainer", (), {"datamodule": data})()
+    low, high = model._box()
+    assert (low.item(), high.item()) == pytest.approx((-0.3, 0.7))
+    model._trainer.datamodule = None
+    assert model._box() is None
+
+
+# Mistakes -------------------------------------------------------------------------------------------------------------
+
+
+def test_scaled_data_are_refused_before_anything_runs(folder, complaint):
+    from lightning_modules.cli import main
+
+    (folder / "certified.yaml").write_text(CONFIG)
+    message = complaint(main, ["fit", "-c", "certified.yaml", "--data.std=[0.25]"])
+    assert message == (
+        "the data divide pixels by std [0.25], so that radii would not be in pixels: "
+        "give the data its mean, and std: [1.0]"
+    )
+
+
+def test_images_that_cannot_be_shifted_pixels_are_refused():
+    with pytest.raises(StructuredInitError, match=r"the images span 3\.\d\d in a channel, where pixels in \[0, 1\]"):
+        results(classifier(), loader(scale=4.0))
+
+
+@pytest.mark.parametrize("run", ["fit", "validate", "test"])
+def test_no_certificate_of_a_network_whose_bound_is_unknown(run):
+    model = classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), Odd()))
+    with pytest.raises(StructuredInitError, match="Odd") as mistake:
+        getattr(trainer(), run)(model, *[loader()] * (1 + (run == "fit")))
+    assert "\n" not in str(mistake.value)
+
+
+def test_no_certificate_in_half_precision():
+    with pytest.raises(StructuredInitError, match=r"needs float32 weights: set trainer\.precision to 32-true"):
+        results(classifier(linear()), precision="bf16-true")
+
+
+def test_the_last_layers_certificate_needs_a_last_layer():
+    with pytest.raises(StructuredInitError, match=r"needs a network that is an nn\.Sequential with a linear layer"):
+        results(classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU()), certificate="last_layer"))
+
+
+class Louder(nn.Linear):
+    def forward(self, x):
+        return 100 * super().forward(x)
+
+
+class Zoomed(nn.Sequential):
+    def forward(self, x):
+        return super().forward(100 * x)
+
+
+def hooked():
+    network = linear()
+    network.register_forward_pre_hook(lambda module, inputs: (100 * inputs[0],))
+    return network
+
+
+@pytest.mark.parametrize("certificate", ["margin", "last_layer"])
+@pytest.mark.parametrize(
+    "network", [lambda: nn.Sequential(nn.Flatten(), Louder(64, 10)), lambda: Zoomed(*linear()), hooked]
+)
+def test_no_certificate_of_what_is_not_the_function_of_its_weights(network, certificate):
+    with pytest.raises(StructuredInitError, match=r"^no Lipschitz bound is known for") as mistake:
+        results(classifier(network(), certificate=certificate))
+    assert "\n" not in str(mistake.value)
+
+
+def test_a_rule_for_a_block_does_not_make_its_weight_that_of_a_last_layer():
+    class Own(nn.Linear):
+        def forward(self, x):
+            return 100 * super().forward(x)
+
+    class Block(nn.Sequential):
+        def forward(self, x):
+            return 100 * super().forward(x)
+
+    register_lipschitz(Own)(lambda module, bounds: 100.0 * torch.linalg.matrix_norm(module.weight.detach(), 2).item())
+    register_lipschitz(Block)(lambda module, bounds: 100.0 * bounds(module[1]))
+    assert results(classifier(nn.Sequential(nn.Flatten(), Own(64, 10)), pgd_steps=0))["test/lipschitz_upper"] > 50
+    with pytest.raises(StructuredInitError, match="'last_layer' is not known for Own with a forward of its own"):
+        results(classifier(nn.Sequential(nn.Flatten(), Own(64, 10)), certificate="last_layer"))
+    with pytest.raises(StructuredInitError, match=r"needs a network that is an nn\.Sequential with a linear layer"):
+        results(classifier(Block(*linear()), certificate="last_layer"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epsilons": [0.5]}, r"epsilons are in 1/255 .* at least 1, not 0\.5: did you mean 127\.5\?"),
+        ({"pgd_epsilons": [0]}, r"pgd_epsilons are in 1/255 of the pixels' range and at least 1, not 0$"),
+        ({"certificate": "margins"}, "unknown certificate 'margins': did you mean 'margin'"),
+        ({"margin": 0.0}, "margin must be positive, not 0"),
+        ({"pgd_restarts": 0}, "pgd_restarts at least 1"),
+        ({"lr_schedule": [[0, 0], [0.5, 1]]}, "whose first numbers rise from 0 to 1"),
+        ({"lr_schedule": [[0], [1, 1]]}, "whose first numbers rise from 0 to 1"),
+    ],
+)
+def test_an_argument_that_means_nothing_is_refused(arguments, message):
+    with pytest.raises(StructuredInitError, match=message) as mistake:
+        classifier(**arguments)
+    assert "\n" not in str(mistake.value)
+
+
+class Data(LightningDataModule):
+    num_classes = 12
+
+    def train_dataloader(self):
+        return loader()
+
+    def val_dataloader(self):
+        return loader()
+
+
+def test_data_of_other_classes_are_refused():
+    with pytest.raises(StructuredInitError, match="the data has 12 classes, the network 10"):
+        trainer().fit(classifier(), datamodule=Data())

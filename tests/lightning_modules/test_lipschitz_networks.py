@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lightning_modules.networks import LIPSCHITZ_NETWORKS, create_network
+from lightning_modules.networks.lipschitz.parts import ConvexResidual, NormPreservingPool, unit_row_linear
+from structured_init import StructuredInitError
+from structured_init.analysis.lipschitz import lipschitz_bound
+from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin
+
+SMALL = {"kw_large": 0.125, "resnet9": 0.0625, "wide_resnet_10_10": 0.0625}
+
+# Layers of the published networks, read off locuslab/orthogonal-convolutions, models.py, for 32 × 32 × 3 and ten
+# classes: (in, out) of the convolutions, all 3 × 3, of the linear layers, and the number of gates.
+PUBLISHED = {
+    "kw_large": ([(3, 32), (32, 32), (32, 64), (64, 64)], [(4096, 512), (512, 512), (512, 10)], 0),
+    "resnet9": (
+        [(3, 64), (64, 128), (128, 128), (128, 128), (128, 256), (256, 512), (512, 512), (512, 512)],
+        [(2048, 512), (512, 10)],
+        2,
+    ),
+    "wide_resnet_10_10": (
+        [(3, 16)] + [pair for i, o in ((16, 160), (160, 320), (320, 640)) for pair in ((i, o), (o, o), (i, o))],
+        [(2560, 640), (640, 10)],
+        3,
+    ),
+}
+
+
+def images(count=4, channels=3, side=32, seed=0):
+    return torch.rand(count, channels, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("conv", ["cayley", "plain"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_network_has_the_parameters_of_the_published_one(name, conv):
+    convolutions, linears, gates = PUBLISHED[name]
+    scale = conv == "cayley"  # one α for each orthogonal layer
+    expected = sum(9 * i * o + o + scale for i, o in convolutions) + sum(i * o + o + scale for i, o in linears) + gates
+    network = create_network(name, conv=conv)
+    assert sum(parameter.numel() for parameter in network.parameters()) == expected
+
+
+@pytest.mark.parametrize("name", LIPSCHITZ_NETWORKS)
+@pytest.mark.parametrize(("side", "channels", "classes"), [(32, 3, 10), (64, 1, 7)])
+def test_a_network_takes_the_sizes_asked_for(name, side, channels, classes):
+    network = create_network(name, num_classes=classes, image_size=side, in_channels=channels, width=SMALL[name])
+    assert network(images(2, channels, side)).shape == (2, classes)
+
+
+@pytest.mark.parametrize("activation", ["max_min", "group_sort"])
+@pytest.mark.parametrize("name", LIPSCHITZ_NETWORKS)
+def test_no_pair_of_images_is_drawn_apart_and_the_bound_says_so(name, activation):
+    torch.manual_seed(0)
+    network = create_network(name, width=SMALL[name], activation=activation).double().eval()
+    with torch.no_grad():
+        for parameter in network.parameters():  # away from the start
+            parameter.add_(torch.randn_like(parameter) * parameter.abs().mean())
+        x = images(16).double()
+        # Smooth differences: pooling would let noise vanish, and the test could not fail.
+        for y in (x.roll(1, 0), x + 0.01 * images(16, seed=1).double(), x * 0.5, x + 0.3):
+            ratio = (network(x) - network(y)).norm(dim=1) / (x - y).flatten(1).norm(dim=1)
+            assert ratio.max() <= 1 + 1e-9
+    assert lipschitz_bound(network, x[:1]) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_the_published_width_is_scaled_to_even_channels():
+    network = create_network("kw_large", width=0.3)
+    convolutions = [layer for layer in network if isinstance(layer, CayleyConv2d)]
+    assert [layer.out_channels for layer in convolutions] == [10, 10, 20, 20]
+
+
+def test_a_residual_is_the_mean_of_its_branches_that_the_gate_says():
+    residual = ConvexResidual(nn.Linear(3, 3), nn.Linear(3, 3), gate=math.log(3))  # σ = 3/4
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(residual(x), 0.75 * residual.shortcut(x) + 0.25 * residual.body(x))
+    torch.testing.assert_close(ConvexResidual(nn.Linear(3, 3))(x).shape, x.shape)
+
+
+@pytest.mark.parametrize("gate", [-3.0, 0.0, 2.0])
+def test_the_bound_of_a_residual_is_the_mean_of_its_branches_bounds(gate):
+    residual = ConvexResidual(scaled(5.0), scaled(0.5), gate=gate)
+    share = 1 / (1 + math.exp(-gate))
+    assert lipschitz_bound(residual, torch.randn(1, 4)) == pytest.approx(share * 0.5 + (1 - share) * 5.0, rel=1e-5)
+
+
+def scaled(factor, size=4):
+    layer = nn.Linear(size, size, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(factor * torch.eye(size))
+    return layer
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_pooling_keeps_the_norm_of_what_is_constant_in_its_windows_and_raises_none(size):
+    pool = NormPreservingPool(size)
+    coarse = torch.randn(3, 2, 4, 4)
+    flat = coarse.repeat_interleave(size, 2).repeat_interleave(size, 3)
+    torch.testing.assert_close(pool(flat).flatten(1).norm(dim=1), flat.flatten(1).norm(dim=1))
+    torch.testing.assert_close(pool(flat), size * F.avg_pool2d(flat, size))
+    assert lipschitz_bound(pool, flat[:1]) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_unit_rows_stay_so_in_training():
+    layer = unit_row_linear(6, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1.0)
+    layer(torch.randn(8, 6)).square().sum().backward()
+    optimizer.step()
+    torch.testing.assert_close(layer.weight.norm(dim=1), torch.ones(3))
+    expected = torch.linalg.matrix_norm(layer.weight.detach(), 2).item()
+    assert lipschitz_bound(layer, torch.randn(1, 6)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_layers_are_given_by_name_or_class_path():
+    kinds = {type(layer) for layer in create_network("kw_large", width=0.25)}
+    assert kinds == {CayleyConv2d, CayleyLinear, MaxMin, nn.Flatten}
+    plain = create_network("kw_large", width=0.25, conv="plain", activation="relu")
+    assert {type(layer) for layer in plain} == {nn.Conv2d, nn.Linear, nn.ReLU, nn.Flatten}
+    path = "structured_init.layers.CayleyConv2d"
+    mixed = create_network("kw_large", width=0.25, conv=path, conv_args={"bias": False}, linear="plain")
+    assert mixed[0].bias is None
+    assert type(mixed[-1]) is nn.Linear
+    assert {type(layer) for layer in create_network("kw_large", width=0.25, activation="group_sort")} >= {GroupSort}
+
+
+BY_PATH = {
+    "conv": "orthogonium.layers.AdaptiveOrthoConv2d",
+    "conv_args": {"padding": 1},
+    "linear": "orthogonium.layers.OrthoLinear",
+}
+
+
+@pytest.mark.parametrize("choices", [{"conv": "orthogonium"}, BY_PATH], ids=["by name", "by class path"])
+def test_the_layers_of_orthogonium_make_an_orthogonal_network(choices):
+    pytest.importorskip("orthogonium", reason="orthogonium is not installed: the extra 'robust'")
+    network = create_network("kw_large", width=0.25, **choices).eval()
+    assert type(network[0]).__mro__[1].__module__.startswith("orthogonium.")
+    x, y = images(8), images(8, seed=1)
+    with torch.no_grad():
+        assert ((network(x) - network(y)).norm(dim=1) <= (1 + 1e-4) * (x - y).flatten(1).norm(dim=1)).all()
+    assert lipschitz_bound(network, x[:1]) == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "orthogonium.layers", None)
+    with pytest.raises(StructuredInitError, match=r"need the extra 'robust': pip install 'structured-init\[robust\]'"):
+        create_network("kw_large", conv="orthogonium")
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("kw_lage", {}, "unknown network 'kw_lage': did you mean 'kw_large'?"),
+        ("kw_large", {"widht": 2}, "takes no argument 'widht': did you mean 'width'?"),
+        ("kw_large", {"conv": "caley"}, "unknown conv 'caley': did you mean 'cayley'?"),
+        ("kw_large", {"linear": "caley"}, "unknown linear 'caley': did you mean 'cayley'?"),
+        ("kw_large", {"activation": "maxmin"}, "unknown activation 'maxmin': did you mean 'max_min'?"),
+        ("kw_large", {"conv": "torch.nn.Conv5d"}, "conv 'torch.nn.Conv5d' cannot be imported: .*Conv5d"),
+        ("kw_large", {"width": 0}, "width is a positive factor, not 0"),
+        ("kw_large", {"image_size": 30}, "'kw_large' takes images whose side is a multiple of 4, not 30"),
+        ("resnet9", {"image_size": 8}, "'resnet9' takes images whose side is a multiple of 16, not 8"),
+        ("wide_resnet_10_10", {"depth": 12}, "depth 12 of 'wide_resnet_10_10' is none of 10, 16, 22"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line_with_what_would_be_right(name, arguments, message):
+    with pytest.raises(StructuredInitError, match=message.replace("?", r"\?")) as mistake:
+        create_network(name, **arguments)
+    assert "\n" not in str(mistake.value)
