@@ -70,7 +70,8 @@ def test_yaml_example_is_a_start_that_the_command_line_takes(tmp_path, capsys):
 
 
 def test_every_configuration_that_the_readme_names_exists():
-    commands = [line for line in README.splitlines() if line.startswith("structured-init ")]
+    lines = README.replace("\\\n", " ").splitlines()
+    commands = [line for line in lines if line.startswith("structured-init ")]
     assert commands
     for command in commands:
         words = shlex.split(command, comments=True)
