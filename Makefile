@@ -3,7 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-THREADS ?= 1
 
 .PHONY: demo test fast-test lint clean
 .DEFAULT_GOAL := help

@@ -46,11 +46,11 @@ def check_controls(controls: Mapping[str, str] | str | None, manifest: Manifest)
     Raises:
         StructuredInitError: an arm is unknown.
     """
+    named = {controls} if isinstance(controls, str) else {name for pair in (controls or {}).items() for name in pair}
+    for name in sorted(named - set(manifest["arms"])):
+        raise StructuredInitError(f"'{name}' is no arm of this comparison: {nearest(name, manifest['arms'])}")
     if isinstance(controls, str):
         controls = {arm: controls for arm in manifest["arms"] if arm not in (controls, manifest["baseline"])}
-    for name in [name for pair in (controls or {}).items() for name in pair]:
-        if name not in manifest["arms"]:
-            raise StructuredInitError(f"'{name}' is no arm of this comparison: {nearest(name, manifest['arms'])}")
     return dict(controls or {})
 
 
