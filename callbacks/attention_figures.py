@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from callbacks.figures import depth_figure, map_figure, profile_figure, save_figure, zoom_figure
+from callbacks.figures import depth_figure, map_figure, profile_figure, save_figure, token_figure, zoom_figure
 from structured_init.analysis import offset_profile
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ Drawn = dict[str, tuple["Figure", Path]]
 
 
 def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mapping[str, Mapping[str, Any]]) -> Drawn:
-    """Draw and save maps, their corner, offset profiles and statistics over depth.
+    """Draw and save maps, their corner, offset profiles, statistics over depth, and one text with its tokens.
 
     Args:
         folder: where the PNG files go.
@@ -52,6 +52,9 @@ def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mappin
             {captions[moment]: _profiles(layers, places) for moment, layers in on_grid.items()}
         )
         figures["zoom"] = _zoom({captions[moment]: layers for moment, layers in on_grid.items()}, places)
+    if records["after"].get("tokens"):
+        first = {captions[m]: {n: layer[0] for n, layer in layers.items()} for m, layers in square.items()}
+        figures["tokens"] = token_figure(first, records["after"]["tokens"])
     drawn = {name: (figure, folder / f"{name}.png") for name, figure in figures.items()}
     for figure, path in drawn.values():
         save_figure(figure, path)

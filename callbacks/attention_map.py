@@ -29,8 +29,10 @@ class AttentionMapCallback(Callback):
 
     Into ``<log_dir>/attention`` (``default_root_dir`` without a logger) go the maps of every layer and head in float32
     (``before.safetensors``, ``after.safetensors``), ``meta.json``, statistics per layer and head (``statistics.json``
-    and ``.csv``) and figures, which TensorBoard and W&B get as well. Training is bit-identical with and without the
-    callback: fused attention stays on, random states, loaders and training flags are left as they are.
+    and ``.csv``) and figures, which TensorBoard and W&B get as well. A module whose ``probe_tokens(batch)`` returns the
+    strings of every sample's tokens gets a figure with the tokens of the first sample along its axes. Training is
+    bit-identical with and without the callback: fused attention stays on, random states, loaders and training flags are
+    left as they are.
 
     ``before`` is taken when training starts at step 0. Its path and statistics travel in the checkpoint, so a resumed
     run still compares with it. List the callback after ``WeightAveraging`` for ``after`` to see averaged weights.
@@ -50,7 +52,7 @@ class AttentionMapCallback(Callback):
 
     Attributes:
         records: what is known of each capture (``"before"``, ``"after"``, ``"epoch_0010"``): path, step, epoch,
-            samples, layers and statistics, all of plain types.
+            samples, layers, statistics and the first sample's tokens, all of plain types.
 
     Raises:
         StructuredInitError: in ``setup``, a folder that cannot be written to; before training, no attention seen.
@@ -170,6 +172,7 @@ class AttentionMapCallback(Callback):
             "epoch": trainer.current_epoch,
             "data": probe.part,
             "indices": probe.indices,
+            **({"tokens": probe.tokens[0]} if probe.tokens else {}),
             "seed": self.seed,
             "layers": {name: {"shape": list(layer.shape), **places[name]} for name, layer in maps.items()},
             "statistics": {

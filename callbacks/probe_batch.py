@@ -24,12 +24,14 @@ class ProbeBatch(NamedTuple):
         named: arguments of the module's forward by name.
         part: the part of the data, ``"validation"`` or ``"training"``.
         indices: which samples of its dataset; empty where the dataset has no numbers.
+        tokens: the strings of every sample's tokens without padding, where the module can say; else empty.
     """
 
     inputs: tuple
     named: dict[str, Any]
     part: str
     indices: list[int]
+    tokens: list[list[str]]
 
 
 def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int) -> ProbeBatch:
@@ -41,7 +43,7 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
     Args:
         trainer: its loaders are not iterated, only their datasets are read.
         pl_module: says with ``probe_inputs(batch)`` what its forward takes; the batch's first element where it does
-            not say.
+            not say; and with ``probe_tokens(batch)`` the strings of every sample's tokens, where it has them.
         samples: how many.
         seed: of the choice, and of the random states inside.
 
@@ -54,9 +56,11 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
         batch = trainer.precision_plugin.convert_input(batch)
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
         inputs = inputs_of(pl_module, batch)
+        tokens = pl_module.probe_tokens(batch) if hasattr(pl_module, "probe_tokens") else []
     if isinstance(inputs, dict):
-        return ProbeBatch((), inputs, part, indices)
-    return ProbeBatch(tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,), {}, part, indices)
+        return ProbeBatch((), inputs, part, indices, tokens)
+    inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    return ProbeBatch(inputs, {}, part, indices, tokens)
 
 
 def _loader(trainer: Trainer) -> tuple[str, Iterable]:

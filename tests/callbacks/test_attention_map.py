@@ -363,3 +363,17 @@ def test_two_processes_capture_what_one_does(tmp_path, strategy):
     assert list(maps) == list(expected)
     for name in maps:
         torch.testing.assert_close(maps[name], expected[name])
+
+
+class Reader(Classifier):
+    """Says what its tokens are called, shorter for a sample with padding."""
+
+    def probe_tokens(self, batch):
+        return [[f"token {i}" for i in range(17 - sample)] for sample in range(len(batch[0]))]
+
+
+def test_a_module_that_names_its_tokens_gets_them_into_the_record_and_a_figure(tmp_path):
+    trainer, _ = fit(tmp_path, AttentionMapCallback(samples=2), Reader())
+    captures = json.loads((attention_folder(trainer) / "meta.json").read_text())["captures"]
+    assert captures["before"]["tokens"] == captures["after"]["tokens"] == [f"token {i}" for i in range(17)]
+    assert (attention_folder(trainer) / "tokens.png").read_bytes().startswith(b"\x89PNG")

@@ -2,8 +2,17 @@ import numpy as np
 import pytest
 import torch
 
-from callbacks.figures import depth_figure, map_figure, product_figure, profile_figure, save_figure, zoom_figure
+from callbacks.figures import (
+    depth_figure,
+    map_figure,
+    product_figure,
+    profile_figure,
+    save_figure,
+    token_figure,
+    zoom_figure,
+)
 from callbacks.figures.mosaic import Mosaic, evenly, short_names
+from callbacks.figures.tokens import visible
 from structured_init.analysis import WeightProducts, summarize
 
 
@@ -63,6 +72,7 @@ def test_figures_are_written_as_png_without_pyplot_state(tmp_path):
     figures = [
         zoom_figure({"before": maps()}, columns=4, prefix_tokens=1),
         profile_figure({"before": {"a.0": torch.rand(2, 7, 7)}}),
+        token_figure({"before": maps()}, ["The", "Ġ$fox$", "\n", "\x00"]),
         depth_figure({"before": {"a.0": summarize(maps()["blocks.0.attn"][None], (4, 4), 1)}}),
     ]
     for number, figure in enumerate(figures):
@@ -87,3 +97,26 @@ def test_layer_names_are_shortened_to_where_they_differ(names, short):
 def test_thinning_keeps_both_ends():
     assert evenly(12, 3) == [0, 6, 11]
     assert evenly(2, 5) == [0, 1]
+
+
+def test_a_text_shows_its_stretch_of_the_maps_with_its_tokens_along_the_axes():
+    figure = token_figure({"before": maps(heads=3), "after": maps(heads=3)}, list("abcdefgh"), first=2, shown=4)
+    panels = [axis for axis in figure.axes if axis.get_images() and axis.get_images()[0].get_array().shape == (4, 4)]
+    assert len(panels) == 3 * 2 * 2  # layers, moments, first and last head
+    np.testing.assert_allclose(panels[0].get_images()[0].get_array(), maps(heads=3)["blocks.0.attn"][0, 2:6, 2:6])
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == list("cdef")
+    assert [label.get_text() for label in panels[-1].get_xticklabels()] == list("cdef")
+
+
+@pytest.mark.parametrize(
+    ("token", "read"),
+    [
+        ("Ġfox", "␣fox"),
+        ("\n\n", "⏎⏎"),
+        ("\x07", "�"),
+        ("internationalization", "internationali"[:13] + "…"),
+        ("$", r"\$"),
+    ],
+)
+def test_a_token_is_written_so_that_it_can_be_read(token, read):
+    assert visible(token) == read
