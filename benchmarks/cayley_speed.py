@@ -16,7 +16,6 @@ python -m benchmarks.cayley_speed --device cuda --output runs/cayley_speed_gpu
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import time
@@ -27,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_modules.compare.surroundings import surroundings
-from structured_init.files import replacing
+from structured_init.files import write_json, write_text
 from structured_init.layers import CayleyConv2d
 from structured_init.layers.cayley_transform import inverse
 from structured_init.layers.half_spectrum import from_spectrum, in_parts, to_spectrum
@@ -78,11 +77,9 @@ def main() -> None:
             rows.append({"channels": channels, "size": size, "mode": mode, "seconds": seconds})
             print(row(rows[-1]), flush=True)
     settings = {key: value for key, value in vars(arguments).items() if key != "output"}
-    with replacing(arguments.output / "cayley_speed.json") as temporary:
-        record = {"settings": settings, "surroundings": surroundings(), "rows": rows}
-        temporary.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    with replacing(arguments.output / "cayley_speed.md") as temporary:
-        temporary.write_text(table(rows) + "\n", encoding="utf-8")
+    record = {"settings": settings, "surroundings": surroundings(), "rows": rows}
+    write_json(arguments.output / "cayley_speed.json", record)
+    write_text(arguments.output / "cayley_speed.md", table(rows) + "\n")
 
 
 def measure(mode: str, channels: int, size: int, arguments: argparse.Namespace) -> dict[str, list[float]]:

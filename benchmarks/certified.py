@@ -19,7 +19,7 @@ from lightning_modules.compare.command import compare
 from lightning_modules.compare.results import load_results
 from structured_init.analysis.paired import Interval, paired_difference, t_interval
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing
+from structured_init.files import write_text
 
 CONVOLUTION = "model.init_args.network_args.conv"
 BOUNDS = ("test/lipschitz_lower", "test/lipschitz_upper")
@@ -32,8 +32,7 @@ def main() -> None:
     grid = ["--grid", f"{CONVOLUTION}={arguments.arms}", "--threads", str(arguments.threads)]
     compare([*command, *grid, "--output", str(arguments.output), *arguments.extra])
     text = table(load_results(arguments.output), arguments.baseline)
-    with replacing(arguments.output / "certified.md") as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
+    write_text(arguments.output / "certified.md", text + "\n")
     print(f"\n{text}\n\nwrote {arguments.output / 'certified.md'}")
 
 

@@ -22,7 +22,7 @@ from lightning_modules.compare.progress import epoch
 from lightning_modules.compare.run import Run
 from lightning_modules.compare.run_log import read_rows
 from lightning_modules.compare.surroundings import surroundings
-from structured_init.files import replacing
+from structured_init.files import write_text
 
 DIGITS = [
     *("-c", "vit_digits", "--inits", "default,sincos", "--seeds", "0,1", "--parallel", "2"),
@@ -187,8 +187,7 @@ def main() -> None:
         "\n" + ", ".join(f"{name} {value}" for name, value in surroundings().items()) + ".",
         "\nMade by `python -m benchmarks.compare_kills`.",
     ]
-    with replacing(arguments.output / "compare_kills.md") as temporary:
-        temporary.write_text("\n".join(text) + "\n")
+    write_text(arguments.output / "compare_kills.md", "\n".join(text) + "\n")
     print(f"wrote {arguments.output / 'compare_kills.md'}")
 
 

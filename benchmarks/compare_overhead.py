@@ -26,7 +26,7 @@ from lightning_modules.compare.command import compare_parser
 from lightning_modules.compare.prepare import prepare
 from lightning_modules.compare.run import Run, train
 from lightning_modules.compare.surroundings import surroundings
-from structured_init.files import replacing
+from structured_init.files import write_text
 
 RUNS = ["-c", "vit_digits", "--inits", "default,sincos,mimetic_host", "--seeds", "0-3", "--threads", "1"]
 Seconds = dict[str, float]
@@ -97,8 +97,7 @@ def write(arguments: argparse.Namespace, whole: Seconds, single: list[Seconds]) 
         f"\n{arguments.note}\n" if arguments.note else "",
         "Made by `python -m benchmarks.compare_overhead`.",
     ]
-    with replacing(arguments.output / "compare_overhead.md") as temporary:
-        temporary.write_text("\n".join(text) + "\n")
+    write_text(arguments.output / "compare_overhead.md", "\n".join(text) + "\n")
     print(f"wrote {arguments.output / 'compare_overhead.md'}")
 
 

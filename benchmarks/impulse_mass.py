@@ -33,7 +33,7 @@ from structured_init import (
 from structured_init.analysis import argmax_accuracy, capture_attention, impulse_mass
 from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolver, SparePositions
 from structured_init.draws import Draws
-from structured_init.files import replacing
+from structured_init.files import write_json, write_text
 from structured_init.plan import Weights
 from structured_init.sites import AttentionSite, position_sites
 
@@ -153,11 +153,9 @@ def real_images(count: int) -> Tensor:
 def write(arguments: argparse.Namespace, rows: list[dict]) -> None:
     """Write the numbers as JSON and the table, means over seeds, as Markdown."""
     settings = {key: value for key, value in vars(arguments).items() if key != "output"}
-    with replacing(arguments.output / "impulse_mass.json") as temporary:
-        record = {"settings": settings, "surroundings": surroundings(), "rows": rows}
-        temporary.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    with replacing(arguments.output / "impulse_mass.md") as temporary:
-        temporary.write_text(table(rows) + "\n", encoding="utf-8")
+    record = {"settings": settings, "surroundings": surroundings(), "rows": rows}
+    write_json(arguments.output / "impulse_mass.json", record)
+    write_text(arguments.output / "impulse_mass.md", table(rows) + "\n")
     print(table(rows))
 
 

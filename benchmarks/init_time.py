@@ -9,7 +9,6 @@ python -m benchmarks.init_time --output runs/init_time
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import sys
 import time
@@ -41,7 +40,7 @@ from structured_init import (
 )
 from structured_init.attention.impulse import ImpulseSolver
 from structured_init.draws import Draws
-from structured_init.files import replacing
+from structured_init.files import replacing, write_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -266,10 +265,8 @@ MEASURES = dict(zip(PARTS, (memory, against_svd, against_mimetic, curve, against
 
 def write(output: Path, record: dict[str, Any]) -> None:
     """Write the numbers as JSON, the tables as Markdown, and the curve as a picture where there is one."""
-    with replacing(output / "init_time.json") as temporary:
-        temporary.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    with replacing(output / "init_time.md") as temporary:
-        temporary.write_text(table(record) + "\n", encoding="utf-8")
+    write_json(output / "init_time.json", record)
+    write_text(output / "init_time.md", table(record) + "\n")
     if "curve" in record:
         with replacing(output / "init_time.png") as temporary:
             figure(record["curve"]).savefig(temporary, dpi=150)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -17,7 +16,7 @@ from callbacks.attention_figures import draw, send
 from callbacks.probe_batch import ProbeBatch, probe_batch
 from structured_init.analysis import NoAttentionError, capture_attention, summarize, to_csv
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing
+from structured_init.files import replacing, write_json, write_text
 from structured_init.sites import attention_sites
 
 # Strategies that hold only a part of each weight on a rank: there every rank has to run the probe.
@@ -204,9 +203,9 @@ class AttentionMapCallback(Callback):
         records = {**self.records, phase: record}
         statistics = {name: known["statistics"] for name, known in records.items()}
         described = {name: {k: v for k, v in known.items() if k != "statistics"} for name, known in records.items()}
-        _write_text(folder / "statistics.json", json.dumps(statistics, indent=1))
-        _write_text(folder / "statistics.csv", to_csv(statistics))
-        _write_text(folder / "meta.json", json.dumps({"model": _title(trainer), "captures": described}, indent=1))
+        write_json(folder / "statistics.json", statistics)
+        write_text(folder / "statistics.csv", to_csv(statistics))
+        write_json(folder / "meta.json", {"model": _title(trainer), "captures": described})
         if phase == "after" and self.figures:
             shown = {name: _load(records[name]["path"]) for name in ("before",) if name in records}
             shown = {name: layers for name, layers in shown.items() if layers}
@@ -252,8 +251,3 @@ def _load(path: str) -> dict[str, Tensor]:
 def _title(trainer: Trainer) -> str:
     network = getattr(trainer.lightning_module, "network", trainer.lightning_module)
     return type(network).__name__
-
-
-def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text)

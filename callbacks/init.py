@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from itertools import chain
 from pathlib import Path
@@ -16,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from callbacks.training_batch import training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
-from structured_init.files import replacing
+from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
 from structured_init.plan import plain_name
 
@@ -197,8 +196,7 @@ def publish(account: dict[str, Any], trainer: Trainer) -> None:
     problem = None
     if trainer.is_global_zero and not trainer.fast_dev_run:
         try:
-            with replacing(Path(folder) / REPORT_FILE) as temporary:
-                temporary.write_text(json.dumps(account["report"], indent=1) + "\n", encoding="utf-8")
+            write_json(Path(folder) / REPORT_FILE, account["report"])
         except StructuredInitError as error:
             problem = str(error)
     problem = trainer.strategy.broadcast(problem)  # else the other ranks would wait for rank 0 in their first step

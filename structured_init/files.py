@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from structured_init.errors import StructuredInitError
 
@@ -42,3 +44,18 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise StructuredInitError(f"cannot write '{final}': {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text in UTF-8, under its final name only when it is complete.
+
+    Raises:
+        StructuredInitError: it cannot be written there.
+    """
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: str | os.PathLike[str], content: Any) -> None:
+    """Write plain values as JSON; see :func:`write_text`."""
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")

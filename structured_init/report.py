@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_init.files import replacing
+from structured_init.files import write_json
 from structured_init.plan import Statistics, Weights, named_plain_modules, plain_name
 
 UNTOUCHED = "as the host built it"
@@ -93,8 +93,7 @@ class InitReport:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON; an older file is replaced only when the new one is whole."""
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
 
     def __str__(self) -> str:
         return self.table()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import multiprocessing
 import os
 import signal
@@ -20,7 +19,7 @@ import torch
 from lightning_modules.compare.run import Run, train
 from lightning_modules.messages import one_line
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing
+from structured_init.files import write_json
 
 Ended = tuple[Run, str | None]  # a run, and why it failed
 # After a process was killed, multiprocessing warns on the terminal of what it had shared.
@@ -93,8 +92,7 @@ def execute(run: Run) -> str | None:
 
 def note_failure(run: Run, reason: str, trace: str | None = None) -> str:
     """Write beside the run why it failed, and return it."""
-    with replacing(run.failure_file) as temporary:
-        temporary.write_text(json.dumps({"reason": reason, "traceback": trace}, indent=1) + "\n", encoding="utf-8")
+    write_json(run.failure_file, {"reason": reason, "traceback": trace})
     return reason
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from lightning_modules.compare.plan import Comparison
 from lightning_modules.compare.run import Run
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing
+from structured_init.files import write_json
 
 Choices = dict[str, dict[str, dict[str, Any]]]
 
@@ -64,8 +64,7 @@ def write_choices(comparison: Comparison, choices: Choices) -> None:
     path = comparison.folder / "learning_rates.json"
     known: Choices = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     merged = {point: {**known.get(point, {}), **choices.get(point, {})} for point in {**known, **choices}}
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(merged, indent=1) + "\n", encoding="utf-8")
+    write_json(path, merged)
 
 
 def choice_name(point: dict[str, str]) -> str:

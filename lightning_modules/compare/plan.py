@@ -14,7 +14,7 @@ from typing import Any
 from lightning_modules.compare.arms import Arm
 from lightning_modules.compare.run import Run
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing
+from structured_init.files import write_json
 
 VERSION = 1
 LEARNING_RATE = "model.init_args.optimizer.init_args.lr"
@@ -171,8 +171,7 @@ class Comparison:
 
     def write(self, manifest: Mapping[str, Any]) -> None:
         """Write the manifest."""
-        with replacing(self.manifest_file) as temporary:
-            temporary.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        write_json(self.manifest_file, manifest)
 
 
 def point_name(point: Mapping[str, str]) -> str:

@@ -25,7 +25,7 @@ from lightning_modules.compare.surroundings import surroundings
 from lightning_modules.config_names import expand
 from lightning_modules.show import Runner
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing
+from structured_init.files import write_json
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +84,7 @@ def train(run: Run) -> None:
     """
     if run.complete:
         return
-    _write(run.beside("settings.json"), dict(run.settings))
+    write_json(run.beside("settings.json"), dict(run.settings))
     begin = time.perf_counter()
     result = run.result or _fit(run, begin)  # a result without the test split: the learning rate is chosen now
     if run.tested and not result["tested"]:
@@ -125,7 +125,7 @@ def _fit(run: Run, begin: float) -> dict[str, Any]:
         "tested": run.tested,
         "surroundings": surroundings(),
     }
-    _write(run.result_file, result)
+    write_json(run.result_file, result)
     return result
 
 
@@ -134,7 +134,7 @@ def _test(run: Run, result: dict[str, Any], begin: float) -> None:
     _, metrics = perform(("test",), [*run.settings["arguments"], "--trainer.logger.init_args.resumed_at=null"])
     result["metrics"] |= metrics
     result["seconds"] += time.perf_counter() - begin
-    _write(run.result_file, {**result, "tested": True})
+    write_json(run.result_file, {**result, "tested": True})
 
 
 def perform(steps: Sequence[str], arguments: Sequence[str]) -> tuple[Trainer, dict[str, float]]:
@@ -200,8 +200,3 @@ class _Finishing(CLI):
         trainer: Trainer = super().instantiate_trainer(**kwargs)
         trainer.fit_loop.__class__ = _FinishingLoop
         return trainer
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from structured_init.analysis.lipschitz_rules import Bounds, register_lipschitz
 from structured_init.analysis.singular_values import CONVOLUTIONS, TRANSPOSED, layer_extremes
 from structured_init.analysis.undisturbed import undisturbed
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing
+from structured_init.files import write_json
 from structured_init.layers import CayleyConv2d, CayleyLinear
 from structured_init.plan import plain_name
 
@@ -81,8 +81,7 @@ class LipschitzReport:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON; an older file is replaced only when the new one is whole."""
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        write_json(path, self.to_dict())
 
     def __str__(self) -> str:
         return self.table()

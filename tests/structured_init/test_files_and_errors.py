@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import stat
 
 import pytest
 
 from structured_init import StructuredInitError
 from structured_init.errors import nearest
-from structured_init.files import replacing
+from structured_init.files import replacing, write_json
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):
@@ -67,3 +68,13 @@ def test_a_folder_that_is_a_file_is_one_line(tmp_path):
 )
 def test_the_nearest_name_is_offered(name, valid, answer):
     assert nearest(name, valid) == answer
+
+
+def test_json_is_written_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new folder" / "values.json"
+    write_json(path, {"σ": [1, None]})
+    assert path.read_text(encoding="utf-8") == '{\n "σ": [\n  1,\n  null\n ]\n}\n'
+    with pytest.raises(TypeError):
+        write_json(path, {"a set": {1}})
+    assert json.loads(path.read_text(encoding="utf-8")) == {"σ": [1, None]}
+    assert list(path.parent.iterdir()) == [path]

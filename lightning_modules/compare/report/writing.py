@@ -15,7 +15,7 @@ from lightning_modules.compare.report.drawn import Sheet
 from lightning_modules.compare.report.material import Material, gather
 from lightning_modules.compare.tables import headline_table
 from structured_init.analysis.paired import Interval
-from structured_init.files import replacing
+from structured_init.files import write_text
 
 
 def write_report(
@@ -51,8 +51,7 @@ def write_report(
         path.with_name("curves.csv"): material.curves.to_csv(index=False),
     }
     for file, text in texts.items():
-        with replacing(file) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+        write_text(file, text)
     return [*texts, *sheet.written]
 
 
