@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+import structured_init
+
 LIBRARIES = ("torch", "torchvision", "lightning", "timm", "transformers", "datasets")
 
 
@@ -17,6 +19,7 @@ def surroundings() -> dict[str, str | int]:
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
+        "structured-init": structured_init.__version__,
         **{name: version(name) for name in LIBRARIES},
     }
 
