@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -73,6 +73,7 @@ class Weights:
         self.updates: dict[int, Update] = {}
         self.skipped: dict[str, str] = {}
         self.notes: dict[str, str] = {}
+        self.measures: dict[str, dict[str, tuple[float, float]]] = {}
         self._pending: set[int] = set()
         self._names = tensor_names(model)
 
@@ -146,6 +147,12 @@ class Weights:
         """Record something the host does that changes what an initializer means there."""
         earlier = self.notes.get(name, what)
         self.notes[name] = earlier if what in earlier else f"{earlier}; {what}"
+
+    def measure(self, name: str, values: Mapping[str, tuple[float, float]]) -> None:
+        """Record what a start did to a site beyond its entries' statistics: quantity → (before, after)."""
+        earlier = self.measures.setdefault(name, {})
+        for quantity, (before, after) in values.items():
+            earlier[quantity] = (earlier.get(quantity, (before,))[0], after)
 
 
 def tensor_names(model: nn.Module) -> dict[int, tuple[str, ...]]:

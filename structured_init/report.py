@@ -49,6 +49,9 @@ class InitReport:
         skipped: sites that were left alone, and why.
         notes: sites where the host changes what a start means (a norm that erases its scale, …).
         warnings: what the user should look at.
+        trainable_parameters: how many of the model's numbers are trained; tied ones count once, buffers do not.
+        total_parameters: how many there are.
+        measures: site → quantity → (before, after), where a start has effects of its own to show.
     """
 
     initializer: str
@@ -57,6 +60,9 @@ class InitReport:
     skipped: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    trainable_parameters: int = 0
+    total_parameters: int = 0
+    measures: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
 
     @property
     def changed(self) -> list[Entry]:
@@ -64,7 +70,7 @@ class InitReport:
         return [entry for entry in self.entries if entry.set_by]
 
     def table(self) -> str:
-        """Return a Markdown table with a row per parameter, followed by what was skipped, noted and warned of."""
+        """Return a Markdown table with a row per parameter; then what was measured, skipped, noted and warned of."""
         rows = [
             "| parameter | shape | set by | mean before → after | std before → after |",
             "|---|---|---|---|---|",
@@ -75,7 +81,9 @@ class InitReport:
             *(f"note {name}: {what}" for name, what in self.notes.items()),
             *(f"warning: {warning}" for warning in self.warnings),
         ]
-        return "\n".join([self.summary(), "", *rows, *([""] if lists else []), *lists])
+        counts = f"{self.trainable_parameters:,} of {self.total_parameters:,} parameters are trained"
+        measured = _measured(self.measures)
+        return "\n".join([self.summary(), counts, "", *rows, *measured, *([""] if lists else []), *lists])
 
     def summary(self) -> str:
         """Return one line: what was applied and how much of the model it set."""
@@ -104,6 +112,7 @@ def build_report(
 ) -> InitReport:
     """Account for every parameter of the overlay's model, and for the buffers that were set."""
     future = {id(tensor): trainable for tensor, trainable in changes}
+    sizes = [(each.numel(), future.get(id(each), each.requires_grad)) for each in weights.model.parameters()]
     warnings = []
     if any(update.by for update in weights.updates.values()) and (name := trained_norm(weights)):
         warnings.append(f"the weights look trained ('{name}' is not as a library builds it) and were overwritten")
@@ -114,6 +123,9 @@ def build_report(
         skipped=dict(weights.skipped),
         notes=dict(weights.notes),
         warnings=warnings,
+        trainable_parameters=sum(size for size, trainable in sizes if trainable),
+        total_parameters=sum(size for size, _ in sizes),
+        measures={name: dict(values) for name, values in weights.measures.items()},
     )
 
 
@@ -153,6 +165,16 @@ def _row(entry: Entry) -> str:
     mean = f"{entry.before.mean:.3g} → {entry.after.mean:.3g}"
     std = f"{entry.before.std:.3g} → {entry.after.std:.3g}"
     return f"| {name} | {shape} | {'; '.join(entry.set_by)} | {mean} | {std} |"
+
+
+def _measured(measures: dict[str, dict[str, tuple[float, float]]]) -> list[str]:
+    """Return a Markdown table with a row per site and quantity; nothing where nothing was measured."""
+    rows = [
+        f"| {site} | {quantity} | {before:.4g} → {after:.4g} |"
+        for site, values in measures.items()
+        for quantity, (before, after) in values.items()
+    ]
+    return ["", "| site | measure | before → after |", "|---|---|---|", *rows] if rows else []
 
 
 def _size(shape: tuple[int, ...]) -> int:

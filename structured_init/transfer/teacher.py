@@ -27,8 +27,12 @@ def described(teacher: Teacher) -> str:
     return type(teacher).__name__ if isinstance(teacher, nn.Module) else f"a dictionary of {len(teacher)} tensors"
 
 
-def opened(teacher: Teacher) -> nn.Module | Mapping[str, Tensor]:
+def opened(teacher: Teacher, who: str = "WeightSelection") -> nn.Module | Mapping[str, Tensor]:
     """Open what a string names, a file or a pretrained model of timm; leave modules and dictionaries as they are.
+
+    Args:
+        teacher: what to open.
+        who: for messages.
 
     Raises:
         StructuredInitError: the file is missing, damaged or without tensors, the name is not one of timm's, or its
@@ -37,8 +41,8 @@ def opened(teacher: Teacher) -> nn.Module | Mapping[str, Tensor]:
     if not isinstance(teacher, str):
         return teacher
     if teacher.endswith(SUFFIXES) or Path(teacher).is_file():
-        return _file(teacher)
-    return _timm(teacher)
+        return _file(teacher, who)
+    return _timm(teacher, who)
 
 
 def tensors_of(teacher: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -64,35 +68,35 @@ def beginnings(student: Iterable[str], teacher: Iterable[str]) -> tuple[str, str
     return max(agree, key=lambda starts: (agree[starts], -len("".join(starts)), starts))
 
 
-def _file(path: str) -> dict[str, Tensor]:
+def _file(path: str, who: str) -> dict[str, Tensor]:
     if not Path(path).is_file():
-        raise StructuredInitError(f"WeightSelection: there is no file '{path}'")
+        raise StructuredInitError(f"{who}: there is no file '{path}'")
     try:
         if path.endswith(".safetensors"):
             return load_file(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
     except SafetensorError as error:
-        raise StructuredInitError(f"WeightSelection: cannot read '{path}': {error}") from error
+        raise StructuredInitError(f"{who}: cannot read '{path}': {error}") from error
     except Exception as error:  # torch raises a dozen kinds, one per damaged byte
         reason = "it holds Python objects, which are never run" if "weights_only" in str(error) else "it is damaged"
-        raise StructuredInitError(f"WeightSelection: cannot read '{path}': {reason}, or it is no checkpoint") from error
+        raise StructuredInitError(f"{who}: cannot read '{path}': {reason}, or it is no checkpoint") from error
     tensors = content.get("state_dict", content) if isinstance(content, dict) else {}
     if not any(isinstance(value, Tensor) for value in tensors.values()):
-        raise StructuredInitError(f"WeightSelection: '{path}' holds neither a 'state_dict' nor a dictionary of tensors")
+        raise StructuredInitError(f"{who}: '{path}' holds neither a 'state_dict' nor a dictionary of tensors")
     return tensors
 
 
-def _timm(name: str) -> nn.Module:
+def _timm(name: str, who: str) -> nn.Module:
     """Build one of timm's models with its pretrained weights; the global random state is not touched."""
     timm = import_module("timm")  # only here: a teacher from a file needs no host library
     if ":" not in name and not timm.is_model(name):  # "hf-hub:…" and "local-dir:…" are timm's own to resolve
         known = {tagged.partition(".")[0] for tagged in timm.list_models(pretrained=True)}
         raise StructuredInitError(
-            f"WeightSelection: teacher '{name}' is neither a file nor a model of timm: {nearest(name, known)}"
+            f"{who}: teacher '{name}' is neither a file nor a model of timm: {nearest(name, known)}"
         )
     try:
         with torch.random.fork_rng(devices=[]):
             return timm.create_model(name, pretrained=True)
     except (OSError, RuntimeError, ValueError) as error:  # no network, no such weights, none published
         reason = str(error).splitlines()[0]
-        raise StructuredInitError(f"WeightSelection: cannot fetch the weights of '{name}': {reason}") from error
+        raise StructuredInitError(f"{who}: cannot fetch the weights of '{name}': {reason}") from error

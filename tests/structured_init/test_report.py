@@ -87,7 +87,10 @@ def test_the_report_survives_json(tiny_vit, tmp_path):
     loaded = json.loads((tmp_path / "deep" / "report.json").read_text(encoding="utf-8"))
     assert loaded == report.to_dict()
     assert loaded["entries"][0]["names"] == [report.entries[0].names[0]]
-    assert set(loaded) == {"initializer", "seed", "entries", "skipped", "notes", "warnings"}
+    assert set(loaded) == {
+        "initializer", "seed", "entries", "skipped", "notes", "warnings", "trainable_parameters", "total_parameters",
+        "measures"
+    }  # fmt: skip
 
 
 def test_a_failed_save_leaves_the_old_report_whole(tiny_vit, tmp_path, monkeypatch):

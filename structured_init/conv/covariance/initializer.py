@@ -1,0 +1,149 @@
+"""FilterCovariance: depthwise filters from a structured Gaussian, layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from structured_init.conv.covariance.closed_form import closed_form, sigma_at, strict_form
+from structured_init.conv.covariance.learned import LearnedCovariances, estimate_covariances, stored
+from structured_init.conv.covariance.sampling import sample_filters, symmetric_root
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.initializer import Initializer
+from structured_init.plan import Weights
+from structured_init.sites.depthwise import DepthwiseConvSite, frozen_filters, required_depthwise_conv_sites
+from structured_init.sites.select import Where
+
+WHO = "FilterCovariance"
+
+
+class FilterCovariance(Initializer):
+    """Depthwise filters f ~ N(0, Σ), Σ in closed form and wider with depth, or that of a trained network.
+
+    Only the weights of depthwise convolutions are set. The defaults of ``sigma0``, ``v`` and ``a`` are a setting for
+    ConvMixer on CIFAR-10 that we have at second hand: unconfirmed.
+
+    Args:
+        sigma0: bandwidth σ₀ of the first layer, in pixels²; σ(d) = σ₀ + v d + ½ a d² must be positive.
+        v: slope of the bandwidth over the depth d ∈ [0, 1].
+        a: its curvature.
+        covariances: a path: a file that ``estimate_covariances(…).save`` wrote, or a checkpoint with trained weights,
+            which are estimated here; in Python also the result of ``estimate_covariances``. ``None`` for the closed
+            form; else ``sigma0``, ``v`` and ``a`` count for nothing.
+        psd: what becomes of the closed form's negative eigenvalues: ``"clip"`` to zero, ``"absolute"`` for their
+            modulus; or ``"strict"`` for a related form that has none.
+        normalize: scale each layer's Σ to an energy E‖f‖², a number (1/3 is that of PyTorch's default), or
+            ``"trace"`` for the mean energy of the filters that it replaces; ``None`` to leave it.
+        shrinkage: s in [0, 1]: how much of a learned covariance is white, (1 − s) Σ + s (tr Σ/K) I. Needed where the
+            trained layer has no more filters than a filter has weights.
+        frozen: train none of these filters.
+        freeze_bias: where ``frozen``, their biases neither.
+        where: which depthwise convolutions, by name or by a predicate of the site.
+
+    Raises:
+        StructuredInitError: at construction, a value out of range; at :meth:`plan`, no depthwise convolution,
+            covariances that cannot be read or do not fit, too few filters without shrinkage.
+
+    Source: Trockman, Willmott & Kolter, "Understanding the Covariance Structure of Convolutional Filters", 2210.03651.
+    """
+
+    def __init__(
+        self,
+        sigma0: float = 0.16,
+        v: float = 0.32,
+        a: float = 2.88,
+        covariances: str | LearnedCovariances | None = None,
+        psd: Literal["clip", "absolute", "strict"] = "clip",
+        normalize: Literal["trace"] | float | None = None,
+        shrinkage: float = 0.0,
+        frozen: bool = False,
+        freeze_bias: bool = True,
+        where: Where = None,
+    ) -> None:
+        if psd not in ("clip", "absolute", "strict"):
+            raise StructuredInitError(f"{WHO}: psd must be clip, absolute or strict, got '{psd}'")
+        if (
+            normalize is not None
+            and normalize != "trace"
+            and not (isinstance(normalize, float | int) and normalize > 0)
+        ):
+            raise StructuredInitError(f"{WHO}: normalize must be null, trace or a positive energy, got {normalize!r}")
+        if not 0 <= shrinkage <= 1:
+            raise StructuredInitError(f"{WHO}: shrinkage must lie in [0, 1], got {shrinkage}")
+        if covariances == "":
+            raise StructuredInitError(
+                f"{WHO}: covariances is empty: give the path of a trained network's checkpoint, or of a file of "
+                "covariances, with --init.initializer.init_args.covariances=PATH"
+            )
+        if covariances is None and shrinkage:
+            raise StructuredInitError(f"{WHO}: shrinkage is for learned covariances: the closed form needs none")
+        if covariances is not None and psd == "strict":
+            raise StructuredInitError(
+                f"{WHO}: psd='strict' is a closed form; learned covariances take clip or absolute"
+            )
+        self.sigma0 = sigma0
+        self.v = v
+        self.a = a
+        self.covariances = covariances
+        self.psd: Literal["clip", "absolute", "strict"] = psd
+        self.normalize = normalize
+        self.shrinkage = shrinkage
+        self.frozen = frozen
+        self.freeze_bias = freeze_bias
+        self.where = where
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        learned = self._learned()
+        for site in weights.each(required_depthwise_conv_sites(weights, self.where, WHO)):
+            covariance = self.covariance(site, learned)
+            root = symmetric_root(covariance, "absolute" if self.psd == "absolute" else "clip")
+            generator = rng.generator(site.weight_name, WHO)
+            filters = sample_filters(
+                root * self._gain(site, root), site.num_filters, site.kernel_size, generator=generator
+            )
+            site.write(filters, f"{WHO}: {'closed form' if learned is None else 'learned'}")
+
+    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
+        return frozen_filters(weights, self.where, bias=self.freeze_bias) if self.frozen else ()
+
+    def covariance(self, site: DepthwiseConvSite, learned: LearnedCovariances | None = None) -> Float64[Tensor, "K K"]:
+        """Return Σ for one site before projection and scale, (K, K) over its weights in row-major order."""
+        if learned is not None:
+            try:
+                return learned.at(site.depth, site.kernel_size)
+            except StructuredInitError as error:
+                raise StructuredInitError(f"{WHO}: '{site.name}': {error}") from None
+        sigma = sigma_at(site.depth, self.sigma0, self.v, self.a)
+        if not sigma > 0:
+            raise StructuredInitError(
+                f"{WHO}: the bandwidth of '{site.name}' at depth {site.depth:.3g} is {sigma:.4g}: "
+                "sigma0 + v·d + a·d²/2 must be positive"
+            )
+        return (strict_form if self.psd == "strict" else closed_form)(site.kernel_size, sigma)
+
+    def _learned(self) -> LearnedCovariances | None:
+        """Return what ``covariances`` names; the shrinkage adds to what a file of covariances already has."""
+        if self.covariances is None:
+            return None
+        found = stored(self.covariances) if isinstance(self.covariances, str) else self.covariances
+        if found is None:
+            return estimate_covariances(self.covariances, shrinkage=self.shrinkage, who=WHO)
+        return found.shrunk(self.shrinkage) if self.shrinkage else found
+
+    def _gain(self, site: DepthwiseConvSite, root: Tensor) -> Tensor | float:
+        """Return the factor that brings N(0, A A) to the energy asked for: tr(A A) = ‖A‖²."""
+        if self.normalize is None:
+            return 1.0
+        wanted = self.normalize
+        if wanted == "trace":
+            wanted = site.filters.double().square().sum().item() / site.num_filters
+            if wanted == 0:
+                raise StructuredInitError(
+                    f"{WHO}: the filters of '{site.name}' are all zero, and so is their energy: give normalize a number"
+                )
+        return (wanted / root.square().sum().clamp(min=torch.finfo(torch.float64).tiny)).sqrt()

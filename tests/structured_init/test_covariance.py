@@ -1,0 +1,441 @@
+"""The closed-form covariance, its projection and its draws, against the block algebra and published-in-kind numbers.
+
+Letters: k kernel size, K = k² weights of a filter.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+import timm
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lightning_modules.config_names import shipped_configs
+from structured_init import Compose, FilterCovariance, StructuredInitError, depthwise_conv_sites, initialize
+from structured_init.conv.covariance import (
+    closed_form,
+    project,
+    resize,
+    sample_filters,
+    sigma_at,
+    strict_form,
+    symmetric_root,
+)
+
+EVERYWHERE = settings(max_examples=40, deadline=None, derandomize=True)
+SIGMAS = st.floats(0.05, 8)
+SIZES = st.integers(1, 7)
+
+
+def block_algebra(rows, columns, sigma):
+    """§4 of the paper as matrices of blocks: Ĉ = M ⊙ (C − ½ S), Σ = ½ (Ĉ + Ĉᴮ), with indices from 0."""
+    centre = rows // 2, columns // 2
+    z = np.array(
+        [
+            [math.exp(-((i - centre[0]) ** 2 + (j - centre[1]) ** 2) / (2 * sigma)) for j in range(columns)]
+            for i in range(rows)
+        ]
+    )
+    c_hat = np.empty((rows, columns, rows, columns))
+    for i, j in itertools.product(range(rows), range(columns)):
+        moved = np.roll(z, (i - centre[0], j - centre[1]), axis=(0, 1))
+        c_hat[i, j] = z[i, j] * (moved - z / 2)
+    return (c_hat + c_hat.transpose(2, 3, 0, 1)).reshape(rows * columns, rows * columns) / 2
+
+
+def negative_mass(matrix):
+    values = np.linalg.eigvalsh(matrix.numpy())
+    return -values[values < 0].sum() / values[values > 0].sum(), values.min()
+
+
+@EVERYWHERE
+@given(SIZES, SIZES, SIGMAS)
+def test_the_formula_is_the_papers_block_algebra(rows, columns, sigma):
+    np.testing.assert_allclose(closed_form((rows, columns), sigma), block_algebra(rows, columns, sigma), atol=1e-15)
+
+
+@EVERYWHERE
+@given(st.integers(2, 9), SIGMAS)
+def test_one_dimension_is_a_kernel_of_one_row(size, sigma):
+    assert torch.equal(closed_form((size,), sigma), closed_form((1, size), sigma))
+
+
+@EVERYWHERE
+@given(SIZES, SIZES, SIGMAS)
+def test_it_is_symmetric_and_its_variances_are_those_of_the_formula(rows, columns, sigma):
+    covariance = closed_form((rows, columns), sigma)
+    torch.testing.assert_close(covariance, covariance.mT, rtol=0, atol=0)
+    z = [
+        math.exp(-((i - rows // 2) ** 2 + (j - columns // 2) ** 2) / (2 * sigma))
+        for i in range(rows)
+        for j in range(columns)
+    ]
+    assert covariance.diagonal().tolist() == pytest.approx([each - each**2 / 2 for each in z], abs=1e-15)
+    assert covariance.diagonal().view(rows, columns)[rows // 2, columns // 2] == 0.5
+
+
+@pytest.mark.parametrize("size", [3, 5, 9])
+@pytest.mark.parametrize("sigma", [0.16, 1.0, 5.0])
+def test_an_odd_square_kernel_has_the_eight_symmetries_of_the_square(size, sigma):
+    four = closed_form((size, size), sigma).view(size, size, size, size).numpy()
+    for turns, flip in itertools.product(range(4), (False, True)):
+        moved = np.rot90(np.rot90(four, turns, (0, 1)), turns, (2, 3))
+        moved = np.flip(moved, (0, 2)) if flip else moved
+        np.testing.assert_allclose(moved, four, atol=1e-15)
+
+
+def test_an_even_kernel_has_no_flip_symmetry():
+    four = closed_form((8, 8), 1.0).view(8, 8, 8, 8)
+    assert (four.flip(0, 2) - four).abs().max().item() == pytest.approx(0.296, abs=5e-4)
+    torch.testing.assert_close(four.transpose(0, 1).transpose(2, 3), four)  # rows and columns may still be exchanged
+
+
+def test_variance_falls_from_the_centre_to_the_edge():
+    variance = closed_form((9, 9), 1.92).diagonal().view(9, 9)
+    assert bool((variance[4, 4:].diff() < 0).all())
+    assert bool((variance.diagonal()[4:].diff() < 0).all())
+
+
+@pytest.mark.parametrize(("sigma", "corner"), [(1.0, 0.0000), (1.92, 0.0002), (3.0, 0.0048), (5.0, 0.040)])
+def test_the_variance_of_a_corner(sigma, corner):
+    assert closed_form((9, 9), sigma)[0, 0].item() == pytest.approx(corner, abs=6e-5 if corner < 0.01 else 5e-4)
+
+
+@pytest.mark.parametrize(
+    ("size", "sigma", "trace"),
+    [(15, 1.0, 4.7121), (15, 3.0, 14.137), (9, 0.08, 0.508), (9, 0.16, 0.680), (9, 1.92, 9.026)],
+)
+def test_traces(size, sigma, trace):
+    assert closed_form((size, size), sigma).trace().item() == pytest.approx(trace, rel=8e-4)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 2.0, 3.0])
+def test_the_trace_of_a_blob_that_fits_is_three_halves_pi_sigma(sigma):
+    assert closed_form((21, 21), sigma).trace().item() == pytest.approx(1.5 * math.pi * sigma, rel=2e-4)
+
+
+def test_the_schedule_widens_with_depth_and_its_traces_grow():
+    sigmas = [sigma_at(i / 7, 0.16, 0.32, 2.88) for i in range(8)]
+    assert sigmas == pytest.approx([0.160, 0.235, 0.369, 0.562, 0.813, 1.123, 1.492, 1.920], abs=6e-4)
+    traces = [closed_form((9, 9), sigma).trace().item() for sigma in sigmas]
+    assert traces == pytest.approx([0.68, 1.01, 1.68, 2.63, 3.83, 5.29, 7.03, 9.03], abs=6e-3)
+
+
+def test_a_narrow_blob_is_a_random_impulse_at_the_centre():
+    expected = torch.zeros(81, 81, dtype=torch.float64)
+    expected[40, 40] = 0.5
+    torch.testing.assert_close(closed_form((9, 9), 0.02), expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(("sigma", "rank"), [(0.16, 6), (1.92, 16)])
+def test_few_directions_carry_the_variance(sigma, rank):
+    values = torch.linalg.eigvalsh(closed_form((9, 9), sigma)).clamp(min=0).flip(0)
+    share = values.cumsum(0) / values.sum()
+    assert abs(int((share < 0.99).sum()) + 1 - rank) <= 1
+
+
+@pytest.mark.parametrize(
+    ("size", "sigma", "mass", "least"),
+    [
+        (5, 0.64, 0.012, -0.0077),
+        (5, 1.92, 0.054, -0.104),
+        (5, 3.0, 0.066, -0.156),
+        (7, 1.0, 0.026, -0.022),
+        (7, 5.0, 0.092, -0.36),
+        (9, 0.32, 0.0045, -0.0018),
+        (9, 1.0, 0.029, -0.018),
+        (9, 1.92, 0.031, -0.036),
+        (9, 5.0, 0.071, -0.35),
+        (15, 5.0, 0.032, -0.090),
+    ],
+)
+def test_how_far_it_is_from_positive_semidefinite(size, sigma, mass, least):
+    found = negative_mass(closed_form((size, size), sigma))
+    assert found == pytest.approx((mass, least), rel=0.05)
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.5, 1.0, 3.0, 10.0])
+def test_three_by_three_is_positive_semidefinite(sigma):
+    assert negative_mass(closed_form((3, 3), sigma))[1] > -1e-15
+
+
+@pytest.mark.parametrize(("size", "change"), [(5, 0.049), (7, 0.027), (9, 0.022)])
+def test_what_the_projection_costs(size, change):
+    covariance = closed_form((size, size), 1.92)
+    clipped, absolute = (((project(covariance, psd) - covariance).norm() / covariance.norm()).item()
+                         for psd in ("clip", "absolute"))  # fmt: skip
+    assert clipped == pytest.approx(change, rel=0.03)
+    assert absolute == pytest.approx(2 * clipped, rel=1e-9)
+
+
+def test_the_projection_is_the_nearest_positive_semidefinite_matrix():
+    covariance = closed_form((9, 9), 1.92)
+    clipped = project(covariance)
+    assert torch.linalg.eigvalsh(clipped).min() > -1e-13
+    assert clipped.trace().item() == pytest.approx(9.310, abs=6e-4)
+    torch.testing.assert_close(project(clipped), clipped)
+    # Moreau: what was taken off is orthogonal to what remains
+    assert ((clipped - covariance) * clipped).sum().item() == pytest.approx(0, abs=1e-10)
+
+
+@EVERYWHERE
+@given(st.integers(2, 6), st.integers(1, 6), SIGMAS, st.sampled_from(["clip", "absolute"]))
+def test_the_root_is_the_one_that_scipy_finds(rows, columns, sigma, psd):
+    """Unique, although the eigenvectors are not: a draw depends on no linear algebra library."""
+    covariance = closed_form((rows, columns), sigma)
+    root = symmetric_root(covariance, psd)
+    torch.testing.assert_close(root, root.mT)
+    values, vectors = scipy.linalg.eigh(covariance.numpy(), driver="ev")
+    values = np.abs(values) if psd == "absolute" else np.maximum(values, 0)
+    np.testing.assert_allclose(root, vectors * np.sqrt(values) @ vectors.T, atol=1e-7)
+
+
+@EVERYWHERE
+@given(st.integers(1, 8), st.integers(1, 8), SIGMAS)
+def test_the_strict_form_needs_no_projection(rows, columns, sigma):
+    strict = strict_form((rows, columns), sigma)
+    assert np.linalg.eigvalsh(strict.numpy()).min() > -1e-14
+    centre = (rows // 2) * columns + columns // 2
+    assert strict[centre, centre] == 1
+    p, q = 0, rows * columns - 1
+    distance = (rows - 1) ** 2 + (columns - 1) ** 2
+    mask = closed_form((rows, columns), sigma)[centre] * 2  # z: the centre's row is ½ (z_p + 1) z_p − ½ z_p
+    z = mask.sqrt()
+    assert strict[p, q].item() == pytest.approx(
+        (z[p] * z[q]).sqrt().item() * math.exp(-distance / (2 * sigma)), abs=1e-9
+    )
+
+
+@pytest.mark.parametrize("psd", ["clip", "absolute"])
+def test_samples_converge_to_the_projected_covariance(psd):
+    covariance = closed_form((5, 5), 1.92)
+    root, law = symmetric_root(covariance, psd), project(covariance, psd)
+
+    def distance(count, seed):
+        filters = sample_filters(root, count, (5, 5), generator=torch.Generator().manual_seed(seed)).double().flatten(1)
+        return ((filters.mT @ filters / count - law).norm() / law.norm()).item()
+
+    few, many = (np.mean([distance(count, seed) for seed in range(5)]) for count in (500, 32_000))
+    assert many < 0.02
+    assert few / many == pytest.approx(8, rel=0.25)  # √64
+    other = project(covariance, "absolute" if psd == "clip" else "clip")
+    assert (law - other).norm() / law.norm() > 2 * many  # it would not pass for the other
+
+
+def test_numpy_samples_from_what_absolute_names():
+    covariance = closed_form((5, 5), 1.92)
+    drawn = np.random.default_rng(0).multivariate_normal(
+        np.zeros(25), covariance.numpy(), size=100_000, check_valid="ignore"
+    )
+    sample = torch.from_numpy(drawn.T @ drawn / len(drawn))
+    gaps = {
+        psd: ((sample - project(covariance, psd)).norm() / covariance.norm()).item() for psd in ("clip", "absolute")
+    }
+    assert gaps["absolute"] < 0.015 < gaps["clip"]
+
+
+def convmixer(kernel=5, width=64, depth=3, **changes):
+    torch.manual_seed(1)
+    return timm.models.convmixer.ConvMixer(width, depth, kernel_size=kernel, patch_size=4, num_classes=3, **changes)
+
+
+def stack(filters, depth, kernel):
+    """Depthwise convolutions and nothing else: many filters that cost little."""
+    torch.manual_seed(1)
+    return nn.Sequential(*(nn.Conv2d(filters, filters, kernel, groups=filters) for _ in range(depth)))
+
+
+def energies(model):
+    return [site.filters.double().square().sum().item() / site.num_filters for site in depthwise_conv_sites(model)]
+
+
+def test_only_depthwise_weights_are_set():
+    model = convmixer()
+    report = initialize(model, FilterCovariance())
+    assert [entry.names for entry in report.changed] == [(f"blocks.{i}.0.fn.0.weight",) for i in range(3)]
+    assert all(entry.set_by == ("FilterCovariance: closed form",) for entry in report.changed)
+
+
+def test_a_layer_is_drawn_from_the_law_of_its_depth():
+    model = stack(20_000, 2, kernel=3)
+    initialize(model, FilterCovariance(sigma0=0.3, v=0.5, a=0.8))
+    for site, sigma in zip(depthwise_conv_sites(model), (0.3, 0.3 + 0.5 + 0.4), strict=True):
+        filters = site.filters.double().flatten(1)
+        law = project(torch.from_numpy(block_algebra(3, 3, sigma)))
+        assert ((filters.mT @ filters / len(filters) - law).norm() / law.norm()).item() < 0.04
+        assert filters.mean(dim=0).abs().max() < 0.03
+
+
+def test_draws_depend_on_seed_and_name_alone():
+    def filters(seed=0, double=False, **arguments):
+        model = convmixer().double() if double else convmixer()
+        initialize(model, FilterCovariance(**arguments), seed=seed)
+        return depthwise_conv_sites(model)[1].filters
+
+    first = filters()
+    assert torch.equal(first, filters())
+    assert torch.equal(first, filters(where="blocks.1.*"))
+    torch.testing.assert_close(first.double(), filters(double=True), rtol=0, atol=1e-6)
+    assert not torch.equal(first, filters(seed=1))
+
+
+@pytest.mark.parametrize("energy", [1 / 3, 0.02, 1.0])
+def test_an_energy_is_met_in_every_layer(energy):
+    model = stack(4000, 3, kernel=5)
+    initialize(model, FilterCovariance(normalize=energy))
+    assert energies(model) == pytest.approx([energy] * 3, rel=0.1)
+
+
+def test_trace_keeps_the_energy_that_the_host_gave():
+    model = stack(4000, 3, kernel=5)
+    with torch.no_grad():
+        model[1].weight *= 3
+    before = energies(model)
+    assert before == pytest.approx([1 / 3, 3, 1 / 3], rel=0.05)  # PyTorch's default, of every kernel size
+    initialize(model, FilterCovariance(normalize="trace"))
+    assert energies(model) == pytest.approx(before, rel=0.1)
+
+
+def test_raw_energies_are_the_traces():
+    model = stack(4000, 3, kernel=9)
+    initialize(model, FilterCovariance())
+    expected = [project(closed_form((9, 9), sigma_at(d, 0.16, 0.32, 2.88))).trace().item() for d in (0.0, 0.5, 1.0)]
+    assert energies(model) == pytest.approx(expected, rel=0.1)
+    initialize(model, FilterCovariance(psd="strict"))
+    expected = [strict_form((9, 9), sigma_at(d, 0.16, 0.32, 2.88)).trace().item() for d in (0.0, 0.5, 1.0)]
+    assert energies(model) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv1d(40, 40, 5, groups=40),
+        nn.Conv1d(40, 40, 4, groups=40),
+        nn.Conv2d(40, 80, (2, 6), groups=40),
+        nn.Conv2d(40, 40, 8, groups=40, dtype=torch.bfloat16),
+    ],
+)
+def test_any_kernel_can_be_started(layer):
+    model = nn.Sequential(layer)
+    before = layer.weight.detach().clone()
+    initialize(model, FilterCovariance(sigma0=0.3))
+    assert layer.weight.isfinite().all()
+    assert layer.weight.dtype == before.dtype
+    variance = layer.weight.detach().double().flatten(1).var(dim=0).view(layer.weight.shape[2:])
+    centre = tuple(size // 2 for size in variance.shape)
+    assert variance[centre] == variance.max()  # ½ there, less elsewhere, ⌊k/2⌋ from 0 in every axis
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_frozen_filters_are_not_trained_and_the_report_counts_them(bias):
+    model = convmixer()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    report = initialize(model, FilterCovariance(frozen=True, freeze_bias=bias))
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    expected = {f"blocks.{i}.0.fn.0.{part}" for i in range(3) for part in (("weight", "bias") if bias else ("weight",))}
+    assert frozen == expected
+    count = 3 * 64 * (25 + bias)
+    assert (report.trainable_parameters, report.total_parameters) == (total - count, total)
+    assert f"\n{total - count:,} of {total:,} parameters are trained\n" in report.table()
+    assert report.to_dict()["trainable_parameters"] == total - count
+    assert initialize(convmixer(), FilterCovariance()).trainable_parameters == total
+
+
+def test_a_planned_freezing_is_counted_before_it_is_done():
+    model = convmixer()
+    report = initialize(model, Compose([FilterCovariance(frozen=True)]), dry_run=True)
+    assert report.total_parameters - report.trainable_parameters == 3 * 64 * 26
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"psd": "cholesky"}, "psd must be clip, absolute or strict, got 'cholesky'"),
+        ({"normalize": "energy"}, "normalize must be null, trace or a positive energy, got 'energy'"),
+        ({"normalize": 0.0}, "normalize must be null, trace or a positive energy, got 0.0"),
+        ({"shrinkage": 1.5, "covariances": "x.pt"}, r"shrinkage must lie in \[0, 1\], got 1.5"),
+        ({"shrinkage": 0.1}, "shrinkage is for learned covariances"),
+        ({"psd": "strict", "covariances": "x.pt"}, "psd='strict' is a closed form"),
+        ({"covariances": ""}, "covariances is empty: give the path of a trained network's checkpoint"),
+    ],
+)
+def test_arguments_out_of_range_are_one_line(arguments, message, as_installed):
+    with pytest.raises(StructuredInitError, match=f"^FilterCovariance: {message}"):
+        FilterCovariance(**arguments)
+
+
+def test_a_bandwidth_that_vanishes_is_one_line_and_nothing_is_written():
+    model = convmixer()
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(
+        StructuredInitError, match=r"^FilterCovariance: the bandwidth of 'blocks.2.0.fn.0' at depth 1 is -0.04: sigma0"
+    ):
+        initialize(model, FilterCovariance(sigma0=0.16, v=-0.2, a=0.0))
+    assert all(torch.equal(*pair) for pair in zip(before, model.parameters(), strict=True))
+
+
+def test_filters_of_zeros_have_no_energy_to_keep():
+    model = convmixer()
+    nn.init.zeros_(model.blocks[1][0].fn[0].weight)
+    with pytest.raises(StructuredInitError, match=r"^FilterCovariance: the filters of 'blocks.1.0.fn.0' are all zero"):
+        initialize(model, FilterCovariance(normalize="trace"))
+
+
+PRESETS = {
+    "covariance": {},
+    "covariance_frozen": {"frozen": True},
+    "covariance_trace": {"normalize": "trace"},
+    "covariance_trace_frozen": {"normalize": "trace", "frozen": True},
+    "covariance_learned": {"covariances": ""},
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_lists_every_argument(name):
+    tree = yaml.safe_load(shipped_configs()[f"init/{name}"].read_text())["init"]["initializer"]
+    assert tree["class_path"] == "FilterCovariance"
+    assert tree["init_args"] == {**vars(FilterCovariance()), **PRESETS[name]}
+
+
+@pytest.mark.parametrize(("new", "trace"), [(5, 2.32), (7, 4.60), (15, 23.5), (9, 9.31)])
+def test_resizing_interpolates_along_all_four_axes(new, trace):
+    covariance = project(closed_form((9, 9), 1.92))
+    resized = resize(covariance, (9, 9), (new, new))
+    assert resized.trace().item() == pytest.approx(trace, rel=2e-3)
+    axis = np.stack([np.interp(np.linspace(0, 8, new), np.arange(9), row) for row in np.eye(9)], axis=1)
+    expected = np.einsum("ai,bj,ijkl,ck,dl->abcd", axis, axis, covariance.view(9, 9, 9, 9), axis, axis, optimize=True)
+    np.testing.assert_allclose(resized, expected.reshape(new**2, new**2), atol=1e-12)
+
+
+@EVERYWHERE
+@given(SIZES, SIZES, SIZES, SIZES, SIGMAS)
+def test_resizing_keeps_it_positive_semidefinite_and_symmetric(rows, columns, new_rows, new_columns, sigma):
+    covariance = project(closed_form((rows, columns), sigma))
+    resized = resize(covariance, (rows, columns), (new_rows, new_columns))
+    assert resized.shape == (new_rows * new_columns,) * 2
+    torch.testing.assert_close(resized, resized.mT)
+    assert np.linalg.eigvalsh(resized.numpy()).min() > -1e-13
+
+
+@EVERYWHERE
+@given(st.integers(1, 6), st.integers(1, 9))
+def test_a_filter_that_is_stretched_has_the_resized_covariance(size, new):
+    """Of one filter f the second moment is f fᵀ: resized it must be that of the filter resized by torch."""
+    f = torch.randn(size, size, dtype=torch.float64, generator=torch.Generator().manual_seed(size * 10 + new))
+    if size > 1 and new > 1:
+        stretched = nn.functional.interpolate(f[None, None], size=(new, new), mode="bilinear", align_corners=True)[0, 0]
+    else:
+        middle = f[[(size - 1) // 2, size // 2]][:, [(size - 1) // 2, size // 2]].mean()
+        stretched = middle.expand(new, new)
+    found = resize(torch.outer(f.flatten(), f.flatten()), (size, size), (new, new))
+    expected = torch.outer(stretched.flatten(), stretched.flatten())
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
