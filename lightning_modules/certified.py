@@ -13,12 +13,9 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import MetricCollection
 
 from lightning_modules.classifier import Batch, ImageClassifier
-from lightning_modules.optim import check_points, piecewise_linear
 from lightning_modules.robustness.certificate import output_distances
 from lightning_modules.robustness.evaluation import Attack, RobustnessMetrics
 from lightning_modules.robustness.exact import exact_arithmetic
@@ -92,22 +89,17 @@ class CertifiedClassifier(ImageClassifier):
         seed: int | None = None,
         compile: bool = False,
     ) -> None:
-        self.lr_schedule = PUBLISHED_SCHEDULE if lr_schedule is None else lr_schedule
-        check_points(self.lr_schedule)
         self.epsilons = _levels("epsilons", LEVELS if epsilons is None else epsilons)
         attacked = _levels("pgd_epsilons", self.epsilons if pgd_epsilons is None else pgd_epsilons)
         attack = Attack(attacked, pgd_steps, pgd_step_size, pgd_restarts, lipschitz_steps)
         _check(margin, certificate, attack)
         self.margin, self.certificate = margin, certificate
         sizes = (num_classes, image_size, in_channels)
-        super().__init__(network, network_args, *sizes, optimizer, seed=seed, compile=compile)
+        schedule = PUBLISHED_SCHEDULE if lr_schedule is None else lr_schedule
+        super().__init__(network, network_args, *sizes, optimizer, seed=seed, compile=compile, lr_schedule=schedule)
         self.val_robustness = RobustnessMetrics("val", self.epsilons, attack if attack_validation else None)
         self.test_robustness = RobustnessMetrics("test", self.epsilons, attack)
         self._scale_checked = False
-
-    def configure_schedule(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
-        """Build the piecewise linear schedule."""
-        return piecewise_linear(optimizer, total_steps=total_steps, points=self.lr_schedule)
 
     def setup(self, stage: str) -> None:
         """Refuse data that do not fit: other classes than the network's, or images that are scaled.

@@ -46,9 +46,12 @@ class ImageClassifier(Task):
         seed: of mixup and CutMix, which are functions of (seed, epoch, batch) and so survive a resumption; ``None``
             takes the seed of ``seed_everything``, or 0.
         compile: compile the network, in place, when it first runs.
+        lr_schedule: pairs [share of the run, share of ``lr``], joined by straight lines, in place of warmup and cosine.
+        decay_all: apply the optimizer's weight decay to biases, norms, positions and tokens as well.
 
     Raises:
-        StructuredInitError: unknown network or argument, sizes that do not divide, shares out of range.
+        StructuredInitError: unknown network or argument, sizes that do not divide, shares out of range, a schedule
+            that is no curve.
     """
 
     headline = ("accuracy", "max")
@@ -69,6 +72,8 @@ class ImageClassifier(Task):
         cutmix: float = 0.0,
         seed: int | None = None,
         compile: bool = False,
+        lr_schedule: list[list[float]] | None = None,
+        decay_all: bool = False,
     ) -> None:
         _check_shares(label_smoothing, mixup, cutmix)
         self.network_args = dict(network_args or {})
@@ -76,7 +81,7 @@ class ImageClassifier(Task):
         self.label_smoothing, self.mixup, self.cutmix = label_smoothing, mixup, cutmix
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self._given_network = (network,)  # in a tuple: a bare module would register before super().__init__
-        super().__init__(optimizer, warmup_epochs, warmup_lr, min_lr, compile)
+        super().__init__(optimizer, warmup_epochs, warmup_lr, min_lr, compile, lr_schedule, decay_all)
         metrics = MetricCollection(
             {
                 "accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False),

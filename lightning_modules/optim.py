@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from structured_init.errors import StructuredInitError
-from structured_init.sites import position_sites
+from structured_init.sites import position_sites, state_space_sites
 
 # timm and transformers name their positions and extra tokens so; none of them is a weight to be shrunk.
 UNDECAYED_NAMES = frozenset(
@@ -22,28 +22,33 @@ UNDECAYED_NAMES = frozenset(
 )
 
 
-def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
+def parameter_groups(module: nn.Module, *, decay_all: bool = False) -> list[dict[str, Any]]:
     """Split the trainable parameters into those that decay and those that do not.
 
     Without decay: vectors and scalars (biases, norms, LayerScale), positions (every position site, and the names that
     timm and transformers use) and extra tokens by name, parameters
-    tagged ``_no_weight_decay`` (Mamba's ``A_log`` and ``D``), and what a submodule's ``no_weight_decay()`` lists
-    (timm).
+    tagged ``_no_weight_decay``, what a submodule's ``no_weight_decay()`` lists (timm), and the decays, step biases and
+    skips of state-space layers (``A_log``, b_Δ and D of every state-space site), which transformers tags nowhere. These
+    last never decay: weight decay would pull a slow memory (A_log = −8) to a fast one (0).
     Frozen parameters are in no group; a tied parameter is in one group once.
 
     Args:
         module: any module.
+        decay_all: all decay but those of state-space layers, as in recipes that give the optimizer
+            ``model.parameters()``.
 
     Returns:
         One or two groups for an optimizer's constructor; the second carries ``weight_decay: 0.0``.
     """
     declared = set(_declared_undecayed(module))
     positions = {id(site.tensor) for site in position_sites(module)}
+    layouts = [site.layout for site in state_space_sites(module)]
+    never = {id(tensor) for layout in layouts for tensor in (layout.A_log, layout.dt_bias, layout.D)}
     groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            decays = _decays(name, parameter) and name not in declared and id(parameter) not in positions
-            groups[decays].append(parameter)
+            decays = decay_all or (_decays(name, parameter) and name not in declared and id(parameter) not in positions)
+            groups[decays and id(parameter) not in never].append(parameter)
     decayed, undecayed = {"params": groups[True]}, {"params": groups[False], "weight_decay": 0.0}
     return [group for group in (decayed, undecayed) if group["params"]]
 
@@ -130,3 +135,18 @@ def check_points(points: Sequence[Sequence[float]]) -> tuple[list[float], list[f
             f"from 0 to 1, such as [[0, 0], [0.4, 1], [1, 0]], not {[list(pair) for pair in pairs]}"
         )
     return shares, [float(pair[1]) for pair in pairs]
+
+
+def check_schedule(points: Sequence[Sequence[float]] | None, warmup_epochs: float) -> None:
+    """Refuse a schedule that is no curve, or a warmup beside it.
+
+    Raises:
+        StructuredInitError: either of them.
+    """
+    if points is None:
+        return
+    check_points(points)
+    if warmup_epochs:
+        raise StructuredInitError(
+            f"lr_schedule says the whole curve, so warmup_epochs={warmup_epochs:g} would do nothing: leave one out"
+        )

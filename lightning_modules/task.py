@@ -1,9 +1,10 @@
-"""What every task shares: one network, grouped parameters, warmup and cosine, and a checked resumption."""
+"""What every task shares: one network, grouped parameters, a schedule by step, and a checked resumption."""
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_modules.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
-from lightning_modules.optim import parameter_groups, warmup_cosine
+from lightning_modules.optim import check_schedule, parameter_groups, piecewise_linear, warmup_cosine
 from structured_init.errors import StructuredInitError
 
 
@@ -27,6 +28,8 @@ class Task(LightningModule):
         warmup_epochs: epochs of linear warmup; may be a fraction.
         warmup_lr: learning rate of the first step, when there is a warmup.
         min_lr: learning rate at the end of the cosine.
+        lr_schedule: pairs [share of the run, share of ``lr``], joined by straight lines, in place of warmup and cosine.
+        decay_all: apply the optimizer's weight decay to biases, norms, positions and tokens as well.
         compile: compile the network, in place, when it first runs; parameter names stay as they are.
 
     Attributes:
@@ -43,7 +46,10 @@ class Task(LightningModule):
         warmup_lr: float = 1e-5,
         min_lr: float = 1e-6,
         compile: bool = False,
+        lr_schedule: Sequence[Sequence[float]] | None = None,
+        decay_all: bool = False,
     ) -> None:
+        check_schedule(lr_schedule, warmup_epochs)
         super().__init__()
         with warnings.catch_warnings():  # a network given as an object is noticed here and left out right below
             warnings.simplefilter("ignore")
@@ -51,6 +57,7 @@ class Task(LightningModule):
         self.save_hyperparameters(ignore=["compile", *(k for k, v in self.hparams.items() if not is_plain(v))])
         self.optimizer = optimizer
         self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
+        self.lr_schedule, self.decay_all = lr_schedule, decay_all
         self.network = self.configure_network()
         if compile:
             self.network.compile()
@@ -69,7 +76,7 @@ class Task(LightningModule):
         Raises:
             StructuredInitError: nothing is trainable, or the run has no end.
         """
-        groups = parameter_groups(self)
+        groups = parameter_groups(self, decay_all=self.decay_all)
         if not groups:
             raise StructuredInitError("the model has no trainable parameter")
         optimizer = self.optimizer(groups)
@@ -83,6 +90,8 @@ class Task(LightningModule):
 
     def configure_schedule(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
         """Build the schedule of a run of ``total_steps`` optimizer steps, a function of the step alone."""
+        if self.lr_schedule is not None:
+            return piecewise_linear(optimizer, total_steps=total_steps, points=self.lr_schedule)
         return warmup_cosine(
             optimizer,
             total_steps=total_steps,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,21 +65,45 @@ class Augmentation:
     def pixels(self, image: NDArray[np.uint8] | Image.Image) -> NDArray[np.uint8]:
         """Crop, flip and change the colours of an image (H, W, C); the result is (image_size, image_size, C)."""
         if self.resized_crop is not None:
-            image = self.resized_crop(_as_picture(image))
-        array = _as_array(image)
+            image = self.resized_crop(as_picture(image))
+        array = as_array(image)
         if self.crop_padding:
             array = _random_crop(array, self.crop_padding)
         if self.flip and random.random() < 0.5:
             array = array[:, ::-1]
         if self.policy is not None:
             gray = array.shape[2] == 1
-            picture = self.policy(_as_picture(array).convert("RGB"))  # timm's fill colours have three channels
-            array = _as_array(picture.convert("L") if gray else picture)
+            picture = self.policy(as_picture(array).convert("RGB"))  # timm's fill colours have three channels
+            array = as_array(picture.convert("L") if gray else picture)
         return array
 
     def normalized(self, image: torch.Tensor) -> torch.Tensor:
         """Erase a part of a normalized image (C, H, W), in place."""
         return image if self.erase is None else self.erase(image)
+
+
+AugmentationCallable = Callable[[int], Augmentation]
+
+
+def augmentation_builder(given: AugmentationCallable | None, **arguments: Any) -> Callable[..., Augmentation]:
+    """Return what builds the augmentation, called with ``image_size`` and, by name, ``mean``.
+
+    Args:
+        given: an augmentation of the user's choice.
+        arguments: of :class:`Augmentation`, where none was given.
+
+    Raises:
+        StructuredInitError: both were given.
+    """
+    if given is None:
+        return partial(Augmentation, **arguments)
+    if idle := [name for name, value in arguments.items() if value]:
+        raise StructuredInitError(f"the data have an augmentation of their own, so {', '.join(idle)} would do nothing")
+    return partial(_without_mean, given)
+
+
+def _without_mean(given: AugmentationCallable, image_size: int, mean: Sequence[float]) -> Augmentation:
+    return given(image_size)
 
 
 def _random_crop(array: NDArray[np.uint8], padding: int) -> NDArray[np.uint8]:
@@ -107,12 +133,14 @@ def _rand_augment(policy: str, image_size: int, mean: Sequence[float]):  # noqa:
         ) from error
 
 
-def _as_picture(image: NDArray[np.uint8] | Image.Image) -> Image.Image:
+def as_picture(image: NDArray[np.uint8] | Image.Image) -> Image.Image:
+    """Return an image (H, W, C) of one or three channels as a picture."""
     if isinstance(image, Image.Image):
         return image
     return Image.fromarray(np.ascontiguousarray(image[..., 0] if image.shape[2] == 1 else image))
 
 
-def _as_array(image: NDArray[np.uint8] | Image.Image) -> NDArray[np.uint8]:
+def as_array(image: NDArray[np.uint8] | Image.Image) -> NDArray[np.uint8]:
+    """Return a picture as an array (H, W, C)."""
     array = np.asarray(image)
     return array if array.ndim == 3 else array[..., None]

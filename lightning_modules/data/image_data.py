@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
-import lightning as L
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader
 
-from lightning_modules.data.augment import Augmentation
+from lightning_modules.data.augment import Augmentation, AugmentationCallable, augmentation_builder
 from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
-from lightning_modules.data.loader import EpochSampler, ResumableLoader
+from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
 from lightning_modules.data.source import Source, open_source
 from lightning_modules.data.split import stratified_parts
 from structured_init.errors import StructuredInitError, nearest
@@ -23,7 +18,7 @@ from structured_init.errors import StructuredInitError, nearest
 _IN_MEMORY_BYTES = 2 * 2**30
 
 
-class ImageData(L.LightningDataModule):
+class ImageData(SeededData):
     """Images and classes; batches are (images (B, C, H, W) float32 normalized, classes (B,) int64).
 
     The order and the augmentation are functions of (seed, epoch, index): they do not depend on the number of workers,
@@ -59,11 +54,15 @@ class ImageData(L.LightningDataModule):
         crop_pct: share of the shorter side that the central crop keeps, for images of another size.
         in_memory: decode once and keep the pixels; where null, if they take less than 2 GiB.
         num_workers: processes that load, per loader.
+        augmentation: in place of the five random changes above, one that is called with ``image_size``, such as
+            :class:`TorchvisionAugmentation`.
 
     Raises:
         StructuredInitError: an argument out of its range; when the data is opened: no such dataset or column, a corrupt
             file or image, a class with too few images, a batch larger than the training part.
     """
+
+    unit = "images"
 
     def __init__(
         self,
@@ -94,26 +93,28 @@ class ImageData(L.LightningDataModule):
         crop_pct: float = 1.0,
         in_memory: bool | None = None,
         num_workers: int = 0,
+        augmentation: AugmentationCallable | None = None,
     ) -> None:
-        super().__init__()
-        self.name, self.config = name, config
+        super().__init__(
+            name, batch_size=batch_size, eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers
+        )
+        self.config = config
         self.image_column, self.label_column = image_column, label_column
         self.train_split, self._test_split = train_split, test_split
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size or batch_size
         self._image_size, self._in_channels, self._num_classes = image_size, in_channels, num_classes
         self.fraction, self.val_fraction, self.test_fraction = fraction, val_fraction, test_fraction
-        self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.split_seed = split_seed
         self._mean, self._std = mean, std
-        self.augmentation_args = {
-            "flip": flip,
-            "crop_padding": crop_padding,
-            "crop_scale": crop_scale,
-            "rand_augment": rand_augment,
-            "random_erasing": random_erasing,
-        }
+        self._augmentation = augmentation_builder(
+            augmentation,
+            flip=flip,
+            crop_padding=crop_padding,
+            crop_scale=crop_scale,
+            rand_augment=rand_augment,
+            random_erasing=random_erasing,
+        )
         self.interpolation, self.crop_pct = interpolation, crop_pct
-        self._in_memory, self.num_workers = in_memory, num_workers
+        self._in_memory = in_memory
         self._check_arguments()
 
     # What a model needs to know -------------------------------------------------------------------------------------
@@ -164,12 +165,14 @@ class ImageData(L.LightningDataModule):
     @cached_property
     def train_set(self) -> ImageSet:
         """The training part, augmented."""
-        augmentation = Augmentation(self.image_size, **self.augmentation_args, mean=self.mean)
+        augmentation = self._augmentation(self.image_size, mean=self.mean)
         return self._image_set(self.train_split, self._train_rows, self._train_images, augmentation)
 
     @cached_property
-    def val_set(self) -> ImageSet:
-        """The validation part, carved out of the train split."""
+    def val_set(self) -> ImageSet | None:
+        """The validation part, carved out of the train split; ``None`` where there is none."""
+        if self.val_fraction == 0:
+            return None
         return self._image_set(self.train_split, self._parts[0], self._images(self.train_split, self._parts[0]))
 
     @cached_property
@@ -192,48 +195,18 @@ class ImageData(L.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Decode what the stage needs."""
-        if self.trainer is not None:  # ranks with global seeds of their own must still share one order
-            self.seed = self.trainer.strategy.broadcast(self.seed)
+        self.share_seed()
         _ = self.train_set if stage == "fit" else self._statistics
-        if stage in ("fit", "validate") and self.val_fraction > 0:
+        if stage in ("fit", "validate"):
             _ = self.val_set
         if stage in ("test", "predict"):
             _ = self.test_set
 
-    def train_dataloader(self) -> ResumableLoader:
-        """Full batches in a new order in each epoch."""
-        sampler = self._sampler(len(self.train_set), shuffle=True)
-        if len(sampler) < self.batch_size:
-            raise StructuredInitError(
-                f"batch_size={self.batch_size} is larger than the training part of '{self.name}', "
-                f"which has {len(sampler)} images per process"
-            )
-        return ResumableLoader(
-            self.train_set, batch_size=self.batch_size, sampler=sampler, drop_last=True, **self._loader_arguments()
-        )
-
-    def val_dataloader(self) -> DataLoader[Any] | list[Any]:
-        """All validation images in order; empty without a validation part."""
-        return self._ordered(self.val_set) if self.val_fraction > 0 else []
-
-    def test_dataloader(self) -> DataLoader[Any]:
-        """All test images in order."""
-        return self._ordered(self.test_set)
-
-    def predict_dataloader(self) -> DataLoader[Any]:
-        """The test images, to predict."""
-        return self._ordered(self.test_set)
-
     # Pieces ---------------------------------------------------------------------------------------------------------
 
     def _check_arguments(self) -> None:
-        for name in ("fraction", "test_fraction"):
-            if not 0 < getattr(self, name) <= 1:
-                raise StructuredInitError(f"{name}={getattr(self, name)} is not in (0, 1]")
-        if not 0 <= self.val_fraction < 1:
-            raise StructuredInitError(f"val_fraction={self.val_fraction} is not in [0, 1); 0 means no validation")
-        if min(self.batch_size, self.eval_batch_size) < 1 or self.num_workers < 0:
-            raise StructuredInitError("batch_size is at least 1 and num_workers at least 0")
+        check_fractions(fraction=self.fraction, test_fraction=self.test_fraction)
+        check_carved(val_fraction=self.val_fraction)
         if self._in_channels not in (None, 1, 3):
             raise StructuredInitError(f"in_channels={self._in_channels} is neither 1 nor 3")
         if (self._mean is None) != (self._std is None):
@@ -246,7 +219,7 @@ class ImageData(L.LightningDataModule):
     @cached_property
     def _first_picture(self) -> tuple[int, int]:
         """Shorter side and channels of the first training image."""
-        column = self.source.image_column
+        column = self.source.input_column
         record = encoded(self.source.split(self.train_split), column)[0][column]
         picture = open_picture(record, 0, self.train_split)
         return min(picture.size), 1 if picture.mode in ("1", "L", "I", "F", "I;16") else 3
@@ -287,7 +260,7 @@ class ImageData(L.LightningDataModule):
         """Return the pixels of the rows, or what reads them where there are too many."""
         decoder = Decoder(
             self.source.split(split),
-            self.source.image_column,
+            self.source.input_column,
             split,
             channels=self.in_channels,
             image_size=self.image_size,
@@ -307,26 +280,3 @@ class ImageData(L.LightningDataModule):
     ) -> ImageSet:
         labels = self.source.labels(split)[rows]
         return ImageSet(images, rows, labels, mean=self.mean, std=self.std, augmentation=augmentation, seed=self.seed)
-
-    def _ordered(self, dataset: ImageSet) -> DataLoader[Any]:
-        sampler = self._sampler(len(dataset), shuffle=False)
-        # By name: Lightning builds the loader anew to predict, from the names of its arguments.
-        return DataLoader(dataset, batch_size=self.eval_batch_size, sampler=sampler, **self._loader_arguments())
-
-    def _sampler(self, size: int, *, shuffle: bool) -> EpochSampler:
-        world, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer is not None else (1, 0)
-        return EpochSampler(size, shuffle=shuffle, seed=self.seed, num_replicas=world, rank=rank)
-
-    def _loader_arguments(self) -> dict[str, Any]:
-        return {
-            "collate_fn": _as_it_is,
-            "num_workers": self.num_workers,
-            "persistent_workers": self.num_workers > 0,
-            "pin_memory": torch.cuda.is_available(),
-            "generator": torch.Generator(),  # else each iterator would draw from the global one
-        }
-
-
-def _as_it_is(batch: Any) -> Any:
-    """`ImageSet.__getitems__` has made the batch already."""
-    return batch

@@ -1,51 +1,39 @@
-"""Where a dataset comes from: the hub, a folder of Parquet, or inside the package; and which of its columns is what."""
+"""`Source`: a labelled dataset before anything is decoded, and which of its columns is what."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modules.data.finding import Kind, open_splits
 from lightning_modules.data.split import stratified_parts
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-FOLDER_VARIABLE = "STRUCTURED_INIT_DATA"
-KNOWN = (
-    "digits",
-    "uoft-cs/cifar10",
-    "uoft-cs/cifar100",
-    "ufldl-stanford/svhn",
-    "zh-plus/tiny-imagenet",
-    "zalando-datasets/fashion_mnist",
-    "ILSVRC/imagenet-1k",
-)
-IMAGE_COLUMNS = ("image", "img", "images")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
 
 
 @dataclass
 class Source:
-    """A labelled image dataset before anything is decoded.
+    """A labelled dataset before anything is decoded.
 
     Attributes:
         name: as the user wrote it.
         splits: the splits by name.
-        image_column: name of the column of images.
+        input_column: name of the column of images or texts.
         label_column: name of the column of classes.
     """
 
     name: str
     splits: Mapping[str, Dataset]
-    image_column: str
+    input_column: str
     label_column: str
 
     def split(self, name: str) -> Dataset:
@@ -67,7 +55,7 @@ class Source:
         return sorted({str(value) for value in values})
 
     def labels(self, split: str) -> NDArray[np.int64]:
-        """Return the class of each image of a split, (N,).
+        """Return the class of each sample of a split, (N,).
 
         Raises:
             StructuredInitError: a label lies outside the classes, as where the hub hides a test split's labels.
@@ -84,90 +72,32 @@ class Source:
         return values.astype(np.int64)
 
 
-def open_source(name: str, config: str | None, image_column: str | None, label_column: str | None) -> Source:
+def open_source(
+    name: str, config: str | None, input_column: str | None, label_column: str | None, kind: Kind | None = None
+) -> Source:
     """Find a dataset and its two columns.
 
     Args:
-        name: ``digits``, a folder of Parquet files, or a hub name.
+        name: an embedded dataset, a Parquet file or a folder of them, or a hub name.
         config: the hub's configuration, e.g. ``cropped_digits``.
-        image_column: found by its name or type where None.
+        input_column: found by its name or type where None.
         label_column: found by its name or type where None.
+        kind: of the samples; images where None.
 
     Raises:
         StructuredInitError: no such dataset, a corrupt file, no such column.
     """
-    splits = _splits(name, config)
+    kind = kind or IMAGES
+    splits = open_splits(name, config, kind)
     features = next(iter(splits.values())).features
-    kinds = {column: type(feature).__name__ for column, feature in features.items()}
     return Source(
         name,
         splits,
-        _find(name, "image", image_column, IMAGE_COLUMNS, kinds, "Image"),
-        _find(name, "label", label_column, LABEL_COLUMNS, kinds, "ClassLabel"),
+        find_column(name, kind.what, input_column, kind.columns, features, kind.is_one),
+        find_column(
+            name, "label", label_column, LABEL_COLUMNS, features, lambda kind: type(kind).__name__ == "ClassLabel"
+        ),
     )
-
-
-def _splits(name: str, config: str | None) -> Mapping[str, Dataset]:
-    if name == "digits":
-        return _digits()
-    shelf = os.environ.get(FOLDER_VARIABLE)
-    folders = [Path(name).expanduser(), *([Path(shelf).expanduser() / name.rsplit("/", 1)[-1]] if shelf else [])]
-    for folder in folders:
-        if folder.is_dir() and (files := _parquet_files(folder, config)):
-            return _from_parquet(files)
-    return _from_hub(name, config, shelf)
-
-
-def _parquet_files(folder: Path, config: str | None) -> dict[str, list[str]]:
-    """Return the files of each split, ``train-00000-of-00001.parquet``, in the folder or in one as the hub lays it."""
-    places = [folder / config] if config and (folder / config).is_dir() else [folder, folder / "data"]
-    for place in [*places, *sorted(path for path in folder.iterdir() if path.is_dir())]:
-        files: dict[str, list[str]] = {}
-        for file in sorted(place.glob("*.parquet")):
-            files.setdefault(file.stem.split("-")[0], []).append(str(file))
-        if files:
-            return files
-    return {}
-
-
-def _from_parquet(files: dict[str, list[str]]) -> Mapping[str, Dataset]:
-    import pyarrow.parquet
-    from datasets import load_dataset
-
-    everything = [file for group in files.values() for file in group]
-    _check_each(everything, pyarrow.parquet.ParquetFile)  # the footers: cheap
-    try:
-        return load_dataset("parquet", data_files=files)
-    except Exception as error:
-        _check_each(everything, pyarrow.parquet.read_table)  # the pages: only now, to say which
-        raise StructuredInitError(
-            f"the Parquet files of '{Path(everything[0]).parent}' do not fit together: {_line(error)}"
-        ) from error
-
-
-def _check_each(files: Sequence[str], read) -> None:  # noqa: ANN001  a reader of pyarrow
-    for file in files:
-        try:
-            read(file)
-        except Exception as error:
-            raise StructuredInitError(f"'{file}' is not a readable Parquet file: {_line(error)}") from error
-
-
-def _from_hub(name: str, config: str | None, shelf: str | None) -> Mapping[str, Dataset]:
-    from datasets import DatasetDict, load_dataset
-    from datasets.exceptions import DatasetsError
-
-    try:
-        found = load_dataset(name, config)
-    except (DatasetsError, OSError, ValueError) as error:
-        local = [path.name for path in Path(shelf).iterdir() if path.is_dir()] if shelf and Path(shelf).is_dir() else []
-        raise StructuredInitError(
-            f"no dataset '{name}' ({_line(error)}): give a name of the Hugging Face hub, or a folder of Parquet files "
-            f"(train-*.parquet, test-*.parquet; {FOLDER_VARIABLE} names the folder that holds such folders), or "
-            f"'digits', which needs no download; {nearest(name, [*KNOWN, *local])}"
-        ) from error
-    assert isinstance(found, DatasetDict)
-    return found
 
 
 def _digits() -> Mapping[str, Dataset]:
@@ -188,17 +118,29 @@ def _digits() -> Mapping[str, Dataset]:
     )
 
 
-def _find(name: str, what: str, given: str | None, usual: Sequence[str], kinds: Mapping[str, str], feature: str) -> str:
+def find_column(
+    name: str,
+    what: str,
+    given: str | None,
+    usual: Sequence[str],
+    features: Mapping[str, Any],
+    is_one: Callable[[Any], bool],
+) -> str:
+    """Return the column that the user named, else the one with a usual name, else the first of the right type.
+
+    Raises:
+        StructuredInitError: there is none.
+    """
     if given is not None:
-        if given not in kinds:
-            raise StructuredInitError(f"dataset '{name}' has no column '{given}': {nearest(given, kinds)}")
+        if given not in features:
+            raise StructuredInitError(f"dataset '{name}' has no column '{given}': {nearest(given, features)}")
         return given
-    typed = [column for column, kind in kinds.items() if kind == feature]
-    candidates = [column for column in usual if column in kinds] + typed
+    typed = [column for column, feature in features.items() if is_one(feature)]
+    candidates = [column for column in usual if column in features] + typed
     if not candidates:
         raise StructuredInitError(
             f"dataset '{name}' has no column that looks like the {what}: name it with {what}_column, "
-            f"{nearest('', kinds)}"
+            f"{nearest('', features)}"
         )
     return candidates[0]
 
@@ -207,8 +149,17 @@ def _column(split: Dataset, column: str) -> NDArray[np.generic]:
     return split.select_columns([column]).with_format("numpy")[:][column]
 
 
-def _line(error: BaseException) -> str:
-    """Return the first line of the deepest cause, which says what happened."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+IMAGES = Kind(
+    "image",
+    columns=("image", "img", "images"),
+    is_one=lambda feature: type(feature).__name__ == "Image",
+    known=(
+        "uoft-cs/cifar10",
+        "uoft-cs/cifar100",
+        "ufldl-stanford/svhn",
+        "zh-plus/tiny-imagenet",
+        "zalando-datasets/fashion_mnist",
+        "ILSVRC/imagenet-1k",
+    ),
+    embedded={"digits": _digits},
+)

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from lightning_modules import ImageClassifier
-from lightning_modules.optim import learning_rate, parameter_groups, warmup_cosine
+from lightning_modules.optim import learning_rate, parameter_groups, piecewise_linear, warmup_cosine
+from structured_init import StructuredInitError
 
 SCHEDULE = {"total_steps": 100, "warmup_steps": 10, "warmup_lr": 1e-5, "min_lr": 1e-6}
 
@@ -100,3 +102,38 @@ def test_a_schedule_restored_in_the_middle_goes_on_as_it_would_have():
         return scheduler
 
     assert run(20, run(30).state_dict()).get_last_lr() == run(50).get_last_lr()
+
+
+@pytest.mark.parametrize("epochs", [25, 100])
+def test_the_published_curve_of_the_convmixers_is_followed_in_every_step(epochs):
+    """locuslab/convmixer-cifar10: np.interp of the fractional epoch at the end of the step."""
+    steps_per_epoch, peak = 7, 0.05
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=peak)
+    points = [[0, 0], [0.4, 1], [0.8, 0.05], [1, 0]]
+    scheduler = piecewise_linear(optimizer, total_steps=epochs * steps_per_epoch, points=points)
+    for epoch in range(epochs):
+        for i in range(steps_per_epoch):
+            knots = [0, epochs * 2 // 5, epochs * 4 // 5, epochs]
+            expected = np.interp(epoch + (i + 1) / steps_per_epoch, knots, [0, peak, peak / 20, 0])
+            assert scheduler.get_last_lr()[0] == pytest.approx(expected, abs=1e-12)
+            optimizer.step()
+            scheduler.step()
+
+
+def test_a_recipe_can_let_every_parameter_decay():
+    model = nn.ModuleDict({"inner": Tagged()})
+    (group,) = parameter_groups(model, decay_all=True)
+    assert "weight_decay" not in group
+    assert len(group["params"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr_schedule": [[0, 0], [0.5, 1]]}, r"first numbers rise from 0 to 1"),
+        ({"lr_schedule": [[0, 0], [1, 0]], "warmup_epochs": 2}, "warmup_epochs=2 would do nothing"),
+    ],
+)
+def test_a_schedule_that_means_nothing_is_refused_at_once(arguments, message):
+    with pytest.raises(StructuredInitError, match=message):
+        ImageClassifier("vit_nano_patch2_8", {"depth": 1}, image_size=8, **arguments)

@@ -1,0 +1,160 @@
+"""Where a dataset lies: inside the package, on the disk, or on the hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from structured_init.errors import StructuredInitError, nearest
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+FOLDER_VARIABLE = "STRUCTURED_INIT_DATA"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What the samples of a dataset are, and where such a dataset may come from.
+
+    Attributes:
+        what: one word; ``{what}_column`` is the argument that names their column.
+        columns: usual names of their column.
+        is_one: whether a column of this type holds them.
+        known: hub names to compare a wrong name with.
+        embedded: datasets that need no download, by name.
+        local: what a user may give that is on the disk, for the error.
+    """
+
+    what: str
+    columns: tuple[str, ...]
+    is_one: Callable[[Any], bool]
+    known: tuple[str, ...]
+    embedded: Mapping[str, Callable[[], Mapping[str, Dataset]]]
+    local: str = "a folder of Parquet files (train-*.parquet, test-*.parquet;"
+
+
+def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Dataset]:
+    """Return the splits of a dataset by name: an embedded one, a local one, or the hub's.
+
+    Raises:
+        StructuredInitError: no such dataset, a corrupt file.
+    """
+    if name in kind.embedded:
+        return kind.embedded[name]()
+    for place in local_places(name, config):
+        if files := parquet_files(place, config):
+            return _from_parquet(files)
+    return _from_hub(name, config, kind)
+
+
+def open_streams(name: str, config: str | None, kind: Kind) -> Mapping[str, list[IterableDataset]]:
+    """Return the splits of a dataset by name, each as streams that are read in order: a local file each, or the hub's.
+
+    Raises:
+        StructuredInitError: no such dataset, a corrupt file.
+    """
+    from datasets import load_dataset
+
+    if name in kind.embedded:
+        return {split: [data.to_iterable_dataset()] for split, data in kind.embedded[name]().items()}
+    for place in local_places(name, config):
+        if files := parquet_files(place, config):
+            _check_footers([file for group in files.values() for file in group])
+            return {
+                split: [load_dataset("parquet", data_files=file, split="train", streaming=True) for file in group]
+                for split, group in files.items()
+            }
+    return {split: [data] for split, data in _from_hub(name, config, kind, streaming=True).items()}
+
+
+def local_places(name: str, config: str | None) -> list[Path]:
+    """Return where a dataset is looked for on the disk: the path itself, then the user's folder of datasets.
+
+    In that folder it goes by the last part of the hub's name, or by the configuration with or without its version:
+    ``Salesforce/wikitext`` with ``wikitext-2-v1`` is ``wikitext``, ``wikitext-2-v1`` or ``wikitext-2``.
+    """
+    shelf = os.environ.get(FOLDER_VARIABLE)
+    names = [name.rsplit("/", 1)[-1], *([config, re.sub(r"-v\d+$", "", config)] if config else [])]
+    return [Path(name).expanduser(), *(Path(shelf).expanduser() / each for each in names if shelf)]
+
+
+def parquet_files(folder: Path, config: str | None) -> dict[str, list[str]]:
+    """Return the files of each split, ``train-00000-of-00001.parquet``, in the folder or in one as the hub lays it.
+
+    A single file is the split ``train``. Empty where there is none.
+    """
+    if folder.is_file() and folder.suffix == ".parquet":
+        return {"train": [str(folder)]}
+    if not folder.is_dir():
+        return {}
+    places = [folder / config] if config and (folder / config).is_dir() else [folder, folder / "data"]
+    for place in [*places, *sorted(path for path in folder.iterdir() if path.is_dir())]:
+        files: dict[str, list[str]] = {}
+        for file in sorted(place.glob("*.parquet")):
+            files.setdefault(file.stem.split("-")[0], []).append(str(file))
+        if files:
+            return files
+    return {}
+
+
+def _from_parquet(files: dict[str, list[str]]) -> Mapping[str, Dataset]:
+    import pyarrow.parquet
+    from datasets import load_dataset
+
+    everything = [file for group in files.values() for file in group]
+    _check_footers(everything)
+    try:
+        return load_dataset("parquet", data_files=files)
+    except Exception as error:
+        _check_each(everything, pyarrow.parquet.read_table)  # the pages: only now, to say which
+        raise StructuredInitError(
+            f"the Parquet files of '{Path(everything[0]).parent}' do not fit together: {_line(error)}"
+        ) from error
+
+
+def _check_footers(files: Sequence[str]) -> None:
+    import pyarrow.parquet
+
+    _check_each(files, pyarrow.parquet.ParquetFile)  # cheap
+
+
+def _check_each(files: Sequence[str], read) -> None:  # noqa: ANN001  a reader of pyarrow
+    for file in files:
+        try:
+            read(file)
+        except Exception as error:
+            raise StructuredInitError(f"'{file}' is not a readable Parquet file: {_line(error)}") from error
+
+
+def _from_hub(name: str, config: str | None, kind: Kind, *, streaming: bool = False) -> Mapping[str, Any]:
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetsError
+
+    try:
+        return load_dataset(name, config, streaming=streaming)
+    except (DatasetsError, OSError, ValueError) as error:
+        raise _no_dataset(name, kind, error) from error
+
+
+def _no_dataset(name: str, kind: Kind, error: BaseException) -> StructuredInitError:
+    """Return the error of a dataset that is nowhere, with all the ways to give one."""
+    shelf = os.environ.get(FOLDER_VARIABLE)
+    local = [path.name for path in Path(shelf).iterdir() if path.is_dir()] if shelf and Path(shelf).is_dir() else []
+    embedded = " or ".join(f"'{each}'" for each in kind.embedded)
+    return StructuredInitError(
+        f"no dataset '{name}' ({_line(error)}): give a name of the Hugging Face hub, or {kind.local} "
+        f"{FOLDER_VARIABLE} names the folder that holds such folders), or {embedded}, which needs no download; "
+        f"{nearest(name, [*kind.embedded, *kind.known, *local])}"
+    )
+
+
+def _line(error: BaseException) -> str:
+    """Return the first line of the deepest cause, which says what happened."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,77 @@
+"""ConvMixers by name, ``convmixer_<dim>_<depth>_k<kernel>_p<patch>``, built by timm's class with timm's paths.
+
+Source: Trockman and Kolter, "Patches Are All You Need?", arXiv 2201.09792.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from timm.models.convmixer import ConvMixer
+from torch import nn
+
+from structured_init.errors import StructuredInitError
+
+_NAME = re.compile(r"convmixer_(\d+)_(\d+)_k(\d+)_p(\d+)")
+
+# Names to suggest; any other sizes in the pattern work as well.
+CONVMIXERS = (
+    "convmixer_64_4_k9_p4",    # CIFAR on two cores
+    "convmixer_256_8_k5_p2",   # default of locuslab/convmixer-cifar10: 594,186 parameters
+    "convmixer_256_8_k9_p2",   # 708,874
+    "convmixer_256_8_k9_p1",   # 706,570
+    "convmixer_512_6_k3_p2",   # the sizes of the impulse papers (2401.12511, 2404.01139)
+    "convmixer_512_6_k5_p2",
+)  # fmt: skip
+
+
+def convmixer_sizes(name: str) -> dict[str, int] | None:
+    """Return ``dim``, ``depth``, ``kernel_size`` and ``patch_size`` that a name says, or None for another name."""
+    found = _NAME.fullmatch(name)
+    if found is None:
+        return None
+    return dict(zip(("dim", "depth", "kernel_size", "patch_size"), map(int, found.groups()), strict=True))
+
+
+def convmixer(
+    dim: int,
+    depth: int,
+    kernel_size: int = 9,
+    patch_size: int = 2,
+    *,
+    image_size: int = 32,
+    num_classes: int = 10,
+    in_channels: int = 3,
+    spatial_activation: bool = True,
+    **timm_args: Any,
+) -> ConvMixer:
+    """Build a ConvMixer with PyTorch's default start.
+
+    Args:
+        dim: channels.
+        depth: number of blocks.
+        kernel_size: side of the depthwise filters; an even one is padded by one more pixel at the right and bottom.
+        patch_size: side of the square patch in pixels; it must divide ``image_size``.
+        image_size: side of the square image in pixels.
+        num_classes: outputs.
+        in_channels: channels of the image.
+        spatial_activation: False leaves out the GELU between the depthwise convolution and its batch norm: the linear
+            mixer of the impulse papers, in which a frozen filter, its norm and the 1 × 1 convolution are one linear map
+            (2404.01139 §3). The paths of the layers stay as they are.
+        timm_args: further arguments of timm's ``ConvMixer``: ``drop_rate``, ``act_layer``, ….
+
+    Raises:
+        StructuredInitError: a size is below 1, or the patches do not divide the image.
+    """
+    sizes = {"dim": dim, "depth": depth, "kernel_size": kernel_size, "patch_size": patch_size}
+    for name, size in sizes.items():
+        if size < 1:
+            raise StructuredInitError(f"{name} of a ConvMixer is at least 1, not {size}")
+    if image_size % patch_size:
+        raise StructuredInitError(f"patch_size {patch_size} does not divide image_size {image_size}")
+    network = ConvMixer(**sizes, num_classes=num_classes, in_chans=in_channels, **timm_args)
+    if not spatial_activation:
+        for block in network.blocks:
+            block[0].fn[1] = nn.Identity()
+    return network
