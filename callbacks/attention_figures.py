@@ -61,15 +61,15 @@ def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mappin
     return drawn
 
 
-def send(loggers: Iterable[Logger], drawn: Drawn, step: int) -> None:
+def send(loggers: Iterable[Logger], drawn: Drawn, step: int, section: str = "attention") -> None:
     """Show the figures to TensorBoard and W&B; Lightning has no common way to log an image."""
     for logger in loggers:
         writer = getattr(logger, "experiment", None)
         for name, (figure, path) in drawn.items():
             if hasattr(logger, "log_image"):
-                logger.log_image(key=f"attention/{name}", images=[str(path)], step=step)
+                logger.log_image(key=f"{section}/{name}", images=[str(path)], step=step)
             elif hasattr(writer, "add_figure"):
-                writer.add_figure(f"attention/{name}", figure, global_step=step)
+                writer.add_figure(f"{section}/{name}", figure, global_step=step)
 
 
 def _caption(moment: str, record: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import timm
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from lightning_modules.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import WeightProducts, capture_attention, weight_products
+from structured_init.analysis.filters import depthwise_filters
 from structured_init.errors import nearest
 from structured_init.files import replacing
 
@@ -77,28 +78,43 @@ class Runner(Trainer):
         print("\nwritten: " + ", ".join(map(str, written)))
 
 
-Look = tuple[dict[str, WeightProducts], dict[str, Tensor]]
+class Look(NamedTuple):
+    """What is seen of a model, by layer.
+
+    Attributes:
+        products: corners of the weight products.
+        maps: attention maps averaged over samples.
+        filters: of the depthwise convolutions.
+    """
+
+    products: dict[str, WeightProducts]
+    maps: dict[str, Tensor]
+    filters: dict[str, Tensor]
 
 
 def _look(model: nn.Module, probe: Any) -> Look:
-    """Return the corners of the weight products and the attention maps averaged over samples, by layer."""
+    """Look at what the model has."""
     products = {
         site.name: WeightProducts(*(product[..., :CORNER, :CORNER].clone() for product in weight_products(site)))
         for site in attention_sites(model)
     }
-    if probe is None or not products:
-        return products, {}
-    return products, {name: maps.mean(0) for name, maps in capture_attention(model, probe).items()}
+    inputs, named = ((), probe) if isinstance(probe, dict) else ((probe,), {})
+    seen = capture_attention(model, *inputs, **named) if probe is not None and products else {}
+    return Look(products, {name: maps.mean(0) for name, maps in seen.items()}, depthwise_filters(model))
 
 
 def _draw(looks: dict[str, Look], folder: Path, figures: ModuleType) -> Iterator[Path]:
     """Draw what there is to draw, and yield the files."""
-    products = {label: layers for label, (layers, _) in looks.items() if layers}
-    maps = {label: layers for label, (_, layers) in looks.items() if layers}
+    products = {label: look.products for label, look in looks.items() if look.products}
+    maps = {label: look.maps for label, look in looks.items() if look.maps}
+    filters = {label: look.filters for label, look in looks.items() if look.filters}
     # Each model on its own scale: trained and default products are a hundred times smaller than structured ones.
     for name, figure, shown in (
         ("weight_products.png", partial(figures.product_figure, same_scale=False), products),
         ("attention.png", figures.map_figure, maps),
+        ("covariances.png", figures.covariance_figure, filters),
+        ("filters.png", figures.filter_figure, filters),
+        ("variances.png", figures.variance_figure, filters),
     ):
         if shown:
             figures.save_figure(figure(shown), folder / name)

@@ -1,4 +1,4 @@
-"""The pictures: attention maps, offset profiles, texts with their tokens, weight products and statistics over depth.
+"""The pictures: attention, texts with their tokens, weight products, depthwise filters, statistics over depth.
 
 Every function takes tensors or numbers and returns a ``matplotlib.figure.Figure``; none touches pyplot, a global
 setting or a display. matplotlib is imported when the first picture is drawn.
@@ -7,17 +7,21 @@ setting or a display. matplotlib is imported when the first picture is drawn.
 from __future__ import annotations
 
 from callbacks.figures.depth import depth_figure
+from callbacks.figures.filters import covariance_figure, filter_figure, variance_figure
 from callbacks.figures.maps import map_figure, profile_figure, zoom_figure
 from callbacks.figures.mosaic import save_figure
 from callbacks.figures.products import product_figure
 from callbacks.figures.tokens import token_figure
 
 __all__ = [
+    "covariance_figure",
     "depth_figure",
+    "filter_figure",
     "map_figure",
     "product_figure",
     "profile_figure",
     "save_figure",
     "token_figure",
+    "variance_figure",
     "zoom_figure",
 ]

@@ -101,7 +101,7 @@ class Comparison:
         folder = self.folder.resolve().joinpath("runs", *parts, f"seed_{seed}")
         arguments = [
             "fit",
-            *("--trainer.enable_progress_bar=false", "--attention.figures=false"),
+            *("--trainer.enable_progress_bar=false", "--attention.figures=false", "--filters.figures=false"),
             *self.arm_arguments(arm, point, rate),
             *(f"--trainer.callbacks+={name}" for name in self.added_callbacks),
             *(

@@ -76,6 +76,13 @@ def test_a_network_without_attention_is_shown_without_figures(cli, folder):
     assert {path.name for path in (folder / "seen").iterdir()} == {"init_report.json"}
 
 
+def test_depthwise_filters_are_shown_as_built_and_as_started(cli, folder):
+    cli("show", "-c", "init/covariance", "--model.network=convmixer_8_2_k3_p2", "--model.network_args=null",
+        "--output", "seen")  # fmt: skip
+    drawn = {path.name for path in (folder / "seen").glob("*.png")}
+    assert drawn == {"covariances.png", "filters.png", "variances.png"}
+
+
 def test_what_cannot_be_shown_is_answered_in_one_line(cli, complaint):
     assert complaint(cli, "show", "--export", "w.pt") == "--export writes safetensors: name the file 'w.safetensors'"
     assert complaint(cli, "show", "--checkpoint", "no.safetensors") == "there is no file 'no.safetensors'"

@@ -1,0 +1,69 @@
+"""The pictures of filters: what is in the panels, and that every shape is drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from callbacks.figures import covariance_figure, filter_figure, save_figure, variance_figure
+from structured_init.analysis.filters import block_grid, empirical_covariance
+
+
+def filters(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def pictures(figure):
+    """Arrays drawn, without the colour bar."""
+    return [np.asarray(axis.images[0].get_array()) for axis in figure.axes if axis.images]
+
+
+def test_a_covariance_panel_shows_the_block_grid_up_to_its_scale():
+    layer = filters(20, 3, 3)
+    (picture,) = pictures(covariance_figure({"before": {"a": layer}}))
+    expected = block_grid(empirical_covariance(layer), (3, 3)).numpy()
+    ratio = picture / expected
+    np.testing.assert_allclose(ratio, ratio[0, 0])
+
+
+def test_moments_are_rows_and_layers_columns():
+    moments = {label: {f"blocks.{i}": filters(12, 5, 5, seed=i) for i in range(3)} for label in ("before", "after")}
+    figure = covariance_figure(moments)
+    panels = [axis for axis in figure.axes if axis.images]
+    assert len(panels) == 6
+    assert [axis.get_ylabel() for axis in panels] == ["before", "", "", "after", "", ""]
+    assert [axis.get_title() for axis in panels] == ["layer 0", "1", "2", "", "", ""]
+    heights = [axis.get_position().y0 for axis in panels]
+    assert heights[0] > heights[3]
+
+
+def test_the_variance_panel_is_the_variance_map():
+    layer = filters(50, 3, 3)
+    (picture,) = pictures(variance_figure({"start": {"a": layer}}))
+    np.testing.assert_allclose(picture, layer.double().var(0) / layer.double().var(0).max())
+
+
+def test_the_same_filters_are_drawn_at_every_moment():
+    layer = filters(30, 3, 3)
+    figure = filter_figure({"before": {"a": layer, "b": layer}, "after": {"a": layer, "b": layer}}, max_filters=4)
+    first, second = pictures(figure)
+    np.testing.assert_array_equal(first, second)
+    expected = layer[[0, 10, 19, 29]] / layer.abs().flatten().kthvalue(round(0.995 * layer.numel())).values
+    np.testing.assert_allclose(first[:3, :3], expected[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("draw", [covariance_figure, variance_figure, filter_figure])
+@pytest.mark.parametrize(
+    "layers",
+    [
+        {"a": filters(4, 9, 9)},
+        {"a": filters(4, 1, 5)},
+        {"a": filters(4, 3, 3), "b": filters(6, 4, 2)},
+        {"a": torch.zeros(4, 3, 3)},
+        {f"blocks.{i}": filters(2, 3, 3) for i in range(40)},
+    ],
+)
+def test_every_shape_is_drawn(draw, layers, tmp_path):
+    save_figure(draw({"before": layers, "after": layers}), tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 1000

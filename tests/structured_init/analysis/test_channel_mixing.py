@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from structured_init.analysis.channel_mixing import (
+    channel_matrix,
+    channels_needed,
+    energy_rank,
+    filter_basis,
+    mixing_residual,
+    numerical_rank,
+)
+from structured_init.errors import StructuredInitError
+
+
+def low_rank_inputs(rank, channels, seed=0):
+    """Inputs (4, D, 9, 9) whose channels are combinations of ``rank`` random maps."""
+    generator = torch.Generator().manual_seed(seed)
+    maps = torch.randn(4, rank, 9, 9, generator=generator, dtype=torch.float64)
+    mixing = torch.randn(channels, rank, generator=generator, dtype=torch.float64)
+    return torch.einsum("brhw,dr->bdhw", maps, mixing)
+
+
+def drawn(count, size, seed=1):
+    return torch.randn(count, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+@settings(deadline=None)
+@given(rank=st.integers(1, 6), seed=st.integers(0, 1000))
+def test_the_rank_of_the_inputs_is_that_of_what_they_were_made_of(rank, seed):
+    assert numerical_rank(channel_matrix(low_rank_inputs(rank, 12, seed))) == rank
+
+
+def test_ranks_of_known_matrices():
+    matrix = torch.diag(torch.tensor([10.0, 1.0, 1e-3, 0.0]))
+    assert (numerical_rank(matrix), numerical_rank(matrix, 1e-2), numerical_rank(torch.zeros(3, 2))) == (3, 2, 0)
+    assert (energy_rank(matrix, 0.99), energy_rank(matrix, 0.999)) == (1, 2)  # 100/101 is above 0.99
+
+
+def test_the_filter_basis_spans_the_filters_and_is_orthonormal():
+    parts = drawn(3, 3)
+    filters = torch.einsum("fr,rhw->fhw", torch.randn(20, 3, generator=torch.Generator().manual_seed(2)), parts)
+    basis = filter_basis(filters)
+    assert basis.shape == (3, 3, 3)
+    flat = basis.flatten(1)
+    torch.testing.assert_close(flat @ flat.mT, torch.eye(3, dtype=torch.float64))
+    torch.testing.assert_close(filters.double().flatten(1) @ flat.mT @ flat, filters.double().flatten(1))
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 3), (2, 3), (3, 3), (1, 5)])
+def test_random_filters_reach_any_filter_from_the_proposed_number_of_channels_on_and_not_before(rank, size):
+    needed = channels_needed(rank, size)
+    assert needed == rank * size**2
+    residuals = {
+        channels: mixing_residual(
+            low_rank_inputs(rank, channels), drawn(channels, size), drawn(3, size, seed=7), torch.tensor([0, 1, 2])
+        )
+        for channels in (needed - 1, needed)
+    }
+    assert residuals[needed].max() < 1e-8
+    assert residuals[needed - 1].min() > 1e-4
+
+
+def test_a_channels_own_filter_is_always_reached_and_one_box_for_all_never_gives_another_filter():
+    inputs = low_rank_inputs(2, 40)
+    filters = drawn(40, 3)
+    assert mixing_residual(inputs, filters, filters[5:6], torch.tensor([5])).item() < 1e-10
+    boxes = torch.ones(40, 3, 3)
+    assert mixing_residual(inputs, boxes, boxes[:1], torch.tensor([3])).item() < 1e-10
+    assert mixing_residual(inputs, boxes, filters[:1], torch.tensor([3])).item() > 0.3
+
+
+def test_impulses_reach_a_filter_as_soon_as_every_position_has_as_many_channels_as_the_rank():
+    rank = 2
+    impulses = torch.eye(9).reshape(9, 3, 3)
+    target, channel = drawn(1, 3), torch.tensor([0])
+    enough = impulses.repeat(rank, 1, 1)
+    assert mixing_residual(low_rank_inputs(rank, 18), enough, target, channel).item() < 1e-10
+    one_short = torch.cat([enough[:-1], impulses[:1]])
+    assert mixing_residual(low_rank_inputs(rank, 18), one_short, target, channel).item() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("filters", "targets", "message"),
+    [
+        (torch.ones(5, 3, 3), torch.ones(1, 3, 3), "there are 5 filters for 4 channels"),
+        (torch.ones(4, 3, 3), torch.ones(1, 5, 5), r"filters' size \(3, 3\)"),
+        (torch.ones(4, 2, 2), torch.ones(1, 2, 2), r"odd size, got \(2, 2\)"),
+    ],
+)
+def test_what_does_not_fit_is_said(filters, targets, message):
+    with pytest.raises(StructuredInitError, match=message):
+        mixing_residual(torch.randn(2, 4, 6, 6), filters, targets, torch.tensor([0]))
+
+
+def test_too_few_pixels_are_said():
+    with pytest.raises(StructuredInitError, match="4 pixels do not determine a mixing of 4 channels"):
+        mixing_residual(torch.randn(1, 4, 2, 2), torch.ones(4, 3, 3), torch.ones(1, 3, 3), torch.tensor([0]))

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from structured_init.analysis.filters import (
+    FILTER_STATISTICS,
+    block_grid,
+    depthwise_filters,
+    empirical_covariance,
+    filter_change,
+    filter_statistics,
+    variance_map,
+)
+from structured_init.errors import StructuredInitError
+
+sizes = st.integers(1, 5)
+seeds = st.integers(0, 2**20)
+
+
+def drawn(seed, filters, rows, columns):
+    return torch.randn(filters, rows, columns, generator=torch.Generator().manual_seed(seed))
+
+
+class Mixed(nn.Module):
+    """Depthwise in one and two dimensions, and an ordinary convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Conv1d(4, 4, 5, groups=4)
+        self.plane = nn.Conv2d(3, 6, (3, 2), groups=3)
+        self.full = nn.Conv2d(4, 4, 3)
+
+
+def test_the_filters_of_every_depthwise_convolution_are_copied():
+    model = Mixed()
+    found = depthwise_filters(model)
+    assert {name: tuple(filters.shape) for name, filters in found.items()} == {"line": (4, 1, 5), "plane": (6, 3, 2)}
+    assert torch.equal(found["plane"], model.plane.weight[:, 0])
+    found["plane"].zero_()
+    assert model.plane.weight.abs().max() > 0
+    assert depthwise_filters(nn.Linear(2, 2)) == {}
+
+
+@given(seed=seeds, rows=sizes, columns=sizes)
+def test_the_covariance_is_that_of_numpy_and_its_diagonal_the_variance_map(seed, rows, columns):
+    filters = drawn(seed, 7, rows, columns)
+    covariance = empirical_covariance(filters)
+    expected = np.cov(filters.double().flatten(1).numpy(), rowvar=False).reshape(rows * columns, -1)
+    np.testing.assert_allclose(covariance, expected, atol=1e-12)
+    torch.testing.assert_close(covariance.diagonal().reshape(rows, columns), variance_map(filters))
+
+
+@given(seed=seeds, rows=sizes, columns=sizes)
+def test_block_ij_shows_the_covariance_of_weight_ij_with_all_others(seed, rows, columns):
+    covariance = empirical_covariance(drawn(seed, 7, rows, columns))
+    picture = block_grid(covariance, (rows, columns))
+    assert picture.shape == (rows * rows, columns * columns)
+    for i in range(rows):
+        for j in range(columns):
+            block = picture[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+            assert torch.equal(block.flatten(), covariance[i * columns + j])
+
+
+def test_independent_weights_have_the_statistics_that_theory_gives():
+    size, count = 5, 40_000
+    bound = 1 / size
+    filters = (torch.rand(count, size, size, generator=torch.Generator().manual_seed(0)) * 2 - 1) * bound
+    found = filter_statistics(filters)
+    assert set(found) == set(FILTER_STATISTICS)
+    assert found["energy"] == pytest.approx(1 / 3, rel=0.01)  # of PyTorch's default, whatever the size
+    assert found["mean_share"] == pytest.approx(0, abs=0.002)
+    assert found["centre_share"] == pytest.approx(1 / 25, rel=0.05)
+    assert found["radius"] == pytest.approx(math.sqrt((2 * 25 - 2) / 12), rel=0.01)
+    assert found["neighbour_correlation"] == pytest.approx(0, abs=0.01)
+    assert found["effective_rank"] == pytest.approx(25, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("filters", "expected"),
+    [
+        (torch.ones(6, 3, 3), {"energy": 9, "mean_share": 1, "neighbour_correlation": 1, "effective_rank": 1}),
+        (torch.eye(9).reshape(9, 3, 3), {"energy": 1, "mean_share": 1 / 9, "effective_rank": 9}),
+        (
+            nn.functional.pad(torch.tensor([[[2.0]], [[-2.0]]]), (1, 1, 1, 1)),
+            {"energy": 4, "mean_share": 0, "centre_share": 1, "radius": 0, "effective_rank": 1},
+        ),
+        (torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]]), {"neighbour_correlation": -1, "radius": math.sqrt(0.5)}),
+    ],
+)
+def test_boxes_impulses_and_checkerboards_have_the_statistics_of_their_kind(filters, expected):
+    found = filter_statistics(filters)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-6)
+
+
+def test_zero_filters_have_no_shares():
+    found = filter_statistics(torch.zeros(4, 3, 3))
+    assert found["energy"] == 0
+    assert math.isnan(found["radius"])
+
+
+@given(seed=seeds)
+def test_permuted_filters_keep_their_covariance_and_nothing_else(seed):
+    filters = drawn(seed, 12, 3, 3)
+    change = filter_change(filters, filters.roll(1, 0))
+    assert change["covariance_similarity"] == pytest.approx(1)
+    assert change["relative_change"] > 0.5
+    same = filter_change(filters, 3 * filters)
+    assert (same["relative_change"], same["cosine"], same["covariance_similarity"]) == pytest.approx((2, 1, 1))
+
+
+def test_what_cannot_be_computed_is_said():
+    with pytest.raises(StructuredInitError, match="covariance of a single filter is not defined"):
+        empirical_covariance(torch.ones(1, 3, 3))
+    with pytest.raises(StructuredInitError, match=r"shapes \(2, 3, 3\) and \(2, 5, 5\)"):
+        filter_change(torch.ones(2, 3, 3), torch.ones(2, 5, 5))
