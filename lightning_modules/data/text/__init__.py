@@ -1,0 +1,1 @@
+"""Text: corpora, tokenizers, packing, and the datamodules that make batches of them."""

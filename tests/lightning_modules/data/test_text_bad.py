@@ -1,0 +1,158 @@
+"""One line for each mistake in a corpus or its arguments, with what would be right."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lightning_modules.data import TextData
+from structured_init.errors import StructuredInitError
+
+
+def message(action) -> str:
+    with pytest.raises(StructuredInitError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def fit(path, **arguments):
+    data = TextData(str(path), **{"tokenizer": "bytes", "val_fraction": 0, "test_fraction": 0, **arguments})
+    data.setup("fit")
+    return data.train_dataloader()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"block_size": 1}, "block_size=1 is less than 2: nothing could be predicted"),
+        ({"objective": "mask"}, "unknown objective 'mask': did you mean 'masked'?"),
+        ({"document_tokens": "ends"}, "unknown document_tokens 'ends': did you mean 'end'?"),
+        ({"documents": "(["}, "documents='([' is neither row nor file nor a regular expression"),
+        ({"fraction": 0.0}, "fraction=0.0 is not in (0, 1]"),
+        ({"max_tokens": 1}, "max_tokens=1 is less than 2"),
+        ({"val_fraction": 1.0}, "val_fraction=1.0 is not in [0, 1); 0 means no validation"),
+        ({"val_fraction": 0.5, "test_fraction": 0.5}, "val_fraction and test_fraction leave nothing to train on"),
+        ({"batch_size": 0}, "batch_size is at least 1"),
+        ({"batches_per_epoch": 3}, "batches_per_epoch is for streaming: use trainer.limit_train_batches"),
+        ({"streaming": True}, "streaming needs batches_per_epoch"),
+        ({"streaming": True, "batches_per_epoch": 2, "fraction": 0.5}, "fraction and max_tokens need to know the"),
+    ],
+)
+def test_argument_out_of_its_range(arguments, said):
+    assert said in message(lambda: TextData(**arguments))
+
+
+def test_mask_probability_out_of_its_range():
+    data = TextData(tokenizer="bytes", objective="masked", mask_probability=1.5)
+    assert "mask_probability=1.5 is not in (0, 1]" in message(lambda: data.setup("fit"))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "no dataset 'wikitext3'",
+        "a text or Parquet file, or a folder of them (train-*.parquet, test-*.txt;",
+        "STRUCTURED_INIT_DATA",
+        "'python-docs', which needs no download",
+        "did you mean 'Salesforce/wikitext'?",
+    ],
+)
+def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(part, monkeypatch):
+    monkeypatch.delenv("STRUCTURED_INIT_DATA", raising=False)
+    name = "Salesforce/wikitex" if part.startswith("did") else "wikitext3"
+    assert part in message(lambda: fit(name))
+
+
+@pytest.mark.parametrize("content", ["", "\n  \n"])
+def test_empty_corpus(tmp_path, content):
+    (tmp_path / "train.txt").write_text(content)
+    assert message(lambda: fit(tmp_path)) == f"split 'train' of '{tmp_path}' is empty: it holds no text"
+
+
+def test_file_that_is_not_utf8(tmp_path):
+    file = tmp_path / "train.txt"
+    file.write_bytes("eins\nzwei\ndräi\n".encode("latin1"))
+    said = message(lambda: fit(file))
+    assert said.startswith(f"'{file}' is not UTF-8 text: byte 0xe4 in line 3; convert it")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_column_that_is_not_utf8(tmp_path, streaming):
+    offsets, characters = pa.py_buffer(b"\0\0\0\0\3\0\0\0\6\0\0\0"), pa.py_buffer(b"oneb\xe4d")
+    column = pa.Array.from_buffers(pa.string(), 2, [None, offsets, characters])
+    pq.write_table(pa.table({"text": column}), tmp_path / "train.parquet")
+    more = {"streaming": True, "batches_per_epoch": 2} if streaming else {}
+    said = message(lambda: fit(tmp_path, **more))
+    assert said.startswith(f"column 'text' of 'train' in '{tmp_path}' is not UTF-8 text: byte 0xe4 in the rows from 0")
+
+
+def test_missing_text_column(tmp_path):
+    pq.write_table(pa.table({"number": [1, 2], "title": ["a", "b"]}), tmp_path / "train.parquet")
+    said = message(lambda: fit(tmp_path, text_column="titel"))
+    assert said == f"dataset '{tmp_path}' has no column 'titel': did you mean 'title'?"
+    said = message(lambda: fit(tmp_path, text_column="number"))
+    assert said == f"column 'number' of 'train' in '{tmp_path}' holds int64, not text: choose from title"
+
+
+def test_no_column_of_text(tmp_path):
+    pq.write_table(pa.table({"number": [1, 2]}), tmp_path / "train.parquet")
+    said = message(lambda: fit(tmp_path))
+    assert said.endswith("no column that looks like the text: name it with text_column, choose from number")
+
+
+def test_unknown_split(tmp_path):
+    (tmp_path / "train.txt").write_text("a text")
+    said = message(lambda: fit(tmp_path, val_split="vald"))
+    assert said == f"corpus '{tmp_path}' has no split 'vald': choose from train"
+
+
+def test_no_part_to_test_on(tmp_path):
+    (tmp_path / "train.txt").write_text("a text")
+    data = TextData(str(tmp_path), tokenizer="bytes", val_fraction=0, test_fraction=0)
+    assert "has no split to test on: name one with test_split, or carve one out of train with test_fraction" in message(
+        lambda: data.setup("test")
+    )
+
+
+def test_batch_larger_than_the_training_part(tmp_path):
+    (tmp_path / "train.txt").write_text("a text " * 20)
+    said = message(lambda: fit(tmp_path, block_size=16, batch_size=32))
+    assert said.startswith("batch_size=32 is larger than the training part of")
+    assert said.endswith("which has 9 blocks per process")
+
+
+def test_vocabulary_too_small(tmp_path):
+    (tmp_path / "train.txt").write_text("a text " * 20)
+    assert "vocab_size=100 is too small for tokenizer 'bpe'" in message(
+        lambda: fit(tmp_path, tokenizer="bpe", vocab_size=100)
+    )
+
+
+def test_too_few_documents_to_carve(tmp_path):
+    (tmp_path / "train.txt").write_text("one\ntwo")
+    said = message(lambda: fit(tmp_path, documents="row", val_fraction=0.1, test_fraction=0.1))
+    assert "has 2 documents: too few to carve parts of 0.1, 0.1 out of them" in said
+
+
+def test_tokenizer_without_a_mask(tmp_path):
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "train.txt").write_text("a text")
+    said = message(lambda: fit(tmp_path, tokenizer=str(tmp_path / "tokenizer.json"), objective="masked"))
+    assert "has no mask token, which objective 'masked' needs" in said
+
+
+def test_nothing_is_carved_out_of_a_stream(tmp_path):
+    (tmp_path / "train.txt").write_text("one\ntwo")
+    said = message(lambda: fit(tmp_path, streaming=True, batches_per_epoch=2, val_fraction=0.1))
+    assert "is streamed and lacks a split for val: nothing can be carved out of a stream" in said
+
+
+def test_stream_shorter_than_its_processes(tmp_path):
+    (tmp_path / "train.txt").write_text("one\ntwo")
+    loader = fit(tmp_path, streaming=True, batches_per_epoch=2)
+    loader.groups.num_replicas, loader.groups.rank = 2, 1
+    assert "the stream gives 1 groups of 1000000 characters to 2 processes" in message(lambda: next(iter(loader)))

@@ -1,0 +1,243 @@
+"""`TextData`: parts, order and corruption."""
+
+from __future__ import annotations
+
+import random
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_modules.data import TextData
+from structured_init.errors import StructuredInitError
+
+WORDS = ["alpha", "beta", "gamma", "delta", "epsilon"]
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    rng = random.Random(seed)
+    return [f"{i}: " + " ".join(rng.choices(WORDS, k=rng.randint(5, 30))) for i in range(count)]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Sixty documents, a line each."""
+    place = tmp_path / "corpus"
+    place.mkdir()
+    (place / "text.txt").write_text("\n".join(sentences(60)), encoding="utf-8")
+    return place
+
+
+def data(folder, **arguments) -> TextData:
+    defaults = {"documents": "row", "tokenizer": "bytes", "block_size": 16, "batch_size": 4, "seed": 0}
+    return TextData(str(folder), **{**defaults, **arguments})
+
+
+def texts(documents) -> list[str]:
+    return [text.strip() for text in documents]
+
+
+def epochs(loader, count: int = 2) -> list[dict]:
+    batches = []
+    for epoch in range(count):
+        loader.sampler.set_epoch(epoch)
+        batches += list(loader)
+    return batches
+
+
+def equal(ours, theirs) -> bool:
+    return len(ours) == len(theirs) and all(
+        one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+        for one, other in zip(ours, theirs, strict=True)
+    )
+
+
+@pytest.mark.parametrize("objective", ["causal", "masked"])
+def test_batches_do_not_depend_on_the_number_of_workers(folder, objective):
+    alone, helped = (
+        epochs(data(folder, objective=objective, num_workers=workers).train_dataloader()) for workers in (0, 2)
+    )
+    assert equal(alone, helped)
+    half = len(alone) // 2
+    assert not equal(alone[:half], alone[half:])  # another order in each epoch
+
+
+def test_batches_are_a_function_of_the_seed_and_leave_the_global_states_alone(folder):
+    def states():
+        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    before = states()
+    first = epochs(data(folder, objective="masked").train_dataloader())
+    assert states() == before
+    torch.manual_seed(1)
+    assert equal(first, epochs(data(folder, objective="masked").train_dataloader()))
+    assert not equal(first, epochs(data(folder, objective="masked", seed=1).train_dataloader()))
+
+
+def test_corruption_changes_with_the_epoch_in_training_and_is_fixed_in_validation(folder):
+    of = data(folder, objective="masked", seed=0)
+    clean = of.train_set.without_augmentation()[3]["labels"]
+    first, again, second = of.train_set[(0, 3)], of.train_set[(0, 3)], of.train_set[(1, 3)]
+    assert equal([first], [again])
+    assert not torch.equal(first["labels"], second["labels"])
+    chosen = first["labels"] != -100
+    assert torch.equal(first["labels"][chosen][1:], clean[chosen][1:])
+
+    other = data(folder, objective="masked", seed=5)
+    assert equal([of.val_set[(0, 1)]], [of.val_set[(7, 1)]])
+    assert equal(list(of.val_dataloader()), list(other.val_dataloader()))  # paired runs see one validation
+
+
+def test_shares_of_the_corruption():
+    of = TextData(tokenizer="bytes", objective="masked", block_size=512, batch_size=8)
+    batch = of.train_set.__getitems__(list(range(0, len(of.train_set), 2)))
+    special = torch.tensor(of.tokenizer.special_ids)
+    clean = of.train_set.without_augmentation()
+    clean = clean.__getitems__(list(range(0, len(of.train_set), 2)))["input_ids"]
+    text = ~torch.isin(clean, special)
+    chosen = batch["labels"] != -100
+    assert not (chosen & ~text).any()  # special tokens are never predicted
+    assert torch.equal(batch["input_ids"][~chosen], clean[~chosen])
+    count = int(chosen.sum())
+    assert count > 20_000
+    masked = batch["input_ids"][chosen] == of.tokenizer.mask_token_id
+    kept = batch["input_ids"][chosen] == clean[chosen]
+    # five standard deviations; another token is by chance the same in 1 of 256
+    for share, expected, of_all in (
+        (count / int(text.sum()), 0.15, int(text.sum())),
+        (masked.double().mean().item(), 0.8, count),
+        (kept.double().mean().item(), 0.1 + 0.1 / 256, count),
+    ):
+        assert abs(share - expected) < 5 * (expected * (1 - expected) / of_all) ** 0.5
+    others = batch["input_ids"][chosen][~masked & ~kept]
+    assert not torch.isin(others, special).any()
+    assert len(others.unique()) > 200
+
+
+def test_a_block_with_text_has_something_to_predict(folder):
+    of = data(folder, objective="masked", mask_probability=1e-6, packing=False)
+    batch = of.train_set.__getitems__(list(range(len(of.train_set))))
+    labels = (batch["labels"] != -100).sum(1)
+    clean = of.train_set.without_augmentation().__getitems__(list(range(len(of.train_set))))["input_ids"]
+    text = (~torch.isin(clean, torch.tensor(of.tokenizer.special_ids))).any(1)
+    assert torch.equal(labels, text.long())
+
+
+def test_parts_are_disjoint_whole_documents_and_the_same_for_every_seed(folder):
+    of = data(folder, val_fraction=0.2, test_fraction=0.1)
+    parts = {part: texts(of.parts[part]) for part in ("train", "val", "test")}
+    assert sorted(chain(*parts.values())) == sorted(sentences(60))
+    size = {part: sum(map(len, found)) for part, found in parts.items()}
+    longest = max(map(len, sentences(60)))
+    for part, share in (("val", 0.2), ("test", 0.1)):
+        assert abs(size[part] - share * sum(size.values())) <= longest
+    assert parts == {
+        part: texts(data(folder, val_fraction=0.2, test_fraction=0.1, seed=9).parts[part]) for part in parts
+    }
+    assert texts(data(folder, val_fraction=0.2, test_fraction=0.1, split_seed=1).parts["val"]) != parts["val"]
+
+
+def test_a_single_document_is_cut_into_contiguous_spans_at_line_ends(folder):
+    of = data(folder, documents="file", val_fraction=0.1, test_fraction=0.2)
+    whole = (folder / "text.txt").read_text()
+    (train,), (val,), (test,) = (list(of.parts[part]) for part in ("train", "val", "test"))
+    assert train + val + test == whole
+    assert train.endswith("\n")
+    assert val.endswith("\n")
+    assert abs(len(test) - 0.2 * len(whole)) < 300
+    assert abs(len(val) - 0.1 * len(whole)) < 300
+
+
+def test_splits_of_the_corpus_are_taken_as_they_are(tmp_path):
+    for i, split in enumerate(("train", "valid", "test")):
+        (tmp_path / f"{split}.txt").write_text("\n".join(sentences(20, seed=i)))
+    of = data(tmp_path)
+    assert [texts(of.parts[part]) for part in ("train", "val", "test")] == [sentences(20, seed=i) for i in range(3)]
+
+
+def test_a_document_may_begin_where_a_pattern_is_found(tmp_path):
+    (tmp_path / "train.txt").write_text(" = A = \none\n\n = = a = = \ntwo\n = B = \nthree")
+    of = data(tmp_path, documents=r"^ = [^=]", val_fraction=0, test_fraction=0)
+    assert list(of.parts["train"]) == [" = A = \none\n\n = = a = = \ntwo\n", " = B = \nthree"]
+
+
+def test_rows_of_parquet_are_documents_or_lines(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [" = A = \n", "", "one\n", " = B = \n", "two", None]
+    pq.write_table(pa.table({"id": range(6), "body": rows}), tmp_path / "train-00000-of-00001.parquet")
+    arguments = {"text_column": "body", "val_fraction": 0, "test_fraction": 0}
+    assert list(data(tmp_path, **arguments).parts["train"]) == [" = A = \n", "one\n", " = B = \n", "two"]
+    headed = data(tmp_path, documents="^ = ", **arguments)
+    assert list(headed.parts["train"]) == [" = A = \n\none\n", " = B = \ntwo\n"]
+    assert list(data(tmp_path / "train-00000-of-00001.parquet", **arguments).parts["train"])[1] == "one\n"
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "characters", "bpe", "wordpiece"])
+def test_characters_of_a_part_sum_to_its_text(folder, tokenizer):
+    of = data(folder, tokenizer=tokenizer, vocab_size=300, val_fraction=0.2)
+    for part, blocks in (("train", of.train_set), ("val", of.val_set), ("test", of.test_set)):
+        records = blocks.tokens.records
+        assert records["characters"].sum() == sum(map(len, of.parts[part]))
+        assert records["bytes"].sum() == sum(len(text.encode()) for text in of.parts[part])
+
+
+def test_every_character_that_can_be_predicted_is_counted_once(folder):
+    of = data(folder, document_tokens="both", packing=False, block_size=1000)
+    batch = of.train_set.__getitems__(list(range(len(of.train_set))))
+    # <s> stands before each document, so all of its text is predicted, and </s> after it stands for no text
+    assert batch["characters"].sum() == sum(map(len, of.parts["train"]))
+    begins, ends = (getattr(of.tokenizer, name) for name in ("begin_token_id", "end_token_id"))
+    assert (batch["input_ids"][:, 0] == begins).all()
+    assert ((batch["labels"] == ends).sum(1) == 1).all()
+    assert not batch["characters"][batch["labels"] == ends].any()
+
+
+@pytest.mark.parametrize(("added", "count"), [("both", 2), ("begin", 1), ("end", 1), ("none", 0)])
+def test_special_tokens_of_documents(folder, added, count):
+    of = data(folder, document_tokens=added)
+    ids = of.train_set.tokens.records["id"]
+    assert np.isin(ids, of.tokenizer.special_ids).sum() == count * len(list(of.parts["train"]))
+
+
+def test_a_fraction_of_the_training_part_has_its_tokenizer_and_its_validation(folder):
+    whole, half = (data(folder, tokenizer="bpe", vocab_size=300, fraction=share) for share in (1.0, 0.5))
+    capped = data(folder, tokenizer="bpe", vocab_size=300, max_tokens=200)
+    tokens = [int((of.train_set.layout.stops - of.train_set.layout.starts).sum()) for of in (whole, half, capped)]
+    assert tokens == [tokens[0], round(tokens[0] / 2), 200]
+    assert len({of.tokenizer.digest for of in (whole, half, capped)}) == 1
+    assert equal(list(whole.val_dataloader()), list(half.val_dataloader()))
+
+
+def test_python_docs_need_nothing_and_their_text_is_on_record():
+    from pydoc_data.topics import topics
+
+    of = TextData(tokenizer="bytes", val_fraction=0, test_fraction=0)
+    assert sorted(of.parts["train"]) == sorted(topics.values())
+    assert of.val_dataloader() == []
+    state = of.state_dict()
+    assert len(state["training_text"]) == 64
+    of.load_state_dict(state)
+    with pytest.raises(StructuredInitError, match="the checkpoint was made with another training text"):
+        of.load_state_dict({**state, "training_text": "0" * 64})
+    with pytest.raises(StructuredInitError, match="the checkpoint was made with another tokenizer"):
+        TextData(tokenizer="characters", val_fraction=0, test_fraction=0).load_state_dict(state)
+
+
+def test_tokens_are_written_once(folder, monkeypatch):
+    import lightning_modules.data.text.encoding as encoding
+
+    first = data(folder)
+    first.setup("fit")
+
+    def refuse(*_):
+        raise AssertionError("tokenized again")
+
+    monkeypatch.setattr(encoding, "encode_each", refuse)
+    again = data(folder)
+    again.setup("fit")
+    assert equal(epochs(first.train_dataloader(), 1), epochs(again.train_dataloader(), 1))
+    with pytest.raises(AssertionError, match="tokenized again"):
+        data(folder, document_tokens="none").setup("fit")

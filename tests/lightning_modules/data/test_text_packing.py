@@ -1,0 +1,106 @@
+"""Which tokens make which block: each once, none across documents unless asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_modules.data.text.blocks import Blocks
+from lightning_modules.data.text.encoding import RECORD, Tokens
+from lightning_modules.data.text.packing import choose, pack, rows
+
+LENGTHS = st.lists(st.integers(1, 23), min_size=1, max_size=8)
+PAD = 99_999
+
+
+class InMemory(Tokens):
+    """Token i of all is number i, stands for i % 5 characters and 2 (i % 5) bytes."""
+
+    def __init__(self, bounds):
+        super().__init__(Path(), bounds)
+        self._records = np.empty(len(self), dtype=RECORD)
+        self._records["id"] = np.arange(len(self))
+        self._records["characters"] = np.arange(len(self)) % 5
+        self._records["bytes"] = 2 * (np.arange(len(self)) % 5)
+
+
+def all_blocks(lengths, size, layout=pack, **arguments):
+    tokens = InMemory(np.cumsum([0, *lengths]))
+    spans = np.stack([tokens.bounds[:-1], tokens.bounds[1:]], axis=1)
+    blocks = Blocks(tokens, layout(spans, size), size, pad_token_id=PAD, **arguments)
+    return tokens, blocks.__getitems__(list(range(len(blocks))))
+
+
+@pytest.mark.parametrize("layout", [pack, rows])
+@given(lengths=LENGTHS, size=st.integers(2, 9))
+def test_every_token_is_in_one_place(layout, lengths, size):
+    tokens, batch = all_blocks(lengths, size, layout)
+    ids = batch["input_ids"].flatten()
+    assert sorted(ids[ids != PAD].tolist()) == list(range(len(tokens)))
+    assert batch["input_ids"].shape[1] == size
+    if layout is pack:
+        assert len(batch["input_ids"]) == -(-sum(lengths) // size)  # not a block more than needed
+
+
+@pytest.mark.parametrize("layout", [pack, rows])
+@given(lengths=LENGTHS, size=st.integers(2, 9))
+def test_a_segment_is_a_run_of_one_document(layout, lengths, size):
+    _, batch = all_blocks(lengths, size, layout)
+    document_of = np.repeat(np.arange(len(lengths)), lengths)
+    segments = batch.get("segment_ids", torch.ones_like(batch["input_ids"]))
+    assert ((segments == 0) == (batch["input_ids"] == PAD)).all()
+    for ids, row, labels in zip(batch["input_ids"], segments, batch["labels"], strict=True):
+        numbers = [number for number in row.unique().tolist() if number]
+        assert numbers == list(range(1, len(numbers) + 1))
+        assert layout is pack or numbers == [1]
+        for number in numbers:
+            run, predicted = ids[row == number], labels[row == number]
+            assert (run.diff() == 1).all()
+            assert len(set(document_of[run.numpy()])) == 1
+            assert predicted[0] == -100
+            assert (predicted[1:] == run[1:]).all()
+    assert (batch["labels"][segments == 0] == -100).all()
+
+
+@given(lengths=LENGTHS, size=st.integers(2, 9))
+def test_documents_cross_only_when_asked(lengths, size):
+    _, batch = all_blocks(lengths, size, cross_documents=True)
+    real = batch["input_ids"] != PAD
+    assert (batch["labels"][:, 0] == -100).all()
+    assert (batch["labels"][:, 1:] == torch.where(real, batch["input_ids"], -100)[:, 1:]).all()
+    assert ("segment_ids" in batch) == (not real.all().item())
+
+
+@given(lengths=LENGTHS, size=st.integers(2, 9))
+def test_characters_and_bytes_belong_to_the_labels(lengths, size):
+    _, batch = all_blocks(lengths, size)
+    expected = torch.where(batch["labels"] == -100, 0, batch["labels"] % 5)
+    assert (batch["characters"] == expected).all()
+    assert (batch["bytes"] == 2 * expected).all()
+    assert {name: values.dtype for name, values in batch.items() if name != "segment_ids"} == {
+        "input_ids": torch.int64, "labels": torch.int64, "characters": torch.int32, "bytes": torch.int32
+    }  # fmt: skip
+
+
+def test_a_case_by_hand():
+    _, batch = all_blocks([3, 4, 1], 5)
+    assert batch["input_ids"].tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, PAD, PAD]]
+    assert batch["segment_ids"].tolist() == [[1, 1, 1, 2, 2], [1, 1, 2, 0, 0]]
+    assert batch["labels"].tolist() == [[-100, 1, 2, -100, 4], [-100, 6, -100, -100, -100]]
+    assert batch["characters"].tolist() == [[0, 1, 2, 0, 4], [0, 1, 0, 0, 0]]
+
+
+@given(lengths=LENGTHS, budget=st.integers(1, 120), seed=st.integers(0, 3))
+def test_a_budget_is_met_and_nested(lengths, budget, seed):
+    bounds = np.cumsum([0, *lengths])
+
+    def chosen(count):
+        return {token for start, stop in choose(bounds, count, seed) for token in range(start, stop)}
+
+    assert len(chosen(budget)) == min(budget, sum(lengths))
+    assert chosen(budget) <= chosen(budget + 5)
