@@ -1,4 +1,4 @@
-"""The command ``structured-init``: LightningCLI with a section for the start and one for the attention."""
+"""The command ``structured-init``: LightningCLI with sections for the start, the attention and the filters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ABOUT = (
     "Choose how a network starts, and see what it did. Two more commands: 'compare' trains an experiment from several "
     "starts with the same seeds, 'report' writes its report again (structured-init compare --help)."
 )
-FROM_THE_DATA = ("num_classes", "in_channels", "image_size")
+FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
 
 
 class Parser(LightningArgumentParser):
@@ -42,7 +42,7 @@ class Parser(LightningArgumentParser):
 
 
 class CLI(LightningCLI):
-    """LightningCLI in which a start, an attention capture and an exact resumption are always there."""
+    """LightningCLI in which a start, captures of attention and filters, and an exact resumption are always there."""
 
     def __init__(self, args: list[str]) -> None:
         super().__init__(
@@ -61,9 +61,10 @@ class CLI(LightningCLI):
         return {**LightningCLI.subcommands(), "show": {"model", "datamodule", "initializer", "seed", "figures"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add ``init:`` and ``attention:``, apart from ``trainer.callbacks``: lists replace each other in YAML."""
+        """Add ``init:``, ``attention:`` and ``filters:``, apart from ``trainer.callbacks``: YAML replaces lists."""
         parser.add_lightning_class_args(callbacks.InitCallback, "init")
         parser.add_lightning_class_args(callbacks.AttentionMapCallback, "attention")
+        parser.add_lightning_class_args(callbacks.FilterCallback, "filters")
         initializer = {"class_path": f"{Default.__module__}.{Default.__name__}"}
         parser.set_defaults({"init.initializer": initializer, "attention.on_missing": "skip"})
         self._section = parser

@@ -135,9 +135,9 @@ class AttentionSite:
         for caveat in query_key_caveats(self.layout):
             self.note(caveat)
 
-    def note_value_output(self) -> None:
-        """Record in the report what this host does to a value–output start."""
-        for caveat in value_output_caveats(self.layout, self.branch_scale):
+    def note_value_output(self, *, residual_scale: str = "replace") -> None:
+        """Record in the report what this host does to a value–output start, and what that did to the host's scale."""
+        for caveat in value_output_caveats(self.layout, self.branch_scale, residual_scale):
             self.note(caveat)
 
     def _set(self, projection: Projection, value: Tensor) -> None:

@@ -21,8 +21,10 @@ def query_key_caveats(layout: AttentionLayout) -> list[str]:
     return caveats
 
 
-def value_output_caveats(layout: AttentionLayout, branch_scale: float | None) -> list[str]:
-    """Say what the host does to a value–output start."""
+def value_output_caveats(
+    layout: AttentionLayout, branch_scale: float | None, residual_scale: str = "replace"
+) -> list[str]:
+    """Say what the host does to a value–output start, which has replaced or kept the host's scale for depth."""
     caveats = []
     if layout.value_norm:
         caveats.append("the host normalizes between values and output: the strength of the values has no effect")
@@ -31,8 +33,8 @@ def value_output_caveats(layout: AttentionLayout, branch_scale: float | None) ->
         caveats.append(f"{group} heads share a value: the rank of the value–output product is at most {rank}")
     if layout.residual_depth:
         caveats.append(
-            f"the host starts the output projection 1/√{layout.residual_depth} smaller, for its depth: replaced, scale"
-            " included"
+            f"the host starts the output projection 1/√{layout.residual_depth} smaller, for its depth: "
+            + ("replaced, scale included" if residual_scale == "replace" else "that scale is kept")
         )
     if branch_scale is not None and branch_scale < HIDDEN_BRANCH:
         caveats.append(f"LayerScale {branch_scale:.0e} hides the branch: its start barely reaches the output")

@@ -1,0 +1,192 @@
+"""Any text model of transformers from its name and the fields of its config; weights only where they are named."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+from huggingface_hub.errors import StrictDataclassError
+from torch import nn
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_MAPPING_NAMES,
+)
+
+from structured_init.errors import StructuredInitError, nearest
+from structured_init.sites.position import token_layouts
+
+Purpose = Literal["causal", "masked", "backbone"]
+BUILDERS: dict[Purpose, tuple[Any, dict[str, str]]] = {
+    "causal": (AutoModelForCausalLM, dict(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)),
+    "masked": (AutoModelForMaskedLM, dict(MODEL_FOR_MASKED_LM_MAPPING_NAMES)),
+    "backbone": (AutoModel, {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_MASKED_LM_MAPPING_NAMES}),
+}
+SPECIAL_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+# Their first token has the row behind the padding token's number, whatever that is.
+POSITIONS_BEHIND_PADDING = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "roberta-prelayernorm"})
+NOT_A_FIELD = "attn_implementation"
+
+
+def transformers_network(
+    name: str,
+    *,
+    purpose: Purpose = "causal",
+    tokenizer_size: int = 256,
+    block_size: int = 128,
+    pretrained: str | None = None,
+    **fields: Any,
+) -> PreTrainedModel:
+    """Build a model of transformers, with fresh weights from the global random state unless ``pretrained`` is given.
+
+    Args:
+        name: a model type (``gpt2``, ``llama``, ``bert``), or one of its classes (``GPT2LMHeadModel``, ``GPT2Config``).
+        purpose: ``causal`` or ``masked`` with a head over the vocabulary, or the ``backbone`` alone, which gives hidden
+            states.
+        tokenizer_size: number of tokens; the rows of the embedding, unless the fields give a larger ``vocab_size``.
+        block_size: the longest input; the number of positions, unless the fields give a larger one.
+        pretrained: a hub name or folder whose weights are taken; its config then stands, but for ``fields``.
+        fields: of the config class. GPT-2 and Llama also share names: ``hidden_size``, ``num_hidden_layers``,
+            ``num_attention_heads``. Special tokens are nobody's unless given: a padding row would get no gradient.
+
+    Raises:
+        StructuredInitError: unknown model, field or pretrained name; sizes that do not divide; an embedding or
+            positions too small.
+    """
+    kind = model_type(name, purpose)
+    config_class = CONFIG_MAPPING[kind]
+    _check_fields(kind, config_class, fields)
+    if pretrained is not None:
+        network = _load(pretrained, kind, purpose, fields)
+    else:
+        defaults = _defaults(kind, purpose, config_class, tokenizer_size, block_size, fields)
+        network = _build(kind, purpose, config_class, {**defaults, **fields})
+    network.config.use_cache = False  # keys and values of earlier tokens are never asked for again
+    _check_sizes(network, kind, tokenizer_size, block_size)
+    return network
+
+
+def model_type(name: str, purpose: Purpose) -> str:
+    """Return the model type of a name.
+
+    Raises:
+        StructuredInitError: no such model, or none for the purpose; the nearest is named.
+    """
+    known = BUILDERS[purpose][1]
+    if name in known and name in CONFIG_MAPPING_NAMES:
+        return name
+    for kind, model_class in known.items():
+        if name in (model_class, CONFIG_MAPPING_NAMES.get(kind), MODEL_MAPPING_NAMES.get(kind)):
+            return kind
+    if name in CONFIG_MAPPING_NAMES:
+        raise StructuredInitError(
+            f"transformers has no {purpose} model of '{name}': choose another network or objective"
+        )
+    raise StructuredInitError(f"unknown network '{name}': {nearest(name, known)}")
+
+
+def number_of_positions(network: nn.Module) -> int | None:
+    """Return how many tokens a model has positions for; ``None`` where nothing says."""
+    if isinstance(limit := getattr(network, "seq_len", None), int):  # with a tokenizer between text and positions
+        return limit
+    tables = [tokens for tokens in token_layouts(network).values() if tokens.positions is not None]
+    if tables:
+        return min(int(tokens.positions.shape[-2]) - tokens.first for tokens in tables if tokens.positions is not None)
+    limit = getattr(getattr(network, "config", None), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def first_position(network: nn.Module) -> int:
+    """Return the number that a model's first token has among its positions."""
+    return next((tokens.first for tokens in token_layouts(network).values() if tokens.positions is not None), 0)
+
+
+def _fields_of(config_class: type[PreTrainedConfig]) -> set[str]:
+    return {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
+
+
+def _check_fields(kind: str, config_class: type[PreTrainedConfig], fields: dict[str, Any]) -> None:
+    known = _fields_of(config_class) | {NOT_A_FIELD}
+    for name in fields:
+        if name not in known:
+            raise StructuredInitError(f"network '{kind}' takes no argument '{name}': {nearest(name, known)}")
+
+
+def _defaults(
+    kind: str,
+    purpose: Purpose,
+    config_class: type[PreTrainedConfig],
+    tokenizer_size: int,
+    block_size: int,
+    fields: dict[str, Any],
+) -> dict[str, Any]:
+    """Return what the data says and what a fresh model needs, of that which the fields leave open."""
+    known = _fields_of(config_class)
+    canonical = {config_class.attribute_map.get(name, name) for name in fields}
+    behind = (fields.get("pad_token_id") or 0) + 1 if kind in POSITIONS_BEHIND_PADDING else 0
+    defaults = {"vocab_size": tokenizer_size, "max_position_embeddings": block_size + behind}
+    defaults |= dict.fromkeys(SPECIAL_TOKENS)
+    if purpose == "causal" and kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES:
+        defaults["is_decoder"] = True  # else an encoder's causal head sees the tokens that it predicts
+    return {k: v for k, v in defaults.items() if k in known and config_class.attribute_map.get(k, k) not in canonical}
+
+
+def _build(
+    kind: str, purpose: Purpose, config_class: type[PreTrainedConfig], fields: dict[str, Any]
+) -> PreTrainedModel:
+    if kind in POSITIONS_BEHIND_PADDING and fields.get("pad_token_id") is None:
+        raise StructuredInitError(f"network '{kind}' needs network_args.pad_token_id: its positions begin behind it")
+    implementation = {NOT_A_FIELD: fields.pop(NOT_A_FIELD)} if NOT_A_FIELD in fields else {}
+    try:
+        config = config_class(**fields)
+        _check_groups(kind, config)
+        return BUILDERS[purpose][0].from_config(config, **implementation)
+    except StructuredInitError:
+        raise
+    except (StrictDataclassError, ValueError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = lines[-1].partition("Error: ")[2] or lines[-1]
+        raise StructuredInitError(f"network '{kind}': {reason.rstrip('.')}") from error
+
+
+def _check_groups(kind: str, config: PreTrainedConfig) -> None:
+    """Refuse groups of query heads that transformers would find wrong in the first step only."""
+    heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    if isinstance(heads, int) and isinstance(groups, int) and (groups < 1 or heads % groups):
+        raise StructuredInitError(
+            f"network '{kind}': num_key_value_heads {groups} does not divide num_attention_heads {heads}"
+        )
+
+
+def _load(pretrained: str, kind: str, purpose: Purpose, fields: dict[str, Any]) -> PreTrainedModel:
+    """Take weights by name; the hub's own errors are pages long."""
+    try:
+        network = BUILDERS[purpose][0].from_pretrained(pretrained, **fields)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise StructuredInitError(
+            f"cannot load pretrained '{pretrained}': give a folder, or a hub name that is cached or reachable "
+            f"({reason})"
+        ) from error
+    if network.config.model_type != kind:
+        found = network.config.model_type
+        raise StructuredInitError(f"pretrained '{pretrained}' is a '{found}', not a '{kind}': set network: {found}")
+    return network
+
+
+def _check_sizes(network: PreTrainedModel, kind: str, tokenizer_size: int, block_size: int) -> None:
+    """Refuse what would fail, or read another row, in the middle of a step."""
+    rows = network.get_input_embeddings().weight.shape[0]
+    if rows < tokenizer_size:
+        raise StructuredInitError(
+            f"the tokenizer has {tokenizer_size} tokens, the embedding of '{kind}' {rows} rows: "
+            "leave network_args.vocab_size to the data"
+        )
+    positions = number_of_positions(network)
+    if positions is not None and positions < block_size:
+        raise StructuredInitError(
+            f"a block of {block_size} tokens is longer than the {positions} positions of '{kind}': shorten the data's "
+            "block_size, or give network_args.max_position_embeddings"
+        )
