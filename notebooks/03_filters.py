@@ -87,6 +87,7 @@ def train(initializer):
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        default_root_dir=f"runs/{type(initializer).__name__.lower()}",
         callbacks=[InitCallback(initializer)],
     )
     module, data = classifier(), ImageData(name="digits", batch_size=64)

@@ -14,7 +14,13 @@ from structured_init.attention import (
 )
 from structured_init.attention.conditioned import Conditioned
 from structured_init.attention.skipless import Skipless
-from structured_init.conv import DeltaOrthogonal
+from structured_init.conv import (
+    DeltaOrthogonal,
+    FilterCovariance,
+    LearnedCovariances,
+    SpatialFilters,
+    estimate_covariances,
+)
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Compose, Initializer, freeze, initialize
 from structured_init.mlp import MlpMean
@@ -23,19 +29,26 @@ from structured_init.report import InitReport
 from structured_init.sites import (
     AttentionLayout,
     AttentionSite,
+    DepthwiseConvSite,
     FirstLayer,
     MlpLayout,
     MlpSite,
     PositionSite,
     Projection,
+    StateSpaceLayout,
+    StateSpaceSite,
     TokenLayout,
     attention_sites,
+    depthwise_conv_sites,
     mlp_sites,
     position_sites,
     register_attention,
     register_mlp,
     register_positions,
+    register_state_space,
+    state_space_sites,
 )
+from structured_init.ssm import MimeticStateSpace
 from structured_init.transfer import WeightSelection
 
 __all__ = [
@@ -46,12 +59,16 @@ __all__ = [
     "Conditioned",
     "Default",
     "DeltaOrthogonal",
+    "DepthwiseConvSite",
+    "FilterCovariance",
     "FirstLayer",
     "Impulse",
     "InitReport",
     "Initializer",
     "KaimingUniform",
+    "LearnedCovariances",
     "Mimetic",
+    "MimeticStateSpace",
     "MlpLayout",
     "MlpMean",
     "MlpSite",
@@ -61,6 +78,9 @@ __all__ = [
     "SeparableSolver",
     "Skipless",
     "SparePositions",
+    "SpatialFilters",
+    "StateSpaceLayout",
+    "StateSpaceSite",
     "StructuredInitError",
     "SvdSolver",
     "TokenLayout",
@@ -68,6 +88,8 @@ __all__ = [
     "WeightSelection",
     "Weights",
     "attention_sites",
+    "depthwise_conv_sites",
+    "estimate_covariances",
     "freeze",
     "initialize",
     "mlp_sites",
@@ -75,5 +97,7 @@ __all__ = [
     "register_attention",
     "register_mlp",
     "register_positions",
+    "register_state_space",
+    "state_space_sites",
 ]
 __version__ = "0.1.0"

@@ -7,17 +7,29 @@ import re
 from typing import Any
 
 import timm
+from timm.models.convmixer import ConvMixer
+from timm.models.convnext import ConvNeXt
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from lightning_modules.networks.compact_transformer import (
+    COMPACT_TRANSFORMERS,
+    CompactEncoder,
+    CompactTransformer,
+    compact_arguments,
+    compact_transformer,
+)
+from lightning_modules.networks.convmixer import CONVMIXERS, convmixer, convmixer_sizes
+from lightning_modules.networks.convnext import CONVNEXTS, convnext
 from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS, choose
+from lightning_modules.networks.token_softmax import place_token_softmax
 from lightning_modules.networks.vision_transformer import PRESETS, vision_transformer
 from structured_init.errors import StructuredInitError, nearest
 
 
 def network_names() -> list[str]:
-    """Return the names that :func:`create_network` knows: the presets, the 1-Lipschitz networks, then timm's."""
-    return [*PRESETS, *LIPSCHITZ_NETWORKS, *timm.list_models()]
+    """Return the names that :func:`create_network` knows: this project's, then timm's."""
+    return [*PRESETS, *COMPACT_TRANSFORMERS, *CONVMIXERS, *CONVNEXTS, *LIPSCHITZ_NETWORKS, *timm.list_models()]
 
 
 def create_network(
@@ -26,21 +38,32 @@ def create_network(
     """Build a network by its name.
 
     Args:
-        name: a preset of :data:`PRESETS`, a network of :data:`LIPSCHITZ_NETWORKS`, or a model of timm (``pretrained:
-            true`` is one of its arguments).
+        name: a preset of :data:`PRESETS` or :data:`CONVNEXTS`, ``convmixer_<dim>_<depth>_k<kernel>_p<patch>`` with any
+            sizes, a compact transformer (``cct_7_3x1_32``, ``vit_lite_7_4_32``, ``cvt_7_4_32``, …), a network of
+            :data:`LIPSCHITZ_NETWORKS`, or a model of timm (``pretrained: true`` is one of its arguments).
         num_classes: outputs.
         image_size: side of the square image in pixels; networks that take any size ignore it.
         in_channels: channels of the image.
-        network_args: arguments of :func:`vision_transformer`, of the 1-Lipschitz network (``conv``, ``width``, …) or of
-            the timm model; they win over a preset's.
+        network_args: arguments of :func:`vision_transformer`, :func:`compact_transformer`, :func:`convmixer`,
+            :func:`convnext`, of the 1-Lipschitz network (``conv``, ``width``, …) or of the timm model; they win over
+            what the name says. ``token_softmax``, arguments of :func:`place_token_softmax`, works on all that attend.
 
     Raises:
         StructuredInitError: the name or an argument is unknown (the nearest is named), or the sizes do not fit.
     """
     sizes = {"num_classes": num_classes, "image_size": image_size}
+    if compact_arguments(name) is None and (token_softmax := network_args.pop("token_softmax", None)) is not None:
+        network = create_network(name, **sizes, in_channels=in_channels, **network_args)
+        return place_token_softmax(network, **token_softmax)
     try:
         if name in PRESETS:
             return vision_transformer(**{**PRESETS[name], **sizes, "in_channels": in_channels, **network_args})
+        if compact_arguments(name):
+            return compact_transformer(name, **{**sizes, "in_channels": in_channels, **network_args})
+        if mixer := convmixer_sizes(name):
+            return convmixer(**{**mixer, **sizes, "in_channels": in_channels, **network_args})
+        if name in CONVNEXTS:
+            return convnext(name, **sizes, in_channels=in_channels, **network_args)
         if name in LIPSCHITZ_NETWORKS:
             return LIPSCHITZ_NETWORKS[name](**sizes, in_channels=in_channels, **network_args)
         return _timm_network(name, in_chans=in_channels, **sizes, **network_args)
@@ -57,7 +80,7 @@ def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Modu
     """Build a timm model at an image size, if its family has one."""
     if not name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) and not timm.is_model(name):
         near = nearest(name, network_names())
-        known = ", ".join([*PRESETS, *LIPSCHITZ_NETWORKS])
+        known = ", ".join([*PRESETS, "cct_7_3x1_32", *CONVMIXERS, *CONVNEXTS, *LIPSCHITZ_NETWORKS])
         hint = near if near.startswith("did") else f"choose from {known}, or a model of timm"
         raise StructuredInitError(f"unknown network '{name}': {hint}")
     try:
@@ -80,7 +103,14 @@ def _check_patches(name: str, network: nn.Module, image_size: int) -> None:
 
 
 def _argument_names(network: str) -> set[str]:
-    """Return the argument names worth suggesting: those of the network, or of the vision transformers."""
-    ours = (LIPSCHITZ_NETWORKS[network], choose) if network in LIPSCHITZ_NETWORKS else None
-    functions = ours or (vision_transformer, VisionTransformer.__init__)
+    """Return the argument names worth suggesting: those of the network's own family, else of vision transformers."""
+    functions: tuple[Any, ...] = (vision_transformer, VisionTransformer.__init__)
+    if compact_arguments(network):
+        functions = (compact_transformer, CompactTransformer, CompactEncoder)
+    elif convmixer_sizes(network):
+        functions = (convmixer, ConvMixer.__init__)
+    elif network in CONVNEXTS:
+        functions = (convnext, ConvNeXt.__init__)
+    elif network in LIPSCHITZ_NETWORKS:
+        functions = (LIPSCHITZ_NETWORKS[network], choose)
     return {name for function in functions for name in inspect.signature(function).parameters if name != "self"}

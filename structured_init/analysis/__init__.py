@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import NoAttentionError, capture_attention, register_capture
 from structured_init.analysis.change import impulse_mass_change, structure_left
+from structured_init.analysis.channel_mixing import channels_needed, filter_basis, mixing_residual, numerical_rank
 from structured_init.analysis.cka import cka, cka_matrix, gram_matrix, hsic1, rbf
+from structured_init.analysis.filters import (
+    FILTER_STATISTICS,
+    block_grid,
+    depthwise_filters,
+    empirical_covariance,
+    filter_change,
+    filter_statistics,
+    variance_map,
+)
+from structured_init.analysis.implicit_attention import implicit_attention, implicit_maps, scan_matrix
 from structured_init.analysis.lipschitz import LipschitzReport, lipschitz_bound, lipschitz_report, register_lipschitz
 from structured_init.analysis.products import WeightProducts, weight_products
 from structured_init.analysis.representations import gram_matrices
@@ -64,6 +75,7 @@ _METRICS = (
 
 __all__ = [
     "CKA",
+    "FILTER_STATISTICS",
     "STATISTICS",
     "ArgmaxAccuracy",
     "AttentionEntropy",
@@ -81,23 +93,34 @@ __all__ = [
     "WeightProducts",
     "argmax_accuracy",
     "best_offset",
+    "block_grid",
     "capture_attention",
+    "channels_needed",
     "cka",
     "cka_matrix",
+    "depthwise_filters",
     "diagonal_mass",
     "diagonality",
     "effective_rank",
+    "empirical_covariance",
     "entropy",
     "far_mass",
+    "filter_basis",
+    "filter_change",
+    "filter_statistics",
     "gram_matrices",
     "gram_matrix",
     "grid_distances",
     "hsic1",
+    "implicit_attention",
+    "implicit_maps",
     "impulse_mass",
     "impulse_mass_change",
     "lipschitz_bound",
     "lipschitz_report",
     "mean_distance",
+    "mixing_residual",
+    "numerical_rank",
     "offset_profile",
     "patch_maps",
     "profile_energy",
@@ -105,12 +128,14 @@ __all__ = [
     "register_capture",
     "register_lipschitz",
     "repeated_blocks",
+    "scan_matrix",
     "structure_left",
     "summarize",
     "summarize_change",
     "to_csv",
     "undisturbed",
     "uniform_far_mass",
+    "variance_map",
     "weight_products",
 ]
 

@@ -2,29 +2,43 @@
 
 from structured_init.sites import (  # noqa: F401 - register their classes
     mlp_hosts,
+    state_space_hosts,
     timm,
     torch,
     transformers,
     transformers_tokens,
 )
 from structured_init.sites.attention import AttentionSite, attention_sites, register_attention
+from structured_init.sites.depthwise import DepthwiseConvSite, depthwise_conv_sites
 from structured_init.sites.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.sites.mlp import FirstLayer, MlpLayout, MlpSite, mlp_sites, register_mlp
 from structured_init.sites.position import PositionSite, position_sites, register_positions
+from structured_init.sites.state_space import (
+    StateSpaceLayout,
+    StateSpaceSite,
+    register_state_space,
+    state_space_sites,
+)
 
 __all__ = [
     "AttentionLayout",
     "AttentionSite",
+    "DepthwiseConvSite",
     "FirstLayer",
     "MlpLayout",
     "MlpSite",
     "PositionSite",
     "Projection",
+    "StateSpaceLayout",
+    "StateSpaceSite",
     "TokenLayout",
     "attention_sites",
+    "depthwise_conv_sites",
     "mlp_sites",
     "position_sites",
     "register_attention",
     "register_mlp",
     "register_positions",
+    "register_state_space",
+    "state_space_sites",
 ]

@@ -73,6 +73,40 @@ def test_the_published_recipe_is_what_the_experiment_says():
     assert [recipe["trainer"][key] for key in ("max_epochs", "gradient_clip_val")] == [200, 3.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "epochs", "changed"), [("convmixer_cifar10", 25, 0.0), ("convmixer_cifar10_100", 100, 0.2)]
+)
+def test_the_recipe_of_the_convmixers_is_the_one_of_their_authors(name, epochs, changed):
+    """locuslab/convmixer-cifar10, README: the lines of 92.5 % and of over 94 %."""
+    recipe = parsed(name)
+    model, data = recipe["model"]["init_args"], recipe["data"]["init_args"]
+    optimizer = model["optimizer"]
+    assert optimizer["class_path"] == "torch.optim.AdamW"
+    assert [optimizer["init_args"][key] for key in ("lr", "weight_decay")] == [0.05, 0.005]
+    assert model["lr_schedule"] == [[0, 0], [0.4, 1], [0.8, 0.05], [1, 0]]
+    assert model["decay_all"]
+    assert (model["label_smoothing"], model["mixup"], model["cutmix"]) == (0, 0, 0)
+    assert data["batch_size"] == 512
+    assert data["augmentation"]["class_path"].endswith("TorchvisionAugmentation")
+    assert data["augmentation"]["init_args"] == {
+        "crop_scale": 1.0,
+        "rand_augment_ops": 2,
+        "rand_augment_magnitude": 12,
+        "color_jitter": changed,
+        "random_erasing": changed,
+    }
+    assert (data["mean"], data["std"]) == ([0.4914, 0.4822, 0.4465], [0.2471, 0.2435, 0.2616])
+    assert (recipe["trainer"]["max_epochs"], recipe["trainer"]["gradient_clip_val"]) == (epochs, None)
+
+
+def test_the_kernel_of_the_short_convmixer_is_one_argument():
+    out = io.StringIO()
+    override = ["--model.init_args.network_args.kernel_size", "3"]
+    with redirect_stdout(out), pytest.raises(SystemExit):
+        main(["fit", "-c", "convmixer_cifar10_short", *override, "--print_config"])
+    assert yaml.safe_load(out.getvalue())["model"]["init_args"]["network_args"] == {"kernel_size": 3}
+
+
 def test_a_later_file_wins_and_leaves_its_neighbours(tmp_path):
     (tmp_path / "more.yaml").write_text("model: {init_args: {optimizer: {init_args: {lr: 0.5}}}}")
     optimizer = parsed("vit_cifar10", str(tmp_path / "more.yaml"))["model"]["init_args"]["optimizer"]["init_args"]

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import importlib.util
+import sys
+import types
+import warnings
 
 import numpy as np
 import pytest
@@ -123,3 +128,24 @@ def truncated(matrix, rank):
     """The best approximation of that rank."""
     u, s, vt = np.linalg.svd(matrix)
     return (u[:, :rank] * s[:rank]) @ vt[:rank]
+
+
+MAMBA_SSM = (
+    "MAMBA_FORCE_BUILD=TRUE MAMBA_SKIP_CUDA_BUILD=TRUE pip install --no-build-isolation --no-deps mamba-ssm einops"
+)
+
+
+@pytest.fixture(scope="module")
+def mamba_ssm():
+    """mamba-ssm's own classes on a machine without its CUDA extension: built, but never run."""
+    if importlib.util.find_spec("mamba_ssm") is None:
+        pytest.skip(f"mamba-ssm is not installed: {MAMBA_SSM}")
+    for name in ("mamba", "mamba2"):  # bound to their own scans before there is anything else to be bound to
+        importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if importlib.util.find_spec("selective_scan_cuda") is None:
+            patch.setitem(sys.modules, "selective_scan_cuda", types.ModuleType("selective_scan_cuda"))
+        yield importlib.import_module("mamba_ssm")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mamba_ssm"]:
+        del sys.modules[name]

@@ -1,0 +1,133 @@
+"""Mamba and Mamba-2 that train on a CPU: transformers' own layers with the scans of this project, and mamba-ssm's.
+
+Letters: B batch, L tokens, D embed_dim, I inner width, H heads, P head_dim, G groups, N state_dim.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.models.mamba.modeling_mamba import MambaMixer
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+from structured_init.errors import StructuredInitError
+from structured_init.sites.state_space import Selection
+from structured_init.sites.state_space_hosts import mamba, mamba2
+from structured_init.ssm.head_scan import head_scan
+from structured_init.ssm.scan import selective_scan
+
+HOST = "cpu"  # elsewhere transformers has kernels, or is told what to do
+
+
+class ChunkedMambaMixer(MambaMixer):
+    """transformers' layer, of the same parameters, with :func:`selective_scan` where no state is kept."""
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L D"],
+        cache_params: Any = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Float[Tensor, "B L D"]:
+        if not _chunked(hidden_states, cache_params, attention_mask):
+            return super().forward(hidden_states, cache_params, attention_mask, **kwargs)
+        parts = _selection(mamba(self).select, hidden_states)
+        values = parts.values[..., 0]
+        A = -self.A_log.float().exp()
+        with torch.autocast(HOST, enabled=False):
+            scanned = selective_scan(values, parts.step, A, parts.B[:, :, 0], parts.C[:, :, 0]) + values * self.D
+        gate = F.linear(hidden_states, *_rows(self.in_proj, slice(self.intermediate_size, None)))
+        return self.out_proj((scanned * self.act(gate)).to(hidden_states.dtype))
+
+
+class ChunkedMamba2Mixer(Mamba2Mixer):
+    """transformers' layer, of the same parameters, with :func:`head_scan` where no state is kept."""
+
+    def forward(
+        self,
+        hidden_states: Float[Tensor, "B L D"],
+        cache_params: Any = None,
+        attention_mask: Tensor | None = None,
+        **kwargs: Any,
+    ) -> Float[Tensor, "B L D"]:
+        if not _chunked(hidden_states, cache_params, attention_mask):
+            return super().forward(hidden_states, cache_params, attention_mask, **kwargs)
+        parts = _selection(mamba2(self).select, hidden_states)
+        with torch.autocast(HOST, enabled=False):
+            scanned = head_scan(parts.values, parts.step, -self.A_log.float().exp(), parts.B, parts.C)
+        scanned = scanned + parts.values * self.D[:, None]
+        gate = F.linear(hidden_states, *_rows(self.in_proj, slice(self.intermediate_size)))
+        return self.out_proj(self.norm(scanned.flatten(2), gate).to(hidden_states.dtype))
+
+
+def use_chunked_scan(model: nn.Module) -> nn.Module:
+    """Let transformers' Mamba and Mamba-2 layers of a model scan in chunks on a CPU, in place.
+
+    Parameters, names and values stay; see benchmarks/results/scan_speed.md for what it is worth.
+    """
+    for module in model.modules():
+        for host, chunked in ((MambaMixer, ChunkedMambaMixer), (Mamba2Mixer, ChunkedMamba2Mixer)):
+            if type(module) is host:
+                module.__class__ = chunked
+    return model
+
+
+def mamba_ssm_network(layer: str, vocab_size: int, hidden_size: int, num_hidden_layers: int, **layer_args: Any) -> Any:
+    """Build mamba-ssm's own language model, whose kernels need a GPU.
+
+    Args:
+        layer: ``Mamba1`` or ``Mamba2``.
+        vocab_size: token numbers.
+        hidden_size: D.
+        num_hidden_layers: layers.
+        layer_args: of mamba-ssm's layer, such as ``d_state``.
+
+    Raises:
+        StructuredInitError: mamba-ssm is not installed, or its CUDA extension is not.
+    """
+    library = import_mamba_ssm("mamba_ssm.models.mixer_seq_simple")
+    config = import_mamba_ssm("mamba_ssm.models.config_mamba").MambaConfig(
+        d_model=hidden_size,
+        n_layer=num_hidden_layers,
+        vocab_size=vocab_size,
+        ssm_cfg={"layer": layer, **layer_args},
+        pad_vocab_size_multiple=1,
+    )
+    return library.MambaLMHeadModel(config)
+
+
+def import_mamba_ssm(name: str = "mamba_ssm") -> Any:
+    """Import a module of mamba-ssm when it is asked for.
+
+    Raises:
+        StructuredInitError: it is not installed, or cannot be imported without its CUDA extension.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] == "mamba_ssm":
+            raise StructuredInitError(
+                "mamba-ssm is not installed: pip install 'structured-init[mamba]' on a machine with CUDA, or take "
+                "transformers' Mamba, which needs nothing (host: transformers)"
+            ) from error
+        raise StructuredInitError(
+            f"mamba-ssm is installed, but cannot be imported without '{error.name or error}', a part of its CUDA "
+            "build: install it on a machine with CUDA, or take transformers' Mamba (host: transformers)"
+        ) from error
+
+
+def _chunked(hidden_states: Tensor, cache_params: Any, attention_mask: Tensor | None) -> bool:
+    return hidden_states.device.type == HOST and cache_params is None and attention_mask is None
+
+
+def _selection(select: Any, hidden_states: Tensor) -> Selection:
+    return Selection(*(part.float() for part in select(hidden_states)))
+
+
+def _rows(linear: nn.Linear, rows: slice) -> tuple[Tensor, Tensor | None]:
+    return linear.weight[rows], None if linear.bias is None else linear.bias[rows]

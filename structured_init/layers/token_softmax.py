@@ -1,0 +1,188 @@
+"""softmaxᵀ(V) in place of V: a softmax over tokens for every coordinate of the values, as pure functions.
+
+Letters: B batch, H heads, Hkv value heads, N queries, M tokens, k head_dim, d value_dim; A the attention map.
+
+Source: the proposal softmax(c K Qᵀ) softmaxᵀ(V) of anhinga/JuliaCon2021-poster, "request for plot". That the softmax of
+a query runs over the tokens that it may see, and how one call of fused attention computes it, are ours.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from structured_init.errors import StructuredInitError
+
+# Half of the range of values, in nats, whose exponentials and their sums stay finite and normal.
+HALF_RANGE = {torch.float32: 75.0, torch.float64: 650.0}
+
+
+def token_softmax(
+    values: Float[Tensor, "*batch tokens value_dim"], visible: Bool[Tensor, ...] | None = None
+) -> Float[Tensor, "*batch tokens value_dim"]:
+    """Return S_jd = exp V_jd / Σ_l exp V_ld, in float32 or better inside.
+
+    Args:
+        values: V, (…, M, d).
+        visible: (…, M), true for the tokens that count; broadcast. The others get 0.
+    """
+    if visible is not None:
+        values = values.masked_fill(~visible[..., None], torch.finfo(values.dtype).min)
+    return values.softmax(-2, dtype=_at_least_float32(values)).to(values.dtype)
+
+
+def mix_values(
+    values: Float[Tensor, "*batch tokens value_dim"],
+    keep: Float[Tensor, ...] | float,
+    gain: Float[Tensor, ...] | float,
+    visible: Bool[Tensor, ...] | None = None,
+) -> Float[Tensor, "*batch tokens value_dim"]:
+    """Return keep·V + gain·softmaxᵀ(V); the factors are numbers or broadcast against V."""
+    softmaxed = gain * token_softmax(values, visible)
+    return softmaxed if _is_zero(keep) else keep * values + softmaxed
+
+
+def token_softmax_attention(
+    query: Float[Tensor, "batch heads queries head_dim"],
+    key: Float[Tensor, "batch kv_heads tokens head_dim"],
+    value: Float[Tensor, "batch kv_heads tokens value_dim"],
+    keep: Float[Tensor, ...] | float,
+    gain: Float[Tensor, ...] | float,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    dropout_p: float = 0.0,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Float[Tensor, "batch heads queries value_dim"]:
+    """Return out_id = Σ_j A_ij (keep·V_jd + gain·exp V_jd / Σ_{l visible to i} exp V_ld).
+
+    One call of ``F.scaled_dot_product_attention`` computes it, whose arguments have torch's meaning.
+
+    Args:
+        query: (B, H, N, k).
+        key: (B, Hkv, M, k).
+        value: V, (B, Hkv, M, d).
+        keep: factor on V, a number or (Hkv or 1, 1, 1).
+        gain: factor on softmaxᵀ(V), likewise.
+        mask: boolean (true: may look) or added to the logits; broadcast to (B, H, N, M). What is added hides a token
+            where it is below half of the smallest number.
+        is_causal: query i sees the tokens ≤ i, counted from the first.
+        dropout_p: of the map.
+        scale: factor on the logits; 1/√k when None.
+        enable_gqa: whether Hkv divides H and each value serves H / Hkv neighbouring heads.
+
+    Raises:
+        StructuredInitError: the values of one coordinate lie so far apart that their exponentials have no quotient in
+            float64 (1,300; only under a mask that differs between queries); more queries than tokens in a causal map.
+    """
+    visible = _visible(mask)
+    if not is_causal and (visible is None or visible.ndim < 2 or visible.shape[-2] == 1):
+        seen = visible[..., 0, :] if visible is not None and visible.ndim >= 2 else visible
+        if seen is not None and seen.ndim >= 2 and seen.shape[-2] != 1:  # a head of its own for each mask
+            key, value, keep, gain = _repeated(query.shape[1], key, value, keep, gain)
+            enable_gqa = False
+        mixed = mix_values(value, keep, gain, seen).to(value.dtype)
+        return F.scaled_dot_product_attention(
+            query, key, mixed, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )
+    key, value, keep, gain = _repeated(query.shape[1], key, value, keep, gain)
+    return _per_query(query, key, value, keep, gain, mask, visible, is_causal, dropout_p, scale)
+
+
+def _per_query(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    keep: Tensor | float,
+    gain: Tensor | float,
+    mask: Tensor | None,
+    visible: Tensor | None,
+    is_causal: bool,
+    dropout_p: float,
+    scale: float | None,
+) -> Tensor:
+    """Attend where every query has a softmax of its own: Σ_j A_ij exp V_jd / Z_id with Z_id = Σ_{l visible} exp V_ld.
+
+    Z is a number per query and coordinate, so that it leaves the sum, and one attention over [keep·V, gain·exp V] is
+    all that is needed. The values are first shifted by the middle of their range, which cancels.
+    """
+    shifted = _shifted(value)
+    exponentials = shifted.exp()
+    if is_causal:
+        log_sums = shifted.logcumsumexp(-2)[..., : query.shape[-2], :]
+        if query.shape[-2] > value.shape[-2]:
+            raise StructuredInitError(
+                f"a causal softmax over {value.shape[-2]} tokens has no {query.shape[-2]} queries: give a mask instead"
+            )
+        per_sum = (-log_sums).exp()
+    else:
+        sums = visible.to(shifted.dtype) @ exponentials
+        per_sum = sums.clamp_min(torch.finfo(sums.dtype).tiny).reciprocal()  # a query that sees nothing gets 0
+    dtype = _attention_dtype(query, shifted)
+    parts = [gain * exponentials] if _is_zero(keep) else [keep * value, gain * exponentials]
+    with torch.autocast(query.device.type, enabled=False):  # float16 has no room for the exponentials
+        attended = F.scaled_dot_product_attention(
+            query.to(dtype),
+            key.to(dtype),
+            torch.cat([part.to(dtype) for part in parts], dim=-1),
+            mask.to(dtype) if mask is not None and mask.is_floating_point() else mask,
+            dropout_p,
+            is_causal,
+            scale=scale,
+        )
+    *kept, softmaxed = attended.split(value.shape[-1], dim=-1)
+    output = softmaxed * per_sum
+    return (kept[0] + output if kept else output).to(query.dtype)
+
+
+def _shifted(value: Tensor) -> Tensor:
+    """Return V minus the middle of each coordinate's range, in a precision that holds the exponentials."""
+    shifted = value.to(_at_least_float32(value))
+    lowest, highest = shifted.detach().aminmax(dim=-2, keepdim=True)
+    half = float((highest - lowest).max()) / 2
+    if not half <= HALF_RANGE[shifted.dtype]:  # a NaN goes on as a NaN
+        shifted = shifted.double()
+        if half > HALF_RANGE[torch.float64]:
+            raise StructuredInitError(
+                f"values of one coordinate lie {2 * half:.0f} apart: the softmax over the tokens that each query sees "
+                f"holds up to {2 * HALF_RANGE[torch.float64]:.0f}"
+            )
+    return shifted - ((lowest + highest) / 2).to(shifted.dtype)
+
+
+def _attention_dtype(query: Tensor, shifted: Tensor) -> torch.dtype:
+    """Return the query's own precision unless the exponentials do not fit into it."""
+    if shifted.dtype == torch.float64 or query.dtype == torch.float16:
+        return shifted.dtype
+    return query.dtype
+
+
+def _repeated(
+    heads: int, key: Tensor, value: Tensor, keep: Tensor | float, gain: Tensor | float
+) -> tuple[Tensor, Tensor, Tensor | float, Tensor | float]:
+    """Give every query head a key, a value and factors of its own."""
+    group = heads // value.shape[1]
+    if group == 1:
+        return key, value, keep, gain
+    repeated = [tensor.repeat_interleave(group, dim=1) for tensor in (key, value)]
+    factors = [
+        factor.repeat_interleave(group, dim=0) if isinstance(factor, Tensor) and factor.shape[0] > 1 else factor
+        for factor in (keep, gain)
+    ]
+    return repeated[0], repeated[1], factors[0], factors[1]
+
+
+def _visible(mask: Tensor | None) -> Tensor | None:
+    if mask is None or mask.dtype == torch.bool:
+        return mask
+    return mask > torch.finfo(mask.dtype).min / 2
+
+
+def _is_zero(factor: Tensor | float) -> bool:
+    return isinstance(factor, float) and factor == 0.0
+
+
+def _at_least_float32(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

@@ -1,0 +1,101 @@
+"""Mamba and Mamba-2 of transformers and of mamba-ssm, which name their parameters alike.
+
+Letters: B batch, L tokens, D embed_dim, I inner width, H heads, P head_dim, G groups, N state_dim, R rank of Δ.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from structured_init.sites.layout import Projection
+from structured_init.sites.state_space import Selection, StateSpaceLayout, register_state_space
+
+
+@register_state_space("transformers.models.mamba.modeling_mamba.MambaMixer")
+@register_state_space("mamba_ssm.modules.mamba_simple.Mamba")
+def mamba(module: Any) -> StateSpaceLayout:
+    """``x_proj.weight`` (R + 2N, I) holds Δ's first factor, B and C; they read x behind convolution and SiLU."""
+    channels, states = module.A_log.shape
+    rank = module.dt_proj.in_features
+    return StateSpaceLayout(
+        A_log=module.A_log,
+        dt=Projection(module.dt_proj.weight, heads=1, head_dim=channels),
+        dt_bias=module.dt_proj.bias,
+        B=Projection(module.x_proj.weight, heads=1, head_dim=states, start=rank),
+        C=Projection(module.x_proj.weight, heads=1, head_dim=states, start=rank + states),
+        conv_weight=module.conv1d.weight,
+        conv_bias=module.conv1d.bias,
+        D=module.D,
+        select=lambda hidden: _mamba_selection(module, hidden),
+    )
+
+
+@register_state_space("transformers.models.mamba2.modeling_mamba2.Mamba2Mixer")
+@register_state_space("mamba_ssm.modules.mamba2.Mamba2")
+def mamba2(module: Any) -> StateSpaceLayout:
+    """The last rows of ``in_proj.weight`` are [z I | x I | B G·N | C G·N | Δ H]; all but z and Δ are convolved."""
+    heads, head_dim, groups, states = _mamba2_sizes(module)
+    weight = module.in_proj.weight
+    steps = weight.shape[0] - heads
+    return StateSpaceLayout(
+        A_log=module.A_log,
+        dt=Projection(weight, heads=1, head_dim=heads, start=steps),
+        dt_bias=module.dt_bias,
+        B=Projection(weight, heads=groups, head_dim=states, start=steps - 2 * groups * states),
+        C=Projection(weight, heads=groups, head_dim=states, start=steps - groups * states),
+        conv_weight=module.conv1d.weight,
+        conv_bias=module.conv1d.bias,
+        D=module.D,
+        head_dim=head_dim,
+        dt_limit=_dt_limit(module),
+        select=lambda hidden: _mamba2_selection(module, hidden),
+    )
+
+
+def _mamba_selection(module: Any, hidden: Float[Tensor, "B L D"]) -> Selection:
+    channels, states = module.A_log.shape
+    rank = module.dt_proj.in_features
+    inner = F.linear(hidden, module.in_proj.weight, module.in_proj.bias)[..., :channels]
+    inner = _short_convolution(module, inner)
+    low_rank, B, C = F.linear(inner, module.x_proj.weight).split([rank, states, states], dim=-1)
+    step = F.softplus(F.linear(low_rank, module.dt_proj.weight, module.dt_proj.bias))
+    return Selection(inner[..., None], step, B[:, :, None], C[:, :, None])
+
+
+def _mamba2_selection(module: Any, hidden: Float[Tensor, "B L D"]) -> Selection:
+    heads, head_dim, groups, states = _mamba2_sizes(module)
+    projected = F.linear(hidden, module.in_proj.weight, module.in_proj.bias)
+    convolved = module.conv1d.weight.shape[0]
+    *_, mixed, step = projected.split([projected.shape[-1] - convolved - heads, convolved, heads], dim=-1)
+    values, B, C = _short_convolution(module, mixed).split([heads * head_dim, *2 * [groups * states]], dim=-1)
+    step = F.softplus(step + module.dt_bias).clamp(*_dt_limit(module))
+    return Selection(
+        values.unflatten(-1, (heads, head_dim)),
+        step,
+        B.unflatten(-1, (groups, states)),
+        C.unflatten(-1, (groups, states)),
+    )
+
+
+def _short_convolution(module: Any, inner: Float[Tensor, "B L channels"]) -> Float[Tensor, "B L channels"]:
+    """The causal convolution and its activation, SiLU in every host."""
+    weight, bias = module.conv1d.weight, module.conv1d.bias
+    padded = F.pad(inner.mT, (weight.shape[-1] - 1, 0))
+    return module.act(F.conv1d(padded, weight, bias, groups=weight.shape[0])).mT
+
+
+def _mamba2_sizes(module: Any) -> tuple[int, int, int, int]:
+    """Return H, P, G and N, by the names of either host."""
+    heads = module.A_log.shape[0]
+    head_dim = module.head_dim if hasattr(module, "head_dim") else module.headdim
+    groups = module.n_groups if hasattr(module, "n_groups") else module.ngroups
+    return heads, head_dim, groups, (module.conv1d.weight.shape[0] - heads * head_dim) // (2 * groups)
+
+
+def _dt_limit(module: Any) -> tuple[float, float]:
+    low, high = module.time_step_limit if hasattr(module, "time_step_limit") else module.dt_limit
+    return float(low), float(high)

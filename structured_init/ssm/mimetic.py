@@ -1,0 +1,192 @@
+"""Mimetic initialization of state-space models: a scan that starts as linear attention without decay.
+
+Letters: W width, N state_dim, H heads, G groups, K taps. Row vectors: b = u W_B, c = u W_C.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from structured_init.attention.mimetic import noisy_identity, split, split_identity
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.initializer import Initializer
+from structured_init.plan import Weights
+from structured_init.sites.select import Where
+from structured_init.sites.state_space import StateSpaceSite, required_state_space_sites
+from structured_init.ssm.measures import measures
+
+DecayReading = Literal["fill", "scale"]
+Match = Literal["half", "copy", "identity"]
+MatchScale = Literal["host", "unit"]
+WHO = "MimeticStateSpace"
+
+
+def slow_decay(A_log: Float[Tensor, "heads decays"], c: float, reading: DecayReading) -> Float[Tensor, "heads decays"]:
+    """Return the A_log of 2410.11135's A = −exp(−c · A_log), as the host's own A = −exp(A_log) needs it.
+
+    Args:
+        A_log: the host's start.
+        c: strength.
+        reading: ``"scale"`` multiplies the host's start by −c: A_n = −n^(−c) in Mamba-1, whose first state still decays
+            by e^(−Δ) a token. ``"fill"`` sets −c everywhere, A = −e^(−c).
+    """
+    return torch.full_like(A_log, -c) if reading == "fill" else -c * A_log
+
+
+def step_bias(step: float) -> float:
+    """Return b with softplus(b) = Δ: log(e^Δ − 1); 0.5413 for Δ = 1, of which the paper prints 0.54."""
+    return step + math.log(-math.expm1(-step))
+
+
+def noisy_match(
+    width: int, state_dim: int, alpha: float, beta: float, *, generator: torch.Generator
+) -> tuple[Float[Tensor, "width state_dim"], Float[Tensor, "width state_dim"]]:
+    """Return W_C and W_B whose product W_C W_Bᵀ is the best rank-N part of αZ + βI, Z_ij ~ N(0, 1/W).
+
+    As for queries and keys in 2305.09828; with α = 0, of the multiples of the identity, a random N-dimensional part.
+    """
+    target = noisy_identity(width, alpha, beta, noise="normal", generator=generator)
+    left, right = split(target, state_dim) if alpha else split_identity(target, state_dim, generator=generator)
+    return left, right.mT
+
+
+class MimeticStateSpace(Initializer):
+    """A ≈ 1, Δ ≈ 1, C correlated with B, and an identity convolution, in Mamba and Mamba-2.
+
+    Each component can be switched off; then the host's own start stays. Output and input projections, gates, D, norms
+    and embeddings are never touched. Not known from the paper, and therefore arguments: whether A_log is set to a value
+    or multiplied (``decay_reading``), whether Δ depends on the input (``input_dependent_step``), how C is correlated
+    with B (``match``) and how large both are (``match_scale``), and which layers (``layers``; a review says that the
+    paper's main experiment starts a single one, which it calls "Layer 4").
+
+    Args:
+        decay: write A.
+        decay_reading: ``"fill"``, A_log = −c, as a public port has it, or ``"scale"``, A_log = −c times the host's, as
+            the paper's formula reads with the host's own start.
+        decay_c: c; the paper uses 8, and 2 and 4 in comparisons. At Δ = 1, filled, 8 is a half-life of 2,066 tokens.
+        step: write Δ.
+        step_value: Δ.
+        input_dependent_step: keep W_Δ; else it is 0, and Δ the same for every token until training moves it.
+        correlate: write C, and B where ``match`` or ``match_scale`` draws it anew.
+        match: ``"half"``, W_C = ½ (W_C' + W_B); ``"copy"``, W_C = W_B; or ``"identity"``, W_C W_Bᵀ = the best rank-N
+            part of αZ + βI, as in the paper on attention.
+        match_scale: ``"host"`` takes W_B and W_C' as the host drew them, which is all that is known; ``"unit"`` draws
+            both from N(0, 1/W), so that W_Bᵀ W_B ≈ I whatever the host's variance. ``"identity"`` has its own scale.
+        match_alpha: α of ``"identity"``.
+        match_beta: β of ``"identity"``.
+        convolution: write the short convolution: 1 at the token itself, 0 before it, no bias. The paper calls it
+            optional.
+        layers: which of the model's state-space layers, by number from 0, negative from the end; all where null.
+        where: which of them, by name; with ``layers``, those that both select.
+
+    Raises:
+        StructuredInitError: at construction, a value out of range; at :meth:`plan`, no state-space layer of a known
+            class, or a layer number that the model has not.
+
+    Source: Trockman, Harutyunyan, Kolter, Kumar & Bhojanapalli, 2410.11135, see ``docs/mimetic_state_space.md``.
+    """
+
+    def __init__(
+        self,
+        decay: bool = True,
+        decay_reading: DecayReading = "fill",
+        decay_c: float = 8.0,
+        step: bool = True,
+        step_value: float = 1.0,
+        input_dependent_step: bool = False,
+        correlate: bool = True,
+        match: Match = "half",
+        match_scale: MatchScale = "host",
+        match_alpha: float = 0.7,
+        match_beta: float = 0.7,
+        convolution: bool = True,
+        layers: list[int] | None = None,
+        where: Where = None,
+    ) -> None:
+        for name, value, valid in (
+            ("decay_reading", decay_reading, ("fill", "scale")),
+            ("match", match, ("half", "copy", "identity")),
+            ("match_scale", match_scale, ("host", "unit")),
+        ):
+            if value not in valid:
+                raise StructuredInitError(f"{WHO}: {name} must be {' or '.join(valid)}, got '{value}'")
+        for name, value in (("decay_c", decay_c), ("step_value", step_value)):
+            if not 0 < value < math.inf:
+                raise StructuredInitError(f"{WHO}: {name} must be a positive number, got {value}")
+        if layers is not None and not layers:
+            raise StructuredInitError(f"{WHO}: layers is empty, which selects nothing; null selects all")
+        if not (decay or step or correlate or convolution):
+            raise StructuredInitError(f"{WHO}: all four components are off; to change nothing, use Default")
+        self.decay = decay
+        self.decay_reading: DecayReading = decay_reading
+        self.decay_c = decay_c
+        self.step = step
+        self.step_value = step_value
+        self.input_dependent_step = input_dependent_step
+        self.correlate = correlate
+        self.match: Match = match
+        self.match_scale: MatchScale = match_scale
+        self.match_alpha = match_alpha
+        self.match_beta = match_beta
+        self.convolution = convolution
+        self.layers = layers
+        self.where = where
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        for site in weights.each(required_state_space_sites(weights, self.where, self.layers, WHO)):
+            before = measures(site)
+            if self.decay:
+                self._decay(site.by(f"{WHO}: decay"))
+            if self.step:
+                self._step(site.by(f"{WHO}: step"))
+            if self.correlate:
+                self._correlate(site.by(f"{WHO}: correlate"), rng)
+            if self.convolution:
+                self._convolution(site.by(f"{WHO}: convolution"))
+            after = measures(site)
+            weights.measure(site.name, {name: (before[name], after[name]) for name in before})
+
+    def _decay(self, site: StateSpaceSite) -> None:
+        """2410.11135, component 1."""
+        site.A_log = slow_decay(site.A_log, self.decay_c, self.decay_reading)
+
+    def _step(self, site: StateSpaceSite) -> None:
+        """2410.11135, component 2."""
+        low, high = site.layout.dt_limit
+        if not low <= self.step_value <= high:
+            site.note(f"the host cuts Δ to [{low:g}, {high:g}]: {self.step_value:g} is never reached")
+        site.dt_bias = torch.full_like(site.dt_bias, step_bias(self.step_value))
+        if not self.input_dependent_step:
+            site.dt_weight = torch.zeros_like(site.dt_weight)
+
+    def _correlate(self, site: StateSpaceSite, rng: Draws) -> None:
+        """2410.11135, component 3."""
+        generator = rng.generator(site.name, "correlate")
+        if self.match == "identity":
+            drawn = [
+                noisy_match(site.width, site.state_dim, self.match_alpha, self.match_beta, generator=generator)
+                for _ in range(site.num_groups)
+            ]
+            site.C, site.B = (torch.stack(matrices) for matrices in zip(*drawn, strict=True))
+            return
+        B, other = site.B, site.C
+        if self.match_scale == "unit":
+            B, other = (
+                torch.randn(B.shape, dtype=B.dtype, generator=generator) / math.sqrt(site.width) for _ in range(2)
+            )
+            site.B = B
+        site.C = (other + B) / 2 if self.match == "half" else B
+
+    def _convolution(self, site: StateSpaceSite) -> None:
+        """2410.11135, component 4."""
+        taps = torch.zeros_like(site.conv_weight)
+        taps[:, -1] = 1
+        site.conv_weight = taps
+        if site.conv_bias is not None:
+            site.conv_bias = torch.zeros_like(site.conv_bias)

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import math
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from callbacks import AlphaScheduleCallback
+from lightning_modules import ImageClassifier
+from structured_init import StructuredInitError
+from structured_init.layers import TokenSoftmaxValue
+
+REMIX = {"mode": "remix", "alpha": 0.0}
+STEPS, EPOCHS = 4, 3  # per epoch
+
+
+def module(**network_args):
+    torch.manual_seed(0)
+    sizes = {"embed_dim": 8, "depth": 1, "num_heads": 2}
+    return ImageClassifier("vit_nano_patch2_8", {**sizes, **network_args}, image_size=8, in_channels=1)
+
+
+def loader():
+    images = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    return DataLoader(TensorDataset(images, torch.arange(8)), batch_size=2)
+
+
+class Seen(L.Callback):
+    """What α is in every step, and what was logged."""
+
+    def __init__(self):
+        self.alphas, self.logged = [], []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        (values,) = (part for part in pl_module.modules() if isinstance(part, TokenSoftmaxValue))
+        self.alphas.append(values.alpha.item())
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.logged.append(trainer.callback_metrics["alpha"].item())
+
+
+def fit(callback, tmp_path, model=None, epochs=EPOCHS, more=(), ckpt_path=None, **options):
+    seen = Seen()
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        callbacks=[callback, seen, *more],
+        logger=False,
+        limit_val_batches=0,
+        default_root_dir=tmp_path,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **{"enable_checkpointing": False, **options},
+    )
+    trainer.fit(model or module(token_softmax=REMIX), loader(), loader(), ckpt_path=ckpt_path)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"curve": "constant", "start": 0.3}, [0.3] * 12),
+        ({"curve": "linear"}, [i / 11 for i in range(12)]),
+        ({"curve": "linear", "begin": 2, "until": 6}, [0, 0, 0, 0.25, 0.5, 0.75, 1, 1, 1, 1, 1, 1]),
+        ({"curve": "linear", "start": 1.0, "end": 0.5, "until": 2}, [1, 0.75] + [0.5] * 10),
+        ({"curve": "cosine"}, [(1 - math.cos(math.pi * i / 11)) / 2 for i in range(12)]),
+        ({"curve": "step", "stairs": 2, "until": 8}, [0] * 4 + [0.5] * 4 + [1] * 4),
+        ({"curve": "linear", "begin": 5, "until": 5}, [0] * 5 + [1] * 7),
+        ({"curve": "linear", "interval": "epoch"}, [0] * 4 + [0.5] * 4 + [1] * 4),
+        ({"curve": "step", "interval": "epoch", "stairs": 1, "until": 1}, [0] * 4 + [1] * 8),
+    ],
+)
+def test_alpha_follows_its_curve_and_is_logged(arguments, expected, tmp_path):
+    seen = fit(AlphaScheduleCallback(**arguments), tmp_path)
+    assert seen.alphas == pytest.approx(expected, abs=1e-6)
+    assert seen.logged == pytest.approx(expected[3::4], abs=1e-6)
+
+
+def test_every_value_of_the_model_is_set(tmp_path):
+    network_args = {"embed_dim": 8, "depth": 2, "num_heads": 2, "token_softmax": {**REMIX, "per_head": True}}
+    model = ImageClassifier("cct_2_3x2_32", {**network_args, "pool_softmax": REMIX}, image_size=8, in_channels=1)
+    with pytest.raises(ValueError, match="too many values"):  # the watcher knows one
+        fit(AlphaScheduleCallback(start=0.5, end=0.5), tmp_path, model)
+    alphas = [values.alpha for values in model.modules() if isinstance(values, TokenSoftmaxValue)]
+    assert [tuple(alpha.shape) for alpha in alphas] == [(2,), (2,), (1,)]
+    assert all((alpha == 0.5).all() for alpha in alphas)
+
+
+class Killed(L.Callback):
+    """Saves the first epoch, and ends the run in the middle of the second."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.save_checkpoint(self.path)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == 6:
+            raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+def test_a_resumed_run_goes_on_with_the_same_alpha_and_weights(interval, tmp_path):
+    whole_model, resumed_model = (module(token_softmax=REMIX) for _ in range(2))
+    whole = fit(AlphaScheduleCallback("cosine", interval=interval), tmp_path, whole_model)
+    path = tmp_path / "last.ckpt"
+    with pytest.raises(RuntimeError, match="killed"):
+        fit(AlphaScheduleCallback("cosine", interval=interval), tmp_path, more=[Killed(path)])
+    resumed = fit(AlphaScheduleCallback("cosine", interval=interval), tmp_path, resumed_model, ckpt_path=path)
+    assert resumed.alphas == whole.alphas[STEPS:]
+    torch.testing.assert_close(resumed_model.state_dict(), whole_model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"curve": "liner"}, "unknown curve 'liner' of AlphaScheduleCallback: did you mean 'linear'"),
+        ({"interval": "batch"}, "interval must be step or epoch, got 'batch'"),
+        ({"start": -0.1}, r"alpha must be in \[0, 1\], not -0.1"),
+        ({"end": 1.1}, r"alpha must be in \[0, 1\], not 1.1"),
+        ({"begin": 5, "until": 3}, "0 <= begin <= until, got stairs=4, begin=5, until=3"),
+        ({"stairs": 0}, "stairs must be at least 1"),
+    ],
+)
+def test_wrong_arguments_are_answered_in_one_line(arguments, message):
+    with pytest.raises(StructuredInitError, match=message):
+        AlphaScheduleCallback(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"until": 12}, r"the schedule of alpha ends at step 12, the training at 11 \(counted from 0\)"),
+        ({"until": 3, "interval": "epoch"}, r"ends at epoch 3, the training at 2 \(counted from 0\): set until"),
+        ({"begin": 40}, "ends at step 40"),
+    ],
+)
+def test_a_schedule_beyond_the_training_is_refused_before_the_first_step(arguments, message, tmp_path):
+    model = module(token_softmax=REMIX)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(StructuredInitError, match=message):
+        fit(AlphaScheduleCallback(**arguments), tmp_path, model)
+    torch.testing.assert_close(model.state_dict(), before)
+
+
+def test_a_training_without_an_end_needs_one_for_alpha(tmp_path):
+    model = module(token_softmax=REMIX)
+    model.lr_schedule = [[0, 1], [1, 1]]
+    with pytest.raises(StructuredInitError, match=r"give until, or trainer\.max_epochs"):
+        fit(AlphaScheduleCallback(interval="epoch"), tmp_path, model, epochs=None, max_steps=8)
+
+
+@pytest.mark.parametrize(
+    ("network_args", "message"),
+    [
+        ({}, "the model has no TokenSoftmaxValue: give the network token_softmax or pool_softmax"),
+        ({"token_softmax": {"mode": "replace"}}, "does not exist in mode 'replace'"),
+        ({"token_softmax": {"mode": "remix", "learnable": True}}, "alpha of this model is learned"),
+    ],
+)
+def test_a_model_without_an_alpha_to_set_is_refused(network_args, message, tmp_path):
+    with pytest.raises(StructuredInitError, match=message):
+        fit(AlphaScheduleCallback(), tmp_path, module(**network_args))

@@ -1,0 +1,338 @@
+"""RecallData: every format against its definition, and what no example may do."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_modules.data.recall import TASKS, RecallData
+from structured_init import StructuredInitError
+
+SIZES = settings(max_examples=25, deadline=None, derandomize=True)
+CONFIGS = Path(__file__).parents[3] / "configs" / "data"
+SMALL = {
+    "copying": {"num_letters": 3},
+    "stack_copying": {"num_letters": 3},
+    "sorting": {"num_letters": 3},
+    "selective_copying": {"num_data": 4},
+    "mqar": {"vocab_size": 20, "num_pairs": 3},
+    "needle": {"num_words": 9, "num_values": 2},
+}
+
+
+def data(task="copying", task_args=None, **changes):
+    sizes = {"min_length": 12, "max_length": 24, "train_examples": 40, "val_examples": 20, "test_examples": 20}
+    return RecallData(task, SMALL[task] if task_args is None else task_args, **{**sizes, "seed": 0, **changes})
+
+
+def rows(dataset, epoch=0):
+    """Every example as (inputs, targets), without what fills the batch up."""
+    batch = dataset.__getitems__([(epoch, index) for index in range(len(dataset))])
+    for inputs, targets in zip(batch["input_ids"].tolist(), batch["targets"].tolist(), strict=True):
+        last = max(i for i, target in enumerate(targets) if target != -100)
+        yield inputs[: last + 1], targets[: last + 1]
+
+
+def text(numbers, letters=3):
+    """The published code's alphabet: letters from 0, then $ | . and *."""
+    return "".join("abcdefghijklmnopqrstuvwxyz"[:letters][n] if n < letters else "$|.*"[n - letters] for n in numbers)
+
+
+@pytest.mark.parametrize(
+    ("task", "answer"),
+    [
+        ("copying", lambda x: x),
+        ("stack_copying", lambda x: x[::-1]),
+        ("sorting", lambda x: "".join(sorted(x))),
+    ],
+)
+def test_strings_have_the_published_form_and_their_answers(task, answer):
+    lengths = Counter()
+    for inputs, targets in rows(data(task).train_set):
+        full = text([*inputs, targets[-1]])
+        string, response = re.fullmatch(r"\$([abc]+)\|([abc]+)\.", full).groups()
+        assert response == answer(string)
+        lengths[len(string)] += 1
+        asked = [i for i, target in enumerate(targets) if target != -100]
+        assert asked == list(range(len(string) + 1, len(inputs)))  # from the bar on, the full stop included
+        assert text(targets[i] for i in asked) == f"{response}."
+    assert min(lengths) >= 12
+    assert max(lengths) <= 24
+    assert len(lengths) > 5
+
+
+def test_the_full_stop_is_trained_on_and_not_scored():
+    batch = data().train_set.__getitems__([(0, i) for i in range(20)])
+    predicted = batch["targets"] != -100
+    assert not (batch["scored"] & ~predicted).any()
+    assert (batch["targets"][predicted & ~batch["scored"]] == 5).all()
+    assert torch.equal((predicted & ~batch["scored"]).sum(1), torch.ones(20, dtype=torch.int64))
+    assert torch.equal(batch["scored"].sum(1), batch["lengths"])
+
+
+def test_a_packed_context_is_cut_to_its_length_and_asks_nothing_of_the_part_that_is_cut():
+    packed = data(packed=True, context_length=90).train_set
+    batch = packed.__getitems__([(0, i) for i in range(20)])
+    assert batch["input_ids"].shape == (20, 89)
+    for inputs, targets in zip(batch["input_ids"].tolist(), batch["targets"].tolist(), strict=True):
+        full, position = text(inputs), 0
+        for match in re.finditer(r"\$([abc]+)\|\1\.", full):
+            assert match.start() == position  # nothing lies between examples
+            position = match.end()
+            answer = range(match.start() + len(match[1]) + 1, match.end() - 1)
+            assert text(targets[i] for i in answer) == f"{match[1]}."
+        whole_at_the_end = targets[-1] != -100  # its full stop is the target that the cut leaves
+        assert whole_at_the_end or all(target == -100 for target in targets[position:])
+        assert position > 0
+
+
+def test_packed_examples_have_the_lengths_of_the_published_loop():
+    """Drawn in its own way: lengths until the context is full; the number of whole examples has one distribution."""
+    rng = np.random.default_rng(0)
+
+    def published():
+        used = count = 0
+        while used < 120:
+            used += 2 * rng.integers(5, 21) + 3
+            count += used <= 120
+        return count
+
+    packed = data(packed=True, context_length=120, min_length=5, max_length=20, train_examples=2000).train_set
+    batch = packed.__getitems__([(0, i) for i in range(2000)])
+    ours = (batch["targets"] == 5).sum(1).tolist()
+    theirs = [published() for _ in range(2000)]
+    assert np.mean(ours) == pytest.approx(np.mean(theirs), abs=5 * np.std(theirs) / 1000**0.5)
+    assert np.std(ours) == pytest.approx(np.std(theirs), rel=0.15)
+
+
+def test_selective_copying_asks_for_the_data_in_their_order_at_the_markers():
+    for inputs, targets in rows(data("selective_copying").train_set):
+        context, markers = inputs[:-4], inputs[-4:]
+        assert markers == [15] * 4
+        assert [token for token in context if token] == targets[-4:]
+        assert all(1 <= token <= 14 for token in targets[-4:])
+        assert set(targets[:-4]) == {-100}
+
+
+def test_the_places_of_selective_copying_are_even():
+    dataset = data("selective_copying", min_length=8, max_length=8, train_examples=4000).train_set
+    batch = dataset.__getitems__([(0, i) for i in range(4000)])
+    shares = (batch["input_ids"][:, :8] != 0).float().mean(0)
+    torch.testing.assert_close(shares, torch.full((8,), 0.5), atol=5 * (0.25 / 4000) ** 0.5, rtol=0)
+
+
+def test_mqar_asks_every_key_once_and_its_value_is_the_one_that_followed_it():
+    for inputs, targets in rows(data("mqar").train_set):
+        assert len(inputs) % 2 == 1  # up to the last query, which stands at an even place
+        pairs = dict(zip(inputs[:6:2], inputs[1:6:2], strict=True))
+        assert len(pairs) == 3
+        assert all(1 <= key < 10 <= value < 20 for key, value in pairs.items())
+        assert len(set(pairs.values())) == 3
+        queries = {i: token for i, token in enumerate(inputs) if i >= 6 and token}
+        assert sorted(queries.values()) == sorted(pairs)
+        assert {i: target for i, target in enumerate(targets) if target != -100} == {
+            i: pairs[key] for i, key in queries.items()
+        }
+        assert all(i % 2 == 0 for i in queries)
+
+
+def test_the_gaps_of_mqar_follow_the_published_power_law():
+    """The published code: np.random.choice without replacement, with weights a i^(a−1)."""
+    task = {"vocab_size": 64, "num_pairs": 2, "power": 0.01}
+    dataset = data("mqar", task, min_length=20, max_length=20, train_examples=4000).train_set
+    batch = dataset.__getitems__([(0, i) for i in range(4000)])
+    asked = (batch["targets"] != -100)[:, 4::2].float().mean(0)
+    weights = 0.01 * np.arange(1, 9) ** (0.01 - 1)
+    weights /= weights.sum()
+    chosen, rng = np.zeros(8), np.random.RandomState(0)
+    for _ in range(4000):
+        chosen[rng.choice(8, size=2, replace=False, p=weights)] += 1 / 4000
+    np.testing.assert_allclose(asked.numpy(), chosen, atol=7 * (0.25 / 4000) ** 0.5)
+
+
+def test_mqar_s_noise_changes_nothing_of_what_is_asked():
+    for seed in range(20):
+        quiet, noisy = (
+            TASKS["mqar"](**SMALL["mqar"], random_fill=fill).draw(24, np.random.default_rng(seed))
+            for fill in (False, True)
+        )
+        assert (quiet.targets == noisy.targets).all()
+        assert quiet.key == noisy.key
+        kept = quiet.inputs != 0
+        assert (quiet.inputs[kept] == noisy.inputs[kept]).all()
+        assert noisy.inputs[~kept].std() > 0
+        assert noisy.inputs.max() < 20
+
+
+def test_the_needle_lies_at_every_depth_and_its_values_follow_the_mark():
+    depths = set()
+    for inputs, targets in rows(data("needle", min_length=12, max_length=12, train_examples=300).train_set):
+        full = [*inputs, targets[-1]]
+        assert len(full) == 15
+        assert full[12] == 10
+        assert full.count(9) == 1
+        depth = full.index(9)
+        assert full[depth + 1 : depth + 3] == full[13:] == targets[-2:]
+        assert set(targets[:-2]) == {-100}
+        depths.add(depth)
+    assert depths == set(range(10))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_example_of_one_part_is_in_another_even_where_there_are_few(task):
+    small = {"copying": 4, "stack_copying": 4, "sorting": 4, "selective_copying": 6, "mqar": 12, "needle": 4}[task]
+    args = {"mqar": {"vocab_size": 8, "num_pairs": 2}, "selective_copying": {"num_data": 3, "vocab_size": 5}}
+    parts = {}
+    for seed in (0, 1):
+        many = data(
+            task,
+            args.get(task),
+            min_length=small,
+            max_length=small,
+            train_examples=600,
+            val_examples=60,
+            test_examples=60,
+            test_lengths=[small],
+            seed=seed,
+        )
+        for name in ("train", "val", "test"):
+            found = {(tuple(i), tuple(t)) for i, t in rows(getattr(many, f"{name}_set"))}
+            parts.setdefault(name, set()).update(found)
+    assert all(parts.values())
+    assert not parts["train"] & parts["test"]
+    assert not parts["train"] & parts["val"]
+    assert not parts["val"] & parts["test"]
+
+
+@SIZES
+@given(st.sampled_from(sorted(TASKS)), st.integers(0, 9), st.integers(0, 3))
+def test_an_example_is_a_function_of_seed_epoch_and_index(task, index, epoch):
+    first, second = data(task).train_set, data(task).train_set
+    second.__getitems__([(0, 5)])
+    alone = second.__getitems__([(epoch, index)])
+    beside = first.__getitems__([(epoch, other) for other in range(10)])
+    width = alone["input_ids"].shape[1]
+    for name, values in alone.items():
+        assert torch.equal(values[0], beside[name][index] if name == "lengths" else beside[name][index][:width])
+
+
+def test_another_seed_and_another_epoch_draw_other_examples():
+    one = list(rows(data().train_set))
+    assert one != list(rows(data(seed=1).train_set))
+    assert one != list(rows(data().train_set, epoch=1))
+    assert one == list(rows(data(fresh=False).train_set, epoch=1)) == list(rows(data(fresh=False).train_set))
+    assert list(rows(data().test_set)) == list(rows(data().test_set))
+
+
+def test_the_global_random_states_are_left_alone():
+    np.random.seed(0)
+    torch.manual_seed(0)
+    expected = np.random.rand(), torch.rand(1)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    data().train_set.__getitems__([(0, 1)])
+    assert (np.random.rand(), torch.rand(1)) == expected
+
+
+def test_the_test_part_goes_beyond_the_training_length():
+    prepared = data(test_examples=5)
+    assert prepared.test_lengths == [24, 48, 96]
+    lengths = [length for batch in prepared.test_dataloader() for length in batch["lengths"].tolist()]
+    assert lengths == [24] * 5 + [48] * 5 + [96] * 5
+    assert prepared.block_size == 2 * 96 + 2
+    (validated,) = {length for batch in prepared.val_dataloader() for length in batch["lengths"].tolist()}
+    assert validated == 24
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_longest_input_and_the_largest_number_are_those_announced(task):
+    prepared = data(task)
+    parts = (prepared.train_set, prepared.val_set, prepared.test_set)
+    batches = [part.__getitems__(list(range(len(part)))) for part in parts]
+    assert max(batch["input_ids"].shape[1] for batch in batches) == prepared.block_size
+    largest = max(max(int(batch[name].max()) for name in ("input_ids", "targets")) for batch in batches)
+    assert largest < prepared.vocab_size
+
+
+def test_every_epoch_comes_in_full_batches_and_a_resumed_one_goes_on():
+    loader = data(batch_size=16).train_dataloader()
+    batches = list(loader)
+    assert [len(batch["lengths"]) for batch in batches] == [16, 16]
+    resumed = data(batch_size=16).train_dataloader()
+    resumed.load_state_dict({**loader.state_dict(), "position": 1})
+    (rest,) = list(resumed)
+    assert torch.equal(rest["input_ids"], batches[1]["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"task": "copyin"}, "unknown task 'copyin': did you mean 'copying'?"),
+        (
+            {"task": "copying", "task_args": {"num_letter": 3}},
+            "task 'copying' takes no argument 'num_letter': did you mean 'num_letters'?",
+        ),
+        ({"task_args": {"num_letters": 1}}, "Copying: num_letters must be at least 2, got 1"),
+        (
+            {"task": "mqar", "task_args": {"vocab_size": 16, "num_pairs": 8}},
+            "MultiQueryRecall: a vocabulary of 16 has 7 keys, too few for 8 key–value pairs: vocab_size is at least 18",
+        ),
+        (
+            {"task": "mqar", "task_args": {"vocab_size": 16}, "max_length": 64, "min_length": 64},
+            "a vocabulary of 16 has 7 keys, too few for 8 key–value pairs",  # at twice the length, in the test part
+        ),
+        (
+            {"task": "mqar", "task_args": {"num_pairs": 8}, "min_length": 16},
+            "MultiQueryRecall: a length of 16 is odd or too short for 8 pairs and their queries: take an even one, 32",
+        ),
+        ({"task": "mqar", "task_args": {"power": 0.0}}, "MultiQueryRecall: power must be in (0, 1], got 0.0"),
+        (
+            {"task": "selective_copying", "min_length": 3},
+            "SelectiveCopying: 16 data tokens do not fit into a length of 3",
+        ),
+        ({"task": "needle", "min_length": 4}, "NeedleRetrieval: a mark and 4 values do not fit into a length of 4"),
+        ({"min_length": 60}, "min_length=60 and max_length=50 are no range of lengths"),
+        ({"test_lengths": []}, "test_lengths is empty"),
+        ({"train_examples": 0}, "train_examples must be at least 1, got 0"),
+        ({"val_examples": -1}, "val_examples must be at least 0, got -1"),
+        ({"packed": True, "context_length": 80}, "max_length=50 takes 103 tokens, more than context_length=80"),
+        ({"task": "needle", "packed": True}, "examples of 'needle' cannot be packed, only those of copying"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_in_one_line(arguments, message):
+    with pytest.raises(StructuredInitError, match=re.escape(message)) as caught:
+        RecallData(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_with_too_few_examples_for_a_part_says_so():
+    few = data(min_length=1, max_length=1, test_lengths=[1, 2], task_args={"num_letters": 2})
+    part = next(part for part in (few.test_set, few.val_set) if not has_examples(part))
+    with pytest.raises(StructuredInitError, match="Copying has so few examples of length 1 that none is left for the"):
+        part.__getitems__([0])
+
+
+def has_examples(part):
+    try:
+        part.__getitems__([0])
+    except StructuredInitError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("recall*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_configuration_draws_batches(path):
+    section = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
+    assert section["class_path"] == "RecallData"
+    prepared = RecallData(**section["init_args"], seed=0)
+    batch = prepared.train_set.__getitems__([(0, 0), (0, 1)])
+    assert (batch["targets"] != -100).any(1).all()
+    assert prepared.test_set.__getitems__([len(prepared.test_set) - 1])["scored"].any()

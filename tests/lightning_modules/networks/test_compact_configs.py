@@ -1,0 +1,71 @@
+"""The shipped recipes of compact transformers against the published numbers, and the variants of the token softmax."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import yaml
+
+from lightning_modules.config_names import shipped_configs
+from lightning_modules.networks import create_network
+from structured_init.layers import TokenSoftmaxValue
+
+CONFIGS = shipped_configs()
+IMAGES = [name for name in CONFIGS if name.startswith("experiment/cct_")]
+VARIANTS = [name for name in CONFIGS if name.startswith("token_softmax/")]
+
+# network, epochs, lr, weight decay, warmup lr, batch, random erasing: configs/pretrained and examples/main.py
+PUBLISHED = {
+    "cct_2_3x2_cifar10": ("cct_2_3x2_32", 200, 5e-4, 3e-2, 1e-4, 128, 0),  # the script starts at lr / 5
+    "cct_2_3x2_cifar100": ("cct_2_3x2_32", 200, 5e-4, 3e-2, 1e-4, 128, 0),
+    "cct_7_3x1_cifar10_300": ("cct_7_3x1_32", 300, 5.5e-4, 6e-2, 1e-5, 128, 0),
+    "cct_7_3x1_cifar10_1500": ("cct_7_3x1_32_sine", 1500, 5e-4, 5e-2, 1e-5, 128, 0.25),
+    "cct_7_3x1_cifar10_5000": ("cct_7_3x1_32_sine", 5000, 5e-4, 5e-2, 1e-5, 128, 0.25),
+    "cct_7_3x1_cifar100_300": ("cct_7_3x1_32", 300, 6e-4, 6e-2, 1e-6, 128, 0.25),
+    "cct_7_3x1_cifar100_1500": ("cct_7_3x1_32_sine", 1500, 7e-4, 5e-2, 1e-6, 128, 0.25),
+    "cct_7_3x1_cifar100_5000": ("cct_7_3x1_32_sine", 5000, 5e-4, 5e-2, 1e-6, 128, 0.25),
+    "cct_7_7x2_flowers102": ("cct_7_7x2_224_sine", 300, 5e-4, 6e-2, 1e-6, 96, 0.25),
+    "cct_14_7x2_flowers102_384": ("cct_14_7x2_384_fl", 300, 5e-5, 5e-2, 1e-6, 20, 0.25),
+}
+
+
+def content(name):
+    return yaml.safe_load(CONFIGS[name].read_text())
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_has_the_published_numbers(name):
+    whole = content(f"experiment/{name}")
+    model, data = whole["model"]["init_args"], whole["data"]["init_args"]
+    optimizer = model["optimizer"]["init_args"]
+    epochs, erasing = whole["trainer"]["max_epochs"], data.get("random_erasing", 0)
+    found = (model["network"], epochs, optimizer["lr"], optimizer["weight_decay"], model["warmup_lr"])
+    assert (*found, data["batch_size"], erasing) == PUBLISHED[name]
+    assert model["label_smoothing"] == 0.1
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_network_of_a_recipe_fits_its_data(name):
+    whole = content(name)
+    model, data = whole["model"]["init_args"], whole["data"]["init_args"]
+    sizes = {key: data[key] for key in ("num_classes", "image_size", "in_channels")}
+    with torch.device("meta"):
+        network = create_network(model["network"], **sizes, **model.get("network_args", {}))
+    assert network.encoder.head.out_features == sizes["num_classes"]
+    assert network.tokenizer.conv_layers[0][0].in_channels == sizes["in_channels"]
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_of_the_token_softmax_builds_and_differs_from_the_others(name):
+    arguments = content(name)["model"]["init_args"]["network_args"]
+    network = create_network("cct_2_3x2_32", image_size=8, **arguments)
+    values = [module for module in network.modules() if isinstance(module, TokenSoftmaxValue)]
+    assert len(values) == (1 if "/pool_" in name else 2)
+    same = [other for other in VARIANTS if content(other) == content(name)]
+    assert [other for other in same if not other.startswith("token_softmax/deform")] in ([name], [])
+
+
+@pytest.mark.parametrize("name", ["cct_2_3x2_cifar10_short", "cct_2_3x2_fashion_mnist_short"])
+def test_a_variant_replaces_nothing_of_the_short_comparison(name):
+    """``network_args`` is replaced as a whole when files are layered, so the baseline has to have none."""
+    assert "network_args" not in content(f"experiment/{name}")["model"]["init_args"]

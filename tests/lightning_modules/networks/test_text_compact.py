@@ -1,0 +1,141 @@
+"""Compact transformers for text: sizes, masks and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lightning_modules.language import TextClassifier
+from lightning_modules.language.checks import check_batch
+from lightning_modules.networks import TEXT_COMPACT_TRANSFORMERS, text_compact_transformer
+from lightning_modules.networks.compact_transformer import TextCompactTransformer
+from structured_init import Mimetic, StructuredInitError, attention_sites, initialize, position_sites
+from structured_init.analysis import capture_attention
+
+# Millions of parameters without the embedding table and the fixed positions, for AG News' 4 classes (nlp/README).
+PUBLISHED = {
+    "text_cct_2_1x1": 0.238,
+    "text_cct_2_2x1": 0.276,
+    "text_cct_2_4x1": 0.353,
+    "text_cct_4_1x1": 0.436,
+    "text_cct_4_2x1": 0.475,
+    "text_cct_4_4x1": 0.551,
+    "text_cct_6_1x1": 3.237,
+    "text_cct_6_2x1": 3.313,
+    "text_cct_6_4x1": 3.467,
+}
+SMALL = {"pad_token_id": 0, "seq_len": 12, "word_embed_dim": 8, "depth": 2, "num_heads": 2, "mlp_ratio": 1}
+KINDS = {
+    "cct": {"tokenizer": "conv", "kernel_size": 2, "embed_dim": 16},
+    "cct_wide": {"tokenizer": "conv", "kernel_size": 4, "embed_dim": 16},
+    "cvt": {"tokenizer": "patch", "kernel_size": 4, "embed_dim": 16},
+    "vit_lite": {"tokenizer": "patch", "kernel_size": 4, "embed_dim": 16, "class_token": True},
+    "transformer": {"tokenizer": None, "embed_dim": None, "class_token": True},
+}
+
+
+def small(kind, **changes):
+    torch.manual_seed(0)
+    network = TextCompactTransformer(30, 3, **{**SMALL, **KINDS[kind], **changes}).eval()
+    with torch.no_grad():
+        for parameter in network.encoder.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return network
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameters_are_as_many_as_published(name):
+    network = text_compact_transformer(name, vocab_size=10, num_classes=4)
+    counted = sum(p.numel() for p in network.parameters() if p.requires_grad) - network.embedding.weight.numel()
+    assert round(counted / 1e6, 3) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("name", TEXT_COMPACT_TRANSFORMERS)
+def test_every_name_is_built_and_runs_with_a_mask(name):
+    network = text_compact_transformer(name, vocab_size=10, num_classes=2, seq_len=16)
+    ids, mask = torch.randint(1, 10, (2, 9)), torch.ones(2, 9, dtype=torch.int64)
+    assert network(ids, mask).shape == (2, 2)
+    assert not network.encoder.pos_embed.requires_grad
+    assert network.tokenizer is None or network.encoder.pos_embed.shape[-1] == (256 if "_6" in name else 128)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("positions", ["learnable", "sine", "none"])
+@pytest.mark.parametrize("softmax", [None, {"mode": "remix", "alpha": 0.5}])
+def test_a_text_does_not_depend_on_the_padding_or_the_texts_beside_it(kind, positions, softmax):
+    pool = {"pool_softmax": softmax} if kind.startswith(("cct", "cvt")) else {}
+    network = small(kind, positions=positions, token_softmax=softmax, **pool)
+    short, long = torch.randint(1, 30, (1, 5)), torch.randint(1, 30, (1, 11))
+    alone = network(short)
+    ids = torch.cat([F.pad(short, (0, 6), value=7), long])  # what stands under the mask is of no account
+    mask = torch.tensor([[1] * 5 + [0] * 6, [1] * 11])
+    torch.testing.assert_close(network(ids, mask)[:1], alone)
+    torch.testing.assert_close(network(F.pad(short, (0, 4))), alone)
+    assert not torch.allclose(network(ids)[:1], alone, atol=1e-3)
+
+
+def test_the_tokenizer_is_a_convolution_over_whole_embeddings():
+    tokenizer = small("cct_wide").tokenizer
+    kernel = tokenizer.conv_layers[0].weight[:, 0].detach()  # (D, k, E)
+    text, mask = torch.randn(1, 12, 8), torch.ones(1, 12).bool()
+    padded = F.pad(text, (0, 0, 2, 2))[0]
+    convolved = torch.stack([(padded[i : i + 4] * kernel).sum((1, 2)) for i in range(13)]).clamp(min=0)
+    edged = F.pad(convolved, (0, 0, 1, 1), value=-torch.inf)
+    pooled = torch.stack([edged[2 * i : 2 * i + 3].amax(0) for i in range(7)])
+    tokens, seen = tokenizer(text, mask)
+    torch.testing.assert_close(tokens[0], pooled)
+    assert seen.all()
+    only_first = torch.arange(12)[None] == 0
+    # a convolution of 4 with padding 2 has the first token in its outputs 0 to 2, which three pooled tokens see
+    assert tokenizer.mask(only_first).tolist() == [[True, True, False, False, False, False, False]]
+
+
+def test_sites_and_capture_know_a_sequence():
+    network = small("vit_lite")
+    assert [(site.grid, site.prefix_tokens) for site in attention_sites(network)] == [(None, 1)] * 2
+    assert position_sites(network)[0].grid is None
+    ids, mask = torch.randint(1, 30, (2, 12)), torch.tensor([[1] * 12, [1] * 4 + [0] * 8])
+    maps = capture_attention(network, ids, mask)
+    assert {tuple(each.shape) for each in maps.values()} == {(2, 2, 4, 4)}
+    assert (maps["encoder.blocks.0.attn"][1, :, :, 2:] == 0).all()  # the class token and one patch of four are left
+    assert initialize(network, Mimetic(positions="keep"), seed=0).changed
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("text_cct_3", {}, "there is no size of 3 layers"),
+        ("text_cc_2", {}, "unknown compact transformer 'text_cc_2': did you mean 'text_cct_2'"),
+        ("text_cct_2_3x2", {}, "text tokenizers have one convolution: text_cct_2_1x1"),
+        ("text_transformer_2_4", {}, "a text_transformer has no tokenizer: text_transformer_2"),
+        ("text_transformer_2", {"embed_dim": 64}, "the width is that of the embedding, 300: leave embed_dim out"),
+        ("text_cvt_2", {"seq_len": 30}, "patch_size 4 does not divide seq_len 30"),
+        ("text_cct_2", {"tokenizer": "word"}, "tokenizer must be conv, patch or null, not 'word'"),
+        ("text_cct_2", {"seq_len": 0, "kernel_size": 9}, "leaves no token of seq_len 0"),
+        ("text_cct_2", {"pad_token_id": 10}, "pad_token_id 10 is not among the 10 tokens"),
+    ],
+)
+def test_wrong_arguments_are_answered_in_one_line(name, arguments, message):
+    with pytest.raises(StructuredInitError, match=message) as raised:
+        text_compact_transformer(name, vocab_size=10, num_classes=2, **arguments)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_longer_text_and_a_mask_of_another_shape_are_refused():
+    network = small("cct")
+    with pytest.raises(StructuredInitError, match="a text of 13 tokens is longer than seq_len 12: cut it"):
+        network(torch.ones(1, 13, dtype=torch.int64))
+    with pytest.raises(StructuredInitError, match=r"the mask has shape \(1, 4\); .* = \(1, 5\)"):
+        network(torch.ones(1, 5, dtype=torch.int64), torch.ones(1, 4))
+
+
+def test_the_classifier_of_texts_builds_one_by_name_for_its_longest_text():
+    classifier = TextClassifier("text_cvt_2_4", {"word_embed_dim": 8}, num_classes=3, vocab_size=20, block_size=16)
+    assert classifier.network.seq_len == 16
+    assert classifier(torch.randint(1, 20, (2, 9)), torch.ones(2, 9, dtype=torch.int64)).shape == (2, 3)
+    batch = {"input_ids": torch.randint(1, 20, (2, 16)), "labels": torch.tensor([0, 2])}
+    check_batch(batch, classifier.network)  # 4 positions, after the tokenizer, take 16 tokens
+    with pytest.raises(StructuredInitError, match="a block of 17 tokens is longer than the 16 positions"):
+        check_batch({**batch, "input_ids": torch.ones(1, 17, dtype=torch.int64)}, classifier.network)

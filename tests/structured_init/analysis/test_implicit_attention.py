@@ -1,0 +1,112 @@
+"""Implicit attention: the matrix that a scan applies, against the layers' own outputs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+from structured_init import MimeticStateSpace, StructuredInitError, initialize
+from structured_init.analysis import capture_attention, implicit_attention, implicit_maps, summarize
+
+SMALL = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "state_size": 4}
+
+
+def mamba(**changes):
+    torch.manual_seed(0)
+    return MambaForCausalLM(MambaConfig(**{**SMALL, **changes})).double().eval()
+
+
+def mamba2(**changes):
+    torch.manual_seed(0)
+    sizes = {"num_heads": 4, "head_dim": 6, "n_groups": 2, "chunk_size": 4}
+    return Mamba2ForCausalLM(Mamba2Config(**{**SMALL, **sizes, **changes})).double().eval()
+
+
+@pytest.mark.parametrize("start", [None, MimeticStateSpace()])
+def test_the_matrices_of_mamba_times_its_inputs_are_the_layer_s_output(start):
+    model = mamba()
+    if start is not None:
+        initialize(model, start)
+    mixer = model.backbone.layers[1].mixer
+    hidden = torch.randn(2, 9, 12, dtype=torch.float64)
+    matrices, scanned = implicit_attention(mixer, hidden)
+    assert matrices.shape == (2, 24, 9, 9)
+    assert torch.equal(matrices, matrices.tril())
+    y = torch.einsum("bhij,bjh->bih", matrices, scanned.values[..., 0]) + scanned.values[..., 0] * mixer.D
+    gate = F.linear(hidden, mixer.in_proj.weight[24:])
+    torch.testing.assert_close(mixer.out_proj(y * F.silu(gate)), mixer(hidden), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("start", [None, MimeticStateSpace()])
+def test_the_matrices_of_mamba2_times_its_inputs_are_the_layer_s_output(start):
+    model = mamba2()
+    if start is not None:
+        initialize(model, start)
+    mixer = model.backbone.layers[1].mixer
+    hidden = torch.randn(2, 9, 12, dtype=torch.float64)
+    matrices, scanned = implicit_attention(mixer, hidden)
+    assert matrices.shape == (2, 4, 9, 9)
+    y = torch.einsum("bhij,bjhp->bihp", matrices, scanned.values) + scanned.values * mixer.D[:, None]
+    gate = F.linear(hidden, mixer.in_proj.weight[:24])
+    expected = mixer(hidden)
+    torch.testing.assert_close(mixer.out_proj(mixer.norm(y.flatten(2), gate).double()), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_padding_on_the_left_takes_no_part():
+    model = mamba2()
+    mixer = model.backbone.layers[0].mixer
+    hidden, mask = torch.randn(1, 7, 12, dtype=torch.float64), torch.tensor([[0, 0, 1, 1, 1, 1, 1]])
+    matrices, scanned = implicit_attention(mixer, hidden, mask)
+    assert not matrices[..., :2].any()
+    y = torch.einsum("bhij,bjhp->bihp", matrices, scanned.values) + scanned.values * mixer.D[:, None]
+    gate = F.linear(hidden * mask[..., None], mixer.in_proj.weight[:24])
+    got = mixer.out_proj(mixer.norm(y.flatten(2), gate).double())
+    torch.testing.assert_close(got, mixer(hidden, attention_mask=mask), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("build", "maps"), [(mamba, 8), (mamba2, 4)])
+def test_state_space_layers_are_captured_like_any_attention(build, maps):
+    model, tokens = build(), torch.arange(14).view(2, 7) % 11
+    captured = capture_attention(model, tokens)
+    assert list(captured) == ["backbone.layers.0.mixer", "backbone.layers.1.mixer"]
+    for layer in captured.values():
+        assert layer.shape == (2, maps, 7, 7)
+        torch.testing.assert_close(layer.sum(-1), torch.ones(2, maps, 7))
+        assert torch.equal(layer, layer.tril())
+        assert all(torch.tensor(values).isfinite().all() for values in summarize(layer).values())
+
+
+def test_a_map_of_mamba_is_the_mean_over_its_channels():
+    mixer = mamba().backbone.layers[0].mixer
+    hidden = torch.randn(1, 6, 12, dtype=torch.float64)
+    matrices, _ = implicit_attention(mixer, hidden)
+    expected = matrices.unflatten(1, (3, 8)).mean(2).abs()
+    expected = expected / expected.sum(-1, keepdim=True)
+    torch.testing.assert_close(implicit_maps(mixer, hidden, groups=3), expected)
+
+
+def test_the_mimetic_start_looks_further_back():
+    far = []
+    for start in (None, MimeticStateSpace(match_scale="unit")):
+        model = mamba2()
+        if start is not None:
+            initialize(model, start)
+        maps = capture_attention(model, torch.randint(11, (4, 64)))["backbone.layers.0.mixer"]
+        far.append(torch.tensor(summarize(maps)["mean_distance"]).mean())
+    assert far[1] > far[0]
+
+
+def test_capturing_changes_neither_output_nor_parameters():
+    model, tokens = mamba(), torch.arange(7)[None]
+    before = model(tokens).logits
+    capture_attention(model, tokens)
+    assert torch.equal(model(tokens).logits, before)
+
+
+def test_another_class_is_refused_in_one_line():
+    message = r"implicit attention: torch.nn.modules.linear.Linear does not say .*register_state_space"
+    with pytest.raises(StructuredInitError, match=message):
+        implicit_attention(nn.Linear(3, 3), torch.zeros(1, 2, 3))

@@ -1,0 +1,330 @@
+"""MimeticStateSpace: each component against its formula, alone, in every host."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+from structured_init import MimeticStateSpace, StructuredInitError, initialize, state_space_sites
+from structured_init.ssm.measures import half_life, match_distance
+from structured_init.ssm.mimetic import slow_decay, step_bias
+
+ROOT = Path(__file__).parents[2]
+SMALL = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 3, "state_size": 4}
+COMPONENTS = ("decay", "step", "correlate", "convolution")
+WRITES = {
+    "decay": {"A_log"},
+    "step": {"dt_weight", "dt_bias"},
+    "correlate": {"C"},
+    "convolution": {"conv_weight", "conv_bias"},
+}
+PARTS = ("A_log", "dt_weight", "dt_bias", "B", "C", "conv_weight", "conv_bias", "D")
+
+
+def mamba(**changes):
+    torch.manual_seed(0)
+    model = MambaForCausalLM(MambaConfig(**{**SMALL, **changes}))
+    return scrambled_biases(model)
+
+
+def mamba2(**changes):
+    torch.manual_seed(0)
+    sizes = {"num_heads": 4, "head_dim": 6, "n_groups": 2, "chunk_size": 4}
+    return scrambled_biases(Mamba2ForCausalLM(Mamba2Config(**{**SMALL, **sizes, **changes})))
+
+
+def scrambled_biases(model):
+    """transformers starts the convolution's bias at zero, where writing zero would show nothing."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("conv1d.bias"):
+                parameter.normal_()
+    return model
+
+
+def only(component, **options):
+    return MimeticStateSpace(**{name: name == component for name in COMPONENTS}, **options)
+
+
+def read(model):
+    return [{part: getattr(site, part) for part in PARTS} for site in state_space_sites(model)]
+
+
+def start(model, initializer, seed=0):
+    before = read(model)
+    report = initialize(model, initializer, seed=seed)
+    return before, read(model), report
+
+
+@pytest.mark.parametrize("build", [mamba, mamba2])
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_a_component_alone_writes_its_own_parameters_and_no_others(build, component):
+    before, after, report = start(build(), only(component))
+    assert len(before) == 3
+    for old, new in zip(before, after, strict=True):
+        assert {part for part in PARTS if not torch.equal(old[part], new[part])} == WRITES[component]
+    assert {by for entry in report.changed for by in entry.set_by} == {f"MimeticStateSpace: {component}"}
+
+
+@pytest.mark.parametrize("build", [mamba, mamba2])
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_without_a_component_the_others_are_as_with_it(build, component):
+    full = start(build(), MimeticStateSpace())[1]
+    before, without, _ = start(build(), MimeticStateSpace(**{component: False}))
+    for host, old, new in zip(before, full, without, strict=True):
+        for part in PARTS:
+            assert torch.equal(new[part], host[part] if part in WRITES[component] else old[part])
+
+
+def test_both_readings_of_the_decay_are_the_paper_s_formula_of_the_host_s_start():
+    """A = −exp(−c · A_log): with the host's log n that is −n^(−c); filled with 1 in place of log n, −e^(−c)."""
+    numbers = torch.arange(1.0, 5.0)
+    scaled = start(mamba(), only("decay", decay_reading="scale", decay_c=2.0))[1]
+    filled = start(mamba(), only("decay", decay_c=2.0))[1]
+    for each in scaled:
+        torch.testing.assert_close(each["A_log"].exp(), (numbers**-2.0).expand(24, 4))
+    for each in filled:
+        torch.testing.assert_close(each["A_log"].exp(), torch.full((24, 4), math.exp(-2)))
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(st.floats(1e-4, 20))
+def test_the_step_bias_is_the_inverse_of_softplus(value):
+    assert torch.nn.functional.softplus(torch.tensor(step_bias(value), dtype=torch.float64)).item() == pytest.approx(
+        value, rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("build", [mamba, mamba2])
+def test_the_step_is_one_for_every_input_or_moves_with_it_as_the_host_has_it(build):
+    tokens = torch.randint(11, (2, 9))
+    for keep in (False, True):
+        model = build()
+        initialize(model, only("step", input_dependent_step=keep))
+        mixer = model.backbone.layers[0].mixer
+        (site, *_) = state_space_sites(model)
+        step = site.layout.select(model.backbone.embeddings(tokens)).step
+        assert torch.allclose(step, torch.ones_like(step)) is not keep
+        assert mixer is site.module
+        torch.testing.assert_close(site.step, torch.ones(site.num_heads, dtype=torch.float64))
+
+
+def test_c_is_mixed_half_with_b_or_is_b():
+    before, after, _ = start(mamba2(), only("correlate"))
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new["C"], 0.5 * old["C"] + 0.5 * old["B"])
+        assert torch.equal(new["B"], old["B"])
+    before, after, _ = start(mamba2(), only("correlate", match="copy"))
+    for old, new in zip(before, after, strict=True):
+        assert torch.equal(new["C"], old["B"])
+
+
+def test_unit_scale_gives_the_identity_whatever_the_host_s_variance():
+    model = mamba(hidden_size=256, num_hidden_layers=1, state_size=8, initializer_range=3.0)
+    (_, (new,), _) = start(model, only("correlate", match="half", match_scale="unit"))
+    B, C = new["B"][0].double(), new["C"][0].double()
+    torch.testing.assert_close(B.mT @ B, torch.eye(8).double(), atol=0.25, rtol=0)
+    torch.testing.assert_close(C.mT @ B, torch.eye(8).double() / 2, atol=0.2, rtol=0)
+
+
+def test_the_identity_match_is_the_best_low_rank_part_of_the_target():
+    model = mamba2(num_hidden_layers=1)
+    (_, (new,), _) = start(model, only("correlate", match="identity", match_alpha=0.3, match_beta=0.6), seed=3)
+    digest = hashlib.blake2b(b"3\0backbone.layers.0.mixer\0correlate", digest_size=8).digest()
+    source = torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2)
+    for group in range(2):
+        z = torch.randn(12, 12, dtype=torch.float64, generator=source).numpy() / 12**0.5
+        u, s, vt = np.linalg.svd(0.3 * z + 0.6 * np.eye(12))
+        product = (new["C"][group].double() @ new["B"][group].double().mT).numpy()
+        np.testing.assert_allclose(product, (u[:, :4] * s[:4]) @ vt[:4], atol=1e-5)
+
+
+def test_without_noise_every_group_takes_a_random_part_of_the_identity():
+    (_, (new,), _) = start(mamba2(num_hidden_layers=1), only("correlate", match="identity", match_alpha=0.0))
+    products = [(new["C"][g] @ new["B"][g].mT).double() for g in range(2)]
+    for product in products:
+        torch.testing.assert_close(product @ product, 0.7 * product, atol=1e-5, rtol=1e-5)
+        assert torch.linalg.matrix_rank(product, tol=1e-4) == 4
+    assert not torch.allclose(*products, atol=1e-2)
+
+
+@pytest.mark.parametrize("build", [mamba, mamba2])
+def test_the_short_convolution_passes_its_input_through(build):
+    model = build()
+    initialize(model, only("convolution"))
+    conv = model.backbone.layers[0].mixer.conv1d
+    x = torch.randn(1, conv.in_channels, 9)
+    torch.testing.assert_close(conv(x)[..., :9], x)
+
+
+def test_with_all_components_the_layer_is_linear_attention_with_next_to_no_decay():
+    """Δ = 1, A ≈ 0: y_i = Σ_{j ≤ i} (C_i · B_j) x_j, up to the decay of 0.03 % a token."""
+    model = mamba2(num_hidden_layers=1)
+    initialize(model, MimeticStateSpace(match="copy", decay_c=20.0))
+    (site,) = state_space_sites(model)
+    from structured_init.analysis import implicit_attention
+
+    hidden = torch.randn(1, 8, 12)
+    matrices, scanned = implicit_attention(site.module, hidden)
+    projected = torch.nn.functional.silu(hidden @ site.B[0])
+    torch.testing.assert_close(matrices[0, 0], (projected[0] @ projected[0].mT).tril(), atol=1e-5, rtol=1e-4)
+    inner = torch.nn.functional.silu(hidden @ site.module.in_proj.weight[24:48].mT)
+    torch.testing.assert_close(scanned.values.flatten(2), inner)
+
+
+def test_layers_are_chosen_by_number_and_by_name():
+    for options in ({"layers": [1]}, {"layers": [-2]}, {"where": "layers.1.mixer"}):
+        before, after, _ = start(mamba(), MimeticStateSpace(**options))
+        changed = [any(not torch.equal(o[p], n[p]) for p in PARTS) for o, n in zip(before, after, strict=True)]
+        assert changed == [False, True, False]
+
+
+def test_the_report_measures_what_every_component_does():
+    report = initialize(mamba(num_hidden_layers=1), MimeticStateSpace())
+    (measured,) = report.to_dict()["measures"].values()
+    half = measured["half-life (tokens), median"]
+    assert half[1] == pytest.approx(math.log(2) * math.exp(8), rel=1e-3)  # 2,066 tokens
+    assert half[0] < 100
+    assert measured["Δ, median"][1] == pytest.approx(1, abs=1e-6)
+    assert measured["largest W_Δ"][1] == 0 < measured["largest W_Δ"][0]
+    assert measured["convolution − identity (rms)"][1] == 0 < measured["convolution − identity (rms)"][0]
+    assert "| backbone.layers.0.mixer | ‖CᵀB − I‖ |" in report.table()
+    switched_off = initialize(mamba(num_hidden_layers=1), only("convolution"))
+    (measured,) = switched_off.measures.values()
+    still = {name for name, (before, after) in measured.items() if before == after}
+    assert still == set(measured) - {"convolution − identity (rms)"}
+
+
+def test_half_life_and_distance_are_what_their_names_say():
+    life = half_life(torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]))
+    decayed = torch.exp(-0.5 * torch.tensor([[1.0, math.e]]) * life)
+    torch.testing.assert_close(decayed, torch.full((1, 2), 0.5, dtype=torch.float64), check_dtype=False)
+    B, C = torch.randn(2, 7, 3), torch.randn(2, 7, 3)
+    expected = torch.linalg.matrix_norm(C.double() @ B.double().mT - torch.eye(7))
+    torch.testing.assert_close(match_distance(B, C), expected)
+
+
+def test_a_step_that_the_host_cuts_is_noted():
+    report = initialize(mamba2(time_step_limit=(0.0, 0.5)), MimeticStateSpace())
+    assert "the host cuts Δ to [0, 0.5]: 1 is never reached" in report.notes["backbone.layers.0.mixer"]
+    (measured, *_) = report.measures.values()
+    assert measured["Δ, median"][1] == 0.5
+
+
+def test_mamba_ssm_s_own_classes_are_started_alike(mamba_ssm):
+    options = {"d_model": 12, "d_state": 4, "d_conv": 4}
+    for ours, theirs in (
+        (mamba(num_hidden_layers=1), mamba_ssm.Mamba(**options, dt_rank=1)),
+        (mamba2(num_hidden_layers=1), mamba_ssm.Mamba2(**options, headdim=6, ngroups=2)),
+    ):
+        (mixer,) = (site.module for site in state_space_sites(ours))
+        theirs.load_state_dict(mixer.state_dict())
+        for module in (mixer, theirs):
+            initialize(nn.ModuleDict({"mixer": module}), MimeticStateSpace(match="identity"), seed=5)
+        for name, tensor in theirs.state_dict().items():
+            assert torch.equal(tensor, mixer.state_dict()[name])
+
+
+def test_a_run_s_other_draws_stay_as_they_were():
+    model = mamba()
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    initialize(model, MimeticStateSpace(match_scale="unit"))
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"decay_reading": "log"}, "MimeticStateSpace: decay_reading must be fill or scale, got 'log'"),
+        ({"match": "full"}, "MimeticStateSpace: match must be half or copy or identity, got 'full'"),
+        ({"match_scale": "one"}, "MimeticStateSpace: match_scale must be host or unit, got 'one'"),
+        ({"decay_c": 0.0}, "MimeticStateSpace: decay_c must be a positive number, got 0.0"),
+        ({"step_value": -1.0}, "MimeticStateSpace: step_value must be a positive number, got -1.0"),
+        ({"layers": []}, "MimeticStateSpace: layers is empty"),
+        (dict.fromkeys(COMPONENTS, False), "MimeticStateSpace: all four components are off"),
+    ],
+)
+def test_an_argument_out_of_range_is_refused_at_once(as_installed, arguments, message):
+    with pytest.raises(StructuredInitError, match=re.escape(message)):
+        MimeticStateSpace(**arguments)
+
+
+class OwnMixer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.A_log = nn.Parameter(torch.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "message"),
+    [
+        (
+            lambda: nn.ModuleDict({"m": OwnMixer()}),
+            {},
+            "found no state-space layer that it knows; the model has OwnMixer: describe it with "
+            "structured_init.register_state_space",
+        ),
+        (lambda: nn.Linear(2, 2), {}, "found no state-space layer that it knows; the model has Linear"),
+        (mamba, {"layers": [0, 3]}, "names layer 3, but the model's 3 state-space layers are numbered 0 to 2"),
+        (mamba, {"layers": [-4]}, "names layer -4, but the model's 3 state-space layers are numbered 0 to 2"),
+        (mamba, {"where": "x.*"}, "where='x.*' selects none of the 3 state-space layers (backbone.layers.0.mixer"),
+        (mamba, {"where": "layers.0.mixer", "layers": [1]}, "where='layers.0.mixer' with layers=[1] selects none"),
+    ],
+)
+def test_a_model_it_cannot_start_is_refused_in_one_line_and_left_alone(build, options, message):
+    model = build()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(StructuredInitError, match=re.escape(message)) as caught:
+        initialize(model, MimeticStateSpace(**options))
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_an_unknown_mixer_beside_known_ones_is_reported():
+    report = initialize(nn.ModuleDict({"known": mamba(num_hidden_layers=1), "own": OwnMixer()}), MimeticStateSpace())
+    assert report.skipped == {"own": "OwnMixer is not known: describe it with structured_init.register_state_space"}
+
+
+def test_the_formula_s_default_constants():
+    assert slow_decay(torch.zeros(2, 3), 8.0, "fill").eq(-8).all()
+    assert step_bias(1.0) == pytest.approx(0.54132, abs=1e-5)
+
+
+PRESETS = sorted((ROOT / "configs" / "init").glob("mimetic_state_space*.yaml"))
+
+
+@pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
+def test_a_preset_s_arguments_exist_and_are_all_written_out(path):
+    initializer = yaml.safe_load(path.read_text(encoding="utf-8"))["init"]["initializer"]
+    assert initializer["class_path"] == "MimeticStateSpace"
+    assert set(initializer["init_args"]) == set(inspect.signature(MimeticStateSpace).parameters)
+    model = mamba()
+    assert initialize(model, MimeticStateSpace(**initializer["init_args"])).changed
+
+
+def test_the_presets_are_all_components_and_each_removed():
+    off = {}
+    for path in PRESETS:
+        arguments = yaml.safe_load(path.read_text(encoding="utf-8"))["init"]["initializer"]["init_args"]
+        off[path.stem] = [name for name in COMPONENTS if not arguments[name]]
+    assert off == {
+        "mimetic_state_space": [],
+        "mimetic_state_space_no_convolution": ["convolution"],
+        "mimetic_state_space_no_correlate": ["correlate"],
+        "mimetic_state_space_no_decay": ["decay"],
+        "mimetic_state_space_no_step": ["step"],
+    }
