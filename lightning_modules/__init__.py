@@ -9,4 +9,12 @@ from lightning_modules.language import LanguageModel, TextClassifier
 from lightning_modules.recall import SequenceRecall
 from lightning_modules.task import Task
 
-__all__ = ["CertifiedClassifier", "ImageClassifier", "ImageData", "LanguageModel", "SequenceRecall", "Task", "TextClassifier"]
+__all__ = [
+    "CertifiedClassifier",
+    "ImageClassifier",
+    "ImageData",
+    "LanguageModel",
+    "SequenceRecall",
+    "Task",
+    "TextClassifier",
+]
