@@ -95,14 +95,26 @@ class Task(LightningModule):
         return warmup_cosine(
             optimizer,
             total_steps=total_steps,
-            warmup_steps=round(self.warmup_epochs * self._steps_per_epoch()),
+            warmup_steps=round(self.warmup_epochs * self._steps_per_epoch()) if self.warmup_epochs else 0,
             warmup_lr=self.warmup_lr,
             min_lr=self.min_lr,
         )
 
     def _steps_per_epoch(self) -> int:
-        """Return the optimizer steps of one epoch; known once the number of steps was estimated."""
-        return math.ceil(self.trainer.num_training_batches / self.trainer.accumulate_grad_batches)
+        """Return the optimizer steps of one epoch.
+
+        Raises:
+            StructuredInitError: the data do not say how many batches they have.
+        """
+        if self.trainer.train_dataloader is None:  # not yet looked at where max_steps alone ends the run
+            self.trainer.fit_loop.setup_data()
+        batches = self.trainer.num_training_batches
+        if not math.isfinite(batches):
+            raise StructuredInitError(
+                f"warmup_epochs={self.warmup_epochs:g} needs the length of an epoch, which the data do not know: "
+                "give trainer.limit_train_batches"
+            )
+        return math.ceil(batches / self.trainer.accumulate_grad_batches)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint that does not fit, before its weights are read.

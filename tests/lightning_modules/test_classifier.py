@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch import LightningDataModule, Trainer
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_modules import ImageClassifier
 from structured_init import StructuredInitError
@@ -62,6 +62,32 @@ def test_the_learning_rate_of_a_run_starts_warm_and_ends_at_the_minimum():
     assert max(seen) == pytest.approx(1e-3)
     assert int(np.argmax(seen)) == 2
     assert seen[-1] == pytest.approx(1e-6)
+
+
+def test_a_run_that_ends_by_its_steps_alone_warms_up_over_the_epochs_asked_for():
+    seen = []
+
+    class Watching(ImageClassifier):
+        def on_train_batch_end(self, *args):
+            seen.append(self.optimizers().param_groups[0]["lr"])
+
+    model = Watching("vit_nano_patch2_8", **SMALL, warmup_epochs=1, warmup_lr=1e-4)
+    trainer(max_epochs=-1, max_steps=7).fit(model, loader(), loader())
+    assert len(seen) == 7
+    assert int(np.argmax(seen)) == 2  # three steps an epoch
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(*loader().dataset.tensors, strict=True))
+
+
+def test_a_warmup_in_epochs_of_unknown_length_is_refused():
+    model = classifier(warmup_epochs=1)
+    with pytest.raises(
+        StructuredInitError, match=r"^warmup_epochs=1 needs the length of an epoch.*limit_train_batches$"
+    ):
+        trainer(max_epochs=-1, max_steps=7).fit(model, DataLoader(Stream(), 16), loader())
 
 
 def test_a_run_without_an_end_is_refused():
