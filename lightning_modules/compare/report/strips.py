@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,9 +46,10 @@ def strip_figure(
     side = min(0.72, 6.2 / columns)
     with drawing():
         # By hand: laying out a hundred axes takes longer than drawing them.
-        wide, tall = side * columns + 1.25, side * len(maps) + 0.55
+        left = _widest(maps) + 0.2
+        wide, tall = left + side * columns + 0.1, side * len(maps) + 0.55
         figure = new_figure(wide, tall, layout=None)
-        box = {"left": 1.15 / wide, "right": 1 - 0.1 / wide, "bottom": 0.05 / tall, "top": 1 - 0.5 / tall}
+        box = {"left": left / wide, "right": 1 - 0.1 / wide, "bottom": 0.05 / tall, "top": 1 - 0.5 / tall}
         ratios = (([1.0] * len(kept) + [0.35]) * len(moments))[:columns]
         grid = {**box, "width_ratios": ratios, "wspace": 0.08, "hspace": 0.08}
         axes = figure.subplots(len(maps), columns, squeeze=False, gridspec_kw=grid)
@@ -70,3 +71,13 @@ def strip_figure(
                         axis.imshow(of_arm[moment][layer].numpy(), cmap=colors, norm=norm, interpolation="nearest")
         figure.suptitle(title, x=0.01, ha="left")
     return figure
+
+
+def _widest(labels: Iterable[str]) -> float:
+    """Return the width in inches of the widest label, in the size of axis labels."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    size = FontProperties(size=rcParams["axes.labelsize"]).get_size_in_points()
+    return max(TextPath((0, 0), label, size=size).get_extents().width for label in labels) / 72

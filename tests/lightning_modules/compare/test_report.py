@@ -8,11 +8,13 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from lightning_modules.compare.report import theme, write_report
 from lightning_modules.compare.report.drawn import short
 from lightning_modules.compare.report.lines import comparable, mean_curve
 from lightning_modules.compare.report.panels import BUDGET, Picker, attention_picker
+from lightning_modules.compare.report.strips import strip_figure
 from lightning_modules.compare.results import load_curves, load_results
 from structured_init import StructuredInitError
 
@@ -116,6 +118,20 @@ def test_another_baseline_and_control_and_place(comparison, known_effects, tmp_p
     assert not (folder / "report.html").exists()
     with pytest.raises(StructuredInitError, match="did you mean 'sincos'"):
         write_report(folder, baseline="sinco")
+
+
+def test_an_arm_that_freezes_says_how_much_is_trained(comparison, known_effects):
+    folder = comparison(known_effects, pieces=())
+    for run in (folder / "runs" / "sincos").glob("seed_*/"):
+        report = json.loads((run / "init_report.json").read_text())
+        report["entries"][0]["trainable"] = False
+        counts = {"trainable_parameters": 21_578, "total_parameters": 42_570}
+        (run / "init_report.json").write_text(json.dumps(report | counts))
+    text = write_report(folder)[0].read_text()
+    line = "Set 1 of 3 tensors (6 of 18 numbers), 1 frozen. 21,578 of 42,570 parameters are trained."
+    assert text.count(line) == 1
+    assert (folder / "report.md").read_text().count(line) == 1
+    assert text.count("are trained.") == 1  # the other arms train all, or are reports that do not say
 
 
 def test_an_unfinished_comparison_says_what_is_missing(comparison, known_effects):
@@ -274,6 +290,15 @@ def test_in_a_browser_it_is_readable_and_its_pickers_work(comparison, known_effe
     sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
     assert page.resolve().as_uri() in sent
     assert [url for url in sent if not url.startswith(("data:", "file:", "about:", "chrome"))] == []
+
+
+@pytest.mark.parametrize("arm", ["a", "mimetic_language_negative_and_longer"])
+def test_the_name_of_an_arm_is_never_cut_off_beside_its_maps(arm):
+    looks = {arm: theme.Style("--a", "#000000", "#ffffff", "-")}
+    maps = {arm: {"before": [torch.rand(4, 4)]}}
+    figure = strip_figure(maps, looks, ["0"], "title", "magma", lambda _: (0, 1))
+    figure.draw_without_rendering()
+    assert figure.axes[0].yaxis.get_label().get_window_extent().x0 >= 0
 
 
 def value(browser, script):
