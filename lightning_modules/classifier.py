@@ -168,6 +168,10 @@ class ImageClassifier(Task):
 
     def _checked(self, batch: Batch) -> Batch:
         """Look at the first batch, and at no later one: reading labels waits for the device."""
+        if not self._first_batch_checked and not (isinstance(batch, tuple | list) and len(batch) == 2):
+            raise StructuredInitError(
+                f"a batch is a pair of images and labels, this one is a {type(batch).__name__}: give image data"
+            )
         images, labels = batch
         if not self._first_batch_checked:
             _check_batch(images, labels, self.num_classes, self.image_size, self.in_channels)

@@ -75,11 +75,14 @@ def open_streams(name: str, config: str | None, kind: Kind) -> Mapping[str, list
 def local_places(name: str, config: str | None) -> list[Path]:
     """Return where a dataset is looked for on the disk: the path itself, then the user's folder of datasets.
 
-    In that folder it goes by the last part of the hub's name, or by the configuration with or without its version:
-    ``Salesforce/wikitext`` with ``wikitext-2-v1`` is ``wikitext``, ``wikitext-2-v1`` or ``wikitext-2``.
+    In that folder it goes by the last part of the hub's name, or by a configuration that begins with it, with or
+    without its version: ``Salesforce/wikitext`` with ``wikitext-2-v1`` is ``wikitext``, ``wikitext-2-v1`` or
+    ``wikitext-2``.
     """
     shelf = os.environ.get(FOLDER_VARIABLE)
-    names = [name.rsplit("/", 1)[-1], *([config, re.sub(r"-v\d+$", "", config)] if config else [])]
+    names = [Path(name).name]
+    if config and config.startswith(names[0]):  # else a wrong name would find the right configuration's text
+        names += [config, re.sub(r"-v\d+$", "", config)]
     return [Path(name).expanduser(), *(Path(shelf).expanduser() / each for each in names if shelf)]
 
 
@@ -138,18 +141,20 @@ def _from_hub(name: str, config: str | None, kind: Kind, *, streaming: bool = Fa
     try:
         return load_dataset(name, config, streaming=streaming)
     except (DatasetsError, OSError, ValueError) as error:
-        raise _no_dataset(name, kind, error) from error
+        raise _no_dataset(name, config, kind, error) from error
 
 
-def _no_dataset(name: str, kind: Kind, error: BaseException) -> StructuredInitError:
+def _no_dataset(name: str, config: str | None, kind: Kind, error: BaseException) -> StructuredInitError:
     """Return the error of a dataset that is nowhere, with all the ways to give one."""
     shelf = os.environ.get(FOLDER_VARIABLE)
     local = [path.name for path in Path(shelf).iterdir() if path.is_dir()] if shelf and Path(shelf).is_dir() else []
     embedded = " or ".join(f"'{each}'" for each in kind.embedded)
+    names = [*kind.embedded, *kind.known, *local]
+    hint = "" if name in names else f"; {nearest(name, names)}"  # a right name that is not at hand needs none
+    wanted = f"'{name}' with config '{config}'" if config else f"'{name}'"
     return StructuredInitError(
-        f"no dataset '{name}' ({_line(error)}): give a name of the Hugging Face hub, or {kind.local} "
-        f"{FOLDER_VARIABLE} names the folder that holds such folders), or {embedded}, which needs no download; "
-        f"{nearest(name, [*kind.embedded, *kind.known, *local])}"
+        f"no dataset {wanted} ({_line(error)}): give a name of the Hugging Face hub, or {kind.local} "
+        f"{FOLDER_VARIABLE} names the folder that holds such folders), or {embedded}, which needs no download{hint}"
     )
 
 

@@ -41,6 +41,10 @@ class SeededData(L.LightningDataModule, ABC):
         if min(self.batch_size, self.eval_batch_size) < 1 or self.num_workers < 0:
             raise StructuredInitError("batch_size is at least 1 and num_workers at least 0")
 
+    def __str__(self) -> str:
+        """Return class and name: Lightning's own would open every part, and the command line asks for it."""
+        return f"{type(self).__name__}('{self.name}')"
+
     @property
     @abstractmethod
     def train_set(self) -> Any:

@@ -14,8 +14,8 @@ from structured_init.analysis.change import impulse_mass_change, is_causal, stru
 
 # What each column means, for tables and figure titles.
 STATISTICS: dict[str, str] = {
-    "mean_distance": "mean attention distance (patches)",
-    "mean_distance_with_prefix": "mean attention distance, class token's share not given back (patches)",
+    "mean_distance": "mean attention distance (patches or tokens)",
+    "mean_distance_with_prefix": "mean attention distance, class token's share not given back (patches or tokens)",
     "entropy": "entropy of a row (nats)",
     "normalised_entropy": "entropy of a row / log N",
     "diagonal_mass": "attention to itself",
@@ -24,7 +24,7 @@ STATISTICS: dict[str, str] = {
     "argmax_accuracy": "queries that look most at the best offset",
     "effective_rank": "effective rank",
     "profile_energy": "share explained by the offset profile",
-    "far_mass": "attention beyond a radius of 3 patches",
+    "far_mass": "attention beyond a radius of 3 patches or tokens",
     "uniform_far_mass": "the same of uniform attention",
 }
 

@@ -179,3 +179,11 @@ def test_data_that_does_not_fit_the_network_is_refused_in_one_line(arguments, da
 def test_shares_out_of_range_are_refused(arguments):
     with pytest.raises(StructuredInitError, match=next(iter(arguments))):
         classifier(**arguments)
+
+
+def test_text_for_a_classifier_of_images_is_refused():
+    batch = {"input_ids": torch.ones(2, 3), "labels": torch.ones(2), "characters": torch.ones(2, 3)}
+    with pytest.raises(
+        StructuredInitError, match="a batch is a pair of images and labels, this one is a dict: give image"
+    ):
+        classifier().validation_step(batch, 0)

@@ -73,34 +73,56 @@ class Blocks(Dataset):
             (B, T) int32 that the labels stand for; ``segment_ids`` (B, T) int64, 0 for padding, where a block of the
             batch is padded or holds several documents that do not see each other.
         """
+        pairs = np.array([key if isinstance(key, tuple) else (0, key) for key in keys], dtype=np.int64)
+        epochs, indices = pairs.T
+        source, place, segments, begins = self._gather(indices)
         shape = len(keys), self.block_size
-        batch = {
-            "input_ids": np.full(shape, self.pad_token_id),
-            "labels": np.full(shape, IGNORED),
-            "characters": np.zeros(shape, dtype=np.int32),
-            "bytes": np.zeros(shape, dtype=np.int32),
-        }
-        segments = np.zeros(shape, dtype=np.int64)
-        for row, key in enumerate(keys):
-            self._fill({name: values[row] for name, values in batch.items()}, segments[row], key)
+        records = self.tokens.records[source]
+        ids = _spread(records["id"].astype(np.int64), place, shape, self.pad_token_id)
+        present = segments > 0
+        if self.masking is None:
+            inputs, predicted = ids, present & ~begins
+        else:
+            inputs, predicted = self.masking(ids, present, epochs, self.first_index + indices)
+        batch = {"input_ids": inputs, "labels": np.where(predicted, ids, IGNORED)}
+        for name in ("characters", "bytes"):
+            batch[name] = np.where(predicted, _spread(records[name], place, shape, 0), 0)
         if (segments != 1).any():
             batch["segment_ids"] = segments
         return {name: torch.from_numpy(values) for name, values in batch.items()}
 
-    def _fill(self, row: dict[str, NDArray], segments: NDArray[np.int64], key: int | tuple[int, int]) -> None:
-        epoch, index = key if isinstance(key, tuple) else (0, key)
-        pieces = slice(*self.layout.first[index : index + 2])
-        spans = list(zip(self.layout.starts[pieces].tolist(), self.layout.stops[pieces].tolist(), strict=True))
-        records = np.concatenate([self.tokens.records[start:stop] for start, stop in spans])
-        ids = records["id"].astype(np.int64)
-        lengths = np.array([stop - start for start, stop in spans])
-        segments[: len(ids)] = 1 if self.cross_documents else np.repeat(np.arange(1, len(spans) + 1), lengths)
-        if self.masking is None:
-            predicted = np.ones(len(ids), dtype=bool)
-            predicted[0 if self.cross_documents else np.cumsum(lengths) - lengths] = False  # nothing is before them
-            row["input_ids"][: len(ids)] = ids
-        else:
-            row["input_ids"][: len(ids)], predicted = self.masking(ids, epoch, self.first_index + index)
-        row["labels"][: len(ids)] = np.where(predicted, ids, IGNORED)
-        for name in ("characters", "bytes"):
-            row[name][: len(ids)] = np.where(predicted, records[name], 0)
+    def _gather(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+        """Return which of all tokens the blocks hold and where they stand, for N tokens in B blocks.
+
+        Returns:
+            Numbers of the tokens, (N,); their places in the flattened batch, (N,); the segments, (B, T); and which
+            tokens have nothing before them that they could be predicted from, (B, T).
+        """
+        first = self.layout.first[indices]
+        counts = self.layout.first[indices + 1] - first
+        pieces, row = _ranges(first, counts), np.repeat(np.arange(len(indices)), counts)
+        lengths = self.layout.stops[pieces] - self.layout.starts[pieces]
+        before = np.cumsum(lengths) - lengths
+        in_row = before - before[np.cumsum(counts) - counts][row]  # a piece's first place in its block
+        shape = len(indices), self.block_size
+        place = _ranges(row * self.block_size + in_row, lengths)
+        number = np.ones_like(pieces) if self.cross_documents else pieces - first[row] + 1
+        segments = _spread(np.repeat(number, lengths), place, shape, 0)
+        begins = np.zeros(shape, dtype=bool)
+        begins[row, 0 if self.cross_documents else in_row] = True
+        return _ranges(self.layout.starts[pieces], lengths), place, segments, begins
+
+
+def _ranges(starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return start, start + 1, … of each, one after the other."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def _spread(values: NDArray, place: NDArray[np.int64], shape: tuple[int, int], fill: int) -> NDArray:
+    """Return a batch with values at places of its flattened form, and ``fill`` elsewhere."""
+    spread = np.full(shape, fill, dtype=values.dtype)
+    spread.reshape(-1)[place] = values
+    return spread

@@ -1,4 +1,7 @@
-"""The corruption of masked language modelling, a function of (seed, epoch, index)."""
+"""The corruption of masked language modelling, a function of (seed, epoch, index).
+
+Letters: B batch, T block size.
+"""
 
 from __future__ import annotations
 
@@ -45,23 +48,32 @@ class Masking:
         self._special = np.isin(np.arange(self.tokenizer.vocab_size), self.tokenizer.special_ids)
         self._ordinary = np.flatnonzero(~self._special)
 
-    def __call__(self, ids: NDArray[np.int64], epoch: int, index: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Corrupt one block.
+    def __call__(
+        self, ids: NDArray[np.int64], present: NDArray[np.bool_], epochs: NDArray[np.int64], indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Corrupt a batch; what happens to a block does not depend on the others.
 
         Args:
-            ids: without padding, (T,).
-            epoch: of the training.
-            index: of the block.
+            ids: with padding, (B, T).
+            present: where there is no padding, (B, T).
+            epochs: of the training, (B,).
+            indices: of the blocks, (B,).
 
         Returns:
-            The ids with some replaced, (T,), and which are to be predicted, (T,).
+            The ids with some replaced, (B, T), and which are to be predicted, (B, T).
         """
-        rng = np.random.default_rng(int(derive_seeds(self.seed, 0 if self.fixed else epoch, index)[0]))
-        chances = np.where(self._special[ids], 2.0, rng.random(len(ids)))
+        chances, fate, draw = self._uniform(epochs, indices, ids.shape[1])
+        chances[self._special[ids] | ~present] = 2.0
         chosen = chances < self.probability
-        if not chosen.any() and chances.min(initial=2.0) < 1:
-            chosen[chances.argmin()] = True
-        fate = rng.random(len(ids))
-        other = rng.choice(self._ordinary, len(ids))
+        for row in np.flatnonzero(~chosen.any(1) & (chances.min(1) < 1)):
+            chosen[row, chances[row].argmin()] = True
+        other = self._ordinary[(draw * len(self._ordinary)).astype(np.int64)]
         corrupted = np.where(chosen & (fate < 0.8), self.tokenizer.mask_token_id, ids)
         return np.where(chosen & (fate >= 0.8) & (fate < 0.9), other, corrupted), chosen
+
+    def _uniform(self, epochs: NDArray[np.int64], indices: NDArray[np.int64], length: int) -> NDArray[np.float64]:
+        """Return three numbers in [0, 1) for each token, (3, B, T): hashed, since a generator per block is slow."""
+        epochs = np.zeros_like(epochs) if self.fixed else epochs
+        what = np.arange(3)[:, None, None]
+        words = derive_seeds(self.seed, epochs[:, None], indices[:, None], what, np.arange(length))
+        return (words >> np.uint64(11)) * 2.0**-53

@@ -36,7 +36,7 @@ class TextData(SeededData):
     Args:
         name: ``python-docs``, a text or Parquet file, a folder of them (``train-*``, ``validation-*``, ``test-*``), or
             a hub name (``Salesforce/wikitext``). The folder that the environment variable STRUCTURED_INIT_DATA names is
-            searched before the hub, by the last part of the name or by the configuration.
+            searched before the hub, by the last part of the name or a configuration that begins with it.
         config: the hub's configuration of the dataset.
         text_column: found by its name or type where null.
         documents: ``row``: each row or line is a document; ``file``: each file, or all rows of a split; otherwise a

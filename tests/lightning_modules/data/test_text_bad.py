@@ -65,6 +65,22 @@ def test_unknown_corpus_is_told_the_ways_and_the_nearest_name(part, monkeypatch)
     assert part in message(lambda: fit(name))
 
 
+def test_a_name_that_is_right_and_not_at_hand_gets_no_hint(monkeypatch):
+    monkeypatch.delenv("STRUCTURED_INIT_DATA", raising=False)
+    said = message(lambda: fit("Salesforce/wikitext", config="wikitext-2-v1"))
+    assert said.startswith("no dataset 'Salesforce/wikitext' with config 'wikitext-2-v1' (")
+    assert said.endswith("or 'python-docs', which needs no download")
+
+
+def test_a_wrong_name_does_not_find_the_text_of_its_configuration(tmp_path, monkeypatch):
+    monkeypatch.setenv("STRUCTURED_INIT_DATA", str(tmp_path))
+    (tmp_path / "wikitext-2").mkdir()
+    (tmp_path / "wikitext-2" / "train.txt").write_text("a text " * 200)
+    fit("Salesforce/wikitext", config="wikitext-2-v1", block_size=16)
+    for name in ("Salesforce/wikitxt", "corpus/train.txt"):
+        assert f"no dataset '{name}'" in message(lambda name=name: fit(name, config="wikitext-2-v1", block_size=16))
+
+
 @pytest.mark.parametrize("content", ["", "\n  \n"])
 def test_empty_corpus(tmp_path, content):
     (tmp_path / "train.txt").write_text(content)

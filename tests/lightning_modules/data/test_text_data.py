@@ -84,6 +84,9 @@ def test_corruption_changes_with_the_epoch_in_training_and_is_fixed_in_validatio
     chosen = first["labels"] != -100
     assert torch.equal(first["labels"][chosen][1:], clean[chosen][1:])
 
+    mixed = of.train_set.__getitems__([(1, 7), (0, 3), (1, 3)])  # a block is the same whatever stands beside it
+    assert all(torch.equal(mixed[name][1:], torch.stack([first[name], second[name]])) for name in first)
+
     other = data(folder, objective="masked", seed=5)
     assert equal([of.val_set[(0, 1)]], [of.val_set[(7, 1)]])
     assert equal(list(of.val_dataloader()), list(other.val_dataloader()))  # paired runs see one validation

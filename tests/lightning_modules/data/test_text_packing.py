@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_modules.data.text.blocks import Blocks
@@ -16,6 +16,7 @@ from lightning_modules.data.text.packing import choose, pack, rows
 
 LENGTHS = st.lists(st.integers(1, 23), min_size=1, max_size=8)
 PAD = 99_999
+WHATEVER_IT_TAKES = settings(deadline=None)  # a busy machine is no bug
 
 
 class InMemory(Tokens):
@@ -37,6 +38,7 @@ def all_blocks(lengths, size, layout=pack, **arguments):
 
 
 @pytest.mark.parametrize("layout", [pack, rows])
+@WHATEVER_IT_TAKES
 @given(lengths=LENGTHS, size=st.integers(2, 9))
 def test_every_token_is_in_one_place(layout, lengths, size):
     tokens, batch = all_blocks(lengths, size, layout)
@@ -48,6 +50,7 @@ def test_every_token_is_in_one_place(layout, lengths, size):
 
 
 @pytest.mark.parametrize("layout", [pack, rows])
+@WHATEVER_IT_TAKES
 @given(lengths=LENGTHS, size=st.integers(2, 9))
 def test_a_segment_is_a_run_of_one_document(layout, lengths, size):
     _, batch = all_blocks(lengths, size, layout)
@@ -67,6 +70,7 @@ def test_a_segment_is_a_run_of_one_document(layout, lengths, size):
     assert (batch["labels"][segments == 0] == -100).all()
 
 
+@WHATEVER_IT_TAKES
 @given(lengths=LENGTHS, size=st.integers(2, 9))
 def test_documents_cross_only_when_asked(lengths, size):
     _, batch = all_blocks(lengths, size, cross_documents=True)
@@ -76,6 +80,7 @@ def test_documents_cross_only_when_asked(lengths, size):
     assert ("segment_ids" in batch) == (not real.all().item())
 
 
+@WHATEVER_IT_TAKES
 @given(lengths=LENGTHS, size=st.integers(2, 9))
 def test_characters_and_bytes_belong_to_the_labels(lengths, size):
     _, batch = all_blocks(lengths, size)
@@ -95,6 +100,7 @@ def test_a_case_by_hand():
     assert batch["characters"].tolist() == [[0, 1, 2, 0, 4], [0, 1, 0, 0, 0]]
 
 
+@WHATEVER_IT_TAKES
 @given(lengths=LENGTHS, budget=st.integers(1, 120), seed=st.integers(0, 3))
 def test_a_budget_is_met_and_nested(lengths, budget, seed):
     bounds = np.cumsum([0, *lengths])
