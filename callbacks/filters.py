@@ -124,18 +124,14 @@ def draw_filters(moments: Mapping[str, Mapping[str, Tensor]], folder: Path) -> D
     """Draw and save covariances, filters and variances.
 
     Args:
-        moments: label → layer → filters (F, h, w); layers of a single filter are left out.
+        moments: label → layer → filters (F, h, w).
         folder: where the PNG files go.
 
     Returns:
         Name → (figure, path).
     """
-    several = {label: {n: f for n, f in layers.items() if len(f) > 1} for label, layers in moments.items()}
-    several = {label: layers for label, layers in several.items() if layers}
-    if not several:
-        return {}
     functions = {"covariances": covariance_figure, "filters": filter_figure, "variances": variance_figure}
-    drawn = {name: (draw(several), folder / f"{name}.png") for name, draw in functions.items()}
+    drawn = {name: (draw(moments), folder / f"{name}.png") for name, draw in functions.items()}
     for figure, path in drawn.values():
         save_figure(figure, path)
     return drawn

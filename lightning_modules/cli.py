@@ -8,6 +8,7 @@ import sys
 from argparse import ArgumentError
 from typing import Any
 
+from jsonargparse import Namespace
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
@@ -31,6 +32,7 @@ ABOUT = (
     "Choose how a network starts, and see what it did. Two more commands: 'compare' trains an experiment from several "
     "starts with the same seeds, 'report' writes its report again (structured-init compare --help)."
 )
+SECTIONS = ("init", "attention", "filters")
 FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
 
 
@@ -95,9 +97,17 @@ class CLI(LightningCLI):
                 raise StructuredInitError(f"'{path}' holds weights alone: a training cannot be resumed from it")
 
     def before_instantiate_classes(self) -> None:
-        """Never run code that a checkpoint holds, unless asked to; and watch networks being built."""
+        """Never run code that a checkpoint holds, unless asked to; and watch networks being built.
+
+        Raises:
+            StructuredInitError: something other than keys was given for a section.
+        """
         self.parser.add_instantiator(self._build, nn.Module)
         section = self.config[self.subcommand]
+        for name in SECTIONS:
+            if not isinstance(section[name], Namespace):
+                keys = ", ".join(vars(self._section.get_defaults()[name]))
+                raise StructuredInitError(f"'{name}' is a section with the keys {keys}, got {section[name]}")
         if "weights_only" in section and section.weights_only is None:
             section.weights_only = True
 

@@ -46,6 +46,7 @@ def explain(message: str, known_keys: Iterable[str]) -> str:
 
 def _unknown_argument(found: re.Match[str], message: str, keys: list[str]) -> str:
     owners = re.findall(r"given class_path '([\w.]+)'", message[: found.start()])
+    owners += re.findall(r"^\. Got value: Namespace\(class_path='([\w.]+)'", message[found.end() :])  # of a callable
     if not owners:
         return f"unknown key '{found[1]}': {nearest(found[1], keys)}"
     name = owners[-1].rpartition(".")[2]
@@ -78,6 +79,17 @@ def _wrong_type(found: re.Match[str], message: str, keys: list[str]) -> str:
     return f"{'.'.join(names)}: expected {found[1]}" + (f", got {found[2]}" if found[2] else "")
 
 
+def _wrong_choice(found: re.Match[str], message: str, keys: list[str]) -> str:
+    names = re.findall(r'Parser key "([\w.]+)"', message[: found.start()])
+    given = re.search(r"(?:Got|Given) value: (.*)", message[found.end() :])
+    types = re.match(r"(?:\s*- Expected an? <class '\w+'>)*", message[found.end() :])
+    valid = [choice.strip("' ") for choice in found[1].split(",")]
+    valid += [name for name in re.findall(r"<class '(\w+)'>", types[0] if types else "") if name != "NoneType"]
+    *others, last = valid
+    expected = f"{', '.join(others)} or {last}" if others else last
+    return f"{'.'.join(names)}: expected {expected}" + (f", got {given[1]}" if given else "")
+
+
 def _no_command(found: re.Match[str], message: str, keys: list[str]) -> str:
     return f"no command is given: choose from {', '.join([*found[1].split(','), *COMPARING])}"
 
@@ -91,6 +103,7 @@ PATTERNS: dict[str, Answer] = {
     r"invalid choice: '([^']*)' \(choose from ([^)]*)\)": _unknown_command,
     r"arguments are required: ([\w.]+)": _required,
     r'expected "subcommand" to be one of {(.*?)}': _no_command,
+    r"Expected a typing\.Literal\[(.*?)\]": _wrong_choice,
     r"Expected an? <class '(?!NoneType)(\w+)'>(?:\. Got value: (.*))?": _wrong_type,
 }
 

@@ -32,7 +32,7 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
     Args:
-        moments: label → layer → filters (F, h, w) with F ≥ 2.
+        moments: label → layer → filters (F, h, w).
         max_layers: more layers are thinned out evenly.
 
     Source:
@@ -60,7 +60,7 @@ def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
     """Draw the variance of each weight over a layer's filters.
 
     Args:
-        moments: label → layer → filters (F, h, w) with F ≥ 2.
+        moments: label → layer → filters (F, h, w).
         max_layers: more layers are thinned out evenly.
     """
 

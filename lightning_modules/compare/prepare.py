@@ -27,7 +27,7 @@ from lightning_modules.compare.resolve import (
 from structured_init.errors import StructuredInitError, nearest
 
 OURS = ("init", "seed_everything", "ckpt_path", "trainer.logger")  # what a comparison sets for each run
-SECTIONS = ("trainer", "model", "data", "attention", "weights_only", "print_config")
+SECTIONS = ("trainer", "model", "data", "attention", "filters", "weights_only", "print_config")
 
 
 def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -> Comparison:

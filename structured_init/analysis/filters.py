@@ -6,6 +6,7 @@ Letters: F filters of a layer, h × w weights of a filter (h = w = k in most net
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 from jaxtyping import Float, Float64
@@ -42,22 +43,21 @@ def depthwise_filters(model: nn.Module, where: Where = None) -> dict[str, Filter
     }
 
 
-def empirical_covariance(filters: Filters, centred: bool = True) -> Matrix:
-    """Return the covariance of a layer's weights over its filters, (K, K), pixels in row-major order, in float64.
+def empirical_covariance(filters: Float[Tensor, "filters ..."], centred: bool = True) -> Matrix:
+    """Return Σ = (1/F) Σ_f (f − μ)(f − μ)ᵀ over a layer's filters, (K, K), pixels in row-major order, in float64.
 
     Args:
-        filters: one sample each.
-        centred: around the mean filter, divided by F − 1; False gives the second moment, divided by F.
+        filters: (F, *kernel), one sample each; their own mean is μ.
+        centred: False leaves μ out: the second moment, whose trace is the mean energy of a filter.
 
-    Raises:
-        StructuredInitError: a covariance of a single filter was asked for.
+    Source:
+        Trockman et al., "Understanding the covariance structure of convolutional filters", arXiv 2210.03651; the
+        divisor F is from a description of it.
     """
     samples = filters.double().flatten(1)
-    if not centred:
-        return samples.mT @ samples / len(samples)
-    if len(samples) < 2:
-        raise StructuredInitError("the covariance of a single filter is not defined: centred=False gives its moment")
-    return torch.cov(samples.mT).reshape(samples.shape[1], samples.shape[1])
+    if centred:
+        samples = samples - samples.mean(dim=0)
+    return samples.mT @ samples / len(samples)
 
 
 def block_grid(covariance: Float[Tensor, "K K"], kernel_size: tuple[int, int]) -> Float[Tensor, "rows columns"]:
@@ -80,12 +80,14 @@ def block_grid(covariance: Float[Tensor, "K K"], kernel_size: tuple[int, int]) -
 
 
 def variance_map(filters: Filters) -> Float64[Tensor, "rows columns"]:
-    """Return the variance of each weight over the filters, around its mean, (h, w)."""
-    return filters.double().var(dim=0)
+    """Return the variance of each weight over the filters, (h, w): the diagonal of :func:`empirical_covariance`."""
+    return filters.double().var(dim=0, correction=0)
 
 
 def filter_statistics(filters: Filters) -> dict[str, float]:
     """Return the numbers of :data:`FILTER_STATISTICS` for a layer; nan where they mean nothing, as for zero filters.
+
+    All are nan where a filter is not finite, as after a training that diverged.
 
     Independent weights give, in expectation: ``mean_share`` 1/F, ``centre_share`` 1/K, ``radius``
     √((h² + w² − 2)/12), ``neighbour_correlation`` 0, and ``effective_rank`` up to K.
@@ -94,6 +96,8 @@ def filter_statistics(filters: Filters) -> dict[str, float]:
     size = (filters.shape[1], filters.shape[2])
     profile = moment.diagonal().reshape(size)
     energy = profile.sum()
+    if not energy.isfinite():  # the eigenvalues would raise
+        return dict.fromkeys(FILTER_STATISTICS, math.nan)
     eigenvalues = torch.linalg.eigvalsh(moment).clamp(min=0)
     shares = eigenvalues / eigenvalues.sum()
     numbers = {

@@ -15,16 +15,31 @@ from torch import Tensor, nn
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.plan import plain_name
 
-Teacher = str | nn.Module | Mapping[str, Tensor]
+Teacher = str | Path | nn.Module | Mapping[str, Tensor]
 
 SUFFIXES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin")
 
 
 def described(teacher: Teacher) -> str:
     """Return what a report and an error call a teacher: never its whole contents."""
-    if isinstance(teacher, str):
+    if isinstance(teacher, str | Path):
         return f"'{teacher}'"
     return type(teacher).__name__ if isinstance(teacher, nn.Module) else f"a dictionary of {len(teacher)} tensors"
+
+
+def refuse_missing(teacher: object, who: str) -> None:
+    """Refuse the path of a file that is not there, before anything is built; read nothing.
+
+    Args:
+        teacher: what a user gave for one.
+        who: for messages.
+
+    Raises:
+        StructuredInitError: names the path.
+    """
+    named = isinstance(teacher, Path) or (isinstance(teacher, str) and teacher.endswith(SUFFIXES))
+    if named and not Path(str(teacher)).is_file():
+        raise StructuredInitError(f"{who}: there is no file '{teacher}'")
 
 
 def opened(teacher: Teacher, who: str = "WeightSelection") -> nn.Module | Mapping[str, Tensor]:
@@ -38,6 +53,9 @@ def opened(teacher: Teacher, who: str = "WeightSelection") -> nn.Module | Mappin
         StructuredInitError: the file is missing, damaged or without tensors, the name is not one of timm's, or its
             weights cannot be fetched.
     """
+    refuse_missing(teacher, who)
+    if isinstance(teacher, Path):
+        return _file(str(teacher), who)
     if not isinstance(teacher, str):
         return teacher
     if teacher.endswith(SUFFIXES) or Path(teacher).is_file():
@@ -69,8 +87,6 @@ def beginnings(student: Iterable[str], teacher: Iterable[str]) -> tuple[str, str
 
 
 def _file(path: str, who: str) -> dict[str, Tensor]:
-    if not Path(path).is_file():
-        raise StructuredInitError(f"{who}: there is no file '{path}'")
     try:
         if path.endswith(".safetensors"):
             return load_file(path)
@@ -91,9 +107,7 @@ def _timm(name: str, who: str) -> nn.Module:
     timm = import_module("timm")  # only here: a teacher from a file needs no host library
     if ":" not in name and not timm.is_model(name):  # "hf-hub:…" and "local-dir:…" are timm's own to resolve
         known = {tagged.partition(".")[0] for tagged in timm.list_models(pretrained=True)}
-        raise StructuredInitError(
-            f"{who}: teacher '{name}' is neither a file nor a model of timm: {nearest(name, known)}"
-        )
+        raise StructuredInitError(f"{who}: '{name}' is neither a file nor a model of timm: {nearest(name, known)}")
     try:
         with torch.random.fork_rng(devices=[]):
             return timm.create_model(name, pretrained=True)

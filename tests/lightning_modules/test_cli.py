@@ -147,6 +147,23 @@ def test_two_starts_see_the_same_batches_and_share_what_neither_sets(cli):
             "init.initializer.gain: expected float, got much",
         ),
         (
+            ["--init.initializer=FilterCovariance", "--init.initializer.psd=clipp"],
+            "init.initializer.psd: expected clip, absolute or strict, got clipp",
+        ),
+        (
+            ["--init.initializer=FilterCovariance", "--init.initializer.normalize=tracee"],
+            "init.initializer.normalize: expected trace or float, got tracee",
+        ),
+        (
+            ["--init.initializer=FilterCovariance", "--init.initializer.covariances=lost.ckpt"],
+            "FilterCovariance: there is no file 'lost.ckpt'",
+        ),
+        (  # a path, and not what the file says
+            ["--init.initializer=FilterCovariance", "--init.initializer.covariances=tiny.yaml"],
+            "FilterCovariance: cannot read 'tiny.yaml': it holds Python objects, which are never run, "
+            "or it is no checkpoint",
+        ),
+        (
             ["--model.network=vit_nano_patch2_9"],
             "unknown network 'vit_nano_patch2_9': did you mean 'vit_nano_patch2_8'?",
         ),
@@ -199,6 +216,11 @@ def test_a_mistyped_command_is_answered_in_one_line(cli, complaint, folder, argu
             "model: {class_path: ImageClasifier}",
             "model: unknown class 'ImageClasifier': did you mean 'ImageClassifier'?",
         ),
+        (
+            "data: {init_args: {augmentation: {class_path: TorchvisionAugmentation, init_args: {magnitude: 2}}}}",
+            "TorchvisionAugmentation takes no argument 'magnitude': did you mean 'rand_augment_magnitude'?",
+        ),
+        ("filters: false", "'filters' is a section with the keys enabled, figures, got False"),
         ("model: [", "Problems parsing config: "),
     ],
 )

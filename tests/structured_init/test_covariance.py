@@ -274,6 +274,19 @@ def test_a_layer_is_drawn_from_the_law_of_its_depth():
         assert filters.mean(dim=0).abs().max() < 0.03
 
 
+@pytest.mark.parametrize("psd", ["clip", "absolute", "strict"])
+def test_the_projection_asked_for_is_the_one_drawn_from(psd):
+    model = stack(32_000, 1, kernel=5)
+    initialize(model, FilterCovariance(sigma0=1.92, psd=psd))
+    filters = model[0].weight.detach().double().flatten(1)
+    laws = {each: project(closed_form((5, 5), 1.92), each) for each in ("clip", "absolute")}
+    laws["strict"] = strict_form((5, 5), 1.92)
+    gaps = {
+        name: ((filters.mT @ filters / len(filters) - law).norm() / law.norm()).item() for name, law in laws.items()
+    }
+    assert gaps.pop(psd) < 0.02 < min(gaps.values())
+
+
 def test_draws_depend_on_seed_and_name_alone():
     def filters(seed=0, double=False, **arguments):
         model = convmixer().double() if double else convmixer()

@@ -403,7 +403,7 @@ def test_a_teacher_may_be_a_model_of_timm_and_the_random_state_is_left_alone(loc
         ("missing.safetensors", "WeightSelection: there is no file 'missing.safetensors'"),
         (
             "vit_smal_patch16_224",
-            "WeightSelection: teacher 'vit_smal_patch16_224' is neither a file nor a model of timm: "
+            "WeightSelection: 'vit_smal_patch16_224' is neither a file nor a model of timm: "
             "did you mean 'vit_small_patch16_224'?",
         ),
     ],

@@ -75,7 +75,7 @@ def step_tables(material: Material) -> list[tuple[str, Table, str]]:
             f"{each.metric.on_validation.replace('/', ' ')}: "
             "it is taken on the validation split, never on test. Curves are linear between evaluations. The speed-up "
             "above is the baseline’s steps divided by the arm’s, paired within a seed, as geometric mean with a t "
-            "interval of the logarithms; where the baseline’s own run stays below the target, its whole length "
+            "interval of the logarithms; where the baseline’s own run does not reach the target, its whole length "
             "counts and the speed-up is a lower bound."
         )
         name = point_label(each.point) if len(material.points) > 1 else ""
@@ -139,11 +139,18 @@ def _started(arm: str, report: Mapping[str, Any], material: Material) -> dict[st
         "control": material.controls.get(arm),
         "initializer": report["initializer"],
         "summary": f"Set {len(changed)} of {len(entries)} tensors ({counts[0]:,} of {counts[1]:,} numbers)"
-        + (f", {frozen} frozen." if frozen else "."),
+        + (f", {frozen} frozen." if frozen else ".")
+        + _trained(report),
         "notes": notes[:MOST_ROWS],
         "details": f"What it wrote{more}",
         "table": _plain(["tensor", "shape", "set by", "standard deviation"], rows).html() if rows else "",
     }
+
+
+def _trained(report: Mapping[str, Any]) -> str:
+    """Return how much of the network is trained, where the start freezes some of it; older reports do not say."""
+    trained, total = report.get("trainable_parameters", 0), report.get("total_parameters", 0)
+    return f" {trained:,} of {total:,} parameters are trained." if trained < total else ""
 
 
 def _steps_of(found: Reach, seed: int) -> str:

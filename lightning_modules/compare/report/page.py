@@ -126,7 +126,8 @@ def _picker(material: Material, name: str, title: str, shown: weights.Shown | No
         return None
     texts = {
         "attention": "Each map averages the probe’s samples: rows are queries, columns are keys. “By offset” averages "
-        "over all pairs of patches at the same offset, the query in the centre: the convolution that a head resembles.",
+        "over all pairs of patches, or tokens, at the same offset, the query in the centre: the convolution that a "
+        "head resembles.",
         "products": Markup("<i>W<sub>q</sub>W<sub>k</sub></i><sup>⊤</sup> decides who looks at whom, ")
         + Markup("<i>W<sub>v</sub>W<sub>o</sub></i> what is passed on. The start was built again from ")
         + "each run’s configuration and seed, and checked against its init report; after is its last checkpoint.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,6 +19,7 @@ from structured_init.initializer import Initializer
 from structured_init.plan import Weights
 from structured_init.sites.depthwise import DepthwiseConvSite, frozen_filters, required_depthwise_conv_sites
 from structured_init.sites.select import Where
+from structured_init.transfer.teacher import refuse_missing
 
 WHO = "FilterCovariance"
 
@@ -32,9 +34,9 @@ class FilterCovariance(Initializer):
         sigma0: bandwidth σ₀ of the first layer, in pixels²; σ(d) = σ₀ + v d + ½ a d² must be positive.
         v: slope of the bandwidth over the depth d ∈ [0, 1].
         a: its curvature.
-        covariances: a path: a file that ``estimate_covariances(…).save`` wrote, or a checkpoint with trained weights,
-            which are estimated here; in Python also the result of ``estimate_covariances``. ``None`` for the closed
-            form; else ``sigma0``, ``v`` and ``a`` count for nothing.
+        covariances: the path of a file that ``estimate_covariances(…).save`` wrote, or of a checkpoint with trained
+            weights, which are estimated here; in Python also the result of ``estimate_covariances``. ``None`` for the
+            closed form; else ``sigma0``, ``v`` and ``a`` count for nothing.
         psd: what becomes of the closed form's negative eigenvalues: ``"clip"`` to zero, ``"absolute"`` for their
             modulus; or ``"strict"`` for a related form that has none.
         normalize: scale each layer's Σ to an energy E‖f‖², a number (1/3 is that of PyTorch's default), or
@@ -57,7 +59,7 @@ class FilterCovariance(Initializer):
         sigma0: float = 0.16,
         v: float = 0.32,
         a: float = 2.88,
-        covariances: str | LearnedCovariances | None = None,
+        covariances: str | Path | LearnedCovariances | None = None,
         psd: Literal["clip", "absolute", "strict"] = "clip",
         normalize: Literal["trace"] | float | None = None,
         shrinkage: float = 0.0,
@@ -86,10 +88,11 @@ class FilterCovariance(Initializer):
             raise StructuredInitError(
                 f"{WHO}: psd='strict' is a closed form; learned covariances take clip or absolute"
             )
+        refuse_missing(covariances, WHO)
         self.sigma0 = sigma0
         self.v = v
         self.a = a
-        self.covariances = covariances
+        self.covariances = str(covariances) if isinstance(covariances, Path) else covariances
         self.psd: Literal["clip", "absolute", "strict"] = psd
         self.normalize = normalize
         self.shrinkage = shrinkage

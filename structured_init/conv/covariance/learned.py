@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from structured_init.analysis.filters import empirical_covariance
 from structured_init.conv.covariance.transfer import resize, shrink
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
@@ -229,9 +230,9 @@ def _shaped_depthwise(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]
 
 
 def _estimate(name: str, weight: Tensor, shrinkage: float, centred: bool, who: str) -> Tensor:
-    """Return Σ = (1/F) Σ_f (f − μ)(f − μ)ᵀ, shrunk, in float64."""
-    filters = weight.cpu().double().flatten(1)
-    count, size = filters.shape
+    """Return the empirical covariance of a weight (F, 1, *kernel), shrunk."""
+    filters = weight.cpu()[:, 0]
+    count, size = len(filters), filters[0].numel()
     if not 0 <= shrinkage <= 1:
         raise StructuredInitError(f"{who}: shrinkage must lie in [0, 1], got {shrinkage}")
     if shrinkage == 0 and count <= size:
@@ -241,9 +242,7 @@ def _estimate(name: str, weight: Tensor, shrinkage: float, centred: bool, who: s
         )
     if not bool(filters.isfinite().all()):
         raise StructuredInitError(f"{who}: the filters of '{name}' are not all finite")
-    if centred:
-        filters = filters - filters.mean(dim=0)
-    return shrink(filters.mT @ filters / count, shrinkage)
+    return shrink(empirical_covariance(filters, centred), shrinkage)
 
 
 def _resized(layer: LayerCovariance, kernel_size: tuple[int, ...]) -> Tensor:

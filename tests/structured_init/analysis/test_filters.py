@@ -52,7 +52,7 @@ def test_the_filters_of_every_depthwise_convolution_are_copied():
 def test_the_covariance_is_that_of_numpy_and_its_diagonal_the_variance_map(seed, rows, columns):
     filters = drawn(seed, 7, rows, columns)
     covariance = empirical_covariance(filters)
-    expected = np.cov(filters.double().flatten(1).numpy(), rowvar=False).reshape(rows * columns, -1)
+    expected = np.cov(filters.double().flatten(1).numpy(), rowvar=False, bias=True).reshape(rows * columns, -1)
     np.testing.assert_allclose(covariance, expected, atol=1e-12)
     torch.testing.assert_close(covariance.diagonal().reshape(rows, columns), variance_map(filters))
 
@@ -105,6 +105,22 @@ def test_zero_filters_have_no_shares():
     assert math.isnan(found["radius"])
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_filters_that_diverged_have_no_statistics(value):
+    filters = drawn(0, 4, 3, 3)
+    filters[1, 0, 2] = value
+    assert all(math.isnan(number) for number in filter_statistics(filters).values())
+
+
+@given(seed=seeds)
+def test_the_covariance_and_the_mean_filter_make_up_the_second_moment(seed):
+    filters = drawn(seed, 7, 3, 2) + 1
+    mean = filters.double().flatten(1).mean(0)
+    moment = empirical_covariance(filters, centred=False)
+    torch.testing.assert_close(moment, empirical_covariance(filters) + torch.outer(mean, mean))
+    assert moment.trace().item() == pytest.approx(filters.double().square().sum().item() / 7)
+
+
 @given(seed=seeds)
 def test_permuted_filters_keep_their_covariance_and_nothing_else(seed):
     filters = drawn(seed, 12, 3, 3)
@@ -116,7 +132,5 @@ def test_permuted_filters_keep_their_covariance_and_nothing_else(seed):
 
 
 def test_what_cannot_be_computed_is_said():
-    with pytest.raises(StructuredInitError, match="covariance of a single filter is not defined"):
-        empirical_covariance(torch.ones(1, 3, 3))
     with pytest.raises(StructuredInitError, match=r"shapes \(2, 3, 3\) and \(2, 5, 5\)"):
         filter_change(torch.ones(2, 3, 3), torch.ones(2, 5, 5))
