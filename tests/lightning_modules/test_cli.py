@@ -217,8 +217,8 @@ def test_a_mistyped_command_is_answered_in_one_line(cli, complaint, folder, argu
             "model: unknown class 'ImageClasifier': did you mean 'ImageClassifier'?",
         ),
         (
-            "data: {init_args: {augmentation: {class_path: TorchvisionAugmentation, init_args: {magnitude: 2}}}}",
-            "TorchvisionAugmentation takes no argument 'magnitude': did you mean 'rand_augment_magnitude'?",
+            "data: {init_args: {augmentation: {class_path: TorchvisionAugmentation, init_args: {crop_scal: 1}}}}",
+            "TorchvisionAugmentation takes no argument 'crop_scal': did you mean 'crop_scale'?",
         ),
         ("filters: false", "'filters' is a section with the keys enabled, figures, got False"),
         ("model: [", "Problems parsing config: "),

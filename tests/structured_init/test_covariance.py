@@ -311,8 +311,9 @@ def test_trace_keeps_the_energy_that_the_host_gave():
     model = stack(4000, 3, kernel=5)
     with torch.no_grad():
         model[1].weight *= 3
+        model[2].weight += 0.2  # a mean filter counts as energy
     before = energies(model)
-    assert before == pytest.approx([1 / 3, 3, 1 / 3], rel=0.05)  # PyTorch's default, of every kernel size
+    assert before == pytest.approx([1 / 3, 3, 1 / 3 + 25 * 0.04], rel=0.05)  # PyTorch's default, of every kernel size
     initialize(model, FilterCovariance(normalize="trace"))
     assert energies(model) == pytest.approx(before, rel=0.1)
 

@@ -150,6 +150,17 @@ def test_layers_of_the_same_depth_as_the_source_are_met_exactly():
         torch.testing.assert_close(learned(*matrices).at(index / 3, (3, 3)), matrix)
 
 
+@pytest.mark.parametrize("size", [(5, 5), (2, 2), (3, 7), (1, 4)])
+def test_a_resized_covariance_is_that_of_the_stretched_filters(size):
+    filters = torch.randn(60, 1, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    if size[0] == 1:  # one row: torch would take the first, the middle one keeps the centre
+        stretched = nn.functional.interpolate(filters[:, :, 1:2], size=size, mode="bilinear", align_corners=True)
+    else:
+        stretched = nn.functional.interpolate(filters, size=size, mode="bilinear", align_corners=True)
+    before, after = (each.flatten(1).mT @ each.flatten(1) / 60 for each in (filters, stretched))
+    torch.testing.assert_close(resize(before, (3, 4), size), after)
+
+
 @pytest.mark.parametrize("size", [(5, 5), (2, 2), (3, 7)])
 def test_another_kernel_size_keeps_energy_and_stays_positive_semidefinite(size):
     matrices = [positive(9, seed) for seed in range(3)]

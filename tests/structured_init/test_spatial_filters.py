@@ -145,6 +145,9 @@ def test_channels_share_as_few_filters_as_asked(distinct):
     initialize(model, SpatialFilters("random", distinct=distinct))
     first, second = (layer.weight.detach() for layer in layers(model))
     assert first.unique(dim=0).shape[0] == min(distinct, 64)
+    if distinct == 4:  # at random, so neither equally often nor in turn
+        counts = first.unique(dim=0, return_counts=True)[1]
+        assert counts.min() < counts.max()
     assert not set(first.flatten().tolist()) & set(second.flatten().tolist())  # a set of its own in each layer
 
 
