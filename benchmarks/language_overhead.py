@@ -12,22 +12,21 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
-import platform
 import threading
 import time
 from pathlib import Path
 from statistics import median
 
 import torch
-import transformers
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, Dataset
 
 from callbacks import ExactResume
 from lightning_modules import LanguageModel
+from lightning_modules.compare.surroundings import surroundings
 from lightning_modules.optim import parameter_groups, warmup_cosine
+from structured_init.files import write_json, write_text
 
 #         hidden layers heads block batch vocabulary
 CASES = {
@@ -139,7 +138,7 @@ def measure(case, steps):
     }  # fmt: skip
 
 
-def table(results, surroundings):
+def table(results, about):
     """Return the results in Markdown."""
     lines = [
         "# What `LanguageModel` costs a step",
@@ -157,28 +156,23 @@ def table(results, surroundings):
             f"| {row['case']} | {row['steps']} | {row['bare_ms']:.1f} | {row['language_model_ms']:.1f} | "
             f"{row['extra_ms']:.2f} | {row['share_of_throughput']:.3f} | {row['same_weights_after']} |"
         )
-    return "\n".join([*lines, "", surroundings, ""])
+    return "\n".join([*lines, "", about, ""])
 
 
 def main():
     """Measure and write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", default="benchmarks/results")
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results"))
     parser.add_argument("--steps", type=int, default=120)
     options = parser.parse_args()
     torch.set_num_threads(1)
     load = os.getloadavg()[0]
     results = [measure(case, options.steps if case == "small" else options.steps // 2) for case in CASES]
-    surroundings = (
-        f"{platform.machine()}, {os.cpu_count()} cores, 1 thread, load {load:.1f} at the start; "
-        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}."
-    )
-    folder = Path(options.output)
-    text = table(results, surroundings)
-    (folder / "language_overhead.md").write_text(text)
-    (folder / "language_overhead.json").write_text(
-        json.dumps({"results": results, "surroundings": surroundings}, indent=1) + "\n"
-    )
+    record = {"results": results, "load at the start": round(load, 1), "surroundings": surroundings()}
+    about = ", ".join(f"{name} {value}" for name, value in record["surroundings"].items())
+    text = table(results, f"{os.cpu_count()} cores, 1 thread, load {load:.1f} at the start; {about}.")
+    write_text(options.output / "language_overhead.md", text)
+    write_json(options.output / "language_overhead.json", record)
     print(text)
 
 

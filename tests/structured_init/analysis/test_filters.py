@@ -91,6 +91,10 @@ def test_independent_weights_have_the_statistics_that_theory_gives():
             nn.functional.pad(torch.tensor([[[2.0]], [[-2.0]]]), (1, 1, 1, 1)),
             {"energy": 4, "mean_share": 0, "centre_share": 1, "radius": 0, "effective_rank": 1},
         ),
+        (  # of an even kernel the centre is the weight that padding "same" puts on the pixel itself
+            nn.functional.pad(torch.tensor([[[2.0]], [[-2.0]]]), (1, 2, 1, 2)),
+            {"energy": 4, "centre_share": 1},
+        ),
         (torch.tensor([[[1.0, -1.0], [-1.0, 1.0]]]), {"neighbour_correlation": -1, "radius": math.sqrt(0.5)}),
     ],
 )
