@@ -28,11 +28,13 @@ from lightning_modules.compare.surroundings import surroundings
 from lightning_modules.optim import parameter_groups, warmup_cosine
 from structured_init.files import write_json, write_text
 
-#         hidden layers heads block batch vocabulary
+#                   clip hidden layers heads block batch vocabulary
 CASES = {
-    "small": (64, 2, 2, 32, 4, 512),
-    "150 ms": (192, 4, 4, 128, 8, 4096),
-}
+    "small":           (None, 64, 2, 2, 32, 4, 512),
+    "150 ms":          (None, 192, 4, 4, 128, 8, 4096),
+    "150 ms, clipped": (1.0, 192, 4, 4, 128, 8, 4096),
+}  # fmt: skip
+TURN = 6  # steps
 
 
 class Blocks(Dataset):
@@ -52,20 +54,29 @@ class Blocks(Dataset):
 
 
 class Turns:
-    """Two threads that work in turn; each is timed only while it has its turn."""
+    """Two threads that work in turn, a few steps each; a step counts only where the one before was of the same thread.
+
+    The first step of a turn finds the other's data in the processor's caches, which is nobody's overhead.
+    """
 
     def __init__(self):
         self.flags = [threading.Semaphore(1), threading.Semaphore(0)]
         self.seconds = [[], []]
+        self.done = [0, 0]
         self.begin = [None, None]
 
     def step(self, who):
-        """End the turn of ``who`` and wait for the next."""
-        now = time.perf_counter()
-        if self.begin[who] is not None:
-            self.seconds[who].append(now - self.begin[who])
-            self.flags[1 - who].release()
-        self.flags[who].acquire()
+        """End a step of ``who``, and after the last of its turn wait for the next turn."""
+        now, first = time.perf_counter(), self.begin[who] is None
+        place = self.done[who] % TURN
+        if not first:
+            if place != 0:
+                self.seconds[who].append(now - self.begin[who])
+            self.done[who] += 1
+        if first or place == TURN - 1:
+            if not first:
+                self.flags[1 - who].release()
+            self.flags[who].acquire()
         self.begin[who] = time.perf_counter()
 
     def leave(self, who):
@@ -75,14 +86,14 @@ class Turns:
 
 def build(case):
     """Return a model of the case."""
-    hidden, layers, heads, block, _, vocabulary = CASES[case]
+    _, hidden, layers, heads, block, _, vocabulary = CASES[case]
     fields = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
     fields |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     torch.manual_seed(0)
     return LanguageModel("gpt2", fields, vocab_size=vocabulary, block_size=block)
 
 
-def bare(network, loader, steps, turns):
+def bare(network, loader, steps, turns, clip):
     """Train as one would without a framework."""
     optimizer = torch.optim.AdamW(parameter_groups(network), lr=1e-3, weight_decay=0.1)  # as LanguageModel by default
     curve = {"total_steps": steps, "warmup_steps": 0, "warmup_lr": 0.0, "min_lr": 1e-6}
@@ -92,14 +103,15 @@ def bare(network, loader, steps, turns):
         turns.step(0)
         optimizer.zero_grad()
         network(batch["input_ids"], labels=batch["labels"]).loss.backward()
-        torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+        if clip:
+            torch.nn.utils.clip_grad_norm_(network.parameters(), clip)
         optimizer.step()
         scheduler.step()
     turns.step(0)
     turns.leave(0)
 
 
-def framed(model, loader, turns, folder):
+def framed(model, loader, turns, clip, folder):
     """Train in Lightning; a turn is everything from one batch to the next."""
 
     class InTurn(DataLoader):
@@ -110,8 +122,8 @@ def framed(model, loader, turns, folder):
 
     quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
     trainer = Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, gradient_clip_val=1.0, default_root_dir=folder,
-        callbacks=[ExactResume()], **quiet,
+        accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, gradient_clip_val=clip,
+        default_root_dir=folder, callbacks=[ExactResume()], **quiet,
     )  # fmt: skip
     trainer.fit(model, InTurn(loader.dataset, batch_size=loader.batch_size))
     turns.leave(1)  # a loader of known length is not asked for what is behind its last batch
@@ -119,22 +131,22 @@ def framed(model, loader, turns, folder):
 
 def measure(case, steps):
     """Return the medians of both, in milliseconds, and of what one step of the framework takes more."""
-    *_, block, batch, vocabulary = CASES[case]
+    clip, *_, block, batch, vocabulary = CASES[case]
     loader = DataLoader(Blocks(steps * batch, block, vocabulary), batch_size=batch)
     model, turns = build(case), Turns()
     network = copy.deepcopy(model.network)
-    thread = threading.Thread(target=bare, args=(network, loader, steps, turns))
+    thread = threading.Thread(target=bare, args=(network, loader, steps, turns, clip))
     thread.start()
-    framed(model, loader, turns, os.devnull)
+    framed(model, loader, turns, clip, os.devnull)
     thread.join()
     pairs = zip(network.parameters(), model.network.parameters(), strict=True)
-    same = all(torch.allclose(theirs, ours, atol=1e-5) for theirs, ours in pairs)
+    apart = max((theirs - ours).abs().max().item() for theirs, ours in pairs)
     ours, theirs = (seconds[5:] for seconds in (turns.seconds[1], turns.seconds[0]))
     extra = median(a - b for a, b in zip(ours, theirs, strict=False))  # the last step of ours is not timed
     bare_ms, ours_ms = 1e3 * median(theirs), 1e3 * median(ours)
     return {
         "case": case, "steps": len(ours), "bare_ms": bare_ms, "language_model_ms": ours_ms, "extra_ms": 1e3 * extra,
-        "share_of_throughput": bare_ms / (bare_ms + 1e3 * extra), "same_weights_after": same,
+        "share_of_throughput": bare_ms / (bare_ms + 1e3 * extra), "largest_difference_of_weights": apart,
     }  # fmt: skip
 
 
@@ -146,15 +158,15 @@ def table(results, about):
         "A bare PyTorch loop and `LanguageModel` in Lightning train copies of one GPT-2 on the same batches, step by",
         "step in turn in one process (`python -m benchmarks.language_overhead`). Medians; the extra time is the median",
         "of paired differences. Wanted: under 3 ms a step, and at least 0.98 of the throughput where a step takes",
-        "150 ms or more.",
+        "150 ms or more. Weights apart: the largest difference between both networks in the end.",
         "",
-        "| case | steps | bare loop, ms | `LanguageModel`, ms | extra, ms | share of throughput | same weights |",
+        "| case | steps | bare loop, ms | `LanguageModel`, ms | extra, ms | share of throughput | weights apart |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in results:
         lines.append(
             f"| {row['case']} | {row['steps']} | {row['bare_ms']:.1f} | {row['language_model_ms']:.1f} | "
-            f"{row['extra_ms']:.2f} | {row['share_of_throughput']:.3f} | {row['same_weights_after']} |"
+            f"{row['extra_ms']:.2f} | {row['share_of_throughput']:.3f} | {row['largest_difference_of_weights']:.0e} |"
         )
     return "\n".join([*lines, "", about, ""])
 
