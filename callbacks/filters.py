@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from callbacks.attention_figures import Drawn, send
 from callbacks.attention_map import SHARDED
+from callbacks.before_after import BeforeAndAfter
 from callbacks.figures import covariance_figure, filter_figure, save_figure, variance_figure
 from structured_init.analysis.filters import depthwise_filters, filter_change, filter_statistics
 from structured_init.errors import StructuredInitError
@@ -20,7 +20,7 @@ from structured_init.files import replacing, write_json
 from structured_init.sites.depthwise import depthwise_conv_sites
 
 
-class FilterCallback(Callback):
+class FilterCallback(BeforeAndAfter):
     """Write every depthwise convolution's filters before and after training, with statistics and figures.
 
     Into ``<log_dir>/filters`` (``default_root_dir`` without a logger) go ``before.safetensors`` and
@@ -42,29 +42,10 @@ class FilterCallback(Callback):
     """
 
     def __init__(self, enabled: bool = True, figures: bool = True) -> None:
-        self.enabled, self.figures = enabled, figures
-        self.before: str | None = None
+        super().__init__(enabled)
+        self.figures = figures
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the filters at the start, in a run that starts at step 0."""
-        resumed = trainer.ckpt_path is not None and self.before is not None
-        if self.enabled and trainer.global_step == 0 and not resumed:
-            self.before = self._capture("before", trainer, pl_module)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep those at the end, and compare."""
-        if self.enabled:
-            self._capture("after", trainer, pl_module)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where ``before`` is."""
-        return {"before": self.before}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take ``before`` of the run that is resumed."""
-        self.before = state_dict["before"]
-
-    def _capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
+    def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
         """Write on rank zero, and tell every rank how it went."""
         folder = Path(trainer.log_dir or trainer.default_root_dir) / "filters"  # a collective: every rank asks
         if any(cls.__name__ in SHARDED for cls in type(trainer.strategy).__mro__):

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import save_file
 from torch import Tensor
 
 from callbacks.attention_map import SHARDED
+from callbacks.before_after import BeforeAndAfter
 from callbacks.probe_batch import probe_batch
 from structured_init.analysis.representations import gram_matrices, repeated_blocks
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
 
 
-class RepresentationCallback(Callback):
+class RepresentationCallback(BeforeAndAfter):
     """Write Gram matrices of every block's output on fixed samples, before and after training.
 
     ``<log_dir>/representations/{before,after}.safetensors`` hold a tensor (minibatches, m, m) per block in float32,
@@ -45,29 +45,10 @@ class RepresentationCallback(Callback):
             raise StructuredInitError(
                 f"RepresentationCallback: batch_size must be from 4 to samples ({samples}), got {batch_size}"
             )
-        self.samples, self.batch_size, self.seed, self.enabled = samples, batch_size, seed, enabled
-        self.before: str | None = None
+        super().__init__(enabled)
+        self.samples, self.batch_size, self.seed = samples, batch_size, seed
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep the representations at the start, in a run that starts at step 0."""
-        resumed = trainer.ckpt_path is not None and self.before is not None
-        if self.enabled and trainer.global_step == 0 and not resumed:
-            self.before = self._capture("before", trainer, pl_module)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Keep those at the end, and beside them those of the start where an earlier part of the run wrote them."""
-        if self.enabled:
-            self._capture("after", trainer, pl_module)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where ``before`` is."""
-        return {"before": self.before}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take ``before`` of the run that is resumed."""
-        self.before = state_dict["before"]
-
-    def _capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
+    def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
         """Capture where the weights are, write on rank zero, and tell every rank how it went."""
         folder = Path(trainer.log_dir or trainer.default_root_dir) / "representations"  # a collective: every rank asks
         sharded = any(cls.__name__ in SHARDED for cls in type(trainer.strategy).__mro__)
