@@ -15,11 +15,12 @@ PREFIX = "--init.initializer.init_args."
 
 @dataclass(frozen=True)
 class Arm:
-    """One start among those compared.
+    """One start among those compared, or a variant of the network.
 
     Attributes:
         label: how tables, figures and folders name it.
-        init: a name of ``configs/init``, or the path of a configuration.
+        init: a name of ``configs/init``, one of another folder of ``configs`` with the folder before it, or the path of
+            a configuration. Whatever else than a start the configuration says is layered over the experiment.
         overrides: arguments of the initializer to replace, as text.
     """
 
@@ -29,7 +30,8 @@ class Arm:
 
     def arguments(self) -> list[str]:
         """Return the part of a command line that asks for this start, good from any folder."""
-        path = str(Path(self.init).resolve()) if Path(self.init).is_file() else f"init/{self.init}"
+        shipped = self.init if "/" in self.init else f"init/{self.init}"
+        path = str(Path(self.init).resolve()) if Path(self.init).is_file() else shipped
         return ["-c", path, *(f"{PREFIX}{key}={value}" for key, value in self.overrides.items())]
 
 
@@ -37,7 +39,7 @@ def parse_arms(text: str) -> dict[str, Arm]:
     """Return the arms by label, in the order given.
 
     Args:
-        text: entries separated by commas: a name of ``configs/init`` or a path, with ``label=`` before it and arguments
+        text: entries separated by commas: a shipped name (of ``configs/init`` without its folder) or a path, with ``label=`` before it and arguments
             of the initializer in braces behind it, where wanted. Commas inside brackets of any kind do not separate.
 
     Raises:
@@ -82,7 +84,7 @@ def _arm(entry: str) -> Arm:
     overrides = dict(_override(part, entry) for part in split_outside_brackets(inside or ""))
     init = _existing(init)
     if label is None:
-        words = [Path(init).stem if Path(init).is_file() else init, *(_short(*item) for item in overrides.items())]
+        words = [Path(init).stem if Path(init).is_file() else init.rpartition("/")[2], *(_short(*item) for item in overrides.items())]
         label = "_".join(words)
     label = label.strip()
     if not re.fullmatch(r"\w[\w.+-]*", label):
@@ -105,8 +107,8 @@ def _short(key: str, value: str) -> str:
 
 
 def _existing(init: str) -> str:
-    """Return the name of a shipped start, or a path as it is."""
-    known = {name.partition("/")[2] for name in shipped_configs() if name.startswith("init/")}
+    """Return the name of a shipped configuration, or a path as it is."""
+    known = {name.removeprefix("init/") for name in shipped_configs()}
     short = init.removeprefix("configs/").removeprefix("init/").removesuffix(".yaml")
     if Path(init).is_file():
         return init

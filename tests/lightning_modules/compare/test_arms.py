@@ -19,6 +19,12 @@ def test_names_paths_labels_and_overrides_become_arms_in_their_order(tmp_path):
     assert arms["mine"].arguments() == ["-c", str(file)]
 
 
+def test_a_variant_of_the_network_is_an_arm_by_the_name_of_its_folder():
+    arms = parse_arms("default,token_softmax/replace,other=token_softmax/replace,configs/token_softmax/add.yaml")
+    assert list(arms) == ["default", "replace", "other", "add"]
+    assert arms["replace"].arguments() == arms["other"].arguments() == ["-c", "token_softmax/replace"]
+
+
 def test_a_relative_path_is_good_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text("")
     monkeypatch.chdir(tmp_path)
