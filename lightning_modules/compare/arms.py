@@ -39,8 +39,9 @@ def parse_arms(text: str) -> dict[str, Arm]:
     """Return the arms by label, in the order given.
 
     Args:
-        text: entries separated by commas: a shipped name (of ``configs/init`` without its folder) or a path, with ``label=`` before it and arguments
-            of the initializer in braces behind it, where wanted. Commas inside brackets of any kind do not separate.
+        text: entries separated by commas: a shipped name (of ``configs/init`` without its folder) or a path, with
+            ``label=`` before it and arguments of the initializer in braces behind it, where wanted. Commas inside
+            brackets of any kind do not separate.
 
     Raises:
         StructuredInitError: no entry, an unknown start (the nearest is named), a malformed entry, a label given twice.
@@ -84,7 +85,8 @@ def _arm(entry: str) -> Arm:
     overrides = dict(_override(part, entry) for part in split_outside_brackets(inside or ""))
     init = _existing(init)
     if label is None:
-        words = [Path(init).stem if Path(init).is_file() else init.rpartition("/")[2], *(_short(*item) for item in overrides.items())]
+        name = Path(init).stem if Path(init).is_file() else init.rpartition("/")[2]
+        words = [name, *(_short(*item) for item in overrides.items())]
         label = "_".join(words)
     label = label.strip()
     if not re.fullmatch(r"\w[\w.+-]*", label):

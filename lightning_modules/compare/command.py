@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import shlex
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.markdown import Markdown
 
-from lightning_modules.compare.launch import Launcher, LocalLauncher, launch
+from lightning_modules.compare.launch import Launcher, LocalLauncher, launch, variables
 from lightning_modules.compare.learning_rates import choose, chosen_runs, write_choices
 from lightning_modules.compare.lock import held
 from lightning_modules.compare.plan import Comparison
 from lightning_modules.compare.prepare import parse_controls, prepare
 from lightning_modules.compare.progress import following, table
 from lightning_modules.compare.run import Run
+from lightning_modules.compare.time_limit import LEFT, TimeLimit, command_began, parse_duration
 from structured_init.errors import StructuredInitError
 
 
@@ -39,12 +41,15 @@ def compare(args: Sequence[str]) -> None:
 
     Raises:
         StructuredInitError: a mistake; nothing was started or written.
-        SystemExit: with code 1 where a run has failed, 130 after Ctrl-C.
+        SystemExit: with code 1 where a run has failed, 75 where ``--time-limit`` has left runs that the same command
+            goes on with, failed ones or not, 130 after Ctrl-C.
     """
+    began = command_began()
     options, further = compare_parser().parse_known_args(args)
+    limit = TimeLimit(began, options.time_limit)
     console = Console(highlight=False)
     try:
-        _compare(options, further, shlex.join(["structured-init", "compare", *args]), console)
+        _compare(options, further, shlex.join(["structured-init", "compare", *args]), console, limit)
     except KeyboardInterrupt:
         console.print("\nStopped. The same command goes on where the runs were.")
         raise SystemExit(130) from None
@@ -67,51 +72,76 @@ def report(args: Sequence[str]) -> None:
         print(path)
 
 
-def _compare(options: argparse.Namespace, further: Sequence[str], command: str, console: Console) -> None:
+def _compare(
+    options: argparse.Namespace, further: Sequence[str], command: str, console: Console, limit: TimeLimit
+) -> None:
     if options.launcher == "ray":
         from lightning_modules.compare.ray_launcher import import_ray
 
         import_ray()  # before the work of checking everything else
     comparison = prepare(options, further, command)
-    launcher = _launcher(options)
-    try:
-        with held(comparison.folder):
-            failed = _train(comparison, launcher, console)
-    finally:
-        launcher.close()
-    _report(comparison, options, console)
+    with variables(limit.environment):
+        launcher = _launcher(options)
+        try:
+            with held(comparison.folder):
+                failed, left = _train(comparison, launcher, console, limit)
+        finally:
+            launcher.close()
+    if not left or any(comparison.folder.glob("runs/**/result.json")):
+        _report(comparison, options, console)
     if failed:
         console.print(f"{len(failed)} of the runs failed; the same command tries them again:")
         for name, reason in failed.items():
             console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
+    if left:
+        console.print(f"The time is up: {left}. The same command goes on.")
+        raise SystemExit(LEFT)
+    if failed:
         raise SystemExit(1)
 
 
-def _train(comparison: Comparison, launcher: Launcher, console: Console) -> dict[str, str]:
-    """Train what is missing; return why runs failed, by their names."""
+def _train(
+    comparison: Comparison, launcher: Launcher, console: Console, limit: TimeLimit
+) -> tuple[dict[str, str], str]:
+    """Train what is missing; return why runs failed, by their names, and what the time limit has left, in words."""
     known = comparison.known()
     manifest = comparison.manifest() if known is None else comparison.grown(known)
     comparison.write(manifest)
     if comparison.learning_rates:  # the choice is among all rates of the folder, over all of its seeds
         comparison = dataclasses.replace(comparison, learning_rates=manifest["learning_rates"], seeds=manifest["seeds"])
     runs = comparison.runs(identity=manifest["identity"])
-    failed = _follow(comparison, manifest, runs, launcher, console)
-    if comparison.learning_rates:
+    failed = _follow(comparison, manifest, runs, launcher, console, limit)
+    left = _left(runs, failed)
+    if comparison.learning_rates and not left:
         choices = choose(comparison, runs)
         write_choices(comparison, choices)
         console.print("The learning rates are chosen; now the test split is read.")
-        failed |= _follow(comparison, manifest, chosen_runs(choices, runs), launcher, console)
-    return failed
+        chosen = chosen_runs(choices, runs)
+        failed |= _follow(comparison, manifest, chosen, launcher, console, limit)
+        left = _left(chosen, failed)
+    return failed, left
+
+
+def _left(runs: Sequence[Run], failed: Mapping[str, str]) -> str:
+    """Say how many runs are neither complete nor failed; nothing where none is."""
+    complete = sum(run.complete for run in runs)
+    left = sum(not run.complete and run.name not in failed for run in runs)
+    return f"{complete} of {len(runs)} runs are complete, {left} left" if left else ""
 
 
 def _follow(
-    comparison: Comparison, manifest: dict[str, Any], runs: Sequence[Run], launcher: Launcher, console: Console
+    comparison: Comparison,
+    manifest: dict[str, Any],
+    runs: Sequence[Run],
+    launcher: Launcher,
+    console: Console,
+    limit: TimeLimit,
 ) -> dict[str, str]:
     waiting = [run for run in runs if not run.complete]
     for run in waiting:
         run.failure_file.unlink(missing_ok=True)
     with following(console, comparison.folder, manifest, runs, launcher.places) as progress:
-        launch(waiting, launcher, progress.started, progress.ended)
+        launch(waiting, launcher, progress.started, progress.ended, limit)
     return progress.failed
 
 
@@ -162,6 +192,8 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--ray-address", metavar="A", help="of a Ray cluster; without it one is started here")
     add("--cpus-per-run", type=float, default=1, metavar="N", help="that Ray reserves (default: 1)")
     add("--gpus-per-run", type=float, default=0, metavar="N", help="of each run (default: 0)")
+    limit = "such as 55m, 2h or 01:30:00: stop in time, with exit code 75; the same command goes on"
+    add("--time-limit", type=parse_duration, default=math.inf, metavar="T", help=limit)
     add("--no-open", action="store_true", help="do not show the report in a browser")
     return parser
 

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Protocol
 import torch
 
 from lightning_modules.compare.run import Run, train
+from lightning_modules.compare.time_limit import UNLIMITED, TimeLimit
 from lightning_modules.messages import one_line
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_json
@@ -48,7 +50,13 @@ class Launcher(Protocol):
         """End everything that still runs, at once."""
 
 
-def launch(runs: Sequence[Run], launcher: Launcher, started: Callable[[Run], None], ended: Callable[..., None]) -> None:
+def launch(
+    runs: Sequence[Run],
+    launcher: Launcher,
+    started: Callable[[Run], None],
+    ended: Callable[..., None],
+    limit: TimeLimit = UNLIMITED,
+) -> None:
     """Train runs in their order, as many at a time as there are places.
 
     Args:
@@ -57,13 +65,16 @@ def launch(runs: Sequence[Run], launcher: Launcher, started: Callable[[Run], Non
         started: called when a run starts.
         ended: called with a run and why it failed, ``None`` where it did not; and without arguments, about once a
             second.
+        limit: none starts after its deadline; what has not stopped at its end is left for the launcher to close.
     """
     waiting, running = deque(runs), 0
-    while waiting or running:
-        while waiting and launcher.free():
+    while time.time() < limit.end:
+        while waiting and launcher.free() and time.time() < limit.deadline:
             started(waiting[0])
             launcher.start(waiting.popleft())
             running += 1
+        if not running:
+            return
         for run, reason in launcher.wait(1.0):
             running -= 1
             ended(run, reason)
@@ -74,7 +85,7 @@ def launch(runs: Sequence[Run], launcher: Launcher, started: Callable[[Run], Non
 
 
 def execute(run: Run) -> str | None:
-    """Train a run with everything it prints in its log; return why it failed, in one line, or ``None``."""
+    """Train a run with everything it prints in its log; return why it failed, ``None`` if it did not."""
     with _output_to(run):
         torch.set_num_threads(run.settings["threads"])
         try:
@@ -193,7 +204,7 @@ class _Worker:
     def __init__(self, context: multiprocessing.context.SpawnContext, environment: dict[str, str]) -> None:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(theirs, environment))  # no daemon: its loaders have workers
-        with _environment(environment), _without_interrupts():  # both count while the process imports its libraries
+        with variables(environment), _without_interrupts():  # both count while the process imports its libraries
             self.process.start()
         theirs.close()
         self.run: Run | None = None
@@ -263,7 +274,8 @@ def _end_with(sentinel: int) -> None:
 
 
 @contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Iterator[None]:
+def variables(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a while."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:

@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-from lightning_modules.compare.run import Run
+from lightning_modules.checkpoint import read_checkpoint
+from lightning_modules.compare.run import Run, last_checkpoint
 from lightning_modules.compare.run_log import read_rows
 
 
@@ -61,8 +62,15 @@ class Lines:
     def ended(self, run: Run | None = None, reason: str | None = None) -> None:
         if run is None:
             return
-        self.done += 1
         begin, _ = self.running.pop(run)
+        if reason is None and not run.complete:
+            checkpoint = last_checkpoint(run.folder)
+            where = (
+                f"after step {read_checkpoint(checkpoint)['global_step']}" if checkpoint else "before its first step"
+            )
+            self.console.print(f"{run.name}: stopped {where}", markup=False, soft_wrap=True)
+            return
+        self.done += 1
         self.seconds.append(time.perf_counter() - begin)
         if reason:
             self.failed[run.name] = reason
@@ -106,8 +114,7 @@ class Lines:
 
     def _value(self, run: Run) -> str:
         result, metric = run.result, self.manifest["metric"]
-        if result is None:
-            return "ended"
+        assert result is not None
         name = metric if metric in result["metrics"] else "val/" + metric.partition("/")[2]
         shown = f"{name} {result['metrics'][name]:.4g}, " if name in result["metrics"] else ""
         return f"{shown}{duration(result['seconds'])}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning_modules.compare.launch import Ended, execute, note_failure
 from lightning_modules.compare.run import Run
+from lightning_modules.compare.time_limit import DEADLINE
 from lightning_modules.messages import one_line
 from structured_init.errors import StructuredInitError
 
@@ -88,8 +89,9 @@ class RayLauncher:
 
 
 def _ours() -> dict[str, str]:
-    """Return the variables of this process that say where data comes from."""
-    return {name: os.environ[name] for name in ("STRUCTURED_INIT_DATA", "HF_HUB_OFFLINE") if name in os.environ}
+    """Return the variables of this process that say where data comes from, and how long there is time."""
+    names = ("STRUCTURED_INIT_DATA", "HF_HUB_OFFLINE", DEADLINE)
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def import_ray() -> Any:

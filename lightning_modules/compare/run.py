@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import os
 import shutil
 import sys
 import time
@@ -22,6 +23,14 @@ from lightning_modules.checkpoint import read_checkpoint
 from lightning_modules.cli import CLI
 from lightning_modules.compare.resolve import Built
 from lightning_modules.compare.surroundings import surroundings
+from lightning_modules.compare.time_limit import (
+    DEADLINE,
+    Stopped,
+    StoppingEpochLoop,
+    last_file,
+    logged_steps,
+    reached,
+)
 from lightning_modules.config_names import expand
 from lightning_modules.show import Runner
 from structured_init.errors import StructuredInitError
@@ -77,18 +86,19 @@ class Run:
 
 
 def train(run: Run) -> None:
-    """Do what is left of a run, in this process.
+    """Do what is left of a run, in this process; where a deadline comes first, leave a checkpoint to go on from.
 
     Raises:
         StructuredInitError: an expected mistake; anything else that Lightning and the task raise goes through.
     """
-    if run.complete:
+    if run.complete or reached():
         return
     write_json(run.beside("settings.json"), dict(run.settings))
     begin = time.perf_counter()
-    result = run.result or _fit(run, begin)  # a result without the test split: the learning rate is chosen now
-    if run.tested and not result["tested"]:
-        _test(run, result, begin)
+    with contextlib.suppress(Stopped):
+        result = run.result or _fit(run, begin)  # a result without the test split: the learning rate is chosen now
+        if run.tested and not result["tested"]:
+            _test(run, result, begin)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -111,8 +121,7 @@ def _fit(run: Run, begin: float) -> dict[str, Any]:
         resumed, before = [], 0.0
     else:
         state = read_checkpoint(checkpoint)
-        steps = state["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"]
-        resumed = ["--ckpt_path", str(checkpoint), f"--trainer.logger.init_args.resumed_at={steps}"]
+        resumed = ["--ckpt_path", str(checkpoint), f"--trainer.logger.init_args.resumed_at={logged_steps(state)}"]
         before = state["callbacks"].get(ElapsedTime.__name__, {}).get("seconds", 0.0)
         del state
     trainer, metrics = perform(("fit", "test") if run.tested else ("fit",), [*run.settings["arguments"], *resumed])
@@ -143,15 +152,20 @@ def perform(steps: Sequence[str], arguments: Sequence[str]) -> tuple[Trainer, di
     Args:
         steps: ``"fit"``, ``"test"`` or both; a test alone takes the run's last checkpoint.
         arguments: of the command line.
+
+    Raises:
+        Stopped: on every rank, where the deadline came first.
     """
     with _ranks_perform(steps, arguments):
         cli = (_Finishing if "fit" in steps else Built)(expand(arguments))
-        last = Path(str(cli.trainer.log_dir)) / "checkpoints" / "last.ckpt"
+        last = last_file(cli.trainer)
         metrics: dict[str, float] = {}
         if "fit" in steps:
             _save_last(cli.trainer, last)
             values = cli.trainer.callback_metrics.items()
             metrics |= {name: float(value) for name, value in values if name.startswith("val/")}
+            if "test" in steps and cli.trainer.strategy.broadcast(reached()):
+                raise Stopped
         if "test" in steps:
             metrics |= _test_metrics(cli, **({} if "fit" in steps else {"ckpt_path": str(last)}))
         return cli.trainer, metrics
@@ -199,4 +213,6 @@ class _Finishing(CLI):
     def instantiate_trainer(self, **kwargs: Any) -> Runner:
         trainer: Trainer = super().instantiate_trainer(**kwargs)
         trainer.fit_loop.__class__ = _FinishingLoop
+        if DEADLINE in os.environ:
+            trainer.fit_loop.epoch_loop.__class__ = StoppingEpochLoop
         return trainer
