@@ -231,13 +231,13 @@ def peak(name: str, layers: int, journal_in_a_file: bool) -> float:
     whole(network(*VIT_B[:3], 2, VIT_B[4]), name)  # the libraries' own buffers
     model = network(*VIT_B[:3], layers, VIT_B[4])
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = _status("VmRSS")
+    before = status("VmRSS")
     whole(model, name)
     layer = sum(4 * parameter.numel() for parameter in model.blocks[0].parameters())
-    return (_status("VmHWM") - before) / layer
+    return (status("VmHWM") - before) / layer
 
 
-def _status(field: str) -> int:
+def status(field: str) -> int:
     """Return one of this process' sizes in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
