@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test fast-test lint clean
+.PHONY: demo test fast-test lint bench bench-gpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -36,6 +36,17 @@ fast-test: $(READY)  ## run the tests that take seconds
 
 lint: $(READY)  ## check style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+bench: $(READY)  ## run the benchmarks that fit on 2 cores into runs/bench (under 15 minutes)
+	@for name in floor data_speed capture_speed token_softmax_speed training_overhead scan_speed recall_speed; do \
+	  echo "$$name ..."; $(BIN)/python -W ignore -m benchmarks.$$name --output runs/bench >/dev/null 2>runs.log \
+	    && cat runs/bench/$$name.md || { cat runs.log; rm -f runs.log; exit 1; }; rm -f runs.log; done
+	@$(BIN)/python -W ignore -m benchmarks.init_time --parts svd memory --repeats 1 --output runs/bench
+
+bench-gpu: $(READY)  ## run the benchmarks that need a GPU into runs/bench-gpu
+	@$(BIN)/python -W ignore -m benchmarks.training_settings --device cuda --output runs/bench-gpu
+	@$(BIN)/python -W ignore -m benchmarks.training_overhead --device cuda --precision bf16-mixed --output runs/bench-gpu
+	@$(BIN)/python -W ignore -m benchmarks.cayley_speed --device cuda --output runs/bench-gpu
 
 clean:  ## remove what make demo and make test wrote, but not .venv
 	@rm -rf demo runs lightning_logs .pytest_cache .ruff_cache

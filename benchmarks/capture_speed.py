@@ -145,7 +145,7 @@ def table(record: dict[str, Any]) -> str:
         plain, captured = row["forward_seconds"], row["capture_seconds"]
         ratios = [b / a for a, b in zip(plain, captured, strict=True)]
         lines.append(
-            f"| {row['model']} | {1e3 * median(plain):.0f} | {1e3 * median(captured):.0f} | {_spread(ratios, 2)} | "
+            f"| {row['model']} | {1e3 * median(plain):.0f} | {1e3 * median(captured):.0f} | {spread(ratios, 2)} | "
             f"{row['maps_megabytes']:.0f} | {row['peak_megabytes']:.0f} |"
         )
     seconds = record["training"]["step_seconds"]
@@ -153,7 +153,7 @@ def table(record: dict[str, Any]) -> str:
     lines += [
         "",
         f"Outside of a capture there is nothing: the callback has no hook around a step. {record['training']['case']}:",
-        f"{1e3 * median(seconds['without']):.2f} ms a step without the callback, {_spread(extra, 2)} ms more with it,",
+        f"{1e3 * median(seconds['without']):.2f} ms a step without the callback, {spread(extra, 2)} ms more with it,",
         f"over {len(extra)} pairs of trainings of {STEPS} steps.",
         "",
         ", ".join(f"{name} {value}" for name, value in record["surroundings"].items()) + ", seed 0.",
@@ -161,7 +161,8 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _spread(values: list[float], digits: int) -> str:
+def spread(values: list[float], digits: int) -> str:
+    """Return a median, quartiles in brackets."""
     if len(values) < 2:
         return f"{values[0]:.{digits}f}"
     lower, middle, upper = quantiles(values, n=4)
