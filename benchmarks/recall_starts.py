@@ -41,8 +41,8 @@ COMPARISONS: dict[str, tuple[str, list[str]]] = {
         [*MQAR, *SMALL, "--inits", ",".join([BOTH, *WITHOUT]), "--seeds", "0-4", "--learning-rates", "1e-2,3e-2"],
     ),
     "mqar_states": (
-        "The same: larger states",
-        [*MQAR, "--inits", BOTH, "--seeds", "0-2", "--learning-rates", "1e-2,3e-2", "--grid", f"{STATE}=32,128"],
+        "The same: other states",
+        [*MQAR, "--inits", BOTH, "--seeds", "0-2", "--learning-rates", "1e-2,3e-2", "--grid", f"{STATE}=8,32,128"],
     ),
     "copying_learning_rates": (
         "Copying up to 12 of 26 letters, state 16, 1,000 steps: which learning rates succeed",
@@ -83,6 +83,8 @@ def tables(results: pd.DataFrame) -> list[str]:
     Args:
         results: of :func:`load_results`, of a comparison that chose learning rates.
     """
+    if STATE in results:
+        results = results.assign(**{STATE: results[STATE].astype(int)}).sort_values(STATE, kind="stable")
     return [*_sweep(results), "", *_chosen(results)] if results["learning_rate"].nunique() > 1 else _chosen(results)
 
 
