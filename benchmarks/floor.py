@@ -98,7 +98,8 @@ def measure() -> dict[str, Any]:
             "memory, nothing fused": counted["all bytes"] / device.bytes,
         }
         rows.append({"device": device.name, "step_ms": {name: 1e3 * each for name, each in seconds.items()}})
-    return {"step": counted, "steps": steps, "rows": rows, "surroundings": surroundings()}
+    settings = {"network": NETWORK, "batch": BATCH, "epochs": EPOCHS, "images": IMAGES, "counted": SMALL, "seed": 0}
+    return {"settings": settings, "step": counted, "steps": steps, "rows": rows, "surroundings": surroundings()}
 
 
 def table(record: dict[str, Any]) -> str:

@@ -67,7 +67,9 @@ def main() -> None:
     """Measure part by part, writing what is there after each."""
     arguments = parse()
     torch.set_num_threads(1)
-    record: dict[str, Any] = {"settings": {key: str(value) for key, value in vars(arguments).items()}}
+    record: dict[str, Any] = {
+        "settings": {key: str(value) for key, value in vars(arguments).items() if key != "output"}
+    }
     with threadpool_limits(1):
         record["surroundings"] = {**surroundings(), "seed": SEED}
         for part in arguments.parts:

@@ -10,8 +10,20 @@ from statistics import median
 from typing import Any
 
 from benchmarks.collectives import sharded_bytes
+from structured_init.writer import IN_MEMORY_BYTES
 
 Record = dict[str, Any]
+INTRODUCTION = (
+    "# What a start costs at scale",
+    "",
+    "    python -m benchmarks.init_scale --output benchmarks/results",
+    "",
+    "Processor seconds of one thread, and the peak of a process' memory, of single layers at their real shapes. Whole",
+    "models are counted up from layers, traffic from the bytes of collectives. `measured in parts`: one group of heads",
+    "and the values, counted up. `extrapolated` from smaller widths by a power law: an order of magnitude and no more;",
+    "the table of exponents says by how much the same fit misses what was measured at 8192.",
+)
+CHECKED = "Extrapolation, checked on the largest width of each curve, and on the layer of 8192 where that was measured:"
 NODES = (8, 64, 512)  # ranks of the tables
 ITEMSIZE = 2  # bfloat16
 LINK = 50e9  # bytes a second: one network card of 400 Gbit/s per rank
@@ -113,12 +125,12 @@ def _peak(direct: Record, rows: Record, width: int) -> float | None:
 
 def tables(record: Record) -> str:
     """Return all tables that the record has numbers for."""
-    lines = [", ".join(f"{name} {value}" for name, value in record["surroundings"].items())]
+    lines = [*INTRODUCTION, "", ", ".join(f"{name} {value}" for name, value in record["surroundings"].items())]
     if "networks" in record:
         lines += ["", "## Published networks: the whole call, one thread", "", *network_rows(record["networks"])]
     if "curve" in record:
         lines += ["", "## One layer of Llama-70B's proportions at smaller widths", "", *curve_rows(record["curve"])]
-        lines += ["", "Extrapolation, checked on the largest width of each:", "", *check_rows(record["curve"])]
+        lines += ["", CHECKED, "", *check_rows(record["curve"], record.get("llamas", {}).get("70B"))]
     for name in record.get("llamas", {}):
         lines += ["", f"## Llama-{name}: time and memory", "", *large_rows(large(record, name))]
         lines += ["", f"## Llama-{name}: traffic under FSDP2, bfloat16 parameters", ""]
@@ -172,9 +184,17 @@ def curve_rows(curve: Record) -> list[str]:
     return rows
 
 
-def check_rows(curve: Record) -> list[str]:
-    """Return, for every part, the exponent of all widths and how far the smaller ones are from the largest."""
-    rows = ["| start | part | exponent | predicted / measured, at D |", "|---|---|---|---|"]
+def check_rows(curve: Record, llama: Record | None = None) -> list[str]:
+    """Return, for every part, the exponent of all widths and how far the smaller ones are from the largest.
+
+    Args:
+        curve: of :mod:`benchmarks.init_scale`.
+        llama: the network of the curve's proportions, to whose layer the fit of all widths is compared.
+    """
+    rows = [
+        "| start | part | exponent | predicted / measured, at D | whole layer, predicted / measured, at the full D |",
+        "|---|---|---|---|---|",
+    ]
     for start, widths in curve.items():
         for part in ("group", "values") if any("group" in row for row in widths.values()) else ("layer",):
             points = points_of(widths, part)
@@ -182,8 +202,14 @@ def check_rows(curve: Record) -> list[str]:
                 continue
             largest, smaller = max(points), {width: points[width] for width in points if width < max(points)}
             check = f"{predicted(smaller, largest) / points[largest]:.2f}, {largest}" if len(smaller) > 1 else "–"
-            rows.append(f"| {start} | {part} | {power_law(points)[1]:.2f} | {check} |")
+            full = _missed(widths, start, llama) if llama is not None and start in llama["starts"] else "–"
+            rows.append(f"| {start} | {part} | {power_law(points)[1]:.2f} | {check} | {full} |")
     return rows
+
+
+def _missed(widths: Record, start: str, llama: Record) -> str:
+    width, _, keys, *_ = llama["sizes"]
+    return f"{extrapolated(widths, width) / layer_seconds(llama['starts'][start], keys):.2f}, {width}"
 
 
 def large_rows(starts: dict[str, Record]) -> list[str]:
@@ -195,7 +221,7 @@ def large_rows(starts: dict[str, Record]) -> list[str]:
     ]
     for start, row in starts.items():
         peak = "" if row["peak"] is None else f"{row['peak'] / 1e9:.2f}"
-        journal = ITEMSIZE * row["numbers"] / NODES[1] / 1e9
+        journal = max(0.0, ITEMSIZE * row["numbers"] / NODES[1] - IN_MEMORY_BYTES) / 1e9
         rows.append(
             f"| {start} | {row['seconds']:.3g} | {row['how']} | {row['hours']:.2f} | {row['numbers'] / 1e9:.2f}"
             f" | {peak} | {journal:.2f} |"

@@ -1,4 +1,4 @@
-"""Starts of Mamba-2 on associative recall and copying: learning rates swept, components removed, states of 16 to 128.
+"""Starts of Mamba-2 on associative recall and copying: learning rates swept, components removed, states of 8 to 128.
 
 python -m benchmarks.recall_starts --output runs/recall
 

@@ -160,8 +160,8 @@ def table(record: dict[str, Any]) -> str:
         "paired differences, quartiles in brackets. Wanted: under 3 ms a step on two cores, and at least 0.98 of the",
         "throughput where a step takes 150 ms or more. Weights apart: the largest difference of both in the end.",
         "",
-        "malloc keeps what is freed (`benchmarks/memory.py`): else either loop loses 5 to 15 ms a step to up to 16,000",
-        "page faults, by chance of process and thread, and the shares of the 250 ms steps vary between 0.93 and 1.",
+        "malloc keeps what is freed (`benchmarks/memory.py`): in single trials without, either loop had 4,000 to",
+        "16,000 page faults a step, by chance of process and thread, and shares of 250 ms steps were 0.93 to 1.",
         "",
         "| case | turns | bare loop, ms | task, ms | extra, ms | share of throughput | weights apart |",
         "|---|---|---|---|---|---|---|",
@@ -186,7 +186,8 @@ def main() -> None:
     cases = {
         name: case for name, case in (GPU if arguments.device == "cuda" else CPU).items() if arguments.only in name
     }
-    about = {"device": arguments.device, "precision": arguments.precision}
+    settings = {"turns": arguments.turns, "steps of a turn": TURN[arguments.device], "seed": 0}
+    about = {"device": arguments.device, "precision": arguments.precision, "settings": settings}
     record = {**about, "load at the start": round(os.getloadavg()[0], 1), "surroundings": surroundings(), "results": []}
     for name, case in cases.items():
         record["results"].append(measure(name, case, arguments.turns, arguments.device, arguments.precision))

@@ -74,8 +74,8 @@ def measure(name: str, batch: int, device: str, rounds: int, settings: list[str]
     network = create_network(name).train()
     steps, failed, losses = {}, {}, {}
     for setting in settings:
-        step = trainer(network, setting, batch, device)
         try:
+            step = trainer(network, setting, batch, device)
             torch.manual_seed(0)
             losses[setting] = float(step())
             step()
@@ -143,7 +143,7 @@ def main() -> None:
     keep_memory()
     torch.set_num_threads(arguments.threads)
     settings = list(dict.fromkeys(["float32", *arguments.settings]))
-    about = {"device": arguments.device, "threads": arguments.threads, "rounds": arguments.rounds}
+    about = {"device": arguments.device, "threads": arguments.threads, "rounds": arguments.rounds, "seed": 0}
     record = {**about, "surroundings": surroundings(), "rows": []}
     for name, batch in NETWORKS[arguments.device].items():
         record["rows"].append(measure(name, batch, arguments.device, arguments.rounds, settings))

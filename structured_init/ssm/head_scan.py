@@ -28,7 +28,7 @@ def head_scan(
     Inside a chunk y = (C Bᵀ ∘ decay) x, a product with a lower-triangular matrix; between chunks the state is carried.
 
     Args:
-        x: inputs.
+        x: inputs, at least one token.
         step: Δ, behind its softplus.
         A: negative decay rates.
         B: input projections; heads of a group share them.
