@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM, Mamba2Config, MambaConfig
 from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
+from benchmarks.memory import keep_memory
 from lightning_modules.compare.surroundings import surroundings
 from lightning_modules.networks.state_space import use_chunked_scan
 from structured_init.files import write_json, write_text
@@ -50,6 +51,7 @@ Scan = Callable[..., Tensor]
 def main() -> None:
     """Check, measure shape by shape, and write JSON and Markdown."""
     arguments = parse()
+    keep_memory()
     torch.set_num_threads(arguments.threads)
     rows: list[dict[str, Any]] = []
     for what in ("scan", "model"):

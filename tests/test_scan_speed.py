@@ -15,6 +15,7 @@ def test_every_arm_is_timed_and_written_down(tmp_path, monkeypatch, capsys):
     pytest.importorskip("mambapy")
     monkeypatch.setattr(scan_speed, "SHAPES", ((8, 2),))
     monkeypatch.setattr(scan_speed, "CHANNELS", 16)
+    monkeypatch.setattr(scan_speed, "keep_memory", lambda: None)
     monkeypatch.setattr(sys, "argv", ["scan_speed", "--batch", "1", "--rounds", "1", "--output", str(tmp_path)])
     scan_speed.main()
     rows = json.loads((tmp_path / "scan_speed.json").read_text(encoding="utf-8"))["rows"]
