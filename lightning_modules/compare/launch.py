@@ -85,7 +85,7 @@ def launch(
 
 
 def execute(run: Run) -> str | None:
-    """Train a run with everything it prints in its log; return why it failed, ``None`` if it did not."""
+    """Train a run with everything it prints in its log; return why it failed, in one line; ``None`` if it did not."""
     with _output_to(run):
         torch.set_num_threads(run.settings["threads"])
         try:
