@@ -92,7 +92,7 @@ def curves(material: Material, sheet: Sheet) -> tuple[list[tuple[str, Drawing]],
                     continue
                 ordered = {arm: by_arm[arm] for arm in material.manifest["arms"] if arm in by_arm}
                 metric = Metric(name, material.manifest["mode"])
-                figure = lines.curve_figure(ordered, material.looks, metric, axis)
+                figure = lines.curve_figure(ordered, material.looks, metric, axis, material.manifest["baseline"])
                 text = f"Learning curves: {metric.label} over {lines.AXES[axis]}{_at(material, place)}"
                 file = _name(f"curves_{name.replace('/', '_')}_by_{axis}", material, place)
                 wanted = name == material.metric.on_validation or (name == "val/loss" and axis == "step")

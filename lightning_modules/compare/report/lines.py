@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,56 +21,100 @@ if TYPE_CHECKING:
 
 AXES = {"step": "optimizer steps", "samples": "training samples seen", "seconds": "training time (seconds)"}
 MOST_POINTS = 300
+MOST_TOGETHER = 8
+COLUMNS = 4
 FEWEST_FOR_BAND = 3  # at two seeds the band is 13 standard errors wide and hides all else
 
 
 def curve_figure(
-    curves: Mapping[str, Mapping[int, Curve]], looks: Mapping[str, Style], metric: Metric, axis_name: str
+    curves: Mapping[str, Mapping[int, Curve]], looks: Mapping[str, Style], metric: Metric, axis_name: str, baseline: str
 ) -> Figure:
     """Draw the mean over seeds of every arm, with its pointwise 95 % t interval as a band.
+
+    Up to ``MOST_TOGETHER`` arms share one plot; beyond, each has a small one beside the baseline, in grey.
 
     Args:
         curves: arm → seed → [(place on the axis, value)].
         looks: style of every arm.
         metric: what the values are.
         axis_name: one of ``AXES``.
+        baseline: the arm that the small plots repeat.
     """
+    draw = _together if len(curves) <= MOST_TOGETHER or baseline not in curves else _apart
     with drawing():
-        figure = new_figure(6.6, 3.5)
-        axis = figure.subplots()
-        ends, seen, reached = {}, [], []
-        for arm, of_arm in curves.items():
-            places, means, low, high = mean_curve(list(of_arm.values()))
-            means, low, high = (metric.factor * values for values in (means, low, high))
-            color, dash = looks[arm].paper, looks[arm].dash
-            if len(of_arm) >= FEWEST_FOR_BAND:
-                axis.fill_between(places, low, high, color=color, alpha=0.14, linewidth=0)
-            else:
-                for curve in of_arm.values() if len(of_arm) > 1 else ():
-                    x, y = np.array(thinned(curve)).T
-                    axis.plot(x, metric.factor * y, color=color, alpha=0.35, linewidth=0.7)
-            axis.plot(
-                places, means, color=color, linewidth=1.7, linestyle=dash, marker="o" if len(places) == 1 else None
-            )
-            ends[arm] = float(means[-1])
-            seen.append(means)
-            reached += [float(low.min()), float(high.max())] if len(of_arm) >= FEWEST_FOR_BAND else []
-        axis.set_xlabel(AXES[axis_name])
-        axis.set_title(metric.label)
-        axis.margins(x=0)
-        axis.set_xlim(left=0)
-        values = np.concatenate(seen)
-        lowest, highest = float(values.min()), float(values.max())
-        margin, room = (share * (highest - lowest or 1) for share in (0.03, 0.2))
-        # Wide bands of few seeds are cut rather than let them flatten the curves.
-        axis.set_ylim(
-            max(min([lowest, *reached]), lowest - room) - margin, min(max([highest, *reached]), highest + room) + margin
-        )
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        axis.grid(axis="x", visible=False)
-        figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
-        label_ends(axis, ends, looks)
+        return draw(curves, looks, metric, axis_name, baseline)
+
+
+def _together(
+    curves: Mapping[str, Mapping[int, Curve]], looks: Mapping[str, Style], metric: Metric, axis_name: str, _: str
+) -> Figure:
+    figure = new_figure(6.6, 3.5)
+    axis = figure.subplots()
+    drawn = {arm: _draw(axis, of_arm, looks[arm], metric) for arm, of_arm in curves.items()}
+    axis.set_xlabel(AXES[axis_name])
+    axis.set_title(metric.label)
+    _limit(axis, drawn)
+    figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
+    label_ends(axis, {arm: float(found.means[-1]) for arm, found in drawn.items()}, looks)
     return figure
+
+
+def _apart(
+    curves: Mapping[str, Mapping[int, Curve]], looks: Mapping[str, Style], metric: Metric, axis_name: str, baseline: str
+) -> Figure:
+    others = [arm for arm in curves if arm != baseline]
+    rows = math.ceil(len(others) / COLUMNS)
+    figure = new_figure(6.6, 0.6 + 1.45 * rows)
+    axes = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
+    drawn = {}
+    for axis, arm in zip(axes.flat, others, strict=False):
+        drawn[baseline] = _draw(axis, curves[baseline], looks[baseline], metric, width=1.2)
+        drawn[arm] = _draw(axis, curves[arm], looks[arm], metric, width=1.2)
+        axis.set_title(arm, color=looks[arm].paper, fontweight="bold")
+    _limit(axes[0, 0], drawn)
+    for place, axis in enumerate(axes.flat):
+        axis.set_visible(place < len(others))
+        axis.tick_params(labelbottom=place + COLUMNS >= len(others))  # the lowest plot of each column
+    figure.suptitle(f"{metric.label}, beside {baseline} in grey", x=0.03, ha="left", color=INK, fontsize="medium")
+    figure.supxlabel(AXES[axis_name], color=FAINT, fontsize="medium")
+    return figure
+
+
+class _Drawn(NamedTuple):
+    """One arm on an axis: the mean at each evaluation, and what its band reaches."""
+
+    means: np.ndarray
+    reached: tuple[float, ...]
+
+
+def _draw(axis: Axes, of_arm: Mapping[int, Curve], look: Style, metric: Metric, width: float = 1.7) -> _Drawn:
+    places, means, low, high = mean_curve(list(of_arm.values()))
+    means, low, high = (metric.factor * values for values in (means, low, high))
+    banded = len(of_arm) >= FEWEST_FOR_BAND
+    if banded:
+        axis.fill_between(places, low, high, color=look.paper, alpha=0.14, linewidth=0)
+    elif len(of_arm) > 1:
+        for curve in of_arm.values():
+            x, y = np.array(thinned(curve)).T
+            axis.plot(x, metric.factor * y, color=look.paper, alpha=0.35, linewidth=0.7)
+    axis.grid(axis="x", visible=False)
+    marker = "o" if len(places) == 1 else None
+    axis.plot(places, means, color=look.paper, linewidth=width, linestyle=look.dash, marker=marker)
+    return _Drawn(means, (float(low.min()), float(high.max())) if banded else ())
+
+
+def _limit(axis: Axes, drawn: Mapping[str, _Drawn]) -> None:
+    """Set the limits by the means; wide bands of few seeds are cut rather than let them flatten the curves."""
+    values = np.concatenate([found.means for found in drawn.values()])
+    reached = [value for found in drawn.values() for value in found.reached]
+    lowest, highest = float(values.min()), float(values.max())
+    margin, room = (share * (highest - lowest or 1) for share in (0.03, 0.2))
+    axis.margins(x=0)
+    axis.set_xlim(left=0)
+    axis.set_ylim(
+        max(min([lowest, *reached]), lowest - room) - margin, min(max([highest, *reached]), highest + room) + margin
+    )
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
 def comparable(curves: pd.DataFrame, complete: Collection[tuple[str, int]]) -> pd.DataFrame:
