@@ -42,7 +42,7 @@ COMPARISONS: dict[str, tuple[str, list[str]]] = {
     ),
     "mqar_states": (
         "The same: other states",
-        [*MQAR, "--inits", BOTH, "--seeds", "0-2", "--learning-rates", "1e-2,3e-2", "--grid", f"{STATE}=8,32,128"],
+        [*MQAR, "--inits", BOTH, "--seeds", "0-2", "--learning-rates", "1e-2,3e-2", "--grid", f"{STATE}=8,32,64,128"],
     ),
     "copying_learning_rates": (
         "Copying up to 12 of 26 letters, state 16, 1,000 steps: which learning rates succeed",
@@ -51,6 +51,13 @@ COMPARISONS: dict[str, tuple[str, list[str]]] = {
     "copying": (
         "The same in 1,600 steps, at the rate that was best for both",
         [*COPYING, "--inits", BOTH, "--seeds", "0-4", "--learning-rates", "1e-2", "--trainer.max_epochs", "8"],
+    ),
+    "copying_components": (
+        "The same in 2,400 steps: each component removed",
+        [
+            *[*COPYING, "--inits", ",".join([BOTH, *WITHOUT]), "--seeds", "0-4", "--learning-rates", "1e-2"],
+            *["--trainer.max_epochs", "12"],
+        ],
     ),
 }
 

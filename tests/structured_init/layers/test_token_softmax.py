@@ -158,6 +158,7 @@ def test_no_alpha_at_all_leaves_attention_as_it_was():
     torch.testing.assert_close(close, causal)
 
 
+@pytest.mark.filterwarnings("ignore:softmaxᵀ")
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_holds_the_exponentials(dtype, is_causal):
@@ -171,6 +172,19 @@ def test_half_precision_holds_the_exponentials(dtype, is_causal):
     torch.testing.assert_close(half.double(), expected, rtol=0.1, atol=10 * tolerance)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert values.attend(query.float(), key.float(), value.float(), is_causal=is_causal).isfinite().all()
+
+
+def test_half_precision_rounds_small_values_away_and_that_is_said():
+    query, key, value = projections(2, tokens=64, spread=0.05)  # about what a published start has
+    values = TokenSoftmaxValue("replace")
+    whole = values.attend(query, key, value)
+    with pytest.warns(UserWarning, match="softmaxᵀ.V. in bfloat16: it lies close to 1/64.*precision 32-true"):
+        rounded = values.attend(*(tensor.bfloat16() for tensor in (query, key, value))).to(whole.dtype)
+    told_apart = (whole - whole.mean()).norm()
+    assert (rounded - whole).norm() > 0.5 * told_apart
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.warns(UserWarning, match="in bfloat16"):
+        values(value.float())
+    TokenSoftmaxValue("add").attend(*(tensor.bfloat16() for tensor in (query, key, value)))  # V itself goes along
 
 
 def test_the_softmax_over_tokens_sums_to_one_and_hides_what_is_masked():
