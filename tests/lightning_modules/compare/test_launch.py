@@ -15,6 +15,7 @@ from lightning_modules.compare.arms import parse_arms
 from lightning_modules.compare.launch import LocalLauncher, how_it_died, launch, visible_devices
 from lightning_modules.compare.plan import Comparison
 from lightning_modules.compare.run import train
+from lightning_modules.compare.time_limit import DEADLINE, LEFT
 from structured_init import StructuredInitError
 
 DDP = ["--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.limit_train_batches=2"]
@@ -64,6 +65,34 @@ def test_one_process_two_and_ray_give_the_same_results_bit_for_bit(folder):
     left = {output: lasting(folder / output) for output in ("one", "two", "ray")}
     assert len(left["one"]) == 4
     assert left["one"] == left["two"] == left["ray"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "how", [["--parallel", "2"], ["--launcher", "ray", "--cpus-per-run", "1"]], ids=["local", "ray"]
+)
+def test_runs_elsewhere_stop_when_the_time_is_up_and_go_on_exactly(folder, how, monkeypatch):
+    (folder / "hurry.py").write_text(
+        "import os\nfrom pathlib import Path\nfrom lightning.pytorch import Callback\n\n\nclass Hurry(Callback):\n"
+        "    def on_before_optimizer_step(self, trainer, *_):\n"
+        f"        assert float(os.environ.get({DEADLINE!r}, 0)) > 1e9 or Path('calm').exists()\n"
+        "        if trainer.global_step == 1 and not Path('calm').exists():\n"
+        f"            os.environ[{DEADLINE!r}] = '0'\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    arguments = ["-c", "tiny.yaml", "--inits", "default", "--seeds", "0,1", "--trainer.max_epochs=2"]
+    command = ["compare", *arguments, "--trainer.callbacks+=hurry.Hurry", *how]
+    with pytest.raises(SystemExit) as stop:
+        main([*command, "--output", "out", "--time-limit", "2h"])
+    assert stop.value.code == LEFT
+    steps = [torch.load(path, weights_only=True)["global_step"] for path in folder.glob("out/runs/**/last.ckpt")]
+    assert steps == [2, 2]
+    (folder / "calm").touch()
+    main([*command, "--output", "out", "--time-limit", "2h"])
+    main([*command, "--output", "undisturbed"])
+    assert len(lasting(folder / "out")) == 2
+    assert lasting(folder / "out") == lasting(folder / "undisturbed")
 
 
 @pytest.mark.slow
