@@ -38,6 +38,7 @@ COLORS = (
 )
 DASHES: tuple[str | tuple, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))
 FONT = 8.0
+DPI = 200  # of what is written: text is a few percent wider or narrower at another
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def new_figure(width: float, height: float, layout: str | None = "constrained") 
     """Return an empty figure, in inches."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), layout=layout)
+    return Figure(figsize=(width, height), layout=layout, dpi=DPI)
 
 
 def settle(figure: Figure) -> None:
@@ -150,13 +151,13 @@ def inline(figure: Figure, name: str, description: str) -> str:
     return re.sub(r"\n\s*", "\n", f"{head}>{rest}").strip()
 
 
-def save(figure: Figure, folder: Path, name: str, dpi: int = 200) -> list[Path]:
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure for a paper, as SVG and as PNG on white, each under its final name only when it is complete."""
     written = []
     for kind in ("svg", "png"):
         with drawing(), replacing(folder / f"{name}.{kind}") as temporary:
             metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(temporary, format=kind, dpi=dpi, facecolor="white", metadata=metadata)
+            figure.savefig(temporary, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
         written.append(folder / f"{name}.{kind}")
     return written
 

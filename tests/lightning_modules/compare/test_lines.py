@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.image import imread
 
 from lightning_modules.compare.effects import Metric
 from lightning_modules.compare.report.lines import MOST_TOGETHER, curve_figure
-from lightning_modules.compare.report.theme import styles
+from lightning_modules.compare.report.theme import drawing, new_figure, save, settle, styles
 
 METRIC = Metric("val/accuracy", "max")
 
@@ -46,3 +47,16 @@ def test_only_the_lowest_plot_of_a_column_names_its_places():
     drawn, _ = figure(MOST_TOGETHER + 2)  # nine plots in rows of four, the last row with one
     below = [axis.xaxis.get_tick_params()["labelbottom"] for axis in drawn.axes]
     assert below[:9] == [False] * 5 + [True] * 4
+
+
+@pytest.mark.parametrize("name", ["deform_from_scratch", "mimetic_state_space_no_correlate", "illiterate_fillings"])
+def test_long_names_stay_on_the_paper(name, tmp_path):
+    with drawing():
+        drawn = new_figure(4.5, 2.0)
+        axis = drawn.subplots()
+        axis.set_yticks([0.5], [name], fontweight="bold")
+    settle(drawn)
+    _, paper = save(drawn, tmp_path, "figure")
+    ink = imread(paper)[..., :3].min(axis=(0, 2))  # the darkest of each column of pixels
+    assert paper.name == "figure.png"
+    assert ink[:4].min() > 0.99
