@@ -119,8 +119,8 @@ class TokenSoftmaxValue(nn.Module):
         if dtype in COARSE:
             name = str(dtype).removeprefix("torch.")
             warnings.warn(
-                f"softmaxᵀ(V) in {name}: while values are small it lies close to 1/{values.shape[-2]}, and what tells it "
-                "from that is rounded away; precision 32-true keeps it",
+                f"softmaxᵀ(V) in {name}: while values are small it lies close to 1/{values.shape[-2]}, and what tells "
+                "it from that is rounded away; precision 32-true keeps it",
                 stacklevel=3,
             )
 
