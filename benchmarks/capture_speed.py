@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmarks.init_time import status
-from benchmarks.memory import keep_memory
+from benchmarks.memory import keep_memory, status
 from benchmarks.overhead_cases import CPU, Case, Examples
+from benchmarks.timing import spread
 from callbacks import AttentionMapCallback
 from lightning_modules.compare.surroundings import surroundings
 from lightning_modules.networks import create_network
@@ -159,14 +159,6 @@ def table(record: dict[str, Any]) -> str:
         ", ".join(f"{name} {value}" for name, value in record["surroundings"].items()) + ", seed 0.",
     ]
     return "\n".join(lines) + "\n"
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Return a median, quartiles in brackets."""
-    if len(values) < 2:
-        return f"{values[0]:.{digits}f}"
-    lower, middle, upper = quantiles(values, n=4)
-    return f"{middle:.{digits}f} ({lower:.{digits}f} – {upper:.{digits}f})"
 
 
 def main() -> None:

@@ -20,7 +20,8 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from benchmarks.init_time import SEED, Stopwatch, Times, alternate, seconds
+from benchmarks.init_time import SEED
+from benchmarks.timing import Stopwatch, Times, alternate, seconds
 from lightning_modules.compare.surroundings import surroundings
 from structured_init import FilterCovariance, depthwise_conv_sites, initialize
 from structured_init.conv.covariance import closed_form, initializer, project, sigma_at

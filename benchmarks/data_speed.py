@@ -23,7 +23,7 @@ from timm.data import create_transform
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import Compose
 
-from benchmarks.init_time import alternate, seconds
+from benchmarks.timing import alternate, seconds
 from lightning_modules.compare.surroundings import surroundings
 from lightning_modules.data.augment import Augmentation
 from lightning_modules.data.images import ImageSet

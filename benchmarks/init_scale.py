@@ -37,7 +37,9 @@ from benchmarks.init_shapes import (
     llama,
     replica,
 )
-from benchmarks.init_time import SEED, seconds, status
+from benchmarks.init_time import SEED
+from benchmarks.memory import status
+from benchmarks.timing import seconds
 from lightning_modules.compare.surroundings import surroundings
 from structured_init import Initializer, StructuredInitError, initialize
 from structured_init.files import write_json, write_text

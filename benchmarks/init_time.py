@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -25,7 +24,9 @@ from threadpoolctl import threadpool_limits
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
+from benchmarks.memory import status
 from benchmarks.published_starts import adam_start, mimetic_start, svd_layer, svd_start
+from benchmarks.timing import Stopwatch, Times, alternate, seconds
 from lightning_modules.compare.surroundings import surroundings
 from lightning_modules.networks.vision_transformer import vision_transformer
 from structured_init import (
@@ -59,8 +60,6 @@ STARTS: dict[str, Initializer] = {
     "mimetic, float32": Mimetic(positions="keep", precision="float32"),
 }
 
-Times = dict[str, list[float]]
-
 
 def main() -> None:
     """Measure part by part, writing what is there after each."""
@@ -73,37 +72,6 @@ def main() -> None:
             record[part] = MEASURES[part](arguments)
             write(arguments.output, record)
     print(table(record))
-
-
-def seconds(work: Callable[[], object]) -> float:
-    """Return the processor time of one call."""
-    begin = time.process_time()
-    work()
-    return time.process_time() - begin
-
-
-def alternate(contestants: dict[str, Callable[[], float]], repeats: int) -> Times:
-    """Let contestants take turns; each returns its own seconds."""
-    times: Times = {name: [] for name in contestants}
-    for _ in range(repeats):
-        for name, run in contestants.items():
-            times[name].append(run())
-            print(f"{name}: {times[name][-1]:.3f} s", file=sys.stderr, flush=True)
-    return times
-
-
-class Stopwatch:
-    """A function that sums the seconds of its calls, to time solutions inside a whole start."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.function = function
-        self.seconds = 0.0
-
-    def __call__(self, *args: Any) -> Any:
-        begin = time.process_time()
-        result = self.function(*args)
-        self.seconds += time.process_time() - begin
-        return result
 
 
 def network(image: int, patch: int, width: int, layers: int, heads: int, **changes: Any) -> VisionTransformer:
@@ -235,12 +203,6 @@ def peak(name: str, layers: int, journal_in_a_file: bool) -> float:
     whole(model, name)
     layer = sum(4 * parameter.numel() for parameter in model.blocks[0].parameters())
     return (status("VmHWM") - before) / layer
-
-
-def status(field: str) -> int:
-    """Return one of this process' sizes in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def curve(arguments: argparse.Namespace) -> dict[str, Times]:

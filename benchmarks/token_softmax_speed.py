@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.capture_speed import spread
-from benchmarks.init_time import alternate, seconds
 from benchmarks.memory import keep_memory
+from benchmarks.timing import alternate, seconds, spread
 from lightning_modules.compare.surroundings import surroundings
 from structured_init.files import write_json, write_text
 from structured_init.layers.token_softmax import token_softmax_attention

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.capture_speed import spread
 from benchmarks.memory import keep_memory
+from benchmarks.timing import spread
 from lightning_modules.compare.surroundings import surroundings
 from lightning_modules.networks import create_network
 from structured_init.files import write_json, write_text

@@ -22,6 +22,7 @@ from benchmarks.published_starts import (
     svd_layer,
     svd_start,
 )
+from benchmarks.timing import alternate
 from structured_init import attention_sites
 from structured_init.attention.impulse.basis import Basis
 from structured_init.attention.impulse.svd import closed_form
@@ -84,7 +85,7 @@ def test_mimetic_and_its_transcription_give_one_product_for_one_noise():
 
 def test_contestants_take_turns():
     order = []
-    times = init_time.alternate({name: lambda name=name: order.append(name) or 1.0 for name in "ab"}, 2)
+    times = alternate({name: lambda name=name: order.append(name) or 1.0 for name in "ab"}, 2)
     assert order == ["a", "b", "a", "b"]
     assert times == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
 
