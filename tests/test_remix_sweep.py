@@ -55,4 +55,4 @@ def test_without_alpha_it_is_the_trained_network_and_then_it_changes(tmp_path):
     accuracies = remix_sweep.sweep(network, images, classes)  # how often it agrees with the trained network
     assert accuracies[0] == 1
     assert accuracies[-1] < 1
-    assert remix_sweep.sweep(network, images, labels)[0] == float((classes == labels).float().mean())
+    assert remix_sweep.sweep(network, images, labels)[0] == int((classes == labels).sum()) / 90
