@@ -6,6 +6,8 @@ python -m benchmarks.remix_sweep cct_2_3x2_cifar10_short --checkpoints runs/*/la
 from __future__ import annotations
 
 import argparse
+import math
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,15 @@ from structured_init.analysis.paired import t_interval
 from structured_init.files import write_json, write_text
 from structured_init.layers import TokenSoftmaxValue
 
+FOLDER = "experiment/"
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0)
 
 
 def main() -> None:
     """Measure every checkpoint, then print and write the table."""
+    experiments = {name.removeprefix(FOLDER): path for name, path in shipped_configs().items() if FOLDER in name}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiment", help="a name of configs/experiment: the network and the data")
+    parser.add_argument("experiment", choices=experiments, metavar="experiment", help="a name of configs/experiment")
     parser.add_argument("--checkpoints", nargs="+", type=Path, required=True)
     parser.add_argument(
         "--scales", nargs="+", type=float, default=[1.0, 64.0], help="factors on the softmax over tokens"
@@ -36,7 +40,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    experiment = yaml.safe_load(shipped_configs()[f"experiment/{arguments.experiment}"].read_text(encoding="utf-8"))
+    experiment = yaml.safe_load(experiments[arguments.experiment].read_text(encoding="utf-8"))
     data = ImageData(**experiment["data"]["init_args"])
     images, labels = first_images(data, arguments.images)
     accuracies = {
@@ -47,7 +51,12 @@ def main() -> None:
         for scale in arguments.scales
     }
     record = {
-        "settings": {"experiment": arguments.experiment, "images": len(images), "alphas": ALPHAS},
+        "settings": {
+            "experiment": arguments.experiment,
+            "checkpoints": [str(path) for path in arguments.checkpoints],
+            "images": len(images),
+            "alphas": ALPHAS,
+        },
         "surroundings": surroundings(),
         "accuracies": accuracies,
     }
@@ -60,7 +69,8 @@ def first_images(data: ImageData, count: int) -> tuple[torch.Tensor, torch.Tenso
     """Return the first images of the test part, as the network sees them, and their labels."""
     data.prepare_data()
     data.setup("test")
-    images, labels = zip(*data.test_dataloader(), strict=True)
+    batches = data.test_dataloader()
+    images, labels = zip(*islice(batches, math.ceil(count / batches.batch_size)), strict=True)
     return torch.cat(images)[:count], torch.cat(labels)[:count]
 
 

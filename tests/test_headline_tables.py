@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 COMMANDS = [
     shlex.split(line)[2:]
-    for line in PAGE.replace(",\\\n", ",").replace("\\\n", " ").replace("$T/", "token_softmax/").splitlines()
+    for line in PAGE.replace(",\\\n", ",").replace("\\\n", " ").splitlines()
     if line.startswith("structured-init compare")
 ]
 

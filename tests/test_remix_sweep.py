@@ -39,8 +39,12 @@ def test_every_alpha_is_measured_and_written(tmp_path, monkeypatch, capsys):
     record = json.loads((tmp_path / "out" / "remix_sweep.json").read_text())
     assert record["accuracies"].keys() == {"1", "64"}
     assert all(len(run) == len(ALPHAS) for runs in record["accuracies"].values() for run in runs)
+    once, larger = record["accuracies"]["1"], record["accuracies"]["64"]
+    assert [run[0] for run in once] == [run[0] for run in larger]
+    assert once != larger
     text = (tmp_path / "out" / "remix_sweep.md").read_text()
-    assert "| 0.25 | " in text
+    (row,) = [line for line in text.splitlines() if line.startswith("| 1 |")]
+    assert row.split(" | ")[2].startswith(f"{50 * sum(run[-1] for run in larger):.1f} ±")
     assert "Percent of 90 test images" in capsys.readouterr().out
 
 

@@ -29,6 +29,10 @@ class TokenSoftmaxValue(nn.Module):
     remix     (1 − α)·V + α·scale·softmaxᵀ(V)
     ========  =================================
 
+    Without V, that is in ``replace`` and in ``remix`` towards α = 1, attention that looks everywhere returns 1/M in
+    every coordinate: at the published start of CCT-2/3x2 it differs from that by 3e-4 of it. bfloat16 and float16 round
+    this away, of which both modes warn, except under ``torch.compile``.
+
     Args:
         mode: one of these.
         scale: factor on softmaxᵀ(V), whose mean over M tokens is 1/M.
@@ -38,10 +42,6 @@ class TokenSoftmaxValue(nn.Module):
 
     Attributes:
         alpha: (num_heads,); ``None`` for ``replace``, which has none.
-
-    Without V, that is ``replace`` and ``remix`` towards α = 1, what is attended to lies close to 1/M everywhere:
-    relative differences are 3e-4 at the published start of CCT-2/3x2. bfloat16 and float16 round those away, which a
-    warning says.
 
     Raises:
         StructuredInitError: an unknown mode, α outside of [0, 1], an α for ``replace``.
@@ -119,9 +119,9 @@ class TokenSoftmaxValue(nn.Module):
         if dtype in COARSE:
             name = str(dtype).removeprefix("torch.")
             warnings.warn(
-                f"softmaxᵀ(V) in {name}: while values are small it lies close to 1/{values.shape[-2]}, and what tells "
-                "it from that is rounded away; precision 32-true keeps it",
-                stacklevel=3,
+                f"softmaxᵀ(V) in {name}: while values are small and α is near 1, it comes out close to "
+                f"1/{values.shape[-2]} everywhere, and what differs is rounded away; precision 32-true keeps it",
+                stacklevel=2,
             )
 
     @torch.no_grad()

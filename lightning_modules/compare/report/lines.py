@@ -31,7 +31,8 @@ def curve_figure(
 ) -> Figure:
     """Draw the mean over seeds of every arm, with its pointwise 95 % t interval as a band.
 
-    Up to ``MOST_TOGETHER`` arms share one plot; beyond, each has a small one beside the baseline, in grey.
+    Up to ``MOST_TOGETHER`` arms share one plot; beyond, each has a small one beside the baseline, in grey, where that
+    has a curve.
 
     Args:
         curves: arm → seed → [(place on the axis, value)].

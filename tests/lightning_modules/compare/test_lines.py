@@ -12,13 +12,13 @@ from lightning_modules.compare.report.theme import drawing, new_figure, save, se
 METRIC = Metric("val/accuracy", "max")
 
 
-def figure(count):
+def figure(count, baseline="default"):
     arms = ["default", *(f"other_{number}" for number in range(1, count))]
     curves = {
         arm: {seed: [(0.0, 0.1), (100.0, 0.01 * number + 0.001 * seed)] for seed in range(3)}
         for number, arm in enumerate(arms, start=20)
     }
-    return curve_figure(curves, styles(arms, "default"), METRIC, "step", "default"), arms
+    return curve_figure(curves, styles(arms, "default"), METRIC, "step", baseline), arms
 
 
 def test_up_to_eight_arms_share_a_plot_and_are_named_at_the_ends_of_their_lines():
@@ -41,6 +41,12 @@ def test_more_arms_have_a_plot_each_beside_the_baseline():
     assert low < 10
     assert high > 29.1
     assert "default in grey" in drawn.get_suptitle()
+
+
+def test_without_a_curve_of_the_baseline_they_share_a_plot():
+    drawn, arms = figure(MOST_TOGETHER + 2, baseline="not trained yet")
+    (axis,) = drawn.axes
+    assert len(axis.texts) == len(arms)
 
 
 def test_only_the_lowest_plot_of_a_column_names_its_places():

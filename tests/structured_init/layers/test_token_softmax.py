@@ -178,7 +178,7 @@ def test_half_precision_rounds_small_values_away_and_that_is_said():
     query, key, value = projections(2, tokens=64, spread=0.05)  # about what a published start has
     values = TokenSoftmaxValue("replace")
     whole = values.attend(query, key, value)
-    with pytest.warns(UserWarning, match="softmaxᵀ.V. in bfloat16: while .* close to 1/64, .*precision 32-true"):
+    with pytest.warns(UserWarning, match="softmaxᵀ.V. in bfloat16: while .* close to 1/64 .*precision 32-true"):
         rounded = values.attend(*(tensor.bfloat16() for tensor in (query, key, value))).to(whole.dtype)
     told_apart = (whole - whole.mean()).norm()
     assert (rounded - whole).norm() > 0.5 * told_apart
