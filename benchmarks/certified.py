@@ -17,7 +17,8 @@ import pandas as pd
 
 from lightning_modules.compare.command import compare
 from lightning_modules.compare.results import load_results
-from structured_init.analysis.paired import Interval, paired_difference, t_interval
+from lightning_modules.compare.tables import difference_text
+from structured_init.analysis.paired import paired_difference, t_interval
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
 
@@ -69,11 +70,7 @@ def table(results: pd.DataFrame, baseline: str) -> str:
 
 def _cell(values: dict[int, float], reference: dict[int, float] | None) -> str:
     mean = str(t_interval(list(values.values())))
-    return mean if reference is None else f"{mean} ({_signed(paired_difference(values, reference))})"
-
-
-def _signed(interval: Interval) -> str:
-    return str(interval) if interval.mean < 0 else f"+{interval}"
+    return mean if reference is None else f"{mean} ({difference_text(paired_difference(values, reference))})"
 
 
 def _level(metric: str) -> float | None:

@@ -15,7 +15,8 @@ import pandas as pd
 
 from lightning_modules.compare.command import compare
 from lightning_modules.compare.results import load_results
-from structured_init.analysis.paired import Interval, paired_difference, paired_values, t_interval
+from lightning_modules.compare.tables import difference_text
+from structured_init.analysis.paired import paired_difference, paired_values, t_interval
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
 
@@ -83,7 +84,7 @@ def _accuracies(values: Values, arms: list[str], kernels: list[int]) -> list[str
         cells = []
         for kernel in kernels:
             own, reference = values[arm, kernel], values["default", kernel]
-            difference = "" if arm == "default" else _signed(paired_difference(own, reference))
+            difference = "" if arm == "default" else difference_text(paired_difference(own, reference))
             cells += [str(t_interval(list(own.values()))), difference]
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     return lines
@@ -96,14 +97,10 @@ def _gaps(values: Values, arms: list[str], kernels: list[int]) -> list[str]:
     lines = [f"| start |{head}{last}", "|---" * (len(kernels) + 1 + bool(last)) + "|"]
     for arm in (arm for arm in arms if arm + FROZEN in arms):
         gaps = [paired_values(values[arm + FROZEN, kernel], values[arm, kernel]) for kernel in kernels]
-        cells = [_signed(t_interval(list(gap.values()))) for gap in gaps]
-        cells += [_signed(paired_difference(gaps[0], gaps[-1]))] if last else []
+        cells = [difference_text(t_interval(list(gap.values()))) for gap in gaps]
+        cells += [difference_text(paired_difference(gaps[0], gaps[-1]))] if last else []
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     return lines
-
-
-def _signed(interval: Interval) -> str:
-    return str(interval).replace("-", "−") if interval.mean < 0 else f"+{interval}"
 
 
 def parse() -> argparse.Namespace:

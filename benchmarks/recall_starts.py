@@ -15,7 +15,8 @@ import pandas as pd
 
 from lightning_modules.compare.command import compare
 from lightning_modules.compare.results import load_results
-from structured_init.analysis.paired import Interval, paired_difference, t_interval
+from lightning_modules.compare.tables import difference_text
+from structured_init.analysis.paired import paired_difference, t_interval
 from structured_init.files import write_text
 
 STATE = "model.init_args.network_args.state_size"
@@ -133,7 +134,7 @@ def _chosen(results: pd.DataFrame) -> list[str]:
     shortest = {key: (100 * rows.set_index("seed")[names[0]]).to_dict() for key, rows in groups.items()}
     for key, rows in groups.items():
         reference = shortest[(*key[:-1], "default")]
-        apart = "" if key[-1] == "default" else _signed(paired_difference(shortest[key], reference))
+        apart = "" if key[-1] == "default" else difference_text(paired_difference(shortest[key], reference))
         cells = [f"{rows['learning_rate'].iloc[0]:g}", str(len(rows)), *(_share(rows[name]) for name in names), apart]
         lines.append(f"| {_label(key)} | " + " | ".join(cells) + " |")
     return ["Test, at the rate that was chosen:", "", *lines]
@@ -141,10 +142,6 @@ def _chosen(results: pd.DataFrame) -> list[str]:
 
 def _share(values: pd.Series) -> str:
     return str(t_interval((100 * values.dropna()).tolist()))
-
-
-def _signed(interval: Interval) -> str:
-    return str(interval).replace("-", "−") if interval.mean < 0 else f"+{interval}"
 
 
 if __name__ == "__main__":

@@ -171,6 +171,11 @@ def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
     return mean if math.isinf(interval.half_width) else f"{mean} ± {number(interval.half_width, digits)}"
 
 
+def difference_text(interval: Interval) -> str:
+    """Return a difference in points with its sign, ``+1.2 ± 0.3``."""
+    return interval_text(interval, 1, signed=True)
+
+
 def number(value: float, digits: int, signed: bool = False) -> str:
     """Return a number with a real minus sign."""
     text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
