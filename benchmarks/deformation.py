@@ -53,11 +53,13 @@ def trained_networks(folder: Path) -> dict[int, Path]:
     """Return the last checkpoint of every complete run of ``default``, by seed.
 
     Raises:
-        StructuredInitError: there is none.
+        StructuredInitError: there is none, or a seed has several, of a grid or of learning rates.
     """
     runs = [run for run in find_runs(folder) if run.arm == CONTROL and run.result is not None]
     if not runs:
         raise StructuredInitError(f"'{folder}' has no complete run of '{CONTROL}'")
+    if len({run.seed for run in runs}) < len(runs):
+        raise StructuredInitError(f"'{folder}' has several runs of '{CONTROL}' for a seed: give one without a grid")
     return {run.seed: (run.folder / "checkpoints" / "last.ckpt").resolve() for run in runs}
 
 

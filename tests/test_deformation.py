@@ -47,6 +47,9 @@ def test_it_goes_on_from_the_complete_networks_of_the_default(runs, tmp_path):
     assert trained_networks(tmp_path) == {
         seed: tmp_path / "default" / str(seed) / "checkpoints" / "last.ckpt" for seed in (0, 1)
     }
+    runs[1].seed = 0
+    with pytest.raises(StructuredInitError, match="several runs of 'default' for a seed"):
+        trained_networks(tmp_path)
     runs[0].result = runs[1].result = None
     with pytest.raises(StructuredInitError, match="no complete run of 'default'"):
         trained_networks(tmp_path)
