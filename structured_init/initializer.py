@@ -95,8 +95,8 @@ def initialize(
     """Start ``model`` with ``initializer``, in place.
 
     Parameters keep their identity, dtype and device; the global random state is untouched. A failure leaves the model
-    as it was. Beyond the model, memory holds one layer, and a journal of overwritten values that moves to a temporary
-    file after 64 MiB.
+    as it was. Beyond the model, memory holds about one layer (see ``docs/scaling.md``); what was overwritten is kept in
+    a temporary file until the end.
 
     Args:
         model: any module; only the sites that the initializer asks for must be known.

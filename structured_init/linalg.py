@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from scipy import fft
-from scipy.linalg import eigh
+from scipy.linalg import eigh, lapack
 from torch import Tensor
 
 SUBSET = 5  # LAPACK finds a fifth of the eigenvectors or less faster alone than with all others
+STRIP = 256  # rows drawn at a time: a multiple of 16, in which torch gives the numbers of one draw
 
 
 def signed_svd(matrix: Float64[Tensor, "rows columns"]) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,13 +47,14 @@ def truncated_svd(matrix: Float[Tensor, "rows columns"], rank: int) -> tuple[Ten
     rank = min(rank, size)
     columns = matrix.numpy()
     chosen = {"subset_by_index": [size - rank, size - 1]} if SUBSET * rank <= size else {"driver": "evd"}
-    vectors = eigh(columns.T @ columns, overwrite_a=True, check_finite=False, **chosen)[1]
-    right = torch.from_numpy(vectors).flip(1)[:, :rank]
+    gram = (columns.T @ columns).T  # equal to itself transposed; the order of its memory is LAPACK's, no copy is made
+    right = torch.from_numpy(eigh(gram, overwrite_a=True, check_finite=False, **chosen)[1]).flip(1)[:, :rank]
+    del gram
     left = matrix @ right
     singular = left.norm(dim=0)
-    left = left / singular.where(singular > 0, 1)
+    left /= singular.where(singular > 0, 1)
     signs = _signs(left)
-    return left * signs, singular, right * signs
+    return left.mul_(signs), singular, right.mul_(signs)
 
 
 def _signs(left: Tensor) -> Tensor:
@@ -68,8 +74,9 @@ def spread(
     Source: the randomized trigonometric transform of Ailon & Chazelle 2006; Halko, Martinsson & Tropp 2011, §4.6.
     """
     order = torch.randperm(left.shape[1], generator=generator)
-    left, right = left[:, order].numpy(), right[order].numpy()
-    return torch.from_numpy(fft.dct(left, axis=1, norm="ortho")), torch.from_numpy(fft.dct(right, axis=0, norm="ortho"))
+    left = fft.dct(left[:, order].numpy(), axis=1, norm="ortho", overwrite_x=True)
+    right = fft.dct(right[order].numpy(), axis=0, norm="ortho", overwrite_x=True)
+    return torch.from_numpy(left), torch.from_numpy(right)
 
 
 def random_orthogonal(rows: int, columns: int, *, generator: torch.Generator) -> Float64[Tensor, "rows columns"]:
@@ -80,6 +87,23 @@ def random_orthogonal(rows: int, columns: int, *, generator: torch.Generator) ->
     """
     if rows < columns:
         return random_orthogonal(columns, rows, generator=generator).mT.contiguous()
-    gaussian = torch.randn(rows, columns, dtype=torch.float64, generator=generator)
-    basis, triangle = torch.linalg.qr(gaussian)
-    return basis * triangle.diagonal().sign()
+    if not columns:
+        return torch.empty(rows, 0, dtype=torch.float64)
+    matrix = np.empty((rows, columns), order="F")  # as LAPACK has it, so that it works in place
+    starts = range(0, max(rows - STRIP, 0) + 1, STRIP)
+    for start, end in zip(starts, [*starts[1:], rows], strict=True):
+        matrix[start:end] = torch.randn(end - start, columns, dtype=torch.float64, generator=generator)
+    factors, scales = _lapack(lapack.dgeqrf, matrix)
+    signs = np.sign(factors.diagonal())
+    (basis,) = _lapack(lapack.dorgqr, factors, scales)
+    basis *= signs
+    return torch.from_numpy(basis)
+
+
+def _lapack(routine: Callable[..., Any], matrix: np.ndarray, *arguments: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Call a routine that works in place, with as much workspace as it asks for, and return its results."""
+    workspace = int(routine(matrix, *arguments, lwork=-1, overwrite_a=True)[-2][0])  # a question: nothing is done
+    *results, _, info = routine(matrix, *arguments, lwork=workspace, overwrite_a=True)
+    if info:
+        raise np.linalg.LinAlgError(f"{routine.__name__} returned {info}")
+    return tuple(results)

@@ -27,13 +27,15 @@ class Statistics:
 
     @classmethod
     def of(cls, value: Tensor) -> Statistics:
-        """Measure ``value``, summing in float64."""
-        root = math.sqrt(max(value.numel(), 1))
-        mean = value.mean(dtype=torch.float64).item()
+        """Measure ``value``, in float64."""
         parts = value.flatten().split(CHUNK)
-        spread = torch.stack([torch.linalg.vector_norm(part - mean, dtype=torch.float64) for part in parts])
-        rms = torch.linalg.vector_norm(value, dtype=torch.float64).item() / root
-        return cls(mean, spread.norm().item() / root, rms)
+        count = max(value.numel(), 1)
+        mean = sum(part.sum(dtype=torch.float64).item() for part in parts) / count
+        square = deviation = 0.0
+        for part in (part.to(torch.float64, copy=True) for part in parts):
+            square += torch.linalg.vector_norm(part).item() ** 2
+            deviation += torch.linalg.vector_norm(part.sub_(mean)).item() ** 2
+        return cls(mean, math.sqrt(deviation / count), math.sqrt(square / count))
 
 
 @dataclass
@@ -108,7 +110,7 @@ class Weights:
             raise StructuredInitError(f"'{name}' holds {tensor.dtype}, not floating-point numbers")
         update = self.updates.setdefault(id(tensor), Update(tensor, None))
         if update.value is None:
-            update.value = full_value(tensor, name).clone()
+            update.value = full_value(tensor, name, own=True)
             update.before = update.before or Statistics.of(update.value)
         if by not in update.by:
             update.by.append(by)

@@ -14,15 +14,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from structured_init.errors import StructuredInitError
 
-IN_MEMORY_BYTES = 64 * 2**20
-
 
 class Writer:
     """Writes full values into a model's own tensors and remembers what stood there until it is closed.
 
     The tensors keep their identity, dtype, device, sharding and any attribute set on them, so an optimizer that was
-    built before still holds the right objects. What was overwritten is kept in a journal, the first 64 MiB of it in
-    memory and the rest in a temporary file. Use it as a context manager: leaving by an exception restores every tensor.
+    built before still holds the right objects. What was overwritten is kept in a temporary file, which stands where
+    ``TMPDIR`` says. Use it as a context manager: leaving by an exception restores every tensor.
 
     Args:
         broadcast: take rank 0's value on every rank of the default process group. Every rank must then write the
@@ -32,8 +30,7 @@ class Writer:
     def __init__(self, broadcast: bool = False) -> None:
         self.broadcast = broadcast
         self._closing = ExitStack()
-        self._free = IN_MEMORY_BYTES
-        self._journal: dict[int, tuple[Tensor, Tensor | int]] = {}  # a copy, or where it stands in the file
+        self._journal: dict[int, tuple[Tensor, int]] = {}  # where what was overwritten stands in the file
         self._trainable: dict[int, tuple[Tensor, bool]] = {}
 
     def __enter__(self) -> Writer:
@@ -54,10 +51,11 @@ class Writer:
             name: for messages.
 
         Raises:
-            StructuredInitError: the shape differs, or the value is not finite in the tensor's dtype.
+            StructuredInitError: the shape differs, the value is not finite in the tensor's dtype, or the temporary
+                file has no room.
         """
         check(target, value, name)
-        self._remember(target)
+        self._remember(target, name)
         if isinstance(target, DTensor):
             value = value.to(target.device, target.dtype)
             target.copy_(distribute_tensor(value, target.device_mesh, target.placements))
@@ -78,28 +76,32 @@ class Writer:
         """Put back every value and ``requires_grad`` as they were before the first write."""
         for target, trainable in self._trainable.values():
             target.requires_grad_(trainable)
-        for target, kept in self._journal.values():
+        for target, offset in self._journal.values():
             local = _local(target)
-            local.copy_(kept if isinstance(kept, Tensor) else self._stored(local, kept))
+            local.copy_(self._stored(local, offset))
         self._journal.clear()
         self._trainable.clear()
 
-    def _remember(self, target: Tensor) -> None:
+    def _remember(self, target: Tensor, name: str) -> None:
         if id(target) in self._journal:
             return
         local = _local(target).detach()
-        self._free -= local.nbytes
-        self._journal[id(target)] = (target, local.to("cpu", copy=True) if self._free >= 0 else self._store(local))
-
-    def _store(self, local: Tensor) -> int:
-        offset = self._file.seek(0, 2)
-        self._file.write(local.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        return offset
+        try:
+            offset = self._file.seek(0, 2)
+            self._file.write(local.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            self._file.flush()
+        except OSError as error:
+            raise StructuredInitError(
+                f"'{name}' could not be kept for the case of a failure ({error.strerror}): the temporary file in"
+                f" {tempfile.gettempdir()} takes as much as the start sets; TMPDIR says where it stands"
+            ) from error
+        self._journal[id(target)] = (target, offset)
 
     def _stored(self, local: Tensor, offset: int) -> Tensor:
+        value = torch.empty(local.shape, dtype=local.dtype)
         self._file.seek(offset)
-        data = bytearray(self._file.read(local.nbytes))
-        return torch.frombuffer(data, dtype=local.dtype).reshape(local.shape) if data else local
+        self._file.readinto(value.reshape(-1).view(torch.uint8).numpy().data)
+        return value
 
     @cached_property
     def _file(self) -> IO[bytes]:
@@ -115,10 +117,15 @@ def check(target: Tensor, value: Tensor, name: str) -> None:
         raise StructuredInitError(f"the start computed for '{name}' holds values that are not finite in {target.dtype}")
 
 
-def full_value(tensor: Tensor, name: str) -> Tensor:
+def full_value(tensor: Tensor, name: str, *, own: bool = False) -> Tensor:
     """Return a tensor's full value on the CPU, in float32 or, where it is that already, float64.
 
     For a ``DTensor`` this is a collective: every rank must ask, in the same order.
+
+    Args:
+        tensor: a parameter or buffer.
+        name: for messages.
+        own: never the tensor's own memory, so that the value may be changed.
 
     Raises:
         StructuredInitError: the tensor has no memory (meta device).
@@ -128,7 +135,8 @@ def full_value(tensor: Tensor, name: str) -> Tensor:
     value = tensor.detach()
     if isinstance(value, DTensor):
         value = value.full_tensor()
-    return value.to("cpu", torch.promote_types(value.dtype, torch.float32))
+    full = value.to("cpu", torch.promote_types(value.dtype, torch.float32))
+    return full.clone() if own and full.data_ptr() == _local(tensor).data_ptr() else full
 
 
 def _local(tensor: Tensor) -> Tensor:

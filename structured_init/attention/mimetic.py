@@ -60,8 +60,12 @@ def split(target: Float[Tensor, "D D"], rank: int) -> Factors:
     where rank > D.
     """
     left, singular, right = truncated_svd(target, rank)
-    root, padding = singular.sqrt(), (0, rank - singular.numel())
-    return torch.nn.functional.pad(left * root, padding), torch.nn.functional.pad(right * root, padding).mT
+    root = singular.sqrt()
+    left, right = left.mul_(root), right.mul_(root)
+    if rank > len(root):
+        padding = (0, rank - len(root))
+        left, right = torch.nn.functional.pad(left, padding), torch.nn.functional.pad(right, padding)
+    return left, right.mT
 
 
 def split_identity(target: Float[Tensor, "D D"], rank: int, *, generator: torch.Generator) -> Factors:
@@ -214,6 +218,7 @@ class Mimetic(Initializer):
         if group > 1 and not self.qk_alpha:
             site.note(f"qk_alpha 0: the {group} heads that share a key have the same queries")
         site.query = torch.stack(queries)
+        del queries
         site.key = torch.stack(keys)
         site.note_query_key()
 
@@ -222,9 +227,13 @@ class Mimetic(Initializer):
         layout = site.layout
         _square(site, "value–output", layout.value.width, layout.output.width)
         dim, heads, width = layout.value.width, layout.value.heads, layout.value.head_dim
-        target = self._target(self.vo_alpha, self.vo_sign * self.vo_beta, rng.generator(site.name, "value_output"), dim)
-        subspace = rng.generator(site.name, "value_output subspace")
-        left, right = self._split(target, self.vo_alpha, heads * width, subspace)
+        beta, subspace = self.vo_sign * self.vo_beta, rng.generator(site.name, "value_output subspace")
+        left, right = self._split(
+            self._target(self.vo_alpha, beta, rng.generator(site.name, "value_output"), dim),
+            self.vo_alpha,
+            heads * width,
+            subspace,
+        )
         if self.orientation == "circulated":
             left, right = self._untransposed(site, left, right)
         if self.residual_scale == "keep" and layout.residual_depth:
@@ -233,7 +242,8 @@ class Mimetic(Initializer):
             left, right = spread(left, right, generator=rng.generator(site.name, "balance_heads"))
         site.value = left.reshape(dim, heads, width).movedim(1, 0)
         group = layout.output.heads // heads  # heads that share a value share its output, each a part of it
-        site.output = (right.reshape(heads, width, dim) / group).repeat_interleave(group, dim=0)
+        right = right.reshape(heads, width, dim)
+        site.output = right if group == 1 else (right / group).repeat_interleave(group, dim=0)
         site.note_value_output(residual_scale=self.residual_scale)
 
     def _target(self, alpha: float, beta: float, generator: torch.Generator, dim: int) -> Tensor:

@@ -64,7 +64,7 @@ class DeltaOrthogonal(Initializer):
         centre = (..., *((size - 1) // 2 for size in weight.shape[2:]))
         weight.zero_()
         for group in weight.chunk(groups):
-            group[centre] = self.gain * random_orthogonal(*group.shape[:2], generator=generator).to(group.dtype)
+            group[centre] = random_orthogonal(*group.shape[:2], generator=generator).mul_(self.gain)
         if self.zero_bias and module.bias is not None:
             weights.edit(module.bias, WHO).zero_()
         rows, columns = len(weight) // groups, weight.shape[1]

@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.collectives import Traffic, sharded_bytes
 from callbacks import InitCallback
-from structured_init import Compose, Initializer, KaimingUniform, Mimetic, initialize, writer
+from structured_init import Compose, Initializer, KaimingUniform, Mimetic, initialize
 
 pytestmark = pytest.mark.distributed
 SEED = 3
@@ -242,7 +242,6 @@ SCENARIOS = [in_lightning, by_hand, all_at_once]
 
 def main():
     warnings.simplefilter("ignore")
-    writer.IN_MEMORY_BYTES = 0  # the journal goes to its file at once, as it does in a model of any size
     folder = Path(sys.argv[1])
     seen = {scenario.__name__: scenario(folder / scenario.__name__) for scenario in SCENARIOS}
     (folder / f"{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(seen))

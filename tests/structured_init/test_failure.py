@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
+
 import pytest
 import torch
 from timm.layers import Attention
@@ -37,11 +40,9 @@ def assert_unchanged(model, taken):
     assert [parameter.requires_grad for parameter in model.parameters()] == trainable
 
 
-@pytest.mark.parametrize("in_memory_bytes", [64 * 2**20, 100])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layer", [1, 9])
-def test_a_failure_after_layers_were_written_restores_all(tiny_vit, monkeypatch, in_memory_bytes, dtype, layer):
-    monkeypatch.setattr(writer_module, "IN_MEMORY_BYTES", in_memory_bytes)
+def test_a_failure_after_layers_were_written_restores_all(tiny_vit, monkeypatch, dtype, layer):
     model = tiny_vit().to(dtype)
     model.pos_embed.requires_grad_(False)
     taken, touched = snapshot(model), []
@@ -58,9 +59,7 @@ def test_a_failure_after_layers_were_written_restores_all(tiny_vit, monkeypatch,
     assert_unchanged(model, taken)
 
 
-@pytest.mark.parametrize("in_memory_bytes", [64 * 2**20, 100])
-def test_a_failure_in_the_second_member_undoes_the_first(tiny_vit, monkeypatch, in_memory_bytes):
-    monkeypatch.setattr(writer_module, "IN_MEMORY_BYTES", in_memory_bytes)
+def test_a_failure_in_the_second_member_undoes_the_first(tiny_vit):
     model = tiny_vit()
     taken = snapshot(model)
     start = Compose([KaimingUniform(), Mimetic(), Positions(trainable=False), FailAt(6)])
@@ -69,19 +68,33 @@ def test_a_failure_in_the_second_member_undoes_the_first(tiny_vit, monkeypatch, 
     assert_unchanged(model, taken)
 
 
-def test_the_journal_really_leaves_memory(tiny_vit, monkeypatch):
-    monkeypatch.setattr(writer_module, "IN_MEMORY_BYTES", 100)
-    stored = []
-    undo = writer_module.Writer.undo
+def test_what_was_overwritten_is_not_kept_in_memory(tiny_vit, monkeypatch, tmp_path):
+    """No full value of any tensor outlives its layer: all that is kept of it stands in the file."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    model, sizes, alive = tiny_vit(), [], []
 
-    def spy(self):
-        stored.extend(not isinstance(kept, torch.Tensor) for _, kept in self._journal.values())
-        undo(self)
+    class Watched(FailAt):
+        def plan(self, weights, *, rng, batch=None):
+            for parameter in weights.each(list(weights.model.parameters())):
+                alive.append(sum(update.value is not None for update in weights.updates.values()))
+                weights.write(parameter, weights.read(parameter) + 1, "Watched")
+                sizes.append(os.fstat(weights.writer._file.fileno()).st_size)
 
-    monkeypatch.setattr(writer_module.Writer, "undo", spy)
-    with pytest.raises(RuntimeError):
-        initialize(tiny_vit(), FailAt(4))
-    assert stored == [False, True, True, True]  # the first, a bias of 5 numbers, still fits
+    initialize(model, Watched(0))
+    written = [4 * parameter.numel() for parameter in model.parameters()]
+    assert alive == [0] * len(written)
+    assert sizes == [sum(written[:index]) for index in range(len(written))]
+
+
+def test_a_full_disk_is_one_line_and_nothing_is_lost(tiny_vit, monkeypatch):
+    full = open("/dev/full", "w+b", buffering=0)  # noqa: SIM115 - the writer closes it
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: full)
+    model = tiny_vit()
+    taken = snapshot(model)
+    with pytest.raises(StructuredInitError, match=r"'cls_token' could not be kept .*No space left.*TMPDIR") as raised:
+        initialize(model, FailAt(9))
+    assert "\n" not in str(raised.value)
+    assert_unchanged(model, taken)
 
 
 def test_an_interrupt_restores_as_well(tiny_vit):

@@ -51,20 +51,27 @@ def product(tokens, target):
     return inverse @ target @ inverse.T
 
 
+def shifted(tokens, offsets, grid, head_dim):
+    """Queries and key in full, and what was found."""
+    basis = Basis.of(tokens).cut(cutoff=CUTOFF)
+    found = separable(basis, offsets, grid, head_dim, border="clamp")
+    return basis.right @ found.query, basis.right @ found.key, found
+
+
 @EVERYWHERE
 @given(GRIDS, OFFSETS, st.integers(1, 20), st.sampled_from([None, 2.0]), st.integers(0, 99))
 def test_queries_times_keys_are_the_best_approximation_of_the_product(grid, offset, head_dim, kappa, seed):
     tokens = tokens_of(grid, 24, kappa, seed)
-    found = separable(Basis.of(tokens).cut(cutoff=CUTOFF), [offset], grid, head_dim, border="clamp")
+    (query,), key, found = shifted(tokens, [offset], grid, head_dim)
     exact = product(tokens, target(grid, offset))
     u, s, vt = np.linalg.svd(exact)
     best = (u[:, :head_dim] * s[:head_dim]) @ vt[:head_dim]
     gap = s[head_dim - 1] - s[head_dim] if head_dim < len(s) else 1.0
     energy = (s**2).sum()
     assert found.kept == pytest.approx((s[:head_dim] ** 2).sum() / energy if energy > 1e-18 else 1.0)
-    assert found.query[0].shape == found.key.shape == (24, head_dim)
+    assert query.shape == key.shape == (24, head_dim)
     if gap > 1e-6 * s[0] or head_dim >= found.rank:  # else the best approximation is not unique
-        np.testing.assert_allclose(found.query[0] @ found.key.mT, best, atol=1e-8 * max(s[0], 1))
+        np.testing.assert_allclose(query @ key.mT, best, atol=1e-8 * max(s[0], 1))
 
 
 @EVERYWHERE
@@ -72,7 +79,7 @@ def test_queries_times_keys_are_the_best_approximation_of_the_product(grid, offs
 def test_heads_that_share_a_key_have_their_products_on_the_best_span_that_one_key_has(grid, offsets, head_dim, seed):
     """The span from the k largest eigenvalues of Σ MᵀM; where the shifts fit into k, the products themselves."""
     tokens = tokens_of(grid, 24, 2.0, seed)
-    found = separable(Basis.of(tokens).cut(cutoff=CUTOFF), offsets, grid, head_dim, border="clamp")
+    queries, key, found = shifted(tokens, offsets, grid, head_dim)
     exact = [product(tokens, target(grid, offset)) for offset in offsets]
     values, vectors = np.linalg.eigh(sum(m.T @ m for m in exact))
     lost = values[::-1][head_dim:].sum()
@@ -80,11 +87,11 @@ def test_heads_that_share_a_key_have_their_products_on_the_best_span_that_one_ke
     assert found.energy * (1 - found.kept) == pytest.approx(lost, abs=1e-6 * max(values.sum(), 1))
     span = vectors[:, ::-1][:, :head_dim]
     gap = values[-head_dim] - values[-head_dim - 1] if head_dim < 24 else 1.0
-    for query, m in zip(found.query, exact, strict=True):
+    for query, m in zip(queries, exact, strict=True):
         if head_dim >= sum(grid) - 2:
-            np.testing.assert_allclose(query @ found.key.mT, m, atol=1e-7 * max(np.abs(m).max(), 1))
+            np.testing.assert_allclose(query @ key.mT, m, atol=1e-7 * max(np.abs(m).max(), 1))
         elif gap > 1e-6 * values[-1]:  # else the best span is not unique
-            np.testing.assert_allclose(query @ found.key.mT, m @ span @ span.T, atol=1e-6 * max(np.abs(m).max(), 1))
+            np.testing.assert_allclose(query @ key.mT, m @ span @ span.T, atol=1e-6 * max(np.abs(m).max(), 1))
 
 
 @EVERYWHERE
@@ -102,8 +109,8 @@ def test_equal_heads_that_share_a_key_have_the_factors_of_one_alone(grid, offset
 @given(GRIDS, OFFSETS, st.integers(1, 16), st.sampled_from([None, 2.0]))
 def test_the_rank_of_the_logits_is_at_most_rows_plus_columns_minus_two(grid, offset, head_dim, kappa):
     tokens = tokens_of(grid, 24, kappa)
-    found = separable(Basis.of(tokens).cut(cutoff=CUTOFF), [offset], grid, head_dim, border="clamp")
-    logits = tokens @ found.query[0] @ found.key.mT @ tokens.mT
+    (query,), key, found = shifted(tokens, [offset], grid, head_dim)
+    logits = tokens @ query @ key.mT @ tokens.mT
     rank = int((torch.linalg.svdvals(logits) > 1e-9).sum())
     assert rank <= min(head_dim, sum(grid) - 2)
     assert found.rank <= sum(grid) - 2

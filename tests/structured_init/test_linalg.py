@@ -49,6 +49,21 @@ def test_signs_do_not_depend_on_those_that_lapack_returns(monkeypatch):
 
 
 @EVERYWHERE
+@given(st.sampled_from([1, 2, 255, 256, 257, 300, 511, 512, 513, 800]), st.integers(1, 40), st.integers(0, 99))
+def test_random_orthogonal_is_numpys_qr_of_one_draw_with_a_positive_diagonal(rows, columns, seed):
+    """However many rows are drawn at a time."""
+    columns = min(rows, columns)
+    gaussian = torch.randn(rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).numpy()
+    basis, triangle = np.linalg.qr(gaussian)
+    found = random_orthogonal(rows, columns, generator=torch.Generator().manual_seed(seed))
+    np.testing.assert_allclose(found, basis * np.sign(triangle.diagonal()), atol=1e-11)
+
+
+def test_random_orthogonal_of_no_columns_is_empty():
+    assert random_orthogonal(3, 0, generator=torch.Generator()).shape == (3, 0)
+
+
+@EVERYWHERE
 @given(SIZES, SIZES, st.integers(0, 999))
 def test_random_orthogonal_is_orthonormal_along_its_shorter_side(rows, columns, seed):
     matrix = random_orthogonal(rows, columns, generator=torch.Generator().manual_seed(seed))

@@ -22,6 +22,7 @@ from structured_init import (
     TruncatedNormal,
     initialize,
 )
+from structured_init.plan import CHUNK, Statistics
 
 
 def test_every_parameter_has_its_entry_in_the_order_of_the_model(tiny_vit):
@@ -44,6 +45,18 @@ def test_statistics_are_those_of_the_tensor_before_and_after(tiny_vit):
             value = values[entry.names[0]]
             expected = value.mean(), value.std(), np.sqrt((value**2).mean())
             assert (found.mean, found.std, found.rms) == pytest.approx(expected, rel=1e-6, abs=1e-12), entry.names
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, CHUNK - 1, CHUNK, 2 * CHUNK + 3])
+def test_statistics_are_numpys_however_many_parts_are_measured_and_leave_the_tensor_alone(count, dtype):
+    value = 3 + torch.randn(count, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    copy = value.clone()
+    found, wanted = Statistics.of(value), value.double().numpy()
+    assert found.mean == pytest.approx(wanted.mean(), rel=1e-12)
+    assert found.std == pytest.approx(wanted.std(), rel=1e-12, abs=1e-12)
+    assert found.rms == pytest.approx(np.sqrt((wanted**2).mean()), rel=1e-12)
+    assert torch.equal(value, copy)
 
 
 def test_who_set_a_tensor_is_told_in_order(tiny_vit):

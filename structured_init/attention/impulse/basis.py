@@ -42,16 +42,18 @@ class Basis(NamedTuple):
 class Factors(NamedTuple):
     """The queries of the heads that share one key, that key, and what was kept of the products that they stand for.
 
+    Queries and keys are in the coordinates of a basis' V, so W = V · coordinates: r numbers for each of D.
+
     Attributes:
-        query: W_q of each head (G, D, k).
-        key: W_k (D, k), the same for all.
+        query: coordinates of W_q of each head (G, r, k).
+        key: coordinates of W_k (r, k), the same for all.
         rank: number of directions of the key that the products M_h need together; the rank of M where G = 1.
         energy: Σ_h ‖M_h‖².
         kept: share of it that the W_q W_kᵀ have; below 1 only where k < rank.
     """
 
-    query: Float64[Tensor, "group embed_dim head_dim"]
-    key: Float64[Tensor, "embed_dim head_dim"]
+    query: Float64[Tensor, "group rank head_dim"]
+    key: Float64[Tensor, "rank head_dim"]
     rank: int
     energy: float
     kept: float
@@ -78,8 +80,7 @@ def factor(basis: Basis, cores: Float64[Tensor, "group rank rank"], head_dim: in
     root, balance = singular[:size].sqrt(), group**0.25
     padding = (0, head_dim - size)
     *queries, key = (
-        torch.nn.functional.pad(basis.right @ (side[:, :size] * root), padding)
-        for side in (*left.unflatten(0, cores.shape[:2]), right)
+        torch.nn.functional.pad(side[:, :size] * root, padding) for side in (*left.unflatten(0, cores.shape[:2]), right)
     )
     energy = singular.square()
     rank = int((singular > 1e-12 * singular[0]).sum()) if singular.numel() else 0

@@ -90,13 +90,7 @@ class Impulse(Initializer):
         shared: dict[tuple, tuple[Tensor, Tensor]] = {}
         for site in weights.each(sites):
             task = self._task(site, positions[site.name], site.name in first, weights, rng, batch)
-            if not self._shares:
-                solution = self._solver.solve(task)
-            elif (shape := self._shape(task)) in shared:
-                solution = shared[shape]
-            else:
-                solution = shared[shape] = self._solver.solve(task)
-            self._write(site.by("Impulse: query_key"), *solution)
+            self._write(site.by("Impulse: query_key"), *self._solution(task, shared))
 
     @property
     def needs_batch(self) -> bool:
@@ -154,6 +148,15 @@ class Impulse(Initializer):
             else:
                 value = self._solver.own_positions().value(positions.site, rng)
                 positions.site.write(value, "Impulse: positions")
+
+    def _solution(self, task: Task, shared: dict[tuple, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Solve, or take the solution of an earlier layer of the same shape."""
+        if not self._shares:
+            return self._solver.solve(task)
+        shape = self._shape(task)
+        if shape not in shared:
+            shared[shape] = self._solver.solve(task)
+        return shared[shape]
 
     def _write(self, site: AttentionSite, query: Tensor, key: Tensor) -> None:
         site.query, site.key = query, key

@@ -162,8 +162,9 @@ class SvdSolver(ImpulseSolver):
         return Positions("gaussian", gain=self.gain)
 
     def solve(self, task: Task) -> tuple[Tensor, Tensor]:
-        impulses = impulse_maps(task.offsets, task.grid, border=task.border)
-        targets = noisy_target(impulses, self.noise, generator=task.draw("svd"))
+        generator = task.draw("svd")
+        impulses = (impulse_maps(offset[None], task.grid, border=task.border)[0] for offset in task.offsets)
+        targets = (noisy_target(impulse, self.noise, generator=generator) for impulse in impulses)
         if task.group > 1:
             task.site.note(f"{task.group} heads share each key: nothing of their products is lost")
         basis = task.known_positions().basis
@@ -215,7 +216,7 @@ class SeparableSolver(ImpulseSolver):
         turns = torch.stack([random_orthogonal(site.head_dim, site.head_dim, generator=generator) for _ in heads])
         turns *= math.sqrt(self.strength / site.scale)
         query, key = torch.cat([each.query for each in heads]), torch.stack([each.key for each in heads])
-        return query @ turns.repeat_interleave(task.group, dim=0), key @ turns
+        return basis.right @ (query @ turns.repeat_interleave(task.group, dim=0)), basis.right @ (key @ turns)
 
     def _shared(self, task: Task, basis: Basis, heads: list[Factors]) -> list[Factors]:
         """Return the solutions of the heads that share a key, given those with keys of their own, and note the cost."""

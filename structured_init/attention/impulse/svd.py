@@ -5,6 +5,8 @@ Letters: H heads, Hkv key heads, N tokens, D embed_dim, k head_dim.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from jaxtyping import Float64
 from torch import Tensor
@@ -17,21 +19,21 @@ NUMERICAL_RANK = 1e-12
 
 
 def noisy_target(
-    impulses: Float64[Tensor, "heads tokens tokens"], noise: float, *, generator: torch.Generator
-) -> Float64[Tensor, "heads tokens tokens"]:
+    impulse: Float64[Tensor, "*heads tokens tokens"], noise: float, *, generator: torch.Generator
+) -> Float64[Tensor, "*heads tokens tokens"]:
     """Return 1000·impulse + noise·Z off the impulse, Z normal with standard deviation 0.6, cut at ±2.
 
     The factor 1000 has no effect of its own, since the result is normalized; the ratio to ``noise`` has.
 
     Source: 2505.19985, code: ``W = 1000*H + 3.0*tmp*(H==0)``.
     """
-    draw = torch.empty_like(impulses)
-    torch.nn.init.trunc_normal_(draw, std=NOISE_STD, a=-NOISE_CUT, b=NOISE_CUT, generator=generator)
-    return IMPULSE * impulses + noise * draw * (impulses == 0)
+    target = torch.empty_like(impulse)
+    torch.nn.init.trunc_normal_(target, std=NOISE_STD, a=-NOISE_CUT, b=NOISE_CUT, generator=generator)
+    return target.mul_(noise).masked_fill_(impulse != 0, 0.0).add_(impulse, alpha=IMPULSE)
 
 
 def closed_form(
-    basis: Basis, targets: Float64[Tensor, "heads tokens tokens"], head_dim: int, *, norm: float, group: int = 1
+    basis: Basis, targets: Iterable[Float64[Tensor, "tokens tokens"]], head_dim: int, *, norm: float, group: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Return W_q (H, D, k) and W_k (Hkv, D, k), each of Frobenius norm ``norm``, from A = P⁺ W P⁺ᵀ = W_q W_kᵀ.
 
@@ -54,12 +56,13 @@ def closed_form(
     basis = basis.cut(cutoff=NUMERICAL_RANK, rank=head_dim)
     cores = torch.stack([basis.left.mT @ target @ basis.left for target in targets])
     factors: list[Factors] = [factor(basis, shared, head_dim) for shared in cores.split(group)]
-    query = torch.cat([each.query for each in factors])
-    key = torch.stack([each.key for each in factors])
-    query, key = norm * query / _frobenius(query), norm * key / _frobenius(key)
+    query = basis.right @ torch.cat([each.query for each in factors])
+    key = basis.right @ torch.stack([each.key for each in factors])
+    query.mul_(norm / _frobenius(query))
+    key.mul_(norm / _frobenius(key))
     if group > 1:
         # W_q = A √σ and W_k = B √σ have ‖W_q‖ ‖W_k‖ = Σσ; any other factors of the same product have more.
-        query = query * (norm**2 / _nuclear(query, key.repeat_interleave(group, dim=0)))
+        query.mul_(norm**2 / _nuclear(query, key.repeat_interleave(group, dim=0)))
     return query, key
 
 
