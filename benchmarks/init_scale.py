@@ -1,10 +1,10 @@
 """What a start costs at the sizes of published networks, and on a Llama of 70 billion parameters.
 
-Times are processor seconds of one thread; peaks are the growth of a fresh process' resident memory. Networks of many
-equal layers are timed with one and with three of them, and a whole start is counted up from both. Of Llama-70B one
-layer is timed at its real shape; a start that decomposes matrices per group of heads, one group and the values; what
-takes too long there is extrapolated from replicas of smaller width, with a check on the largest that was timed. Traffic
-is counted with the collectives of a simulated process group.
+Times are processor seconds of one thread; peaks are the growth of a process' resident memory. Networks of many
+equal layers are timed with one and with three of them, and a whole start is counted up from both. Of each Llama one
+layer is timed at its real shape; of a start that decomposes matrices per group of heads, one group and the values.
+Replicas of smaller width show how times grow, and how far a power law would have missed. Traffic is counted with the
+collectives of a simulated process group.
 
 python -m benchmarks.init_scale --output benchmarks/results
 """
@@ -38,7 +38,7 @@ from benchmarks.init_shapes import (
     replica,
 )
 from benchmarks.init_time import SEED
-from benchmarks.memory import status
+from benchmarks.memory import hand_back, peak
 from benchmarks.timing import seconds
 from lightning_modules.compare.surroundings import surroundings
 from structured_init import Initializer, StructuredInitError, initialize
@@ -50,8 +50,7 @@ LLAMAS = {
     "7B":   (4096,  32,    32,   11008, 32,     32000),
     "70B":  (8192,  64,    8,    28672, 80,     128256),
 }  # fmt: skip
-DIRECT = ("kaiming_uniform", "truncated_normal", "mlp_mean", "conditioned", "mimetic, float32")
-CURVES = {  # widths of the replicas; what is timed at 8192 itself needs few
+CURVES = {  # widths of the replicas
     "kaiming_uniform": (1024, 2048),
     "truncated_normal": (1024, 2048),
     "mlp_mean": (1024, 2048),
@@ -87,7 +86,10 @@ def networks(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         name: {
             "layers": network.layers,
             "starts": {
-                start: {str(depth): apart(arguments, partial(network.build, depth), STARTS[start]) for depth in DEPTHS}
+                start: {
+                    **{str(depth): apart(arguments, partial(network.build, depth), STARTS[start]) for depth in DEPTHS},
+                    "held": _forked(held, partial(network.build, DEPTHS[-1]), STARTS[start]),
+                }
                 for start in network.starts
             },
         }
@@ -103,7 +105,7 @@ def llamas(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
         if width > arguments.max_width:
             continue
         starts: dict[str, Any] = {}
-        for start in DIRECT:
+        for start in CURVES:
             if start in PARTS:
                 group, values = partial(group_of_heads, width, heads // keys), partial(llama, width, heads, keys, 8)
                 starts[start] = {
@@ -162,26 +164,28 @@ def apart(arguments: argparse.Namespace, build: Callable[[], nn.Module], initial
 
 
 def timed(build: Callable[[], nn.Module], initializer: Initializer, repeats: int, budget: float) -> dict[str, Any]:
-    """Initialize up to ``repeats`` times while they took less than ``budget`` seconds; the peak is the first one's."""
-    for start in ("mimetic", "svd"):  # a fork maps pages of libraries when it first touches them
-        initialize(blank(partial(NETWORKS["ViT-T/16"].build, 1)), STARTS[start])
-    model = blank(build)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before, times, reports = status("VmRSS"), [], []
+    """Initialize up to ``repeats`` times while they took less than ``budget`` seconds; the peak is the last one's."""
+    model, reports, times, grown = blank(build), [], [], []
 
     def work() -> None:
-        reports.append(initialize(model, initializer, seed=SEED))
+        reports[:] = [initialize(model, initializer, seed=SEED)]
 
-    times.append(seconds(work))
-    peak = status("VmHWM") - before
-    while len(times) < repeats and sum(times) < budget:
-        times.append(seconds(work))
+    while not times or (len(times) < repeats and sum(times) < budget):
+        grown.append(peak(lambda: times.append(seconds(work))))
     return {
         "seconds": times,
-        "peak": peak,
+        "peak": grown[-1],
         "set": {entry.names[0]: list(entry.shape) for entry in reports[0].changed},
         "numbers": sum(parameter.numel() for parameter in model.parameters()),
     }
+
+
+def held(build: Callable[[], nn.Module], initializer: Initializer) -> int:
+    """Return the bytes that are held beyond the model at the peak of a start, without those that malloc keeps."""
+    hand_back()
+    model = blank(build)
+    initialize(model, initializer, seed=SEED)
+    return peak(lambda: initialize(model, initializer, seed=SEED))
 
 
 def _counted(initializer: Initializer, rank: int, ranks: int) -> dict[str, Any]:

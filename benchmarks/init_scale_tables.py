@@ -10,7 +10,6 @@ from statistics import median
 from typing import Any
 
 from benchmarks.collectives import sharded_bytes
-from structured_init.writer import IN_MEMORY_BYTES
 
 Record = dict[str, Any]
 INTRODUCTION = (
@@ -20,8 +19,12 @@ INTRODUCTION = (
     "",
     "Processor seconds of one thread, and the peak of a process' memory, of single layers at their real shapes. Whole",
     "models are counted up from layers, traffic from the bytes of collectives. `measured in parts`: one group of heads",
-    "and the values, counted up. `extrapolated` from smaller widths by a power law: an order of magnitude and no more;",
-    "the table of exponents says by how much the same fit misses what was measured at 8192.",
+    "and the values, counted up. The table of exponents says by how much a power law from smaller widths would have",
+    "missed what was measured.",
+)
+MEMORY = (
+    "A layer's size is that of its parameters in float32. Memory held is what a process grows by where malloc hands",
+    "back what is freed; by glibc's own settings it keeps some of that for later, and grows by the last column.",
 )
 CHECKED = "Extrapolation, checked on the largest width of each curve, and on the layer of 8192 where that was measured:"
 NODES = (8, 64, 512)  # ranks of the tables
@@ -94,19 +97,17 @@ def large(record: Record, name: str = "70B") -> dict[str, Record]:
     found: dict[str, Record] = {}
     starts = record["llamas"][name]["starts"]
     curve = record.get("curve", {}) if name == "70B" else {}  # of its proportions
-    for start in [*starts, *(start for start in curve if start not in starts)]:
-        rows, direct = curve.get(start, {}), starts.get(start, {})
-        measured = direct or rows[max(rows, key=int)]
-        names = {one for part in measured.values() for one in part["set"]}
+    for start, row in starts.items():
+        names = {one for part in row.values() for one in part["set"]}
         inside, outside = set_shapes(names, sizes)
         in_layer, beyond = (sum(map(math.prod, shapes)) for shapes in (inside, outside))
-        seconds = layer_seconds(direct, keys) if direct else extrapolated(rows, width)
+        seconds = layer_seconds(row, keys)
         found[start] = {
-            "how": ("measured" if "layer" in direct else "measured in parts") if direct else "extrapolated",
+            "how": "measured" if "layer" in row else "measured in parts",
             "seconds": seconds,
             "hours": seconds * layers * (1 + beyond / in_layer / layers) / 3600,
             "numbers": in_layer * layers + beyond,
-            "peak": _peak(direct, rows, width),
+            "peak": _peak(row, curve.get(start, {}), width),
             "traffic": {
                 ranks: [sharded_bytes(inside * layers + outside, ITEMSIZE, ranks, rank) for rank in (0, 1)]
                 for ranks in NODES
@@ -115,10 +116,10 @@ def large(record: Record, name: str = "70B") -> dict[str, Record]:
     return found
 
 
-def _peak(direct: Record, rows: Record, width: int) -> float | None:
+def _peak(row: Record, rows: Record, width: int) -> float | None:
     """Return the peak memory of one layer, measured at its shape or, all matrices being D × D, by D²."""
-    if "layer" in direct:
-        return direct["layer"]["peak"]
+    if "layer" in row:
+        return row["layer"]["peak"]
     whole = {int(at): row["layer"]["peak"] for at, row in rows.items() if "layer" in row}
     return max(whole.items())[1] * (width / max(whole)) ** 2 if whole else None
 
@@ -148,8 +149,8 @@ def network_rows(networks: Record) -> list[str]:
     """Return a row per network and start."""
     rows = [
         "| network | layers | start | one more layer, s | whole, s | spread of three layers, s"
-        " | peak beyond the model, MB | in layers |",
-        "|---|---|---|---|---|---|---|---|",
+        " | held beyond the model at the peak, MB | in layers | growth of the process, in layers |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, network in networks.items():
         for start, depths in network["starts"].items():
@@ -157,11 +158,12 @@ def network_rows(networks: Record) -> list[str]:
             first, third = median(one["seconds"]), median(three["seconds"])
             layer = 4 * (three["numbers"] - one["numbers"]) / 2
             whole = counted_up(first, third, network["layers"])
+            held, grown = depths["held"], three["peak"]
             rows.append(
                 f"| {name} | {network['layers']} | {start} | {(third - first) / 2:.3g} | {whole:.3g}"
-                f" | {_spread(three['seconds'])} | {three['peak'] / 1e6:.0f} | {three['peak'] / layer:.2f} |"
+                f" | {_spread(three['seconds'])} | {held / 1e6:.1f} | {held / layer:.2f} | {grown / layer:.2f} |"
             )
-    return [*rows, "", "A layer's size is that of its parameters in float32."]
+    return [*rows, "", *MEMORY]
 
 
 def curve_rows(curve: Record) -> list[str]:
@@ -221,7 +223,7 @@ def large_rows(starts: dict[str, Record]) -> list[str]:
     ]
     for start, row in starts.items():
         peak = "" if row["peak"] is None else f"{row['peak'] / 1e9:.2f}"
-        journal = max(0.0, ITEMSIZE * row["numbers"] / NODES[1] - IN_MEMORY_BYTES) / 1e9
+        journal = ITEMSIZE * row["numbers"] / NODES[1] / 1e9
         rows.append(
             f"| {start} | {row['seconds']:.3g} | {row['how']} | {row['hours']:.2f} | {row['numbers'] / 1e9:.2f}"
             f" | {peak} | {journal:.2f} |"

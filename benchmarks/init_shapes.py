@@ -63,8 +63,8 @@ PARTS: dict[str, dict[str, Initializer]] = {
         ("skipless", Skipless, {}),
     )
 }
-LANGUAGE = ("kaiming_uniform", "conditioned", "mimetic, float32")
-VISION = ("separable", "svd", "mimetic, float32")
+LANGUAGE = ("kaiming_uniform", "truncated_normal", "mlp_mean", "conditioned", "mimetic, float32")
+VISION = ("separable", "svd", "mimetic", "skipless", "delta_orthogonal", *LANGUAGE)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import multiprocessing
 import sys
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from threadpoolctl import threadpool_limits
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
-from benchmarks.memory import status
+from benchmarks.memory import hand_back, peak
 from benchmarks.published_starts import adam_start, mimetic_start, svd_layer, svd_start
 from benchmarks.timing import Stopwatch, Times, alternate, seconds
 from lightning_modules.compare.surroundings import surroundings
@@ -37,7 +36,6 @@ from structured_init import (
     SvdSolver,
     attention_sites,
     initialize,
-    writer,
 )
 from structured_init.attention.impulse import ImpulseSolver
 from structured_init.draws import Draws
@@ -51,7 +49,14 @@ SEED = 0
 VIT_B =      (224,   16,    768,   12,     12)  # fmt: skip
 VIT_B_4 =    (224,   16,    768,   4,      12)  # fmt: skip
 VIT_T =      (32,    2,     192,   12,     3)  # fmt: skip
-WIDTHS = {192: 3, 384: 6, 768: 12, 1024: 16, 2048: 32, 4096: 32}  # width: heads
+CURVES = {  # (width, layers, heads) of the networks along each curve, 14 × 14 tokens
+    "width": ((192, 1, 3), (384, 1, 6), (768, 1, 12), (1024, 1, 16), (2048, 1, 32), (4096, 1, 32)),
+    "heads": tuple((768, 1, heads) for heads in (1, 3, 6, 12, 24, 48)),
+    "layers": tuple((384, layers, 6) for layers in (1, 2, 4, 8, 16, 32)),
+}
+SIZES = ("width", "layers", "heads")
+LABELS = {"width": "width, heads; one layer", "heads": "heads; one layer of width 768", "layers": "layers of width 384"}
+COLORS = {"mimetic": "#2b8cbe", "mimetic, float32": "#7bccc4", "svd": "#d95f0e", "separable": "#31a354"}
 PARTS = ("memory", "svd", "mimetic", "curve", "adam")  # memory first: it forks, which is safe before autograd runs
 STARTS: dict[str, Initializer] = {
     "separable": Impulse(solver="separable"),
@@ -183,37 +188,37 @@ def apart(found: Tensor, wanted: Tensor) -> float:
 def memory(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return the peak memory beyond the model, of ViT-B at two depths, in units of one layer's parameters."""
     found: dict[str, dict[str, float]] = {}
-    for name, journal in product(("separable", "mimetic, float32"), ("in memory up to 64 MiB", "in a file")):
-        row = found.setdefault(f"{name}; journal {journal}", {})
+    for name in STARTS:
+        row = found.setdefault(name, {})
         for layers in (2, 12):
             with multiprocessing.get_context("fork").Pool(1) as pool:
-                row[str(layers)] = pool.apply(peak, (name, layers, journal == "in a file"))
-            print(f"{name}, journal {journal}, {layers} layers: {row[str(layers)]:.2f}", file=sys.stderr, flush=True)
+                row[str(layers)] = pool.apply(grown, (name, layers))
+            print(f"{name}, {layers} layers: {row[str(layers)]:.2f}", file=sys.stderr, flush=True)
     return found
 
 
-def peak(name: str, layers: int, journal_in_a_file: bool) -> float:
-    """Return the growth of this process' resident memory while a model is initialized, in layers (Linux only)."""
-    if journal_in_a_file:
-        writer.IN_MEMORY_BYTES = 0
-    whole(network(*VIT_B[:3], 2, VIT_B[4]), name)  # the libraries' own buffers
+def grown(name: str, layers: int) -> float:
+    """Return what this process holds, at its peak, while a model is initialized again, in layers."""
+    hand_back()
     model = network(*VIT_B[:3], layers, VIT_B[4])
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = status("VmRSS")
     whole(model, name)
     layer = sum(4 * parameter.numel() for parameter in model.blocks[0].parameters())
-    return (status("VmHWM") - before) / layer
+    return peak(lambda: whole(model, name)) / layer
 
 
-def curve(arguments: argparse.Namespace) -> dict[str, Times]:
-    """Time one layer of every width, at 14 × 14 tokens; one repeat where a layer takes long."""
-    found = {}
-    for width, heads in WIDTHS.items():
-        if width <= arguments.max_width:
-            model = network(*VIT_B[:2], width, 1, heads, mlp_ratio=0.01)
-            names = ("separable", "svd", "mimetic")[: None if width <= arguments.mimetic_width else -1]
-            runs = {name: partial(whole, model, name) for name in names}
-            found[str(width)] = alternate(runs, arguments.repeats if width <= 1024 else 1)
+def curve(arguments: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    """Time starts over the width, the heads and the layers of a network; one repeat where a layer takes long."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name, points in CURVES.items():
+        for width, layers, heads in points:
+            if width > arguments.max_width:
+                continue
+            model = network(*VIT_B[:2], width, layers, heads, mlp_ratio=0.01)
+            starts = [start for start in STARTS if width <= arguments.mimetic_width or not start.startswith("mimetic")]
+            runs = {start: partial(whole, model, start) for start in starts}
+            times = alternate(runs, arguments.repeats if width <= 1024 else 1)
+            found.setdefault(name, []).append({"width": width, "layers": layers, "heads": heads, "times": times})
+            print(f"{name}: {width}, {layers} layers, {heads} heads", file=sys.stderr, flush=True)
     return found
 
 
@@ -252,16 +257,19 @@ def table(record: dict[str, Any]) -> str:
         for name, row in record["mimetic"]["differences"].items():
             lines.append(f"| {name} | {' | '.join(f'{value:.0e}' for value in row.values())} |")
     if "memory" in record:
-        lines += ["", "## Peak memory beyond the model, ViT-B, in layers of 28 MB", ""]
+        lines += ["", "## Memory held beyond the model at the peak, ViT-B, in layers of 28 MB", ""]
         lines += ["| | 2 layers | 12 layers |", "|---|---|---|"]
-        lines += [f"| {name} | {row['2']:.1f} | {row['12']:.1f} |" for name, row in record["memory"].items()]
+        lines += [f"| {name} | {row['2']:.2f} | {row['12']:.2f} |" for name, row in record["memory"].items()]
     if "curve" in record:
-        lines += ["", "## One layer, 14 × 14 tokens: the whole call, seconds", ""]
-        lines += ["| width, heads | separable | svd | mimetic |", "|---|---|---|---|"]
-        for width, times in record["curve"].items():
-            names = ("separable", "svd", "mimetic")
-            cells = " | ".join(f"{median(times[name]):.3g}" if name in times else "–" for name in names)
-            lines.append(f"| {width}, {WIDTHS[int(width)]} | {cells} |")
+        lines += ["", "## Over width, heads and layers, 14 × 14 tokens: the whole call, seconds", ""]
+        lines += [f"| width | layers | heads | {' | '.join(STARTS)} |", "|---" * (3 + len(STARTS)) + "|"]
+        for name, points in record["curve"].items():
+            for point in points:
+                times = point["times"]
+                cells = (f"{median(times[start]):.3g}" if start in times else "–" for start in STARTS)
+                sizes = (f"**{point[size]}**" if size == name else f"{point[size]}" for size in SIZES)
+                lines.append(f"| {' | '.join((*sizes, *cells))} |")
+        lines += ["", "![the same as curves](init_time.png)"]
     return "\n".join(lines)
 
 
@@ -275,25 +283,25 @@ def ratios(times: Times, against: dict[str, str]) -> list[str]:
     return rows
 
 
-def figure(times: dict[str, Times]) -> Figure:
-    """Draw seconds per layer over width."""
+def figure(curves: dict[str, list[dict[str, Any]]]) -> Figure:
+    """Draw seconds over width, heads and layers, side by side on one axis of seconds."""
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(6, 3.8), layout="constrained", facecolor="white")
-    axis = drawing.subplots()
-    widths = [int(width) for width in times]
-    for name, color, shift in (("mimetic", "#2b8cbe", -3), ("svd", "#d95f0e", -10), ("separable", "#31a354", 3)):
-        points = [(int(width), median(row[name])) for width, row in times.items() if name in row]
-        axis.loglog(*zip(*points, strict=True), "o-", color=color, linewidth=2, markersize=5)
-        axis.annotate(name, points[-1], xytext=(8, shift), textcoords="offset points", color=color)
-    axis.set_xticks(widths, [f"{width}\n{WIDTHS[width]}" for width in widths])
-    axis.set_xlabel("width, heads")
-    axis.minorticks_off()
-    axis.set_xlim(widths[0] * 0.85, widths[-1] * 1.9)
-    axis.set_ylabel("seconds, one thread")
-    axis.set_title("initialize() on one layer", fontsize=11, loc="left")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)
+    drawing = Figure(figsize=(11, 3.8), layout="constrained", facecolor="white")
+    axes = drawing.subplots(1, len(curves), sharey=True, squeeze=False)[0]
+    for axis, (name, points) in zip(axes, curves.items(), strict=True):
+        for start, color in COLORS.items():
+            known = [(point[name], median(point["times"][start])) for point in points if start in point["times"]]
+            axis.loglog(*zip(*known, strict=True), "o-", color=color, linewidth=2, markersize=5, label=start)
+        ticks = [str(point[name]) + (f"\n{point['heads']}" if name == "width" else "") for point in points]
+        axis.set_xticks([point[name] for point in points], ticks)
+        axis.set_xlabel(LABELS[name])
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    axes[0].set_ylabel("seconds, one thread")
+    axes[0].legend(frameon=False)
+    axes[0].set_title("initialize() on vision transformers", fontsize=11, loc="left")
     return drawing
 
 
@@ -305,7 +313,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--adam-repeats", type=int, default=1)
     parser.add_argument("--adam-iterations", type=int, default=10_000)
     parser.add_argument("--max-width", type=int, default=4096, help="of the curve")
-    parser.add_argument("--mimetic-width", type=int, default=2048, help="of Mimetic's curve; 4096 takes 10 minutes")
+    parser.add_argument("--mimetic-width", type=int, default=2048, help="of Mimetic's curve; 4096 takes 15 minutes")
     parser.add_argument("--output", type=Path, required=True)
     return parser.parse_args()
 

@@ -6,10 +6,15 @@ how many is up to the process and the thread.
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+MMAP_THRESHOLD = -3  # of glibc's malloc.h
 KEEP_MEMORY = {  # one arena for all threads, from which nothing is handed back
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
@@ -22,6 +27,26 @@ def keep_memory():
     """Start this program anew with malloc set up as in :data:`KEEP_MEMORY`, unless it is."""
     if KEEP_MEMORY.items() - os.environ.items():
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | KEEP_MEMORY)
+
+
+def peak(work: Callable[[], Any]) -> int:
+    """Return by how many bytes this process grows while it does some work that it has done before (Linux, glibc).
+
+    What the first time loads or sets up for good is not counted. Freed memory is handed back before, so that none of
+    it is there to be used again.
+    """
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = status("VmRSS")
+    work()
+    return status("VmHWM") - before
+
+
+def hand_back():
+    """Set malloc up to hand back every block of 64 KiB or more when it is freed, so that a peak is what was held."""
+    if not ctypes.CDLL(None).mallopt(MMAP_THRESHOLD, 2**16):
+        raise OSError("malloc's threshold could not be set")
 
 
 def status(field: str) -> int:

@@ -96,6 +96,19 @@ def test_times_and_memory_of_one_start_are_of_that_start():
     assert len(init_scale.timed(partial(gpt2, 64, 2, 1), STARTS["conditioned"], 3, 0.0)["seconds"]) == 1
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and sets glibc's malloc")
+def test_a_start_holds_about_one_layer_beyond_the_model_whatever_its_depth():
+    """Two layers and six of ViT-S, in units of one layer; keeping what was overwritten would add a layer for three."""
+    starts, network = ("separable", "kaiming_uniform", "mimetic, float32"), NETWORKS["ViT-S/16"]
+    calls = [(partial(network.build, depth), STARTS[start]) for start in starts for depth in (2, 6)]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.starmap(init_scale.held, calls)
+    layer = 4 * (numbers(partial(network.build, 2)) - numbers(partial(network.build, 1)))
+    for start, two, six in zip(starts, found[::2], found[1::2], strict=True):
+        assert 0.2 * layer < two < 1.2 * layer, start
+        assert abs(six - two) < 0.2 * layer, start
+
+
 @pytest.mark.slow
 def test_the_command_writes_numbers_and_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(init_scale, "LLAMAS", {"70B": (1024, 8, 1, 3584, 80, 128256)})
@@ -107,7 +120,7 @@ def test_the_command_writes_numbers_and_tables(tmp_path, monkeypatch, capsys):
     init_scale.main()
     record = json.loads((tmp_path / "init_scale.json").read_text())
     assert set(record) == {"settings", "surroundings", *init_scale.MEASURES}
-    assert set(record["llamas"]["70B"]["starts"]) == set(init_scale.DIRECT)
+    assert set(record["llamas"]["70B"]["starts"]) == set(init_scale.CURVES)
     table = (tmp_path / "init_scale.md").read_text()
     assert table.strip() in capsys.readouterr().out
     ratio = next(line for line in table.splitlines() if line.startswith("| mimetic, float32 | 2048 |")).split("|")[6]

@@ -107,13 +107,19 @@ def test_a_ratio_is_between_medians_of_sides_that_end_alike():
 def test_the_command_writes_numbers_tables_and_the_picture(tmp_path, monkeypatch, capsys):
     arguments = ["--repeats", "1", "--adam-iterations", "3", "--max-width", "192", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["init_time", "--parts", "curve", "adam", *arguments])
+    layers = ((96, 1, 6), (96, 2, 6))
+    monkeypatch.setattr(init_time, "CURVES", {"width": ((192, 1, 3), (384, 1, 6)), "layers": layers})
     init_time.main()
     record = json.loads((tmp_path / "init_time.json").read_text())
-    assert set(record["curve"]["192"]) == {"separable", "svd", "mimetic"}
-    assert all(time > 0 for times in record["curve"]["192"].values() for time in times)
+    (narrow,) = record["curve"]["width"]
+    assert (narrow["width"], narrow["layers"], narrow["heads"]) == (192, 1, 3)
+    assert set(narrow["times"]) == set(init_time.STARTS)
+    assert all(time > 0 for times in narrow["times"].values() for time in times)
+    assert [point["layers"] for point in record["curve"]["layers"]] == [1, 2]
     assert record["surroundings"]["threads"] == 1
     table = (tmp_path / "init_time.md").read_text()
     assert "| published, 3 steps |" in table
-    assert "| 192, 3 |" in table
+    assert "| **192** | 1 | 3 |" in table
+    assert "| 96 | **2** | 6 |" in table
     assert table.strip() in capsys.readouterr().out
     assert (tmp_path / "init_time.png").stat().st_size > 1000
