@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import argparse
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from timm.data import create_transform
 from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import Compose
 
-from benchmarks.timing import alternate, seconds
+from benchmarks.timing import alternate, seconds, spread
 from lightning_modules.compare.surroundings import surroundings
 from lightning_modules.data.augment import Augmentation
 from lightning_modules.data.images import ImageSet
@@ -160,19 +160,10 @@ def table(record: dict[str, Any]) -> str:
         rates = {name: f"{median(values):,.0f}" for name, values in row["images_per_second"].items()}
         cells = [rates["ours"]]
         for name, values in row["ratios"].items():
-            cells += [rates[name], " – ".join(_quartiles(values))]
+            cells += [rates[name], spread(values, 2)]
         lines.append(f"| {row['recipe']} | " + " | ".join(cells) + " |")
     lines += ["", *_enough(record), "", ", ".join(f"{name} {value}" for name, value in record["surroundings"].items())]
     return "\n".join(lines) + "\n"
-
-
-def _quartiles(values: list[float]) -> Iterator[str]:
-    if len(values) < 2:
-        yield f"{values[0]:.2f}"
-        return
-    lower, middle, upper = quantiles(values, n=4)
-    yield f"{middle:.2f} ({lower:.2f}"
-    yield f"{upper:.2f})"
 
 
 def _enough(record: dict[str, Any]) -> list[str]:

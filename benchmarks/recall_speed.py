@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers.models.mamba.modeling_mamba import MambaMixer, is_mambapy_available
@@ -35,6 +35,7 @@ from transformers.models.mamba2.configuration_mamba2 import Mamba2Config
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from benchmarks.memory import keep_memory
+from benchmarks.timing import spread
 from lightning_modules.compare.surroundings import surroundings
 from lightning_modules.data.recall.recall_set import RecallSet
 from lightning_modules.data.recall.tasks import create_task
@@ -202,9 +203,8 @@ def quartiles(values: list[float] | None) -> str:
     """Return the median, and the quartiles in brackets; nothing of nothing."""
     if values is None:
         return ""
-    low, middle, high = np.quantile(values, [0.25, 0.5, 0.75])
-    digits = sum(middle < bound for bound in (10, 100))
-    return f"{middle:.{digits}f} ({low:.{digits}f}–{high:.{digits}f})"
+    middle = median(values)
+    return spread(values, sum(middle < bound for bound in (10, 100)))
 
 
 def text(record: dict[str, Any]) -> str:
