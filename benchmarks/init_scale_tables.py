@@ -26,7 +26,7 @@ MEMORY = (
     "A layer's size is that of its parameters in float32. Memory held is what a process grows by where malloc hands",
     "back what is freed; by glibc's own settings it keeps some of that for later, and grows by the last column.",
 )
-CHECKED = "Extrapolation, checked on the largest width of each curve, and on the layer of 8192 where that was measured:"
+CHECKED = "Power laws of the smaller widths, checked on the largest of each curve, and of all, on the layer of 8192:"
 NODES = (8, 64, 512)  # ranks of the tables
 ITEMSIZE = 2  # bfloat16
 LINK = 50e9  # bytes a second: one network card of 400 Gbit/s per rank
