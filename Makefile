@@ -38,7 +38,7 @@ lint: $(READY)  ## check style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
 bench: $(READY)  ## run the benchmarks that fit on 2 cores into runs/bench (about 13 minutes)
-	@for run in floor data_speed capture_speed token_softmax_speed training_overhead scan_speed \
+	@for run in floor data_speed "capture_speed --rounds 5" token_softmax_speed "training_overhead --turns 8" scan_speed \
 	  "recall_speed --rounds 3"; do \
 	  set -- $$run; echo "$$run ..."; $(BIN)/python -W ignore -m benchmarks.$$run --output runs/bench >/dev/null 2>runs.log \
 	    && cat runs/bench/$$1.md || { cat runs.log; rm -f runs.log; exit 1; }; rm -f runs.log; done

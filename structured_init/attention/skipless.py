@@ -36,7 +36,7 @@ def orthogonal_factors(
     """
     matrix, full = torch.randn(rows, columns, dtype=torch.float64, generator=generator), min(rows, columns)
     # The vectors of the longer side come from those of the shorter, and are orthogonal to 1e-9 or so: a step of Newton
-    # and Schulz squares that. It takes a third of the time of a full decomposition, and half the memory.
+    # and Schulz squares that. All of it takes a third of the time of a full decomposition.
     longer, _, shorter = truncated_svd(matrix if rows >= columns else matrix.mT, rank)
     del matrix
     step = (longer.mT @ longer).mul_(-0.5)
