@@ -137,7 +137,7 @@ def _total(memory):
 
 
 def by_hand(folder):
-    """The least of three: gloo's own thread lets go of what it has sent when it gets to it, which adds to a peak."""
+    """The least of three: one in some twenty showed a buffer more, which may be one that gloo had not let go of yet."""
     return min((tracked(start()) for _ in range(3)), key=lambda seen: seen["peak"] - seen["shards"])
 
 
