@@ -247,6 +247,8 @@ def main():
     folder = Path(sys.argv[1])
     seen = {scenario.__name__: scenario(folder / scenario.__name__) for scenario in SCENARIOS}
     (folder / f"{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(seen))
+    torch.distributed.barrier()  # a rank that leaves first would break the other's last exchange
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
