@@ -192,12 +192,12 @@ def memory(arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
         row = found.setdefault(name, {})
         for layers in (2, 12):
             with multiprocessing.get_context("fork").Pool(1) as pool:
-                row[str(layers)] = pool.apply(grown, (name, layers))
+                row[str(layers)] = pool.apply(held_layers, (name, layers))
             print(f"{name}, {layers} layers: {row[str(layers)]:.2f}", file=sys.stderr, flush=True)
     return found
 
 
-def grown(name: str, layers: int) -> float:
+def held_layers(name: str, layers: int) -> float:
     """Return what this process holds, at its peak, while a model is initialized again, in layers."""
     hand_back()
     model = network(*VIT_B[:3], layers, VIT_B[4])
