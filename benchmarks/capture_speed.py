@@ -25,7 +25,7 @@ from benchmarks.memory import keep_memory, status
 from benchmarks.overhead_cases import CPU, Case, Examples
 from benchmarks.timing import spread
 from callbacks import AttentionMapCallback
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from lightning_modules.networks import create_network
 from structured_init.analysis import capture_attention
 from structured_init.files import write_json, write_text

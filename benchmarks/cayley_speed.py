@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from structured_init.files import write_json, write_text
 from structured_init.layers import CayleyConv2d
 from structured_init.layers.cayley_transform import inverse

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from callbacks.figures import save_figure
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from lightning_modules.data import ImageData
 from structured_init.analysis.channel_mixing import (
     channel_matrix,

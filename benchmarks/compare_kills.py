@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
-from lightning_modules.compare.progress import epoch
-from lightning_modules.compare.run import Run
-from lightning_modules.compare.run_log import read_rows
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.progress import epoch
+from comparison.run.run import Run
+from comparison.run.run_log import read_rows
+from comparison.run.surroundings import surroundings
 from structured_init.files import write_text
 
 DIGITS = [

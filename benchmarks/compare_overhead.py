@@ -22,10 +22,10 @@ from pathlib import Path
 
 import torch
 
-from lightning_modules.compare.command import compare_parser
-from lightning_modules.compare.prepare import prepare
-from lightning_modules.compare.run import Run, train
-from lightning_modules.compare.surroundings import surroundings
+from comparison.command.options import compare_parser
+from comparison.run.prepare import prepare
+from comparison.run.run import Run, train
+from comparison.run.surroundings import surroundings
 from structured_init.files import write_text
 
 RUNS = ["-c", "vit_digits", "--inits", "default,sincos,mimetic_host", "--seeds", "0-3", "--threads", "1"]

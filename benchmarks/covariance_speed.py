@@ -22,7 +22,7 @@ from torch import nn
 
 from benchmarks.init_time import SEED
 from benchmarks.timing import Stopwatch, Times, alternate, seconds
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from structured_init import FilterCovariance, depthwise_conv_sites, initialize
 from structured_init.conv.covariance import closed_form, initializer, project, sigma_at
 from structured_init.files import write_json, write_text

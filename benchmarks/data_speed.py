@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import Compose
 
 from benchmarks.timing import alternate, seconds, spread
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from lightning_modules.data.augment import Augmentation
 from lightning_modules.data.images import ImageSet
 from lightning_modules.data.loader import EpochSampler

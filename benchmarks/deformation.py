@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from lightning_modules.compare.command import compare
-from lightning_modules.compare.effects import Metric, curves_by_seed
-from lightning_modules.compare.report.lines import curve_figure
-from lightning_modules.compare.report.theme import save, settle, styles
-from lightning_modules.compare.results import find_runs, load_curves, load_results
-from lightning_modules.compare.tables import difference_text
-from structured_init.analysis.paired import paired_difference, t_interval
+from comparison.command import compare
+from comparison.report.lines import curve_figure
+from comparison.report.theme import save, settle, styles
+from comparison.results.effects import Metric, curves_by_seed
+from comparison.results.paired import paired_difference, t_interval
+from comparison.results.records import find_runs, load_curves, load_results
+from comparison.results.tables import difference_text
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
 

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from lightning_modules.networks import create_network
 from structured_init.files import write_json, write_text
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from lightning_modules.data.image_data import ImageData
 from lightning_modules.networks.vision_transformer import vision_transformer
 from structured_init import (

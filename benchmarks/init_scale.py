@@ -40,7 +40,7 @@ from benchmarks.init_shapes import (
 from benchmarks.init_time import SEED
 from benchmarks.memory import hand_back, peak
 from benchmarks.timing import seconds
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from structured_init import Initializer, StructuredInitError, initialize
 from structured_init.files import write_json, write_text
 

@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks.memory import hand_back, peak
 from benchmarks.published_starts import adam_start, mimetic_start, svd_layer, svd_start
 from benchmarks.timing import Stopwatch, Times, alternate, seconds
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from lightning_modules.networks.vision_transformer import vision_transformer
 from structured_init import (
     Impulse,

@@ -16,7 +16,7 @@ import math
 import numpy as np
 import yaml
 
-from lightning_modules.config_names import config_path
+from lightning_modules.cli.config_names import config_path
 from lightning_modules.data import TextData
 from structured_init.errors import StructuredInitError
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from lightning_modules import CertifiedClassifier, ImageClassifier, LanguageModel, SequenceRecall, TextClassifier
-from lightning_modules.task import Task
+from lightning_modules.tasks.task import Task
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]

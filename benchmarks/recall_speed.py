@@ -36,12 +36,12 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from benchmarks.memory import keep_memory
 from benchmarks.timing import spread
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from lightning_modules.data.recall.recall_set import RecallSet
 from lightning_modules.data.recall.tasks import create_task
-from lightning_modules.language.loss import token_loss
-from lightning_modules.optim import parameter_groups
-from lightning_modules.recall.backbones import create_backbone
+from lightning_modules.networks.sequence.backbones import create_backbone
+from lightning_modules.tasks.language.loss import token_loss
+from lightning_modules.tasks.optim import parameter_groups
 from structured_init.files import write_json, write_text
 
 LETTERS, BATCH = 10, 64  # of mamba2_copying_short

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from lightning_modules.compare.command import compare
-from lightning_modules.compare.results import load_results
-from lightning_modules.compare.tables import difference_text
-from structured_init.analysis.paired import paired_difference, t_interval
+from comparison.command import compare
+from comparison.results.paired import paired_difference, t_interval
+from comparison.results.records import load_results
+from comparison.results.tables import difference_text
 from structured_init.files import write_text
 
 STATE = "model.init_args.network_args.state_size"

@@ -15,11 +15,11 @@ import torch
 import yaml
 from torch import nn
 
-from lightning_modules.compare.surroundings import surroundings
-from lightning_modules.config_names import shipped_configs
+from comparison.results.paired import t_interval
+from comparison.run.surroundings import surroundings
+from lightning_modules.cli.config_names import shipped_configs
 from lightning_modules.data.image_data import ImageData
 from lightning_modules.networks import create_network
-from structured_init.analysis.paired import t_interval
 from structured_init.files import write_json, write_text
 from structured_init.layers import TokenSoftmaxValue
 

@@ -30,7 +30,7 @@ from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
 from benchmarks.memory import keep_memory
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from lightning_modules.networks.state_space import use_chunked_scan
 from structured_init.files import write_json, write_text
 from structured_init.ssm.head_scan import head_scan

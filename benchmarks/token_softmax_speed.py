@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.memory import keep_memory
 from benchmarks.timing import alternate, seconds, spread
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from structured_init.files import write_json, write_text
 from structured_init.layers.token_softmax import token_softmax_attention
 

@@ -30,9 +30,9 @@ from torch.utils.data import DataLoader
 from benchmarks.memory import keep_memory
 from benchmarks.overhead_cases import CPU, GPU, Case, Examples
 from callbacks import ExactResume
-from lightning_modules.compare.surroundings import surroundings
-from lightning_modules.optim import parameter_groups
-from lightning_modules.task import Task
+from comparison.run.surroundings import surroundings
+from lightning_modules.tasks.optim import parameter_groups
+from lightning_modules.tasks.task import Task
 from structured_init.files import write_json, write_text
 
 TURN = {"cpu": 6, "cuda": 30}  # steps

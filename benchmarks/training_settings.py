@@ -22,7 +22,7 @@ from torch import nn
 
 from benchmarks.memory import keep_memory
 from benchmarks.timing import spread
-from lightning_modules.compare.surroundings import surroundings
+from comparison.run.surroundings import surroundings
 from lightning_modules.networks import create_network
 from structured_init.files import write_json, write_text
 

@@ -1,19 +1,6 @@
 """Callbacks for Lightning: start a model, capture its attention and its filters, resume exactly."""
 
-from callbacks.alpha_schedule import AlphaScheduleCallback
-from callbacks.attention_map import AttentionMapCallback
-from callbacks.elapsed_time import ElapsedTime
-from callbacks.exact_resume import ExactResume
-from callbacks.filters import FilterCallback
-from callbacks.init import InitCallback
-from callbacks.representation import RepresentationCallback
+import lazy_loader
 
-__all__ = [
-    "AlphaScheduleCallback",
-    "AttentionMapCallback",
-    "ElapsedTime",
-    "ExactResume",
-    "FilterCallback",
-    "InitCallback",
-    "RepresentationCallback",
-]
+# The list of names, and where each is, stands in __init__.pyi; a name is imported when it is first asked for.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,20 +1,6 @@
 """Tasks for Lightning: the public surface, whose names resolve in YAML without a path."""
 
-from __future__ import annotations
+import lazy_loader
 
-from lightning_modules.certified import CertifiedClassifier
-from lightning_modules.classifier import ImageClassifier
-from lightning_modules.data import ImageData
-from lightning_modules.language import LanguageModel, TextClassifier
-from lightning_modules.recall import SequenceRecall
-from lightning_modules.task import Task
-
-__all__ = [
-    "CertifiedClassifier",
-    "ImageClassifier",
-    "ImageData",
-    "LanguageModel",
-    "SequenceRecall",
-    "Task",
-    "TextClassifier",
-]
+# The list of names, and where each is, stands in __init__.pyi; a name is imported when it is first asked for.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from lightning_modules.compare.results import load_curves, load_results
-from structured_init.analysis.paired import paired_difference, t_interval
+from comparison.results.paired import paired_difference, t_interval
+from comparison.results.records import load_curves, load_results
 
 # %% [markdown]
 # ## A finished comparison

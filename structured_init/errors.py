@@ -31,3 +31,11 @@ def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     if not names:
         return "there is nothing to choose from"
     return f"choose from {', '.join(names[:limit])}{', …' if len(names) > limit else ''}"
+
+
+def one_line(error: Exception) -> str:
+    """Return the message of an expected mistake, also of one that a data worker has wrapped in its traceback."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and lines[0].startswith("Caught "):
+        return lines[-1].partition("StructuredInitError: ")[2] or lines[-1]
+    return " ".join(lines)

@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 
 from lightning_modules.cli import main
-from lightning_modules.config_names import config_path
+from lightning_modules.cli.config_names import config_path
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

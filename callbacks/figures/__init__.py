@@ -4,24 +4,7 @@ Every function takes tensors or numbers and returns a ``matplotlib.figure.Figure
 setting or a display. matplotlib is imported when the first picture is drawn.
 """
 
-from __future__ import annotations
+import lazy_loader
 
-from callbacks.figures.depth import depth_figure
-from callbacks.figures.filters import covariance_figure, filter_figure, variance_figure
-from callbacks.figures.maps import map_figure, profile_figure, zoom_figure
-from callbacks.figures.mosaic import save_figure
-from callbacks.figures.products import product_figure
-from callbacks.figures.tokens import token_figure
-
-__all__ = [
-    "covariance_figure",
-    "depth_figure",
-    "filter_figure",
-    "map_figure",
-    "product_figure",
-    "profile_figure",
-    "save_figure",
-    "token_figure",
-    "variance_figure",
-    "zoom_figure",
-]
+# The list of names, and where each is, stands in __init__.pyi; a name is imported when it is first asked for.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

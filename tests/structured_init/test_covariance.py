@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_modules.config_names import shipped_configs
+from lightning_modules.cli.config_names import shipped_configs
 from structured_init import Compose, FilterCovariance, StructuredInitError, depthwise_conv_sites, initialize
 from structured_init.conv.covariance import (
     closed_form,

@@ -7,7 +7,7 @@ import torch
 import yaml
 from torch import nn
 
-from lightning_modules.config_names import shipped_configs
+from lightning_modules.cli.config_names import shipped_configs
 from structured_init import DeltaOrthogonal, StructuredInitError, initialize
 
 

@@ -11,7 +11,7 @@ from timm.layers import build_sincos2d_pos_embed
 from torch import nn
 
 import structured_init
-from lightning_modules.config_names import shipped_configs
+from lightning_modules.cli.config_names import shipped_configs
 from structured_init import (
     AttentionLayout,
     Compose,

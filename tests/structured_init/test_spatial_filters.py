@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from callbacks import InitCallback
-from lightning_modules.config_names import shipped_configs
+from lightning_modules.cli.config_names import shipped_configs
 from structured_init import Compose, KaimingUniform, SpatialFilters, StructuredInitError, initialize
 from structured_init.conv.filters import box_filters, gaussian_filters, random_filters, softmax_filters
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lightning_modules.config_names import shipped_configs
+from lightning_modules.cli.config_names import shipped_configs
 from lightning_modules.data import TextClassificationData, TextData
 
 CLASSES = {"TextData": TextData, "TextClassificationData": TextClassificationData}

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from lightning_modules.config_names import shipped_configs
+from lightning_modules.cli.config_names import shipped_configs
 from lightning_modules.networks import create_network
 from structured_init.layers import TokenSoftmaxValue
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from lightning_modules import ImageClassifier
 from lightning_modules.networks import COMPACT_TRANSFORMERS, compact_transformer, create_network
 from lightning_modules.networks.compact_transformer import CompactTransformer
-from lightning_modules.optim import parameter_groups
+from lightning_modules.tasks.optim import parameter_groups
 from structured_init import StructuredInitError, attention_sites, initialize, mlp_sites, position_sites
 from structured_init.analysis import capture_attention
 

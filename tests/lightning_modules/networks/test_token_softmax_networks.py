@@ -8,7 +8,7 @@ import torch
 
 from lightning_modules import ImageClassifier
 from lightning_modules.networks import compact_transformer, create_network, place_token_softmax
-from lightning_modules.optim import parameter_groups
+from lightning_modules.tasks.optim import parameter_groups
 from structured_init import Mimetic, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import capture_attention
 from structured_init.layers import TokenSoftmaxValue

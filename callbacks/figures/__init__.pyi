@@ -1,0 +1,25 @@
+"""The pictures: attention, texts with their tokens, weight products, depthwise filters, statistics over depth.
+
+Every function takes tensors or numbers and returns a ``matplotlib.figure.Figure``; none touches pyplot, a global
+setting or a display. matplotlib is imported when the first picture is drawn.
+"""
+
+from .depth import depth_figure
+from .filters import covariance_figure, filter_figure, variance_figure
+from .maps import map_figure, profile_figure, zoom_figure
+from .mosaic import save_figure
+from .products import product_figure
+from .tokens import token_figure
+
+__all__ = [
+    "covariance_figure",
+    "depth_figure",
+    "filter_figure",
+    "map_figure",
+    "product_figure",
+    "profile_figure",
+    "save_figure",
+    "token_figure",
+    "variance_figure",
+    "zoom_figure",
+]

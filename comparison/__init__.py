@@ -1,0 +1,1 @@
+"""Comparing initializations: what is compared, trained, measured and shown."""

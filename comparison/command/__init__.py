@@ -1,0 +1,49 @@
+"""The commands ``structured-init compare`` and ``structured-init report``.
+
+Options are read first: a mistake in them, and ``--help``, need no library that trains or draws.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from comparison.command.options import compare_parser, report_parser
+from comparison.run.time_limit import TimeLimit, command_began
+
+
+def compare(args: Sequence[str]) -> None:
+    """Run what is missing of a comparison, then write its report.
+
+    Args:
+        args: the command line after ``compare``.
+
+    Raises:
+        StructuredInitError: a mistake; nothing was started or written.
+        SystemExit: with code 1 where a run has failed, 75 where ``--time-limit`` has left runs that the same command
+            goes on with, failed ones or not, 130 after Ctrl-C.
+    """
+    began = command_began()
+    options, further = compare_parser().parse_known_args(args)
+    from comparison.command.comparing import run_comparison
+
+    command = shlex.join(["structured-init", "compare", *args])
+    run_comparison(options, further, command, TimeLimit(began, options.time_limit))
+
+
+def report(args: Sequence[str]) -> None:
+    """Write the report of a comparison, finished or not.
+
+    Args:
+        args: the command line after ``report``.
+
+    Raises:
+        StructuredInitError: the folder holds no comparison, or a name is none of its initializations.
+    """
+    options = report_parser().parse_args(args)
+    from comparison.report import write_report
+    from comparison.results.controls import parse_controls
+
+    controls = parse_controls(options.control) or None
+    for path in write_report(options.folder, options.baseline, controls, options.output):
+        print(path)

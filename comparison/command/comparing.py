@@ -1,0 +1,137 @@
+"""A comparison from its options to its report: prepared, trained, written."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import webbrowser
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from comparison.report import write_report
+from comparison.run.launch import Launcher, LocalLauncher, launch, variables
+from comparison.run.learning_rates import choose, chosen_runs, write_choices
+from comparison.run.lock import held
+from comparison.run.plan import Comparison
+from comparison.run.prepare import prepare
+from comparison.run.progress import following, table
+from comparison.run.run import Run
+from comparison.run.time_limit import LEFT, TimeLimit
+
+
+def run_comparison(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
+    """Run what is missing of a comparison, then write its report.
+
+    Args:
+        options: of ``compare``.
+        further: arguments for every run.
+        command: the whole command line, to repeat it.
+        limit: the time that all of it may take.
+
+    Raises:
+        StructuredInitError: a mistake; nothing was started or written.
+        SystemExit: with the codes of :func:`comparison.command.compare`.
+    """
+    console = Console(highlight=False)
+    try:
+        _compare(options, further, command, console, limit)
+    except KeyboardInterrupt:
+        console.print("\nStopped. The same command goes on where the runs were.")
+        raise SystemExit(130) from None
+
+
+def _compare(
+    options: argparse.Namespace, further: Sequence[str], command: str, console: Console, limit: TimeLimit
+) -> None:
+    if options.launcher == "ray":
+        from comparison.run.ray_launcher import import_ray
+
+        import_ray()  # before the work of checking everything else
+    comparison = prepare(options, further, command)
+    with variables(limit.environment):
+        launcher = _launcher(options)
+        try:
+            with held(comparison.folder):
+                failed, left = _train(comparison, launcher, console, limit)
+        finally:
+            launcher.close()
+    if not left or any(comparison.folder.glob("runs/**/result.json")):
+        _report(comparison, options, console)
+    if failed:
+        console.print(f"{len(failed)} of the runs failed; the same command tries them again:")
+        for name, reason in failed.items():
+            console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
+    if left:
+        console.print(f"The time is up: {left}. The same command goes on.")
+        raise SystemExit(LEFT)
+    if failed:
+        raise SystemExit(1)
+
+
+def _train(
+    comparison: Comparison, launcher: Launcher, console: Console, limit: TimeLimit
+) -> tuple[dict[str, str], str]:
+    """Train what is missing; return why runs failed, by their names, and what the time limit has left, in words."""
+    known = comparison.known()
+    manifest = comparison.manifest() if known is None else comparison.grown(known)
+    comparison.write(manifest)
+    if comparison.learning_rates:  # the choice is among all rates of the folder, over all of its seeds
+        comparison = dataclasses.replace(comparison, learning_rates=manifest["learning_rates"], seeds=manifest["seeds"])
+    runs = comparison.runs(identity=manifest["identity"])
+    failed = _follow(comparison, manifest, runs, launcher, console, limit)
+    left = _left(runs, failed)
+    if comparison.learning_rates and not left:
+        choices = choose(comparison, runs)
+        write_choices(comparison, choices)
+        console.print("The learning rates are chosen; now the test split is read.")
+        chosen = chosen_runs(choices, runs)
+        failed |= _follow(comparison, manifest, chosen, launcher, console, limit)
+        left = _left(chosen, failed)
+    return failed, left
+
+
+def _left(runs: Sequence[Run], failed: Mapping[str, str]) -> str:
+    """Say how many runs are neither complete nor failed; nothing where none is."""
+    complete = sum(run.complete for run in runs)
+    left = sum(not run.complete and run.name not in failed for run in runs)
+    return f"{complete} of {len(runs)} runs are complete, {left} left" if left else ""
+
+
+def _follow(
+    comparison: Comparison,
+    manifest: dict[str, Any],
+    runs: Sequence[Run],
+    launcher: Launcher,
+    console: Console,
+    limit: TimeLimit,
+) -> dict[str, str]:
+    waiting = [run for run in runs if not run.complete]
+    for run in waiting:
+        run.failure_file.unlink(missing_ok=True)
+    with following(console, comparison.folder, manifest, runs, launcher.places) as progress:
+        launch(waiting, launcher, progress.started, progress.ended, limit)
+    return progress.failed
+
+
+def _launcher(options: argparse.Namespace) -> Launcher:
+    if options.launcher == "local":
+        return LocalLauncher(options.parallel, options.threads, options.gpus_per_run)
+    from comparison.run.ray_launcher import RayLauncher
+
+    return RayLauncher(options.ray_address, options.threads, options.cpus_per_run, options.gpus_per_run)
+
+
+def _report(comparison: Comparison, options: argparse.Namespace, console: Console) -> None:
+    """Write the report, print its table, and show it in a browser where there is one to be seen."""
+    page, *_ = write_report(comparison.folder)
+    shown = table(comparison.folder, comparison.known() or {})
+    console.print(Markdown(shown) if console.is_terminal else shown, markup=False, soft_wrap=True)
+    console.print(f"report: {page}", markup=False, soft_wrap=True)
+    screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    if console.is_terminal and screen and not options.no_open:
+        webbrowser.open(page.resolve().as_uri())

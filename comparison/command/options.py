@@ -1,0 +1,70 @@
+"""The options of ``structured-init compare`` and ``structured-init report``: read without importing what they run."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import NoReturn
+
+from comparison.run.time_limit import parse_duration
+from structured_init.errors import StructuredInitError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Raises in place of printing its usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise StructuredInitError(message)
+
+
+def compare_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``compare``."""
+    parser = _Parser(
+        prog="structured-init compare",
+        description="Train an experiment from several starts with the same seeds, and report the paired differences.",
+        epilog="Any further --key value goes to every run. The same command again goes on where it was stopped.",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+    )
+    add = parser.add_argument
+    add("-c", "--config", action="append", required=True, metavar="EXPERIMENT", help="a configuration; several layer")
+    add("--inits", required=True, metavar="A,B,…", help="starts: default,wide=impulse{kernel_size=5},my_start.yaml")
+    add("--seeds", default="0,1,2", metavar="0,1,2", help="or 0-4 (default: %(default)s)")
+    add("--output", required=True, metavar="DIR", help="folder of the comparison")
+    add("--baseline", metavar="START", help="what differences refer to (default: 'default', else the first)")
+    add("--control", metavar="START", help="same-positions control, of all or as START=CONTROL,… (default: found)")
+    add("--grid", action="append", default=[], metavar="KEY=a,b", help="repeat all of it at each value; several cross")
+    add("--learning-rates", default="", metavar="a,b", help="choose one per start on the validation split")
+    add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
+    add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: the task's)")
+    add("--parallel", type=_positive, default=1, metavar="N", help="runs at a time on this machine (default: 1)")
+    add("--threads", type=_positive, default=1, metavar="N", help="per run, part of its identity (default: 1)")
+    add("--launcher", choices=("local", "ray"), default="local", help="where runs are trained (default: local)")
+    add("--ray-address", metavar="A", help="of a Ray cluster; without it one is started here")
+    add("--cpus-per-run", type=float, default=1, metavar="N", help="that Ray reserves (default: 1)")
+    add("--gpus-per-run", type=float, default=0, metavar="N", help="of each run (default: 0)")
+    limit = "such as 55m, 2h or 01:30:00: stop in time, with exit code 75; the same command goes on"
+    add("--time-limit", type=parse_duration, default=math.inf, metavar="T", help=limit)
+    add("--no-open", action="store_true", help="do not show the report in a browser")
+    return parser
+
+
+def report_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``report``."""
+    parser = _Parser(
+        prog="structured-init report",
+        description="Write the report of a comparison again, finished or not.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("folder", metavar="DIR", help="folder of the comparison")
+    add("--baseline", metavar="START", help="what differences refer to (default: the comparison's)")
+    add("--control", metavar="START", help="same-positions control, of all or as START=CONTROL,… (default: found)")
+    add("--output", metavar="FILE", help="the page (default: DIR/report.html); figures and tables go beside it")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive number, got '{text}'")
+    return int(text)

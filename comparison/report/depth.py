@@ -1,0 +1,128 @@
+"""Statistics of every layer, before and after training, as small figures over depth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from comparison.report.theme import FAINT, Style, drawing, new_figure
+from comparison.results.records import Found
+from structured_init.analysis import STATISTICS, far_mass, structure_left
+from structured_init.analysis.change import is_causal
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOMENTS = ("before", "after")
+SHOWN = ("mean_distance", "normalised_entropy", "diagonal_mass", "impulse_mass", "effective_rank", "far_mass")
+TITLES: dict[str, str] = {
+    **STATISTICS,
+    "normalised_entropy": "entropy of a row, as a share of log N",
+    "diagonal_mass": "diagonal mass: attention to itself",
+    "impulse_mass": "impulse mass: attention on the best offset",
+    "structure_left": "structure left: cosine of maps before and after",
+    "query_key_diagonal": "$W_q W_k^\\top$: mean diagonal",
+    "query_key_off_diagonal_std": "$W_q W_k^\\top$: spread off the diagonal",
+    "value_output_diagonal": "$W_v W_o$: mean diagonal",
+    "value_output_off_diagonal_std": "$W_v W_o$: spread off the diagonal",
+}
+
+Depth = dict[str, dict[str, dict[str, np.ndarray]]]  # statistic → arm → moment → values over layers
+
+
+def attention_statistics(runs: Iterable[Found]) -> tuple[list[str], Depth]:
+    """Return the names of the layers and their statistics, averaged over heads and over the runs of an arm.
+
+    Args:
+        runs: complete runs; those without attention maps are left out.
+    """
+    layers: list[str] = []
+    gathered: dict[str, dict[str, dict[str, list[np.ndarray]]]] = {}
+    for run in runs:
+        path = run.folder / "attention" / "statistics.json"
+        if not path.is_file():
+            continue
+        for moment, of_layers in _with_newer(run.folder, json.loads(path.read_text(encoding="utf-8"))).items():
+            layers = layers or list(of_layers)
+            if list(of_layers) != layers:
+                continue
+            for name in next(iter(of_layers.values())):
+                values = np.array([np.nanmean(of_layers[layer][name]) for layer in layers])
+                gathered.setdefault(name, {}).setdefault(run.arm, {}).setdefault(moment, []).append(values)
+    return layers, {
+        name: {arm: {m: np.mean(v, axis=0) for m, v in moments.items()} for arm, moments in arms.items()}
+        for name, arms in gathered.items()
+    }
+
+
+def depth_figure(
+    name: str, values: Mapping[str, Mapping[str, np.ndarray]], looks: Mapping[str, Style], layers: list[str]
+) -> Figure:
+    """Draw one statistic over depth: before on the left, after on the right, on one scale.
+
+    Args:
+        name: of the statistic.
+        values: arm → moment → values over layers.
+        looks: style of every arm.
+        layers: short names of the layers.
+    """
+    moments = [moment for moment in MOMENTS if any(moment in of_arm for of_arm in values.values())]
+    with drawing():
+        figure = new_figure(3.5, 2.05)
+        axes = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
+        for axis, moment in zip(axes, moments, strict=True):
+            for arm, of_arm in values.items():
+                if moment in of_arm:
+                    line = {"color": looks[arm].paper, "linestyle": looks[arm].dash, "linewidth": 1.4}
+                    axis.plot(range(len(layers)), of_arm[moment], marker="o", markersize=2.3, **line)
+            step = -(-len(layers) // 8)
+            axis.set_xticks(range(0, len(layers), step), layers[::step])
+            axis.grid(axis="x", visible=False)
+            axis.set_xlabel("layer" if name == "structure_left" else f"layer, {moment} training")
+        highest = max(float(np.nanmax(v)) for of_arm in values.values() for v in of_arm.values())
+        lowest = min(float(np.nanmin(v)) for of_arm in values.values() for v in of_arm.values())
+        lowest, highest = min(lowest, 0.0), max(highest, 0.0)
+        room = 0.06 * (highest - lowest) or 1.0
+        axes[0].set_ylim(lowest - room, highest + room)
+        if lowest < 0:
+            for axis in axes:
+                axis.axhline(0, color=FAINT, linewidth=0.7)
+        figure.suptitle(TITLES.get(name, name), x=0.01, ha="left", fontsize=8.5)
+    return figure
+
+
+def _with_newer(folder: Path, moments: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Return statistics before and after, with those computed from the maps that a run did not write itself."""
+    found: dict[str, dict[str, Any]] = {
+        moment: {layer: {name: values[name] for name in SHOWN if name in values} for layer, values in of_layers.items()}
+        for moment, of_layers in moments.items()
+        if moment in MOMENTS and of_layers
+    }
+    files = {moment: folder / "attention" / f"{moment}.safetensors" for moment in found}
+    if not found or not all(file.is_file() for file in files.values()):
+        return found
+    maps = {moment: load_file(file) for moment, file in files.items()}
+    places = json.loads((folder / "attention" / "meta.json").read_text(encoding="utf-8"))["captures"]
+    for moment, of_layers in found.items():
+        for layer, values in of_layers.items():
+            place = places[moment]["layers"][layer]
+            if "far_mass" not in values and place["grid"]:
+                values["far_mass"] = far_mass(maps[moment][layer], place["grid"], place["prefix_tokens"]).tolist()
+            if moment == "after" and "before" in maps and layer in maps["before"]:
+                first, last = maps["before"][layer], maps["after"][layer]
+                if first.shape == last.shape:
+                    left = structure_left(first, last, place["prefix_tokens"], is_causal(first) and is_causal(last))
+                    values["structure_left"] = torch.nan_to_num(left).tolist()
+    return {moment: _common(of_layers) for moment, of_layers in found.items()}
+
+
+def _common(of_layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Keep the statistics that every layer has."""
+    names = [n for n in next(iter(of_layers.values())) if all(n in values for values in of_layers.values())]
+    return {layer: {name: values[name] for name in names} for layer, values in of_layers.items()}

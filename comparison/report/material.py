@@ -1,0 +1,159 @@
+"""Everything a report is made of, read once."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comparison.report.theme import Style, styles
+from comparison.results.controls import check_controls, find_controls
+from comparison.results.effects import Effects, Metric, effects
+from comparison.results.records import (
+    Found,
+    Manifest,
+    Point,
+    chosen_learning_rates,
+    find_runs,
+    is_chosen,
+    is_published,
+    load_curves,
+    load_results,
+    missing_runs,
+    points,
+    read_manifest,
+)
+from structured_init.errors import StructuredInitError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is known of a comparison.
+
+    Attributes:
+        folder: of the comparison.
+        manifest: what is compared, with the baseline that the report refers to.
+        runs: every run that was started.
+        results: one row per complete run.
+        curves: one row per logged value.
+        controls: arm → its same-positions control.
+        effects: what was found, at every place of the grid.
+        looks: style of every arm.
+        point: the place of the grid at which weights, attention and representations are shown.
+        seed: of the runs whose weights and maps are shown.
+    """
+
+    folder: Path
+    manifest: Manifest
+    runs: list[Found]
+    results: pd.DataFrame
+    curves: pd.DataFrame
+    controls: dict[str, str]
+    effects: list[Effects]
+    looks: dict[str, Style]
+    point: Point
+    seed: int | None
+
+    @property
+    def metric(self) -> Metric:
+        """The metric that is compared."""
+        return Metric(self.manifest["metric"], self.manifest["mode"])
+
+    @property
+    def points(self) -> list[Point]:
+        """The places of the grid."""
+        return points(self.manifest)
+
+    @property
+    def missing(self) -> list[tuple[str, int, Point, float | None]]:
+        """The runs that never started."""
+        return missing_runs(self.manifest, self.runs)
+
+    @property
+    def complete(self) -> list[Found]:
+        """The complete runs that count, at the place that is shown."""
+        chosen = chosen_learning_rates(self.folder)
+        return [
+            run
+            for run in self.runs
+            if run.result is not None and run.point == self.point and is_chosen(run, chosen, self.manifest)
+        ]
+
+    @property
+    def shown(self) -> dict[str, Found]:
+        """Arm → the run whose weights and maps are shown, in the order of the arms."""
+        of_seed = {run.arm: run for run in self.complete if run.seed == self.seed}
+        return {arm: of_seed[arm] for arm in self.manifest["arms"] if arm in of_seed}
+
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """Return arm → the init report of its first run that has one."""
+        found: dict[str, dict[str, Any]] = {}
+        for run in sorted(self.runs, key=lambda run: run.seed):
+            path = run.folder / "init_report.json"
+            if run.arm not in found and path.is_file():
+                found[run.arm] = json.loads(path.read_text(encoding="utf-8"))
+        return {arm: found[arm] for arm in self.manifest["arms"] if arm in found}
+
+
+def gather(
+    folder: str | os.PathLike[str],
+    baseline: str | None = None,
+    controls: Mapping[str, str] | str | None = None,
+) -> Material:
+    """Read a comparison, finished or not.
+
+    Args:
+        folder: of the comparison.
+        baseline: the arm that differences refer to; the manifest's when None.
+        controls: arm → its control, or one for all; the manifest's, else found, when None.
+
+    Raises:
+        StructuredInitError: there is no comparison, its runs are not there, or an arm is unknown.
+    """
+    manifest = read_manifest(folder)
+    if is_published(folder):
+        raise StructuredInitError(
+            f"'{folder}' holds a report without its runs, of which alone it can be written again; "
+            "load_results and load_curves read its tables"
+        )
+    if baseline is not None and baseline not in manifest["arms"]:
+        raise StructuredInitError(
+            f"the baseline '{baseline}' is no arm of this comparison: {nearest(baseline, manifest['arms'])}"
+        )
+    manifest = {**manifest, "baseline": baseline or manifest["baseline"]}
+    runs, results, curves = find_runs(folder), load_results(folder), load_curves(folder)
+    known = {**find_controls(manifest, runs), **check_controls(controls, manifest)}
+    material = Material(
+        folder=Path(folder),
+        manifest=manifest,
+        runs=runs,
+        results=results,
+        curves=curves,
+        controls=known,
+        effects=effects(results, manifest, known, curves),
+        looks=styles(list(manifest["arms"]), manifest["baseline"]),
+        point=_shown_point(manifest, runs),
+        seed=None,
+    )
+    return replace(material, seed=_shown_seed(material))
+
+
+def _shown_point(manifest: Manifest, runs: list[Found]) -> Point:
+    """Return the first place of the grid that has complete runs."""
+    complete = {run.point for run in runs if run.result is not None}
+    places = points(manifest)
+    return next((place for place in places if place in complete), places[0])
+
+
+def _shown_seed(material: Material) -> int | None:
+    """Return the first of the seeds that most arms have."""
+    counts: dict[int, int] = {}
+    for run in material.complete:
+        counts[run.seed] = counts.get(run.seed, 0) + 1
+    return min(counts, key=lambda seed: (-counts[seed], seed)) if counts else None

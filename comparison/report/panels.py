@@ -1,0 +1,217 @@
+"""Attention maps and weight products as small pictures inside the page, for every arm, layer and head."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor
+
+from comparison.report.depth import MOMENTS
+from comparison.results.records import Found
+from structured_init.analysis import WeightProducts, offset_profile
+
+LARGEST_SIDE = 128  # pixels; larger maps are averaged down
+BUDGET = 4_000_000  # characters of one picker's pictures
+SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
+
+Arms = Mapping[str, Mapping[str, Mapping[str, Tensor]]]  # arm → moment → layer → (heads, side, side)
+
+
+@dataclass
+class Picker:
+    """Pictures to choose from.
+
+    Attributes:
+        name: of the picker on the page.
+        layers: names of the layers.
+        heads: names of what each layer has.
+        views: view → arm → moment → pictures [layer][head] in base64 PNG; None where there is none.
+        captions: view → arm → moment → caption [head].
+        notes: what was left out.
+        scale: ticks of the colour bar, (place in [0, 1], text); empty where every picture has its own scale.
+    """
+
+    name: str
+    layers: list[str]
+    heads: list[str]
+    views: dict[str, dict[str, dict[str, list[list[str | None]]]]]
+    captions: dict[str, dict[str, dict[str, list[str]]]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    scale: list[tuple[float, str]] = field(default_factory=list)
+
+    def to_json(self) -> str:
+        """Return what the page's script reads, safe inside a script element."""
+        known: dict[str, Any] = {"layers": self.layers, "heads": self.heads, "views": self.views}
+        return json.dumps({**known, "captions": self.captions}, separators=(",", ":")).replace("</", "<\\/")
+
+
+def attention_maps(runs: Mapping[str, Found]) -> tuple[Arms, Arms]:
+    """Return maps and offset profiles of every arm's run, averaged over samples; the first head is the heads' mean."""
+    maps: dict[str, dict[str, dict[str, Tensor]]] = {}
+    profiles: dict[str, dict[str, dict[str, Tensor]]] = {}
+    for arm, run in runs.items():
+        folder = run.folder / "attention"
+        if not (folder / "meta.json").is_file():
+            continue
+        captures = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["captures"]
+        for moment in MOMENTS:
+            path = folder / f"{moment}.safetensors"
+            if moment not in captures or not path.is_file():
+                continue
+            stored = load_file(path)
+            places = {name: place for name, place in captures[moment]["layers"].items() if name in stored}
+            maps.setdefault(arm, {})[moment] = {name: _with_mean(stored[name].float().mean(0)) for name in places}
+            if all(place["grid"] for place in places.values()):
+                profiles.setdefault(arm, {})[moment] = {
+                    name: _with_mean(offset_profile(stored[name].float(), place["grid"], place["prefix_tokens"]))
+                    for name, place in places.items()
+                }
+    return maps, profiles
+
+
+def attention_picker(maps: Arms, profiles: Arms, layers: list[str]) -> Picker:
+    """Return the pictures of attention: every map on one scale, every offset profile on one."""
+    first = next(iter(next(iter(maps.values())).values()))
+    heads = ["mean", *map(str, range(max(len(layer) for layer in first.values()) - 1))]
+    top, views, notes, scale = 1.0, {}, [], []
+    for view, arms in (("map", maps), ("by offset", profiles)):
+        if arms:
+            top = largest(arms)
+            views[view] = _encoded(arms, lambda values, top=top: (values / top).clamp(0, 1).sqrt(), SEQUENTIAL)
+            scale = scale or [(place, f"{top * place**2:.2g}") for place in (0.0, 0.25, 0.5, 0.75, 1.0)]
+            reduced = max(layer.shape[-1] for of_arm in arms.values() for m in of_arm.values() for layer in m.values())
+            if reduced > LARGEST_SIDE:
+                notes.append(f"Pictures of more than {LARGEST_SIDE} rows are averaged down to {LARGEST_SIDE}.")
+    picker = Picker("attention", layers, heads, views, notes=sorted(set(notes)), scale=scale)
+    return _within_budget(picker)
+
+
+def product_picker(products: Mapping[str, Mapping[str, Mapping[str, WeightProducts]]], layers: list[str]) -> Picker:
+    """Return the pictures of W_q W_kᵀ of every head and of W_v W_o.
+
+    Each arm and moment has a scale of its own, which its caption names: products of structured starts are a hundred
+    times larger than others.
+    """
+    first = next(iter(next(iter(products.values())).values()))
+    count = max(len(layer.query_key) for layer in first.values())
+    heads = [*(f"head {head}" for head in range(count)), "WᵥWₒ"]
+    pictures: dict[str, dict[str, list[list[str | None]]]] = {}
+    captions: dict[str, dict[str, list[str]]] = {}
+    for arm, moments in products.items():
+        for moment, of_layers in moments.items():
+            joined = list(of_layers.values())
+            limits = [
+                _limit([layer.query_key for layer in joined]),
+                _limit([layer.value_output for layer in joined]),
+            ]
+            stacked = {
+                name: torch.cat([layer.query_key / limits[0], layer.value_output[None] / limits[1]])
+                for name, layer in of_layers.items()
+            }
+            encoded = _encoded({arm: {moment: stacked}}, lambda values: (values / 2 + 0.5).clamp(0, 1), DIVERGING)
+            pictures.setdefault(arm, {})[moment] = encoded[arm][moment]
+            texts = [f"±{limit:.2g}" for limit in limits]
+            captions.setdefault(arm, {})[moment] = [*[texts[0]] * count, texts[1]]
+    picker = Picker("products", layers, heads, {"products": pictures}, {"products": captions})
+    return _within_budget(picker)
+
+
+def png(values: np.ndarray, colors: str) -> str:
+    """Return values in [0, 1] as a PNG with a palette, in base64."""
+    import matplotlib
+
+    palette = (255 * matplotlib.colormaps[colors](np.linspace(0, 1, 256))[:, :3]).round().astype(np.uint8)
+    image = Image.fromarray((255 * values).round().astype(np.uint8))
+    image.putpalette(palette.tobytes())
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+def largest(arms: Arms) -> float:
+    """Return the upper end of the colour scale: above it lies one value in a thousand."""
+    values = [
+        layer.flatten() for moments in arms.values() for of_layers in moments.values() for layer in of_layers.values()
+    ]
+    joined = torch.cat(values)
+    return max(joined.kthvalue(max(1, round(0.999 * joined.numel()))).values.item(), 1e-6)
+
+
+def _encoded(arms: Arms, scaled: Any, colors: str) -> dict[str, dict[str, list[list[str | None]]]]:
+    """Return arm → moment → pictures [layer][head]."""
+    return {
+        arm: {
+            moment: [[png(_small(head, scaled), colors) for head in layer] for layer in of_layers.values()]
+            for moment, of_layers in moments.items()
+        }
+        for arm, moments in arms.items()
+    }
+
+
+def _small(values: Tensor, scaled: Any) -> np.ndarray:
+    values = values.detach().float()
+    if max(values.shape) > LARGEST_SIDE:
+        size = [min(side, LARGEST_SIDE) for side in values.shape]
+        values = torch.nn.functional.adaptive_avg_pool2d(values[None], size)[0]
+    return scaled(values).numpy()
+
+
+def _with_mean(heads: Tensor) -> Tensor:
+    return torch.cat([heads.mean(dim=0, keepdim=True), heads])
+
+
+def _limit(values: list[Tensor]) -> float:
+    joined = torch.cat([value.abs().flatten() for value in values])
+    # Of a 64 × 64 corner the diagonal is 1.6 %: this quantile lies on it where it stands out.
+    return max(joined.kthvalue(max(1, round(0.995 * joined.numel()))).values.item(), 1e-9)
+
+
+def _within_budget(picker: Picker) -> Picker:
+    """Thin out layers, then heads, until the page stays small; the notes say what is left."""
+    while (size := _size(picker)) > BUDGET:
+        by_layers = len(picker.layers) > 4 or len(picker.heads) <= 3
+        names = picker.layers if by_layers else picker.heads
+        if len(names) <= 2:
+            break
+        wanted = max(2, min(len(names) - 1, int(len(names) * BUDGET / size)))
+        kept = sorted({round(place) for place in np.linspace(0, len(names) - 1, wanted)})
+        what = "layers" if by_layers else "heads"
+        picker.notes = [note for note in picker.notes if not note.endswith(f"{what}, to keep the page small.")]
+        picker.notes.append(f"Shown are {len(kept)} {what}, to keep the page small.")
+        for arms in picker.views.values():
+            for moments in arms.values():
+                for moment, layers in moments.items():
+                    moments[moment] = (
+                        [layers[i] for i in kept if i < len(layers)]
+                        if by_layers
+                        else [[layer[i] for i in kept if i < len(layer)] for layer in layers]
+                    )
+        if by_layers:
+            picker.layers = [picker.layers[i] for i in kept]
+        else:
+            picker.heads = [picker.heads[i] for i in kept]
+            for arms in picker.captions.values():
+                for moments in arms.values():
+                    for moment, texts in moments.items():
+                        moments[moment] = [texts[i] for i in kept]
+    return picker
+
+
+def _size(picker: Picker) -> int:
+    return sum(
+        len(picture or "")
+        for arms in picker.views.values()
+        for moments in arms.values()
+        for layers in moments.values()
+        for layer in layers
+        for picture in layer
+    )

@@ -1,0 +1,1 @@
+"""What a finished run is, and what several of them say together; needs pandas and scipy alone."""

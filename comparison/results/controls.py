@@ -1,0 +1,104 @@
+"""Which arm is the same-positions control of which: equal in everything but attention, as the init reports say.
+
+A structured start writes positions as well as attention, and positions alone give much of what it gives. Its control
+writes the same positions and no attention.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from comparison.results.records import Found, Manifest
+from structured_init.errors import StructuredInitError, nearest
+
+# Who may have written a control: positions, and what the literature calls its baselines.
+PLAIN = ("Positions", "KaimingUniform", "TruncatedNormal")
+STATISTICS = ("mean", "std", "rms")
+
+Report = Mapping[str, Any]
+
+
+def find_controls(manifest: Manifest, runs: Iterable[Found]) -> dict[str, str]:
+    """Return arm → its control: those named by the user, else those found in the init reports of equal seeds.
+
+    Raises:
+        StructuredInitError: a control was named that is no arm of the comparison.
+    """
+    reports: dict[str, dict[int, Report]] = {arm: {} for arm in manifest["arms"]}
+    for run in runs:
+        path = run.folder / "init_report.json"
+        if run.arm in reports and path.is_file():
+            reports[run.arm].setdefault(run.seed, json.loads(path.read_text(encoding="utf-8")))
+    found = {
+        arm: control
+        for arm in reports
+        if (control := next((other for other in reports if _matches(reports[other], reports[arm])), None))
+    }
+    return {**found, **check_controls(manifest["controls"], manifest)}
+
+
+def check_controls(controls: Mapping[str, str] | str | None, manifest: Manifest) -> dict[str, str]:
+    """Return arm → control as the user named them; one name stands for every other arm but the baseline.
+
+    Raises:
+        StructuredInitError: an arm is unknown.
+    """
+    named = {controls} if isinstance(controls, str) else {name for pair in (controls or {}).items() for name in pair}
+    for name in sorted(named - set(manifest["arms"])):
+        raise StructuredInitError(f"'{name}' is no arm of this comparison: {nearest(name, manifest['arms'])}")
+    if isinstance(controls, str):
+        controls = {arm: controls for arm in manifest["arms"] if arm not in (controls, manifest["baseline"])}
+    return dict(controls or {})
+
+
+def is_control(control: Report, arm: Report) -> bool:
+    """Tell whether one start is the same-positions control of another, by their reports at the same seed.
+
+    The control has plain writers only and sets positions; the other has an attention part; and every parameter that
+    no attention part wrote has the same statistics and trains alike in both.
+    """
+    writers = [writer for entry in control["entries"] for writer in entry["set_by"]]
+    if not all(_class(writer) in PLAIN for writer in writers) or "Positions" not in map(_class, writers):
+        return False
+    ours, theirs = ({tuple(entry["names"]): entry for entry in report["entries"]} for report in (control, arm))
+    attended = {names for names, entry in theirs.items() if any(map(_is_attention, entry["set_by"]))}
+    return bool(attended) and all(
+        names in ours and names in theirs and _alike(ours[names], theirs[names])
+        for names in ours.keys() | theirs.keys()
+        if names not in attended
+    )
+
+
+def _matches(controls: Mapping[int, Report], arms: Mapping[int, Report]) -> bool:
+    seeds = controls.keys() & arms.keys()
+    return bool(seeds) and all(is_control(controls[seed], arms[seed]) for seed in seeds)
+
+
+def _class(writer: str) -> str:
+    return writer.partition(":")[0].partition("(")[0].strip()
+
+
+def _is_attention(writer: str) -> bool:
+    """Tell whether a writer is part of an attention start other than its positions (``"Mimetic: query_key"``)."""
+    return _class(writer) not in PLAIN and writer.partition(":")[2].strip() != "positions"
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    if one["trainable"] != other["trainable"] or bool(one["set_by"]) != bool(other["set_by"]):
+        return False
+    if one["after"] is None or other["after"] is None:  # as the host built it, from the same seed
+        return one["after"] is other["after"] is None
+    return all(
+        math.isclose(one["after"][name], other["after"][name], rel_tol=1e-6, abs_tol=1e-9) for name in STATISTICS
+    )
+
+
+def parse_controls(text: str | None) -> dict[str, str] | str:
+    """Return start → control of ``A=B,C=D``, or one name that stands for all."""
+    if not text or "=" not in text:
+        return text or {}
+    pairs = [part.partition("=") for part in text.split(",")]
+    return {arm.strip(): control.strip() for arm, _, control in pairs}

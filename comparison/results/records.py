@@ -1,0 +1,263 @@
+"""What the runs of a comparison gave, as tidy tables: one row per run, one row per logged value."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from structured_init.errors import StructuredInitError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Manifest = dict[str, Any]
+Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, in the order of the grid
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run as its folder shows it.
+
+    Attributes:
+        arm: the start.
+        seed: of the run.
+        point: values of the grid.
+        learning_rate: where one was given by the comparison.
+        folder: where the run wrote.
+        result: what it gave; None while it is not complete.
+        failure: why it stopped, in one line; None where it did not.
+    """
+
+    arm: str
+    seed: int
+    point: Point
+    learning_rate: float | None
+    folder: Path
+    result: dict[str, Any] | None = field(repr=False)
+    failure: str | None
+
+    @property
+    def key(self) -> tuple[str, int, Point, float | None]:
+        """What tells a run from every other of its comparison."""
+        return self.arm, self.seed, self.point, self.learning_rate
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """Return what a folder compares.
+
+    Raises:
+        StructuredInitError: the folder holds no comparison, or a damaged one.
+    """
+    path = Path(folder) / "comparison.json"
+    if not path.is_file():
+        raise StructuredInitError(f"'{folder}' holds no comparison (there is no '{path.name}' in it)")
+    return {"mode": "max", "controls": {}, "grid": {}, "learning_rates": [], "arguments": [], **_read(path)}
+
+
+def find_runs(folder: str | os.PathLike[str]) -> list[Found]:
+    """Return every run that was started, by its arm, point, learning rate and seed."""
+    return sorted(_found(folder), key=lambda run: (run.arm, run.point, run.learning_rate or 0.0, run.seed))
+
+
+def missing_runs(manifest: Manifest, runs: Iterable[Found]) -> list[tuple[str, int, Point, float | None]]:
+    """Return (arm, seed, point, learning rate) of the runs that the comparison asks for and that never started."""
+    started = {run.key for run in runs}
+    rates = [float(rate) for rate in manifest["learning_rates"]] or [None]
+    asked = product(points(manifest), rates, manifest["seeds"], manifest["arms"])
+    return [(arm, seed, point, rate) for point, rate, seed, arm in asked if (arm, seed, point, rate) not in started]
+
+
+def points(manifest: Manifest) -> list[Point]:
+    """Return the places of the grid; one empty place where there is no grid."""
+    grid = manifest["grid"]
+    return [tuple(zip(grid, map(str, values), strict=True)) for values in product(*grid.values())]
+
+
+def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
+    """Return one row per complete run of a comparison.
+
+    Columns: ``arm``, ``seed``, one per key of the grid (text, as it was given), ``learning_rate`` (NaN where the
+    comparison did not set it), ``chosen`` (whether the run counts: it has the learning rate chosen for its arm on the
+    validation split, or none was to be chosen), one per final metric (values as logged: accuracy is a fraction),
+    ``epochs``, ``steps``, ``seconds``. Arms stand in the order in which they were given.
+
+    Args:
+        folder: of the comparison; without its runs, ``results.csv`` is read.
+    """
+    import pandas as pd
+
+    manifest, runs = read_manifest(folder), [run for run in find_runs(folder) if run.result is not None]
+    if is_published(folder):
+        return _stored(Path(folder, "results.csv"), manifest)
+    chosen = chosen_learning_rates(folder)
+    rows = [
+        {
+            **_keys(run),
+            "chosen": is_chosen(run, chosen, manifest),
+            **run.result["metrics"],
+            **{name: run.result.get(name) for name in ("epochs", "steps", "seconds")},
+        }
+        for run in runs
+        if run.result is not None
+    ]
+    columns = ["arm", "seed", *manifest["grid"], "learning_rate", "chosen", "epochs", "steps", "seconds"]
+    return _in_order(pd.DataFrame(rows or None, columns=None if rows else columns), manifest)
+
+
+def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
+    """Return every training and validation value that the runs of a comparison logged, unfinished runs included.
+
+    Columns: ``arm``, ``seed``, one per key of the grid, ``learning_rate``, ``chosen``, ``epoch`` (from 0), ``step``
+    (optimizer steps taken), ``samples`` (steps × batch size × accumulated batches × devices; NaN where the batch size
+    is not known), ``seconds`` (of training since the start, where it was logged, else NaN), ``metric``, ``value``.
+    Where a resumed run logged a step again, the later value counts. The test split is read once, so it has no curve.
+
+    Args:
+        folder: of the comparison; without its runs, ``curves.csv`` is read.
+    """
+    import pandas as pd
+
+    manifest, chosen = read_manifest(folder), chosen_learning_rates(folder)
+    if is_published(folder):
+        return _stored(Path(folder, "curves.csv"), manifest)
+    rows = []
+    for run in find_runs(folder):
+        samples = samples_per_step(run.folder / "experiment.yaml")
+        keys = {**_keys(run), "chosen": is_chosen(run, chosen, manifest)}
+        for epoch, step, seconds, metric, value in _logged(run.folder / "metrics.csv"):
+            place = {"epoch": epoch, "step": step, "samples": step * samples, "seconds": seconds}
+            rows.append({**keys, **place, "metric": metric, "value": value})
+    columns = [*("arm", "seed"), *manifest["grid"], *("learning_rate", "chosen", "epoch", "step", "samples")]
+    columns += ["seconds", "metric", "value"]
+    return _in_order(pd.DataFrame(rows or None, columns=columns), manifest)
+
+
+def is_published(folder: str | os.PathLike[str]) -> bool:
+    """Tell whether a folder holds what a report wrote, without the runs it was written from."""
+    return Path(folder, "results.csv").is_file() and not Path(folder, "runs").is_dir()
+
+
+def chosen_learning_rates(folder: str | os.PathLike[str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return point → arm → what was chosen and the validation values it was chosen by; empty without a choice."""
+    path = Path(folder) / "learning_rates.json"
+    return _read(path) if path.is_file() else {}
+
+
+def is_chosen(run: Found, chosen: Mapping[str, Mapping[str, Mapping[str, Any]]], manifest: Manifest) -> bool:
+    """Tell whether a run has the learning rate chosen for its arm, or none was to be chosen."""
+    if run.learning_rate is None:
+        return not manifest["learning_rates"]
+    found = _at(chosen, run.point).get(run.arm, {}).get("chosen")
+    return found is not None and float(found) == run.learning_rate
+
+
+def choice_name(point: dict[str, str]) -> str:
+    """Return how ``learning_rates.json`` names a point; one without a grid is named by nothing."""
+    return ",".join(f"{key}={value}" for key, value in point.items())
+
+
+def point_label(point: Point) -> str:
+    """Return a place of the grid for reading: the last part of each key, and its value."""
+    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point)
+
+
+def at_point(table: pd.DataFrame, point: Point) -> pd.DataFrame:
+    """Return the rows of one place of the grid."""
+    for key, value in point:
+        table = table[table[key] == value]
+    return table
+
+
+def samples_per_step(experiment: Path) -> float:
+    """Return how many samples one optimizer step sees; NaN where the experiment does not say."""
+    if not experiment.is_file():
+        return math.nan
+    settings = yaml.safe_load(experiment.read_text(encoding="utf-8")) or {}
+    trainer = settings.get("trainer") or {}
+    size = ((settings.get("data") or {}).get("init_args") or {}).get("batch_size")
+    devices = trainer.get("devices", 1)
+    devices = len(devices) if isinstance(devices, list) else devices
+    factors = (size, trainer.get("accumulate_grad_batches", 1), devices, trainer.get("num_nodes", 1))
+    known = all(isinstance(factor, int) and factor > 0 for factor in factors)
+    return float(math.prod(factors)) if known else math.nan
+
+
+def _logged(path: Path) -> Iterator[tuple[int, int, float, str, float]]:
+    """Yield epoch, steps taken, seconds, metric and value of each logged value that counts."""
+    if not path.is_file():
+        return
+    kept: dict[str, dict[int, tuple[int, float]]] = {}
+    seconds: dict[int, float] = {}
+    with path.open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if not row.get("step") or not row.get("epoch"):
+                continue  # a line that was being written
+            step, epoch = int(row["step"]) + 1, int(row["epoch"])  # Lightning counts from 0
+            for name, value in row.items():
+                if name == "seconds" and value:
+                    seconds[step] = float(value)
+                elif name and value and name.startswith(("train/", "val/")):
+                    values = kept.setdefault(name, {})
+                    for repeated in [known for known in values if known >= step]:
+                        del values[repeated]  # the run was resumed before this step
+                    values[step] = (epoch, float(value))
+    for metric, values in kept.items():
+        for step, (epoch, value) in values.items():
+            yield epoch, step, seconds.get(step, math.nan), metric, value
+
+
+def _stored(path: Path, manifest: Manifest) -> pd.DataFrame:
+    """Return a table as it was written: names and places of a grid are text, whatever they look like."""
+    import pandas as pd
+
+    texts = dict.fromkeys(["arm", *manifest["grid"]], str)
+    return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+
+
+def _found(folder: str | os.PathLike[str]) -> Iterator[Found]:
+    # Settings stand beside a run before it starts, its result inside it when it is complete.
+    for file in Path(folder, "runs").glob("**/seed_*.settings.json"):
+        settings, run = _read(file), file.with_name(file.name.removesuffix(".settings.json"))
+        result, failed = run / "result.json", run.with_name(f"{run.name}.failed.json")
+        rate = settings.get("learning_rate")
+        yield Found(
+            arm=settings["arm"],
+            seed=int(settings["seed"]),
+            point=tuple((key, str(value)) for key, value in (settings.get("point") or {}).items()),
+            learning_rate=None if rate is None else float(rate),
+            folder=run,
+            result=_read(result) if result.is_file() else None,
+            failure=_read(failed).get("reason") if failed.is_file() and not result.is_file() else None,
+        )
+
+
+def _keys(run: Found) -> dict[str, Any]:
+    rate = math.nan if run.learning_rate is None else run.learning_rate
+    return {"arm": run.arm, "seed": run.seed, **dict(run.point), "learning_rate": rate}
+
+
+def _at(chosen: Mapping[str, Any], point: Point) -> Mapping[str, Any]:
+    """Return the choices at a place of the grid."""
+    return chosen.get(choice_name(dict(point)), {})
+
+
+def _in_order(table: pd.DataFrame, manifest: Manifest) -> pd.DataFrame:
+    order = {arm: place for place, arm in enumerate(manifest["arms"])}
+    by_arm = sorted(range(len(table)), key=lambda row: order.get(table["arm"].iloc[row], len(order)))
+    return table.iloc[by_arm].reset_index(drop=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StructuredInitError(f"cannot read '{path}': {error}") from error

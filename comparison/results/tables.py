@@ -1,0 +1,249 @@
+"""The tables of a comparison, as Markdown and as HTML: never a bare mean."""
+
+from __future__ import annotations
+
+import html
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from comparison.results.effects import Arm, Effect, Effects, Metric, effects, has_no_width
+from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, Interval, bootstrap_interval
+from comparison.results.records import Manifest, load_results, point_label, points
+from comparison.results.targets import Reach
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ALONE = "1 seed, no interval"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell.
+
+    Attributes:
+        text: what it says.
+        note: what it adds in smaller type.
+        kind: ``"gain"``, ``"loss"`` or ``"open"`` (an interval that includes zero); empty elsewhere.
+        arm: of which arm it is the name.
+    """
+
+    text: str
+    note: str = ""
+    kind: str = ""
+    arm: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with a row of headings.
+
+    Attributes:
+        columns: the headings.
+        rows: cells, as many per row as there are headings.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+
+    def markdown(self) -> str:
+        """Return the table in Markdown."""
+        cells = [[f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row] for row in self.rows]
+        lines = [list(self.columns), ["---"] * len(self.columns), *cells]
+        return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+
+    def html(self, colors: Mapping[str, str] | None = None, kind: str = "") -> str:
+        """Return the table in HTML.
+
+        Args:
+            colors: arm → CSS colour of the mark beside its name.
+            kind: CSS class: ``"stacked"`` shows a row as a block where the page is narrow, ``"tight"`` takes no more
+                width than the table needs.
+        """
+        head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in self.columns)
+        known = colors or {}
+        rows = ["".join(map(_html, row, self.columns, [known] * len(row))) for row in self.rows]
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        shown = f' class="{kind}"' if kind else ""
+        return f'<div class="scroll"><table{shown}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def headline(
+    folder_or_results: str | os.PathLike[str] | pd.DataFrame,
+    manifest: Manifest,
+    controls: Mapping[str, str] | None = None,
+    curves: pd.DataFrame | None = None,
+) -> str:
+    """Return the headline table in Markdown, one per place of the grid.
+
+    Args:
+        folder_or_results: of the comparison, or what ``load_results`` gave of it.
+        manifest: of the comparison.
+        controls: arm → its same-positions control; those of the manifest when None.
+        curves: as ``load_curves`` gives them; adds the steps to the baseline's final value.
+    """
+    results = folder_or_results
+    if isinstance(results, (str, os.PathLike)):
+        results = load_results(results)
+    if controls is None:
+        controls = manifest["controls"]
+    found = effects(results, manifest, controls, curves)
+    parts = []
+    for each in found:
+        title = [f"**{point_label(each.point)}**"] if len(points(manifest)) > 1 else []
+        text = headline_table(each).markdown() if each.arms else f"no complete run with {each.metric.name} yet"
+        parts.append("\n\n".join([*title, text]))
+    return "\n\n".join(parts)
+
+
+def headline_table(found: Effects) -> Table:
+    """Return the headline table of one place of the grid: a row per arm."""
+    digits = decimals(found)
+    with_rates = any(arm.learning_rate is not None for arm in found.arms)
+    with_control = any(arm.control for arm in found.arms)
+    columns = ["arm", "seeds", *(["learning rate"] if with_rates else []), found.metric.label]
+    columns += [f"− {found.baseline} (paired)", *(["− its control (paired)"] if with_control else [])]
+    if found.target is not None:
+        columns += [f"steps to {target_text(found, digits)}", "speed-up"]
+    rows = []
+    for arm in found.arms:
+        row = [Cell(arm.name, arm=arm.name), Cell(str(len(arm.by_seed)))]
+        row += [Cell(f"{arm.learning_rate:g}")] if arm.learning_rate is not None else [Cell("")] * with_rates
+        row.append(_value(arm.value, digits))
+        row.append(Cell("baseline") if arm.name == found.baseline else effect_cell(arm, arm.baseline, found, digits))
+        row += [effect_cell(arm, arm.control, found, digits, name=True)] if with_control else []
+        row += [_steps(arm.reach), _speed_up(arm, found.baseline)] if found.target is not None else []
+        rows.append(row)
+    return Table(columns, rows)
+
+
+def target_text(found: Effects, digits: int) -> str:
+    """Return what is to be reached, with its unit and its split."""
+    unit = " %" if found.metric.factor == 100 else ""
+    return f"{number(found.target or 0.0, digits)}{unit} ({found.metric.on_validation.partition('/')[0]})"
+
+
+def effect_cell(arm: Arm, effect: Effect | None, found: Effects, digits: int, name: bool = False) -> Cell:
+    """Return a paired difference with its interval; with ``name`` it says what was subtracted."""
+    if effect is None:
+        return Cell("" if name else "nothing paired")
+    interval, notes = effect.interval, []
+    kind = {True: "gain", False: "loss", None: "open"}[found.metric.is_gain(interval)]
+    if name:
+        notes.append(f"− {effect.reference}")
+    if interval.samples == 1:
+        notes.append(ALONE)
+    elif interval.samples != len(arm.by_seed):
+        notes.append(f"{interval.samples} pairs")
+    if interval.samples > 1 and has_no_width(interval):
+        notes.append("equal in all seeds")
+    if interval.samples >= FEWEST_FOR_BOOTSTRAP:
+        again = bootstrap_interval(list(effect.by_seed.values()))
+        notes.append(f"bootstrap {number(again.low, digits, signed=True)} to {number(again.high, digits, signed=True)}")
+    return Cell(interval_text(interval, digits, signed=True), ", ".join(notes), kind)
+
+
+def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric) -> Table:
+    """Return the validation values of every learning rate that was tried at one place of the grid."""
+    rates = sorted({float(rate) for choice in choices.values() for rate in choice["validation"]})
+    rows = []
+    for arm, choice in choices.items():
+        row = [Cell(arm, arm=arm)]
+        tried = {float(rate): values for rate, values in choice["validation"].items()}
+        for rate in rates:
+            values = [value for value in tried.get(rate, []) if value is not None]
+            taken = choice.get("chosen") is not None and rate == float(choice["chosen"])
+            mean = metric.factor * math.fsum(values) / len(values) if values else math.nan
+            text = f"{mean:.{significant(mean)}f}" if values else ""
+            row.append(Cell(text, "chosen" if taken else "", "gain" if taken else ""))
+        rows.append(row)
+    words = Metric(metric.on_validation, metric.mode).label
+    return Table(["arm", *(f"{words} at {rate:g}" for rate in rates)], rows)
+
+
+def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
+    """Return ``mean ± half width``, or the mean alone where there is no interval."""
+    mean = number(interval.mean, digits, signed)
+    return mean if math.isinf(interval.half_width) else f"{mean} ± {number(interval.half_width, digits)}"
+
+
+def difference_text(interval: Interval) -> str:
+    """Return a difference in points with its sign, ``+1.2 ± 0.3``."""
+    return interval_text(interval, 1, signed=True)
+
+
+def number(value: float, digits: int, signed: bool = False) -> str:
+    """Return a number with a real minus sign."""
+    text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
+    return text.replace("-", "−")
+
+
+def decimals(found: Effects) -> int:
+    """Return how many decimals a table shows: two digits of a typical half width; one decimal of a percentage."""
+    intervals = [effect.interval for arm in found.arms for effect in (arm.baseline, arm.control) if effect]
+    intervals = intervals or [arm.value for arm in found.arms]
+    widths = [i.half_width for i in intervals if 0 < i.half_width < math.inf]
+    largest = max((abs(arm.value.mean) for arm in found.arms), default=1.0)
+    digits = 1 - math.floor(math.log10(median(widths))) if widths else significant(largest)
+    return min(max(digits, 1), 2) if found.metric.factor == 100 else min(max(digits, 0), 8)
+
+
+def times(ratio: float) -> str:
+    """Return a ratio with two digits, more where it has more before the point."""
+    return f"{ratio:,.{significant(ratio, 2)}f}"
+
+
+def significant(value: float, digits: int = 3) -> int:
+    """Return the number of decimals that show so many digits of a value."""
+    if not math.isfinite(value) or value == 0:
+        return digits
+    return min(max(digits - 1 - math.floor(math.log10(abs(value))), 0), 8)
+
+
+def _value(interval: Interval, digits: int) -> Cell:
+    return Cell(interval_text(interval, digits), ALONE if interval.samples == 1 else "")
+
+
+def _steps(found: Reach | None) -> Cell:
+    if found is None or not found.steps:
+        return Cell("")
+    reached = found.reached
+    if not reached:
+        return Cell("not reached")
+    mean = math.fsum(reached.values()) / len(reached)
+    missing = len(found.steps) - len(reached)
+    note = f"mean of {len(reached)}; not reached by {missing} of {len(found.steps)}" if missing else ""
+    if not note and len(reached) == 1:
+        note = ALONE
+    elif not note:
+        note = f"{min(reached.values()):,.0f} to {max(reached.values()):,.0f}"
+    return Cell(f"{mean:,.0f}", note)
+
+
+def _speed_up(arm: Arm, baseline: str) -> Cell:
+    if arm.name == baseline or arm.reach is None or not arm.reach.steps:
+        return Cell("")
+    ratio = arm.reach.speed_up
+    if ratio is None:
+        return Cell("–")
+    text = f"{'≥ ' if arm.reach.bounds else ''}{times(ratio.mean)}×"
+    bounds = f"lower bound in {arm.reach.bounds} of {ratio.samples}" if arm.reach.bounds else ""
+    if ratio.samples == 1:
+        return Cell(text, ", ".join(filter(None, [ALONE, bounds])))
+    kind = "gain" if ratio.low > 1 else "loss" if ratio.high < 1 else "open"
+    ends = f"{times(ratio.low)} to {times(ratio.high)}" if ratio.high < 1000 else f"from {times(ratio.low)}"
+    return Cell(text, "; ".join(filter(None, [ends, bounds])), kind)
+
+
+def _html(cell: Cell, column: str, colors: Mapping[str, str]) -> str:
+    note = f' <span class="note">{html.escape(cell.note)}</span>' if cell.note else ""
+    kind = f' class="{cell.kind}"' if cell.kind else ""
+    label = f' data-label="{html.escape(column)}"' if cell.text else ""
+    if cell.arm:
+        mark = f'<i class="mark" style="background:{colors[cell.arm]}"></i>' if cell.arm in colors else ""
+        return f'<th scope="row">{mark}{html.escape(cell.text)}{note}</th>'
+    return f"<td{kind}{label}>{html.escape(cell.text)}{note}</td>"

@@ -1,0 +1,119 @@
+"""The arms of a comparison, from what the user writes: ``default,strong=impulse{kernel_size=5,shared=true}``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from lightning_modules.cli.config_names import shipped_configs
+from structured_init.errors import StructuredInitError, nearest
+
+PREFIX = "--init.initializer.init_args."
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One start among those compared, or a variant of the network.
+
+    Attributes:
+        label: how tables, figures and folders name it.
+        init: a name of ``configs/init``, one of another folder of ``configs`` with the folder before it, or the path of
+            a configuration. Whatever else than a start the configuration says is layered over the experiment.
+        overrides: arguments of the initializer to replace, as text.
+    """
+
+    label: str
+    init: str
+    overrides: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self) -> list[str]:
+        """Return the part of a command line that asks for this start, good from any folder."""
+        shipped = self.init if "/" in self.init else f"init/{self.init}"
+        path = str(Path(self.init).resolve()) if Path(self.init).is_file() else shipped
+        return ["-c", path, *(f"{PREFIX}{key}={value}" for key, value in self.overrides.items())]
+
+
+def parse_arms(text: str) -> dict[str, Arm]:
+    """Return the arms by label, in the order given.
+
+    Args:
+        text: entries separated by commas: a shipped name (of ``configs/init`` without its folder) or a path, with
+            ``label=`` before it and arguments of the initializer in braces behind it, where wanted. Commas inside
+            brackets of any kind do not separate.
+
+    Raises:
+        StructuredInitError: no entry, an unknown start (the nearest is named), a malformed entry, a label given twice.
+    """
+    arms: dict[str, Arm] = {}
+    for entry in split_outside_brackets(text):
+        arm = _arm(entry)
+        if arm.label in arms:
+            raise StructuredInitError(f"two starts are labelled '{arm.label}': name one, as in other={arm.init}")
+        arms[arm.label] = arm
+    if not arms:
+        raise StructuredInitError("--inits names no start: give some, as in --inits default,sincos,mimetic")
+    return arms
+
+
+def split_outside_brackets(text: str) -> list[str]:
+    """Split at the commas that stand in no bracket; leave out what is empty.
+
+    Raises:
+        StructuredInitError: a bracket is not closed, or was never opened.
+    """
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "{[(") - (letter in "}])")
+        if depth < 0:
+            break
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    if depth:
+        raise StructuredInitError(f"the brackets in '{text}' do not match")
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _arm(entry: str) -> Arm:
+    found = re.fullmatch(r"(?:([^={]*)=)?([^={]+)(?:\{(.*)\})?", entry)
+    if not found:
+        raise StructuredInitError(f"cannot read '{entry}': write name, label=name or name{{argument=value}}")
+    label, init, inside = found[1], found[2].strip(), found[3]
+    overrides = dict(_override(part, entry) for part in split_outside_brackets(inside or ""))
+    init = _existing(init)
+    if label is None:
+        name = Path(init).stem if Path(init).is_file() else init.rpartition("/")[2]
+        words = [name, *(_short(*item) for item in overrides.items())]
+        label = "_".join(words)
+    label = label.strip()
+    if not re.fullmatch(r"\w[\w.+-]*", label):
+        raise StructuredInitError(
+            f"'{label}' cannot be a label: letters, digits and . _ + - are, as in my-start={init}"
+        )
+    return Arm(label, init, overrides)
+
+
+def _override(part: str, entry: str) -> tuple[str, str]:
+    key, equals, value = part.partition("=")
+    if not equals or not re.fullmatch(r"[\w.]+", key.strip()):
+        raise StructuredInitError(f"cannot read '{part}' in '{entry}': write argument=value")
+    return key.strip(), value.strip()
+
+
+def _short(key: str, value: str) -> str:
+    """Return an override as part of a label, which also names a folder."""
+    return re.sub(r"[^A-Za-z0-9.+-]+", "_", f"{key.rpartition('.')[2]}_{value}").strip("_")
+
+
+def _existing(init: str) -> str:
+    """Return the name of a shipped configuration, or a path as it is."""
+    known = {name.removeprefix("init/") for name in shipped_configs()}
+    short = init.removeprefix("configs/").removeprefix("init/").removesuffix(".yaml")
+    if Path(init).is_file():
+        return init
+    if short in known:
+        return short
+    raise StructuredInitError(f"there is no start '{init}', neither shipped nor a file: {nearest(short, known)}")

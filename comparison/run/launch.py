@@ -1,0 +1,297 @@
+"""Where runs are trained: in processes of this machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Protocol
+
+import torch
+
+from comparison.run.run import Run, train
+from comparison.run.time_limit import UNLIMITED, TimeLimit
+from structured_init.errors import StructuredInitError, one_line
+from structured_init.files import write_json
+
+Ended = tuple[Run, str | None]  # a run, and why it failed
+# After a process was killed, multiprocessing warns on the terminal of what it had shared.
+QUIET = {"PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))}
+
+
+class Launcher(Protocol):
+    """Trains runs somewhere.
+
+    Attributes:
+        places: runs at a time; 0 where that is not known.
+    """
+
+    places: int
+
+    def start(self, run: Run) -> None:
+        """Start a run; there is a free place."""
+
+    def free(self) -> bool:
+        """Tell whether one more run can be started."""
+
+    def wait(self, seconds: float) -> list[Ended]:
+        """Return what has ended, after waiting for so long at most."""
+
+    def close(self) -> None:
+        """End everything that still runs, at once."""
+
+
+def launch(
+    runs: Sequence[Run],
+    launcher: Launcher,
+    started: Callable[[Run], None],
+    ended: Callable[..., None],
+    limit: TimeLimit = UNLIMITED,
+) -> None:
+    """Train runs in their order, as many at a time as there are places.
+
+    Args:
+        runs: to train.
+        launcher: where.
+        started: called when a run starts.
+        ended: called with a run and why it failed, ``None`` where it did not; and without arguments, about once a
+            second.
+        limit: none starts after its deadline; what has not stopped at its end is left for the launcher to close.
+    """
+    waiting, running = deque(runs), 0
+    while time.time() < limit.end:
+        while waiting and launcher.free() and time.time() < limit.deadline:
+            started(waiting[0])
+            launcher.start(waiting.popleft())
+            running += 1
+        if not running:
+            return
+        for run, reason in launcher.wait(1.0):
+            running -= 1
+            ended(run, reason)
+        ended()
+
+
+# In a process that trains --------------------------------------------------------------------------------------------
+
+
+def execute(run: Run) -> str | None:
+    """Train a run with everything it prints in its log; return why it failed, in one line; ``None`` if it did not."""
+    with _output_to(run):
+        torch.set_num_threads(run.settings["threads"])
+        try:
+            train(run)
+        except StructuredInitError as error:
+            return note_failure(run, one_line(error))
+        except Exception as error:  # a bug, or what a library raised: it must not stop the other runs
+            traceback.print_exc()
+            message = one_line(error)
+            reason = type(error).__name__ + (f": {message}" if message else "")
+            return note_failure(run, reason[:500], traceback.format_exc())
+        run.failure_file.unlink(missing_ok=True)
+        return None
+
+
+def note_failure(run: Run, reason: str, trace: str | None = None) -> str:
+    """Write beside the run why it failed, and return it."""
+    write_json(run.failure_file, {"reason": reason, "traceback": trace})
+    return reason
+
+
+@contextlib.contextmanager
+def _output_to(run: Run) -> Iterator[None]:
+    """Send what this process and its children print to the run's log, which only one process at a time can hold."""
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    with run.beside("log").open("a", encoding="utf-8") as log:
+        _lock(log.fileno())  # a worker of a killed comparison may still be about to end
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = [(stream, os.dup(stream)) for stream in (1, 2)]
+        try:
+            for stream, _ in kept:
+                os.dup2(log.fileno(), stream)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for stream, copy in kept:
+                os.dup2(copy, stream)
+                os.close(copy)
+
+
+def _lock(descriptor: int) -> None:
+    with contextlib.suppress(ImportError):  # Windows has no fcntl
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+
+# Local processes ------------------------------------------------------------------------------------------------------
+
+
+class LocalLauncher:
+    """A process per place, which trains one run after the other; one whose run failed or had ranks is replaced.
+
+    Args:
+        places: runs at a time.
+        threads: of each run.
+        gpus: of each place; 0 leaves the devices as they are.
+
+    Raises:
+        StructuredInitError: there are not enough devices.
+    """
+
+    def __init__(self, places: int, threads: int, gpus: float = 0) -> None:
+        if gpus != int(gpus) or places * gpus > (torch.cuda.device_count() if gpus else 0):
+            raise StructuredInitError(
+                f"--gpus-per-run {gpus:g} for {places} runs at a time: this machine has {torch.cuda.device_count()}, "
+                "and a part of one is for --launcher ray"
+            )
+        gpus = int(gpus)
+        self.places = places
+        self._context = multiprocessing.get_context("spawn")
+        devices = visible_devices()
+        visible = [",".join(devices[place * gpus : (place + 1) * gpus]) for place in range(places)]
+        self._environments = [
+            {"OMP_NUM_THREADS": str(threads), **QUIET, **({"CUDA_VISIBLE_DEVICES": names} if gpus else {})}
+            for names in visible
+        ]
+        self._workers: list[_Worker | None] = [None] * places
+
+    def free(self) -> bool:
+        return any(worker is None or worker.run is None for worker in self._workers)
+
+    def start(self, run: Run) -> None:
+        place = next(i for i, worker in enumerate(self._workers) if worker is None or worker.run is None)
+        worker = self._workers[place]
+        if worker is not None and worker.spent:
+            worker.connection.close()
+            worker.process.join()
+        if worker is None or not worker.process.is_alive():
+            worker = self._workers[place] = _Worker(self._context, self._environments[place])
+        worker.start(run)
+
+    def wait(self, seconds: float) -> list[Ended]:
+        busy = [worker for worker in self._workers if worker is not None and worker.run is not None]
+        wait([source for worker in busy for source in (worker.connection, worker.process.sentinel)], seconds)
+        return [ended for worker in busy if (ended := worker.poll()) is not None]
+
+    def close(self) -> None:
+        workers = [worker for worker in self._workers if worker is not None]
+        for worker in workers:
+            if worker.run is None:
+                worker.connection.close()  # it ends by itself
+            else:
+                worker.process.kill()  # files are replaced, never half written: nothing is lost
+        for worker in workers:
+            worker.process.join(5)
+            worker.process.kill()
+            worker.process.join()
+
+
+class _Worker:
+    """One process and the run that it trains."""
+
+    def __init__(self, context: multiprocessing.context.SpawnContext, environment: dict[str, str]) -> None:
+        self.connection, theirs = context.Pipe()
+        self.process = context.Process(target=_serve, args=(theirs, environment))  # no daemon: its loaders have workers
+        with variables(environment), _without_interrupts():  # both count while the process imports its libraries
+            self.process.start()
+        theirs.close()
+        self.run: Run | None = None
+        self.spent = False  # what the run left in it could reach the next one
+
+    def start(self, run: Run) -> None:
+        self.run = run
+        with contextlib.suppress(OSError):  # the process has died: poll says so
+            self.connection.send(run)
+
+    def poll(self) -> Ended | None:
+        """Return the run, if it has ended or its process has died."""
+        if self.run is None:
+            return None
+        with contextlib.suppress(EOFError, OSError):
+            if self.connection.poll():
+                reason, self.spent = self.connection.recv()
+                return self._end(reason)
+        if self.process.is_alive():
+            return None
+        self.process.join()
+        return self._end(note_failure(self.run, how_it_died(self.process.exitcode)))
+
+    def _end(self, reason: str | None) -> Ended:
+        run, self.run = self.run, None
+        assert run is not None
+        return run, reason
+
+
+def visible_devices() -> list[str]:
+    """Return the names of this machine's CUDA devices, those alone that this process may use."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return given.split(",") if given else [str(device) for device in range(torch.cuda.device_count())]
+
+
+def how_it_died(exitcode: int | None) -> str:
+    """Return why a process is gone, in one line."""
+    if exitcode is None or exitcode >= 0:
+        return f"its process ended with exit code {exitcode}; the end of its log may say why"
+    name = signal.Signals(-exitcode).name
+    hint = ": the system kills what takes too much memory" if name == "SIGKILL" else ""
+    return f"its process was ended by {name}{hint}"
+
+
+def _serve(connection: Connection, environment: dict[str, str]) -> None:
+    """Train what comes, until the comparison ends or is killed."""
+    os.environ.update(environment)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.sentinel,), daemon=True).start()
+    while True:
+        try:
+            run = connection.recv()
+        except EOFError:
+            return
+        reason = execute(run)
+        spent = reason is not None or torch.distributed.is_initialized()
+        connection.send((reason, spent))
+        if spent:
+            return
+
+
+def _end_with(sentinel: int) -> None:
+    """End this process as soon as the comparison is gone, however it went."""
+    wait([sentinel])
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def variables(values: dict[str, str]) -> Iterator[None]:
+    """Set environment variables for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None) if value is None else os.environ.update({name: value})
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Let processes that start here ignore Ctrl-C, which reaches all of a terminal: the comparison ends them."""
+    if threading.current_thread() is not threading.main_thread():  # no other can ask for it
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,198 @@
+"""From the command line to a checked comparison: every mistake shows before anything is started or written."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from callbacks import ElapsedTime, RepresentationCallback
+from comparison.results.controls import check_controls, parse_controls
+from comparison.run.arms import parse_arms, split_outside_brackets
+from comparison.run.plan import Comparison
+from comparison.run.resolve import (
+    ANYWHERE,
+    build,
+    build_initializer,
+    experiment_of,
+    headline,
+    metric_names,
+    missing_callbacks,
+    resolve,
+)
+from structured_init.errors import StructuredInitError, nearest
+
+OURS = ("init", "seed_everything", "ckpt_path", "trainer.logger")  # what a comparison sets for each run
+SECTIONS = ("trainer", "model", "data", "attention", "filters", "weights_only", "print_config")
+
+
+def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -> Comparison:
+    """Return the comparison that is asked for, all of it checked: each start, each point of the grid, the metric.
+
+    Args:
+        options: of ``compare``.
+        further: arguments for every run.
+        command: the whole command line, to repeat it.
+
+    Raises:
+        StructuredInitError: any mistake that can be known before a run.
+    """
+    _refuse_further(further, [name.replace("_", "-") for name in vars(options)])
+    comparison = Comparison(
+        folder=Path(options.output),
+        experiment=options.config,
+        arms=parse_arms(options.inits),
+        seeds=parse_seeds(options.seeds),
+        arguments=list(further),
+        grid=parse_grid(options.grid),
+        learning_rates=parse_rates(options.learning_rates),
+        threads=options.threads,
+        command=command,
+    )
+    known = comparison.known() or {}
+    values = resolve([*comparison.configurations(), *further])
+    comparison = dataclasses.replace(
+        comparison,
+        **_references(options, comparison, values, known),
+        configuration=experiment_of(values),
+        added_callbacks=missing_callbacks(values, (ElapsedTime, RepresentationCallback)),
+    )
+    comparison = dataclasses.replace(comparison, changes=_changes(comparison, values))
+    if known:
+        comparison.grown(known)  # refuses another experiment
+    _check_metric(comparison, values, ANYWHERE if options.launcher == "ray" else [])
+    return comparison
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds of ``0,1,2`` or ``0-4``, or a mixture of both, in their order.
+
+    Raises:
+        StructuredInitError: anything else, no seed, or one twice.
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
+        if not found:
+            raise StructuredInitError(f"cannot read the seeds '{text}': write 0,1,2 or 0-4")
+        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise StructuredInitError(f"the seeds '{text}' are none, or name one twice")
+    return seeds
+
+
+def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:
+    """Return the values by key of entries ``KEY=v1,v2``.
+
+    Raises:
+        StructuredInitError: an entry that reads otherwise, a key or value twice, or a key that a comparison sets.
+    """
+    grid: dict[str, list[str]] = {}
+    for entry in entries:
+        key, equals, text = entry.lstrip("-").partition("=")
+        values = split_outside_brackets(text)
+        if not equals or not values or not re.fullmatch(r"[\w.]+", key):
+            raise StructuredInitError(f"cannot read --grid '{entry}': write key=value,value")
+        if key in grid or len(set(values)) < len(values):
+            raise StructuredInitError(f"--grid names '{key}' or one of its values twice")
+        _refuse_ours(key)
+        grid[key] = values
+    return grid
+
+
+def parse_rates(text: str) -> list[float]:
+    """Return learning rates.
+
+    Raises:
+        StructuredInitError: one is no positive number, or is given twice.
+    """
+    try:
+        rates = [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        rates = [0.0]
+    if any(not 0 < rate < float("inf") for rate in rates) or len(set(rates)) < len(rates):
+        raise StructuredInitError(f"cannot read the learning rates '{text}': write positive numbers, as in 5e-4,1e-3")
+    return rates
+
+
+def _references(
+    options: argparse.Namespace, comparison: Comparison, values: Mapping[str, Any], known: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return metric, mode, baseline and controls: as given, else as the folder has them, else the task's."""
+    arms = {**known.get("arms", {}), **comparison.arms}
+    name, mode = headline(dict(values))
+    metric = options.metric or known.get("metric") or f"test/{name}"
+    if options.metric and options.metric.partition("/")[2] != name:
+        mode = "min" if re.search("loss|perplexity|error|bits", options.metric) else "max"
+    elif not options.metric and known:
+        mode = known["mode"]
+    baseline = options.baseline or known.get("baseline") or ("default" if "default" in arms else next(iter(arms)))
+    if baseline not in arms:
+        raise StructuredInitError(f"--baseline '{baseline}' is none of the starts: {nearest(baseline, arms)}")
+    controls = parse_controls(options.control) or known.get("controls", {})
+    controls = check_controls(controls, {"arms": arms, "baseline": baseline})
+    return {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
+
+
+def _changes(comparison: Comparison, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Parse each start, and each point of the grid and learning rate with the first; return what the starts change."""
+    first, *_ = comparison.arms.values()
+    place, *points = comparison.points()
+    rate, *rates = [*comparison.learning_rates, None][: max(1, len(comparison.learning_rates))]
+    changes = {}
+    for label, arm in comparison.arms.items():
+        try:
+            given = resolve(comparison.arm_arguments(arm, {}))
+            build_initializer(comparison.arm_arguments(arm, {}))
+        except StructuredInitError as error:
+            raise StructuredInitError(f"start '{label}': {error}") from None
+        changes[label] = {
+            key: given.get(key)
+            for key in sorted(values.keys() | given.keys())
+            if key.startswith("init.") or values.get(key) != given.get(key)
+        }
+    for point, each in [*((point, rate) for point in [place, *points]), *((place, other) for other in rates)]:
+        if point or each is not None:
+            resolve(comparison.arm_arguments(first, point, each))
+    return changes
+
+
+def _check_metric(comparison: Comparison, values: Mapping[str, Any], further: Sequence[str]) -> None:
+    """Build the experiment, with further arguments, at every point of the grid, and look for the metric there.
+
+    Raises:
+        StructuredInitError: the task does not log the metric, or something cannot be built.
+    """
+    split, _, name = comparison.metric.partition("/")
+    if split not in ("val", "test") or not name:
+        raise StructuredInitError(f"--metric is 'test/…' or 'val/…', not '{comparison.metric}'")
+    first, *_ = comparison.arms.values()
+    for point in comparison.points():
+        logged = metric_names(build([*comparison.arm_arguments(first, point), *further]))
+        if logged and comparison.metric not in logged and name != headline(dict(values))[0]:
+            final = {each for each in logged if not each.startswith("train/")}
+            raise StructuredInitError(f"the task logs no '{comparison.metric}': {nearest(comparison.metric, final)}")
+
+
+def _refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
+    """Refuse what a comparison sets itself, and what is a misspelled option of ``compare``."""
+    for argument in further:
+        if not argument.startswith("-"):
+            continue
+        key = argument.lstrip("-").partition("=")[0]
+        _refuse_ours(key.rstrip("+"))
+        if "." not in key and key not in SECTIONS and difflib.get_close_matches(key, options, n=1):
+            raise StructuredInitError(f"unknown option '--{key}': {nearest(key, options)}")
+
+
+def _refuse_ours(key: str) -> None:
+    for name in OURS:
+        if key == name or key.startswith(f"{name}."):
+            way_out = {"init": "give starts with --inits", "seed_everything": "give seeds with --seeds"}
+            raise StructuredInitError(
+                f"'{key}' is what a comparison sets for each run" + (f": {way_out[name]}" if name in way_out else "")
+            )

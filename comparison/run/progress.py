@@ -1,0 +1,195 @@
+"""What runs, what is left, how long it will take, and the table so far: live in a terminal, else in plain lines."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.text import Text
+
+from comparison.run.run import Run, last_checkpoint
+from comparison.run.run_log import read_rows
+from lightning_modules.tasks.checkpoint import read_checkpoint
+
+
+class Progress(Protocol):
+    """Follows the runs of a comparison."""
+
+    failed: dict[str, str]
+
+    def started(self, run: Run) -> None:
+        """Note that a run starts."""
+
+    def ended(self, run: Run | None = None, reason: str | None = None) -> None:
+        """Note that a run has ended and why it failed, or, without arguments, that time has passed."""
+
+
+class Lines:
+    """Prints a line for each run that ends, and the table so far after every seed.
+
+    Args:
+        console: where to.
+        folder: of the comparison.
+        manifest: of the comparison.
+        runs: all of it, complete ones too.
+        places: runs at a time.
+
+    Attributes:
+        failed: why, by the name of the run.
+    """
+
+    def __init__(
+        self, console: Console, folder: Path, manifest: Mapping[str, Any], runs: Sequence[Run], places: int
+    ) -> None:
+        self.console, self.folder, self.manifest, self.runs, self.places = console, folder, manifest, runs, places
+        self.running: dict[Run, tuple[float, int]] = {}  # since when, and from which epoch on
+        self.failed: dict[str, str] = {}
+        self.done = sum(run.complete for run in runs)
+        self.seconds: list[float] = []  # that runs have taken here
+        self.per_seed = len(runs) // len({run.settings["seed"] for run in runs}) if runs else 0
+        already = f", {self.done} of them complete" if self.done else ""
+        console.print(f"{len(runs)} runs{already}" + (f", {places} at a time" if places else ""))
+
+    def started(self, run: Run) -> None:
+        self.running[run] = time.perf_counter(), epoch(run) or 0
+
+    def ended(self, run: Run | None = None, reason: str | None = None) -> None:
+        if run is None:
+            return
+        begin, _ = self.running.pop(run)
+        if reason is None and not run.complete:
+            checkpoint = last_checkpoint(run.folder)
+            where = (
+                f"after step {read_checkpoint(checkpoint)['global_step']}" if checkpoint else "before its first step"
+            )
+            self.console.print(f"{run.name}: stopped {where}", markup=False, soft_wrap=True)
+            return
+        self.done += 1
+        self.seconds.append(time.perf_counter() - begin)
+        if reason:
+            self.failed[run.name] = reason
+        self.say(run, f"failed: {reason}" if reason else self._value(run))
+        self.show_table()
+
+    def show_table(self) -> None:
+        """Show the table so far, where a seed has just become complete and more are to come."""
+        if self.done % self.per_seed == 0 and self.done < len(self.runs):
+            self.console.print(table(self.folder, self.manifest), markup=False, soft_wrap=True)
+
+    def say(self, run: Run, what: str) -> None:
+        """Print how a run has ended, and how long the rest will take."""
+        left = self.remaining()
+        rest = f"; about {duration(left)} left" if left else ""
+        self.console.print(f"[{self.done}/{len(self.runs)}] {run.name}: {what}{rest}", markup=False, soft_wrap=True)
+
+    def remaining(self) -> float | None:
+        """Return the seconds that are left, by the runs so far; ``None`` while none has ended, 0 at the end."""
+        left = len(self.runs) - self.done
+        if not left:
+            return 0.0
+        if not self.seconds:
+            return self._by_the_running()
+        each, now = sum(self.seconds) / len(self.seconds), time.perf_counter()
+        spent = sum(min(now - begin, each) for begin, _ in self.running.values())
+        return max(left * each - spent, 0.0) / max(min(self.places or len(self.running), left), 1)
+
+    def _by_the_running(self) -> float | None:
+        """Judge by the epochs of the runs that run, before one has ended."""
+        now, last = time.perf_counter(), self.manifest["configuration"].get("trainer.max_epochs")
+        if not last or last < 1:
+            return None
+        at = {run: epoch(run) or 0 for run in self.running}
+        here = [(now - begin, (at[run] - first) / last) for run, (begin, first) in self.running.items()]
+        whole = [seconds / part for seconds, part in here if part > 0]
+        if not whole:
+            return None
+        left = len(self.runs) - self.done - sum(at.values()) / last
+        return left * sum(whole) / len(whole) / max(self.places or len(at), 1)
+
+    def _value(self, run: Run) -> str:
+        result, metric = run.result, self.manifest["metric"]
+        assert result is not None
+        name = metric if metric in result["metrics"] else "val/" + metric.partition("/")[2]
+        shown = f"{name} {result['metrics'][name]:.4g}, " if name in result["metrics"] else ""
+        return f"{shown}{duration(result['seconds'])}"
+
+
+class Screen(Lines):
+    """Keeps one live picture below the lines: what runs with its epoch, what is left, and the table so far."""
+
+    def __init__(self, console: Console, *arguments: Any) -> None:
+        super().__init__(console, *arguments)
+        self.table = self._table()
+        self.live = Live(self._picture(), console=console, auto_refresh=False, transient=True)
+
+    def ended(self, run: Run | None = None, reason: str | None = None) -> None:
+        super().ended(run, reason)
+        self.live.update(self._picture(), refresh=True)
+
+    def show_table(self) -> None:
+        self.table = self._table()
+
+    def _picture(self) -> RenderableType:
+        total = self.manifest["configuration"].get("trainer.max_epochs")
+        lines = []
+        for run, (begin, _) in self.running.items():
+            at = epoch(run)
+            where = "starting" if at is None else f"epoch {at}" + (f" of {total}" if total and total > 0 else "")
+            lines.append(f"  {run.name}: {where}, {duration(time.perf_counter() - begin)}")
+        left, waiting = self.remaining(), len(self.runs) - self.done - len(self.running)
+        lines.append(f"  {waiting} waiting" + (f"; about {duration(left)} left" if left else ""))
+        return Group(*([Markdown(self.table)] if self.table else []), Text("\n".join(lines)))
+
+    def _table(self) -> str:
+        return table(self.folder, self.manifest) if any(run.result for run in self.runs) else ""
+
+
+@contextlib.contextmanager
+def following(
+    console: Console, folder: Path, manifest: Mapping[str, Any], runs: Sequence[Run], places: int
+) -> Iterator[Progress]:
+    """Give what follows the runs: a live picture in a terminal, plain lines elsewhere.
+
+    Args:
+        console: where to.
+        folder: of the comparison.
+        manifest: of the comparison.
+        runs: all of them.
+        places: runs at a time; 0 where that is not known.
+    """
+    if not console.is_terminal:
+        yield Lines(console, folder, manifest, runs, places)
+        return
+    screen = Screen(console, folder, manifest, runs, places)
+    with screen.live:
+        yield screen
+
+
+def table(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """Return the headline table of what is complete, in Markdown."""
+    from comparison.results.controls import find_controls
+    from comparison.results.records import find_runs
+    from comparison.results.tables import headline
+
+    return headline(folder, dict(manifest), find_controls(dict(manifest), find_runs(folder)))
+
+
+def epoch(run: Run) -> int | None:
+    """Return the epoch that a run is in, counted from 1, as far as its log tells."""
+    rows = read_rows(run.folder / "metrics.csv")
+    epochs = [int(row["epoch"]) for row in rows[-3:] if (row.get("epoch") or "").isdecimal()]
+    return max(epochs) + 1 if epochs else None
+
+
+def duration(seconds: float) -> str:
+    """Return a time for reading."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,114 @@
+"""Runs on a Ray cluster: every run is one task."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from comparison.run.launch import Ended, execute, note_failure
+from comparison.run.run import Run
+from comparison.run.time_limit import DEADLINE
+from structured_init.errors import StructuredInitError, one_line
+
+
+class RayLauncher:
+    """Sends runs to a Ray cluster, which starts each where the processors and devices that it asks for are free.
+
+    The comparison's folder has to be one that all nodes share, and this package installed on each.
+
+    Args:
+        address: of the cluster; ``None`` starts one on this machine, which ends with the comparison.
+        threads: of each run.
+        cpus: that each run reserves.
+        gpus: that each run reserves; may be a fraction.
+
+    Attributes:
+        places: runs at a time; 0 where Ray decides.
+
+    Raises:
+        StructuredInitError: Ray is not installed, the cluster cannot be reached, or this machine has less than a run
+            asks for.
+    """
+
+    def __init__(self, address: str | None, threads: int, cpus: float, gpus: float) -> None:
+        ray = import_ray()
+        self._ray, self._running = ray, {}
+        environment = {"OMP_NUM_THREADS": str(threads), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **_ours()}
+        address = address or os.environ.get("RAY_ADDRESS")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to Ray's makers
+        local = {} if address else {"include_dashboard": False, "num_cpus": os.cpu_count()}
+        try:
+            ray.init(
+                address=address or "local", log_to_driver=False, logging_level="error", configure_logging=False, **local
+            )
+        except Exception as error:  # a refused connection has a dozen kinds
+            raise StructuredInitError(f"cannot reach Ray at '{address or 'local'}': {one_line(error)}") from error
+        self._refuse_too_much(cpus, gpus, address)
+        self.places = 0 if address else self._places(cpus, gpus)
+        self._task = ray.remote(  # max_calls: each run has a process of its own
+            num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=1, runtime_env={"env_vars": environment}
+        )(_execute)
+
+    def free(self) -> bool:
+        return not self.places or len(self._running) < self.places  # elsewhere Ray keeps the queue, and may grow
+
+    def start(self, run: Run) -> None:
+        self._running[self._task.remote(run, os.getcwd(), list(sys.path))] = run
+
+    def wait(self, seconds: float) -> list[Ended]:
+        done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
+        return [(run := self._running.pop(task), self._reason(task, run)) for task in done]
+
+    def close(self) -> None:
+        for task in self._running:
+            self._ray.cancel(task, force=True)
+        self._ray.shutdown()
+
+    def _reason(self, task: Any, run: Run) -> str | None:
+        try:
+            return self._ray.get(task)
+        except self._ray.exceptions.RayError as error:  # its process or its node is gone
+            return note_failure(run, f"{type(error).__name__}: {one_line(error)}"[:500])
+
+    def _places(self, cpus: float, gpus: float) -> int:
+        there = self._ray.cluster_resources()
+        return int(min(there.get(name, 0) // wanted for name, wanted in (("CPU", cpus), ("GPU", gpus)) if wanted))
+
+    def _refuse_too_much(self, cpus: float, gpus: float, address: str | None) -> None:
+        """Refuse what Ray would wait for without end; a cluster elsewhere may still grow."""
+        there = self._ray.cluster_resources()
+        for name, wanted in (("CPU", cpus), ("GPU", gpus)):
+            if address is None and wanted > there.get(name, 0):
+                self._ray.shutdown()
+                raise StructuredInitError(
+                    f"--{name.lower()}s-per-run {wanted:g}: this machine has {there.get(name, 0):g}"
+                )
+
+
+def _ours() -> dict[str, str]:
+    """Return the variables of this process that say where data comes from, and how long there is time."""
+    names = ("STRUCTURED_INIT_DATA", "HF_HUB_OFFLINE", DEADLINE)
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def import_ray() -> Any:
+    """Return the module.
+
+    Raises:
+        StructuredInitError: it is not installed; names the extra.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise StructuredInitError("--launcher ray needs Ray: pip install 'structured-init[ray]'") from None
+    return ray
+
+
+def _execute(run: Run, folder: str, path: Sequence[str]) -> str | None:
+    """Train a run in one of Ray's processes, which knows neither the folder nor the modules of the command."""
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    sys.path.extend(entry for entry in path if entry not in sys.path)
+    return execute(run)

@@ -1,0 +1,142 @@
+"""What a command line asks for, found out before anything runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+from lightning.pytorch.callbacks import Callback
+from torchmetrics import MetricCollection
+
+from callbacks import InitCallback
+from lightning_modules.cli.config_names import expand
+from lightning_modules.cli.lightning_cli import CLI, Parser
+from lightning_modules.cli.messages import original_error
+
+# For what is built on a machine that need not have the devices of those that train.
+ANYWHERE = [
+    f"--trainer.{key}" for key in ("accelerator=cpu", "devices=1", "num_nodes=1", "strategy=auto", "precision=32")
+]
+NOT_THE_EXPERIMENT = ("seed_everything", "ckpt_path", "weights_only", "trainer.logger")
+
+
+class Parsed(CLI):
+    """Parses a command line, checks it, and builds nothing."""
+
+    def instantiate_classes(self) -> None:
+        """Build nothing."""
+
+    def after_instantiate_classes(self) -> None:
+        """Compare nothing: nothing is built."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+
+class Built(CLI):
+    """Builds everything that a command line asks for, and runs nothing."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+
+def resolve(arguments: Sequence[str]) -> dict[str, Any]:
+    """Return every value that a ``fit`` would have, by its dotted name, as plain types.
+
+    Args:
+        arguments: of ``fit``.
+
+    Raises:
+        StructuredInitError: a mistake in them.
+    """
+    with _quiet():
+        cli = Parsed(expand(["fit", *arguments]))
+        values = yaml.safe_load(cli.parser.dump(cli.config, skip_none=False, skip_validation=True))["fit"]
+    return dict(sorted(_leaves("", values)))
+
+
+def _leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the declared arguments of sections and classes; a dictionary that is one argument's value stays whole."""
+    for key, value in values.items():
+        name = prefix.removesuffix(".") if key == "init_args" else prefix + key
+        if isinstance(value, Mapping) and (not prefix or key == "init_args" or "class_path" in value):
+            yield from _leaves(f"{name}.", value)
+        else:
+            yield name, value
+
+
+def experiment_of(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values that make the experiment: all but the start, the seed and where things are written."""
+    return {
+        key: value
+        for key, value in values.items()
+        if not any(key == name or key.startswith(f"{name}.") for name in (*NOT_THE_EXPERIMENT, "init"))
+    }
+
+
+def build(arguments: Sequence[str]) -> CLI:
+    """Build trainer, model and data for ``fit``, so that what only they can find wrong shows now.
+
+    Raises:
+        StructuredInitError: a mistake in the arguments.
+    """
+    with _quiet():
+        return Built(expand(["fit", *arguments]))
+
+
+def build_initializer(arguments: Sequence[str]) -> None:
+    """Build the initializer alone.
+
+    Raises:
+        StructuredInitError: an argument out of its range.
+    """
+    with _quiet():
+        cli = Parsed(expand(["fit", *arguments]))
+        parser = Parser()
+        parser.add_lightning_class_args(InitCallback, "init")
+        try:
+            parser.instantiate_classes(parser.parse_object({"init": cli.config.fit.init.as_dict()}))
+        except ValueError as error:
+            raise original_error(error) from None
+
+
+def headline(values: dict[str, Any]) -> tuple[str, str]:
+    """Return the name of the metric that a task is judged by, and whether more or less of it is better."""
+    module, _, name = str(values["model.class_path"]).rpartition(".")
+    return getattr(getattr(importlib.import_module(module), name), "headline", ("loss", "min"))
+
+
+def metric_names(cli: CLI) -> set[str]:
+    """Return the names that the task's metric collections log; none where it has no such collection."""
+    collections = (each for each in cli.model.modules() if isinstance(each, MetricCollection))
+    return {str(name) for each in collections for name in each.keys(keep_base=False)}
+
+
+def missing_callbacks(values: dict[str, Any], wanted: Sequence[type[Callback]]) -> list[str]:
+    """Return the names of the callbacks that an experiment does not have yet."""
+    given = values.get("trainer.callbacks") or []
+    given = given if isinstance(given, list) else [given]
+    paths = [str(values.get("trainer.callbacks.class_path", "")), *(str(each.get("class_path")) for each in given)]
+    return [each.__name__ for each in wanted if not any(path.endswith(each.__name__) for path in paths)]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Lightning's remarks and the seed that it leaves in the environment out of this process."""
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    levels, seed = [logger.level for logger in loggers], os.environ.get("PL_GLOBAL_SEED")
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+        os.environ.pop("PL_GLOBAL_SEED", None)
+        if seed is not None:
+            os.environ["PL_GLOBAL_SEED"] = seed

@@ -1,0 +1,98 @@
+"""The time that a comparison may take: it ends in time, and the same command goes on later, exactly.
+
+A moment, the deadline, travels to the processes that train in their environment, so that it is part of no run's
+settings. A training looks at the clock after each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+DEADLINE = "STRUCTURED_INIT_DEADLINE"  # the variable: seconds since 1970 by the clock of the command's machine
+LEFT = 75  # the exit code where runs are left: EX_TEMPFAIL of sysexits.h, "try again later"
+UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+@dataclass(frozen=True)
+class TimeLimit:
+    """What a command may take, and how it is shared out.
+
+    Attributes:
+        begin: of the command, in seconds since 1970.
+        seconds: that it may take; infinite without a limit.
+    """
+
+    begin: float
+    seconds: float = math.inf
+
+    @property
+    def deadline(self) -> float:
+        """When runs stop and no further one starts: a tenth, at most half a minute, is kept for what follows."""
+        return self.begin + self.seconds - self._kept
+
+    @property
+    def end(self) -> float:
+        """When what has not stopped is ended, so that the report comes in time: a third of what is kept is for it."""
+        return self.begin + self.seconds - self._kept / 3
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variable for the processes that train."""
+        return {DEADLINE: repr(self.deadline)} if math.isfinite(self.seconds) else {}
+
+    @property
+    def _kept(self) -> float:
+        return min(30.0, self.seconds / 10)
+
+
+UNLIMITED = TimeLimit(0.0)
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``55m``, ``2h``, ``1h30m``, ``01:30:00`` or ``600``.
+
+    Raises:
+        argparse.ArgumentTypeError: anything else, or no time at all.
+    """
+    units = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    clock = re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d)", text)
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        seconds = float(text)
+    elif clock:
+        seconds = sum(int(part) * unit for part, unit in zip(clock.groups(), (3600, 60, 1), strict=True))
+    else:
+        parts = units.groups() if units else ()
+        seconds = sum(int(part) * unit for part, unit in zip(parts, UNITS.values(), strict=False) if part)
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"cannot read '{text}': write 55m, 2h, 1h30m, 01:30:00 or a number of seconds")
+    return float(seconds)
+
+
+def command_began() -> float:
+    """Return when this command began, in seconds since 1970: before it imported its libraries, if it is the shell's."""
+    return time.time() - (_age_of_process() if sys.argv[1:2] == ["compare"] else 0.0)
+
+
+def _age_of_process() -> float:
+    try:
+        words = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(words[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):  # not Linux: at least the time that it has computed
+        return time.process_time()
+
+
+def deadline() -> float:
+    """Return when this process is to stop training, in seconds since 1970; infinite without a limit."""
+    return float(os.environ.get(DEADLINE, math.inf))
+
+
+def reached() -> bool:
+    """Tell whether the deadline has passed."""
+    return time.time() >= deadline()

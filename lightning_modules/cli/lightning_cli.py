@@ -1,0 +1,188 @@
+"""LightningCLI with sections for the initialization, the attention and the filters."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from argparse import ArgumentError
+from typing import Any
+
+from jsonargparse import Namespace
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+from torch import nn
+
+from lightning_modules.cli.messages import explain, original_error, refuse_shadowed, refuse_unwritable
+from lightning_modules.cli.show import Runner
+from lightning_modules.tasks.checkpoint import read_checkpoint
+from structured_init import Default, StructuredInitError
+
+os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # lightning 2.6 calls it by its older names
+refuse_shadowed()
+import callbacks  # noqa: E402
+import callbacks.figures  # noqa: E402
+import lightning_modules  # noqa: E402
+import lightning_modules.data  # noqa: E402
+import structured_init  # noqa: E402
+
+# A class resolves in YAML by its bare name once it is imported; the packages import theirs when they are asked for.
+for package in (structured_init, callbacks, lightning_modules, lightning_modules.data):
+    for public in package.__all__:
+        getattr(package, public)
+
+ABOUT = "Train, evaluate and look at a network with the initialization of the section init."
+SECTIONS = ("init", "attention", "filters")
+FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
+
+
+class Parser(LightningArgumentParser):
+    """A parser that raises, for ``main`` to print one line, and guesses no abbreviated key."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"exit_on_error": False, "allow_abbrev": False, **kwargs})
+
+
+class CLI(LightningCLI):
+    """LightningCLI in which a start, captures of attention and filters, and an exact resumption are always there."""
+
+    def __init__(self, args: list[str]) -> None:
+        super().__init__(
+            trainer_class=Runner,
+            save_config_kwargs={"config_filename": "experiment.yaml", "overwrite": True},
+            seed_everything_default=0,
+            parser_kwargs={"description": ABOUT},
+            parser_class=Parser,
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return Lightning's commands and ``show``, with what is not asked of the user."""
+        return {**LightningCLI.subcommands(), "show": {"model", "datamodule", "initializer", "seed", "figures"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add ``init:``, ``attention:`` and ``filters:``, apart from ``trainer.callbacks``: YAML replaces lists."""
+        parser.add_lightning_class_args(callbacks.InitCallback, "init")
+        parser.add_lightning_class_args(callbacks.AttentionMapCallback, "attention")
+        parser.add_lightning_class_args(callbacks.FilterCallback, "filters")
+        initializer = {"class_path": f"{Default.__module__}.{Default.__name__}"}
+        parser.set_defaults({"init.initializer": initializer, "attention.on_missing": "skip"})
+        self._section = parser
+        for name in FROM_THE_DATA:
+            parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse without Lightning's warning that arguments were given twice: ``main`` has rewritten ``sys.argv``.
+
+        Raises:
+            StructuredInitError: for what jsonargparse would answer with its whole usage.
+        """
+        try:
+            self.config = parser.parse_args(args)
+        except ArgumentError as error:
+            raise StructuredInitError(explain(str(error), self._section.get_defaults().keys(branches=True))) from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Check the file only: ``Task.on_load_checkpoint`` compares the arguments and refuses a difference.
+
+        Lightning's own method would let the checkpoint's arguments silently replace the user's.
+        """
+        section = self.config[self.config.subcommand]
+        path = section.get("ckpt_path")
+        if path and path not in ("last", "best", "hpc", "registry") and "://" not in str(path):
+            checkpoint = read_checkpoint(path)
+            if self.config.subcommand == "fit" and "optimizer_states" not in checkpoint:
+                raise StructuredInitError(f"'{path}' holds weights alone: a training cannot be resumed from it")
+
+    def before_instantiate_classes(self) -> None:
+        """Never run code that a checkpoint holds, unless asked to; and watch networks being built.
+
+        Raises:
+            StructuredInitError: something other than keys was given for a section.
+        """
+        self.parser.add_instantiator(self._build, nn.Module)
+        section = self.config[self.subcommand]
+        for name in SECTIONS:
+            if not isinstance(section[name], Namespace):
+                keys = ", ".join(vars(self._section.get_defaults()[name]))
+                raise StructuredInitError(f"'{name}' is a section with the keys {keys}, got {section[name]}")
+        if "weights_only" in section and section.weights_only is None:
+            section.weights_only = True
+
+    def _build(self, cls: type[nn.Module], *args: Any, **kwargs: Any) -> nn.Module:
+        """Build a network, keeping what goes wrong: jsonargparse answers an error in a choice of types with its own."""
+        try:
+            return cls(*args, **kwargs)
+        except Exception as error:
+            self._failure = self._failure or error
+            raise
+
+    def instantiate_classes(self) -> None:
+        """Build everything; an error in a constructor is raised as it was, with the traceback into the user's code."""
+        self._failure: Exception | None = None
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            original = self._failure or original_error(error)
+            raise original from original.__cause__
+
+    def after_instantiate_classes(self) -> None:
+        """Refuse what the user gave and the data knows better; the link has replaced it silently.
+
+        Raises:
+            StructuredInitError: names the argument and both values.
+        """
+        given = (self.config[self.subcommand].model or {}).get("init_args", {})
+        for name in FROM_THE_DATA:
+            known = getattr(self.datamodule, name, None) if name in given else None
+            if known is not None and given[name] not in (_default(type(self.model), name), known):
+                raise StructuredInitError(
+                    f"model.init_args.{name} is {given[name]}, but the data has {known}: leave it to the data"
+                )
+
+    def instantiate_trainer(self, **kwargs: Any) -> Runner:
+        """Add what every run needs: a checkpoint to resume from, exact resumption, and a log that works offline."""
+        trainer = self.config_init[self.subcommand].trainer
+        always: list[Any] = [callbacks.ExactResume()]
+        given = trainer.callbacks or []
+        given = given if isinstance(given, list) else [given]
+        checkpoints = [each for each in given if isinstance(each, ModelCheckpoint)]
+        if checkpoints and all(each.save_last is None for each in checkpoints):
+            checkpoints[0].save_last = True  # a second callback of the class would share its state
+        elif not checkpoints and trainer.enable_checkpointing is not False:
+            always.append(ModelCheckpoint(save_last=True))
+        trainer.callbacks = [*given, *always]
+        if trainer.logger in (None, True):
+            trainer.logger = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs")
+        runner = super().instantiate_trainer(**kwargs)
+        for folder in {runner.default_root_dir, *(logger.save_dir for logger in runner.loggers)} - {None}:
+            refuse_unwritable(folder)
+        return runner
+
+    def after_fit(self) -> None:
+        """Say where the run is."""
+        folder = self.trainer.log_dir  # a collective: every rank asks
+        if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
+            print(f"written: {folder} (report of the start, attention, metrics, checkpoints)")
+
+    def _say_what_is_evaluated(self) -> None:
+        """A start is applied by a fit alone, so without a checkpoint the weights are those of the host library."""
+        if not self.config_init[self.subcommand].get("ckpt_path") and self.trainer.is_global_zero:
+            print("structured-init: no --ckpt_path was given: these are untrained weights", file=sys.stderr)
+
+    before_validate = before_test = before_predict = _say_what_is_evaluated
+
+    def show(self, **kwargs: Any) -> None:
+        """Run ``structured-init show`` with the initializer and the seed of the ``init`` section."""
+        init = self.config_init[self.subcommand].init
+        seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if init.seed is None else init.seed
+        self.trainer.show(initializer=init.initializer, seed=seed, figures=callbacks.figures, **kwargs)
+
+
+def _default(cls: type, argument: str) -> Any:
+    """Return the default of a constructor's argument, which may lie below a subclass's ``**kwargs``."""
+    signatures = (inspect.signature(base.__init__).parameters for base in cls.__mro__[:-1])
+    return next((found[argument].default for found in signatures if argument in found), None)

@@ -1,0 +1,185 @@
+"""``structured-init show``: apply an initializer and draw what it did, without training."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import timm
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_model
+from torch import Tensor, nn
+
+from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
+from structured_init import Initializer, StructuredInitError, attention_sites, initialize
+from structured_init.analysis import WeightProducts, capture_attention, weight_products
+from structured_init.analysis.filters import depthwise_filters
+from structured_init.errors import nearest
+from structured_init.files import replacing
+
+CORNER = 64  # rows and columns of the products that are drawn; whole ones of a ViT-B take 340 MiB
+
+
+class Runner(Trainer):
+    """Lightning's trainer with one more command."""
+
+    def show(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        initializer: Initializer | None = None,
+        seed: int = 0,
+        figures: ModuleType | None = None,
+        plan: bool = False,
+        export: str | None = None,
+        checkpoint: str | None = None,
+        pretrained: str | None = None,
+        output: str = "show",
+    ) -> None:
+        """Apply an initializer and draw what it did, without training.
+
+        Args:
+            model: the module, as the configuration builds it.
+            datamodule: where the probe images come from; without it no attention is drawn.
+            initializer: the one of the section ``init``.
+            seed: of its draws.
+            figures: the module that draws.
+            plan: only print what would be done, and touch nothing.
+            export: write the initialized network's weights to this file (``.safetensors``).
+            checkpoint: a checkpoint of the same network, or exported weights, to draw beside it.
+            pretrained: a pretrained model of timm to draw beside it.
+            output: folder for the report and the figures.
+        """
+        if initializer is None or figures is None:
+            raise TypeError("show needs an initializer and the figures module")
+        if plan:
+            print(initialize(model, initializer, seed=seed, dry_run=True).table())
+            return
+        _check_export(export)
+        folder = Path(output)
+        others = dict(_others(model, checkpoint, pretrained))
+        probe = _probe(model, datamodule)
+        label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
+        looks = {"as built": _look(model, probe)}
+        report = initialize(model, initializer, seed=seed)
+        looks[label] = _look(model, probe)
+        looks.update({name: _look(other, probe if name == "checkpoint" else None) for name, other in others.items()})
+        print(report.table())
+        report.save(folder / "init_report.json")
+        written = [folder / "init_report.json", *_draw(looks, folder, figures)]
+        if export:
+            written.append(_export(model, export, {"initializer": report.initializer, "seed": str(report.seed)}))
+        print("\nwritten: " + ", ".join(map(str, written)))
+
+
+class Look(NamedTuple):
+    """What is seen of a model, by layer.
+
+    Attributes:
+        products: corners of the weight products.
+        maps: attention maps averaged over samples.
+        filters: of the depthwise convolutions.
+    """
+
+    products: dict[str, WeightProducts]
+    maps: dict[str, Tensor]
+    filters: dict[str, Tensor]
+
+
+def _look(model: nn.Module, probe: Any) -> Look:
+    """Look at what the model has."""
+    products = {
+        site.name: WeightProducts(*(product[..., :CORNER, :CORNER].clone() for product in weight_products(site)))
+        for site in attention_sites(model)
+    }
+    inputs, named = ((), probe) if isinstance(probe, dict) else ((probe,), {})
+    seen = capture_attention(model, *inputs, **named) if probe is not None and products else {}
+    return Look(products, {name: maps.mean(0) for name, maps in seen.items()}, depthwise_filters(model))
+
+
+def _draw(looks: dict[str, Look], folder: Path, figures: ModuleType) -> Iterator[Path]:
+    """Draw what there is to draw, and yield the files."""
+    products = {label: look.products for label, look in looks.items() if look.products}
+    maps = {label: look.maps for label, look in looks.items() if look.maps}
+    filters = {label: look.filters for label, look in looks.items() if look.filters}
+    # Each model on its own scale: trained and default products are a hundred times smaller than structured ones.
+    for name, figure, shown in (
+        ("weight_products.png", partial(figures.product_figure, same_scale=False), products),
+        ("attention.png", figures.map_figure, maps),
+        ("covariances.png", figures.covariance_figure, filters),
+        ("filters.png", figures.filter_figure, filters),
+        ("variances.png", figures.variance_figure, filters),
+    ):
+        if shown:
+            figures.save_figure(figure(shown), folder / name)
+            yield folder / name
+
+
+def _probe(model: LightningModule, datamodule: LightningDataModule | None) -> Any:
+    """Return what the module takes of the first batch, or ``None`` where there is no data."""
+    if datamodule is None or not hasattr(model, "probe_inputs"):
+        return None
+    try:
+        datamodule.prepare_data()
+        datamodule.setup("fit")
+        batch = next(iter(datamodule.val_dataloader() or datamodule.train_dataloader()))
+    except StructuredInitError as error:
+        print(f"no attention is drawn: {error}")
+        return None
+    return model.probe_inputs(batch)
+
+
+def _others(model: LightningModule, checkpoint: str | None, pretrained: str | None) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the models to stand beside the initialized one."""
+    if checkpoint:
+        other = copy.deepcopy(model)
+        _load(other, checkpoint)
+        yield "checkpoint", other
+    if pretrained:
+        yield pretrained, _pretrained(pretrained)
+
+
+def _load(model: LightningModule, path: str) -> None:
+    """Load a checkpoint into a module, or exported weights into its network."""
+    if not path.endswith(".safetensors"):
+        target, weights = model, read_checkpoint(path)["state_dict"]
+    elif Path(path).is_file():
+        target = getattr(model, "network", model)
+        try:
+            weights = load_file(path)
+        except SafetensorError as error:
+            raise StructuredInitError(f"cannot read '{path}': {error}") from error
+    else:
+        raise StructuredInitError(f"there is no file '{path}'")
+    refuse_other_weights(weights, target.state_dict())
+    target.load_state_dict(weights)
+
+
+def _pretrained(name: str) -> nn.Module:
+    """Fetch a pretrained model of timm."""
+    names = {tagged.partition(".")[0] for tagged in timm.list_models(pretrained=True)}
+    if not timm.is_model(name):
+        raise StructuredInitError(f"unknown pretrained model '{name}': {nearest(name, names)}")
+    try:
+        return timm.create_model(name, pretrained=True)
+    except (OSError, RuntimeError) as error:  # no network, no such weights
+        reason = str(error).splitlines()[0]
+        raise StructuredInitError(f"cannot fetch the weights of '{name}': {reason}") from error
+
+
+def _check_export(export: str | None) -> None:
+    if export and not export.endswith(".safetensors"):
+        raise StructuredInitError(f"--export writes safetensors: name the file '{Path(export).stem}.safetensors'")
+
+
+def _export(model: LightningModule, export: str, metadata: dict[str, str]) -> Path:
+    """Write the network's weights, without the module around it, so that any program can load them."""
+    with replacing(export) as temporary, torch.no_grad():
+        save_model(getattr(model, "network", model), str(temporary), metadata=metadata)
+    return Path(export)

@@ -1,1 +1,0 @@
-"""``structured-init compare``: paired runs of several starts, and what they say."""

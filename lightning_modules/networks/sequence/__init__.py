@@ -1,0 +1,1 @@
+"""Networks that read sequences: backbones of the recall tasks and their mixers."""

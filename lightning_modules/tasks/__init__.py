@@ -1,0 +1,1 @@
+"""Tasks: a LightningModule each for images, certified classification, language and recall."""

@@ -1,0 +1,189 @@
+"""Text classification with the backbone of any text model.
+
+Letters: B batch, T tokens, K classes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torchmetrics import MeanMetric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+
+from lightning_modules.networks.compact_transformer import text_arguments, text_compact_transformer
+from lightning_modules.networks.transformers_network import BUILDERS, model_type, transformers_network
+from lightning_modules.tasks.language.checks import check_batch, check_data, check_labels
+from lightning_modules.tasks.language.hosts import enable_gradient_checkpointing
+from lightning_modules.tasks.language.model import Batch
+from lightning_modules.tasks.language.pooling import POOLS, Pool, PooledClassifier
+from lightning_modules.tasks.language.samples import token_strings
+from lightning_modules.tasks.task import Task
+from structured_init.errors import StructuredInitError, nearest
+
+
+class TextClassifier(Task):
+    """Classifies texts. Override :meth:`configure_network` to bring an architecture of your own.
+
+    A batch is a dictionary: ``input_ids`` and ``attention_mask`` (B, T), 1 where there is text, and ``labels`` (B,).
+    Logs ``{train,val,test}/accuracy``, ``f1`` (mean over the classes) and ``loss`` once per epoch; the training loss is
+    that of the smoothed targets.
+
+    Args:
+        network: a model type of transformers (``bert``, ``gpt2``, …) or one of its classes, a compact transformer
+            (``text_cct_2_1x1``, …), or a ``class_path`` whose ``init_args`` say everything; such a network takes
+            ``input_ids`` and ``attention_mask`` and returns logits (B, K).
+        network_args: fields of the model's config, or arguments of the compact transformer.
+        pretrained: hub name or folder of weights to start from; none are ever fetched otherwise.
+        num_classes: K; taken from the data on the command line.
+        vocab_size: tokens of the tokenizer; taken from the data on the command line.
+        block_size: the longest input; taken from the data on the command line.
+        pool: ``mean`` of the text's tokens, ``first`` (class token), or ``last``; where null, ``mean`` for an encoder
+            and ``last`` for a causal model. The host's own pooling layer is left out.
+        dropout: before the last linear layer.
+        label_smoothing: share of the target spread over all classes, in [0, 1).
+        gradient_checkpointing: keep no activations inside the layers; compute them again.
+        optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
+        warmup_epochs: epochs of linear warmup; may be a fraction.
+        warmup_lr: learning rate of the first step, when there is a warmup.
+        min_lr: learning rate at the end of the cosine.
+        compile: compile the network, in place, when it first runs.
+        lr_schedule: pairs [share of the run, share of ``lr``], joined by straight lines, in place of warmup and cosine.
+        decay_all: apply the optimizer's weight decay to biases, norms, positions and tokens as well.
+
+    Raises:
+        StructuredInitError: unknown network, field or pretrained name; sizes that do not fit; a number out of range.
+    """
+
+    headline = ("accuracy", "max")
+
+    def __init__(
+        self,
+        network: str | nn.Module = "bert",
+        network_args: dict[str, Any] | None = None,
+        pretrained: str | None = None,
+        num_classes: int = 2,
+        vocab_size: int = 256,
+        block_size: int = 128,
+        pool: Pool | None = None,
+        dropout: float = 0.1,
+        label_smoothing: float = 0.0,
+        gradient_checkpointing: bool = False,
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.05),
+        warmup_epochs: float = 0.0,
+        warmup_lr: float = 1e-5,
+        min_lr: float = 1e-6,
+        compile: bool = False,
+        lr_schedule: list[list[float]] | None = None,
+        decay_all: bool = False,
+    ) -> None:
+        if not 0 <= label_smoothing < 1 or not 0 <= dropout < 1:
+            raise StructuredInitError(
+                f"label_smoothing and dropout must be in [0, 1), not {label_smoothing} and {dropout}"
+            )
+        if pool not in (None, *POOLS):
+            raise StructuredInitError(f"unknown pool '{pool}': {nearest(str(pool), POOLS)}")
+        self.network_args, self.pretrained = dict(network_args or {}), pretrained
+        self.num_classes, self.vocab_size, self.block_size = num_classes, vocab_size, block_size
+        self.pool, self.dropout, self.label_smoothing = pool, dropout, label_smoothing
+        self._given_network = (network,)  # in a tuple: a bare module would register before super().__init__
+        super().__init__(optimizer, warmup_epochs, warmup_lr, min_lr, compile, lr_schedule, decay_all)
+        if gradient_checkpointing:
+            enable_gradient_checkpointing(getattr(self.network, "backbone", self.network))
+        metrics = MetricCollection(
+            {
+                "accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
+                "f1": MulticlassF1Score(num_classes, average="macro", validate_args=False),
+                "loss": MeanMetric(nan_strategy="disable"),  # any other strategy waits for the device at every step
+            },
+            compute_groups=False,
+        )
+        self.train_metrics = metrics.clone("train/")
+        self.val_metrics = metrics.clone("val/")
+        self.test_metrics = metrics.clone("test/")
+        self._first_batch_checked = False
+
+    def configure_network(self) -> nn.Module:
+        """Build backbone and head from the sizes, ``network_args`` and ``pretrained``."""
+        (network,) = self._given_network
+        if isinstance(network, nn.Module):
+            return network
+        if text_arguments(network):
+            arguments = {"seq_len": self.block_size, **self.network_args}
+            classes = {"vocab_size": self.vocab_size, "num_classes": self.num_classes}
+            return text_compact_transformer(network, **classes, weights=self.pretrained, **arguments)
+        sizes = {"tokenizer_size": self.vocab_size, "block_size": self.block_size}
+        backbone = transformers_network(
+            network, purpose="backbone", pretrained=self.pretrained, **sizes, **self.network_args
+        )
+        if getattr(backbone, "pooler", None) is not None:
+            backbone.pooler = None  # its weights would get no gradient
+        encoder = model_type(network, "backbone") in BUILDERS["masked"][1] and not backbone.config.is_decoder
+        pool = self.pool or ("mean" if encoder else "last")
+        std = getattr(backbone.config, "initializer_range", 0.02)
+        return PooledClassifier(backbone, backbone.config.hidden_size, self.num_classes, pool, self.dropout, std)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return logits (B, K) of token numbers (B, T)."""
+        return self.network(input_ids, attention_mask)
+
+    def probe_inputs(self, batch: Batch) -> Batch:
+        """Return token numbers and mask: attention is captured on them."""
+        return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+    def probe_tokens(self, batch: Batch) -> list[list[str]]:
+        """Return the tokens of each sample of a batch as text, by the tokenizer of the data."""
+        tokenizer = getattr(getattr(self._trainer, "datamodule", None), "tokenizer", None)
+        return [token_strings(tokenizer, ids) for ids in batch["input_ids"].tolist()]
+
+    def setup(self, stage: str) -> None:
+        """Compare what the data says with what the network was built for.
+
+        Raises:
+            StructuredInitError: they differ.
+        """
+        check_data(self, getattr(self.trainer, "datamodule", None))
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return the loss of a batch, smoothed if asked for."""
+        return self._step(batch, self.train_metrics, self.label_smoothing)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Count the batch."""
+        self._step(batch, self.val_metrics)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Count the batch."""
+        self._step(batch, self.test_metrics)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Return class probabilities (B, K)."""
+        return self(**self.probe_inputs(batch)).softmax(-1)
+
+    def on_train_epoch_end(self) -> None:
+        """Log the epoch's metrics; Lightning then computes and resets them."""
+        self.log_dict(self.train_metrics)
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the validation's metrics."""
+        self.log_dict(self.val_metrics, prog_bar=True)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the test's metrics."""
+        self.log_dict(self.test_metrics)
+
+    def _step(self, batch: Batch, metrics: MetricCollection, label_smoothing: float = 0.0) -> Tensor:
+        """Return the loss of a batch, and count it. Logging here as well would cost a millisecond a step."""
+        if not self._first_batch_checked:
+            check_batch(batch, getattr(self.network, "backbone", self.network))
+            check_labels(batch["labels"], self.num_classes)
+            self._first_batch_checked = True
+        logits, labels = self(**self.probe_inputs(batch)), batch["labels"]
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=label_smoothing)
+        for name in ("accuracy", "f1"):
+            metrics[name].update(logits.detach(), labels)
+        metrics["loss"].update(loss.detach().expand(len(labels)))  # one per text: this strategy ignores weights
+        return loss

@@ -1,0 +1,131 @@
+"""What every task shares: one network, grouped parameters, a schedule by step, and a checked resumption."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lightning_modules.tasks.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
+from lightning_modules.tasks.optim import check_schedule, parameter_groups, piecewise_linear, warmup_cosine
+from structured_init.errors import StructuredInitError
+
+
+class Task(LightningModule):
+    """Base of the tasks. A subclass sets what its network needs, then calls ``super().__init__``.
+
+    Args:
+        optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
+        warmup_epochs: epochs of linear warmup; may be a fraction.
+        warmup_lr: learning rate of the first step, when there is a warmup.
+        min_lr: learning rate at the end of the cosine.
+        lr_schedule: pairs [share of the run, share of ``lr``], joined by straight lines, in place of warmup and cosine.
+        decay_all: apply the optimizer's weight decay to biases, norms, positions and tokens as well.
+        compile: compile the network, in place, when it first runs; parameter names stay as they are.
+
+    Attributes:
+        headline: name of the metric, without its split, that the task is judged by, and ``"max"`` or ``"min"``.
+    """
+
+    headline: ClassVar[tuple[str, str]] = ("loss", "min")
+    network: nn.Module
+
+    def __init__(
+        self,
+        optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.05),
+        warmup_epochs: float = 0.0,
+        warmup_lr: float = 1e-5,
+        min_lr: float = 1e-6,
+        compile: bool = False,
+        lr_schedule: Sequence[Sequence[float]] | None = None,
+        decay_all: bool = False,
+    ) -> None:
+        check_schedule(lr_schedule, warmup_epochs)
+        super().__init__()
+        with warnings.catch_warnings():  # a network given as an object is noticed here and left out right below
+            warnings.simplefilter("ignore")
+            self.save_hyperparameters(ignore=["compile"])
+        self.save_hyperparameters(ignore=["compile", *(k for k, v in self.hparams.items() if not is_plain(v))])
+        self.optimizer = optimizer
+        self.warmup_epochs, self.warmup_lr, self.min_lr = warmup_epochs, warmup_lr, min_lr
+        self.lr_schedule, self.decay_all = lr_schedule, decay_all
+        self.network = self.configure_network()
+        if compile:
+            self.network.compile()
+
+    def configure_network(self) -> nn.Module:
+        """Build the network. This is the method to override for an architecture of one's own."""
+        raise NotImplementedError(f"{type(self).__name__} has no configure_network")
+
+    def probe_inputs(self, batch: Any) -> Any:
+        """Return what ``forward`` takes of a batch: attention is captured on it."""
+        return batch
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """Build the optimizer on grouped parameters, and a schedule by step.
+
+        Raises:
+            StructuredInitError: nothing is trainable, or the run has no end.
+        """
+        groups = parameter_groups(self, decay_all=self.decay_all)
+        if not groups:
+            raise StructuredInitError("the model has no trainable parameter")
+        optimizer = self.optimizer(groups)
+        total_steps = self.trainer.estimated_stepping_batches
+        if not math.isfinite(total_steps):
+            raise StructuredInitError(
+                "the learning rate needs the end of the run: give trainer.max_epochs or max_steps"
+            )
+        scheduler = self.configure_schedule(optimizer, int(total_steps))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def configure_schedule(self, optimizer: Optimizer, total_steps: int) -> LRScheduler:
+        """Build the schedule of a run of ``total_steps`` optimizer steps, a function of the step alone."""
+        if self.lr_schedule is not None:
+            return piecewise_linear(optimizer, total_steps=total_steps, points=self.lr_schedule)
+        return warmup_cosine(
+            optimizer,
+            total_steps=total_steps,
+            warmup_steps=round(self.warmup_epochs * self._steps_per_epoch()) if self.warmup_epochs else 0,
+            warmup_lr=self.warmup_lr,
+            min_lr=self.min_lr,
+        )
+
+    def _steps_per_epoch(self) -> int:
+        """Return the optimizer steps of one epoch.
+
+        Raises:
+            StructuredInitError: the data do not say how many batches they have.
+        """
+        if self.trainer.train_dataloader is None:  # not yet looked at where max_steps alone ends the run
+            self.trainer.fit_loop.setup_data()
+        batches = self.trainer.num_training_batches
+        if not math.isfinite(batches):
+            raise StructuredInitError(
+                f"warmup_epochs={self.warmup_epochs:g} needs the length of an epoch, which the data do not know: "
+                "give trainer.limit_train_batches"
+            )
+        return math.ceil(batches / self.trainer.accumulate_grad_batches)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse a checkpoint that does not fit, before its weights are read.
+
+        ``load_from_checkpoint`` has no trainer and may change arguments on purpose: it is let through.
+
+        Raises:
+            StructuredInitError: an argument differs, or the network does.
+        """
+        if self._trainer is None:
+            return
+        refuse_changed_arguments(checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}), self.hparams)
+        if self.strict_loading:
+            refuse_other_weights(checkpoint["state_dict"], self.state_dict())

@@ -1,0 +1,103 @@
+"""The starts of the ablations: every file parses, says its control, and differs from that in attention alone."""
+
+from __future__ import annotations
+
+import io
+import re
+from contextlib import redirect_stdout
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import structured_init
+from comparison.command import compare_parser
+from comparison.run.arms import parse_arms
+from lightning_modules.cli import main
+from lightning_modules.cli.config_names import shipped_configs
+from structured_init import initialize
+
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "starts"
+SWEEP = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+STARTS = [name for name in SWEEP if not name.startswith(("codes", "gaussian"))]
+
+
+def initializer_of(path):
+    return yaml.safe_load(path.read_text())["init"]["initializer"]
+
+
+def built(node):
+    """An object as the YAML says, with no steps of optimization: they change no position."""
+    if isinstance(node, list):
+        return [built(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    arguments = {name: built(value) for name, value in node.get("init_args", {}).items()}
+    if node["class_path"] == "AdamSolver":
+        arguments["iterations"] = 0
+    elif arguments.get("solver") == "adam":
+        arguments["solver"] = structured_init.AdamSolver(iterations=0)
+    return getattr(structured_init, node["class_path"])(**arguments)
+
+
+def test_every_value_that_was_asked_for_is_there():
+    values = {"kernel_size": {3}, "iterations": {10_000}, "pseudo_input": {"P"}, "strength": {8.0}, "svd gain": {18.0}}
+    values["separable gain"] = {0.7}  # where nothing is said; those that are:
+    for name in STARTS:
+        arguments = initializer_of(SWEEP[name])["init_args"]
+        if "solver" not in arguments:  # composed with another value–output part
+            continue
+        solver = arguments["solver"]
+        said = dict(solver["init_args"]) if isinstance(solver, dict) else {}
+        if "gain" in said:
+            said[f"{name.partition('_')[0]} gain"] = said.pop("gain")
+        for key, value in {**said, "kernel_size": arguments.get("kernel_size", 3)}.items():
+            values[key].add(value)
+    assert values == {
+        "kernel_size": {3, 5},
+        "iterations": {0, 2000, 10_000},
+        "pseudo_input": {"P", "U", "G", "A", "B", "batch"},
+        "strength": {2.0, 4.0, 8.0, 16.0},
+        "svd gain": {1.0, 6.0, 18.0},
+        "separable gain": {0.35, 0.7, 1.0, 4.0},
+    }
+
+
+@pytest.mark.parametrize("name", SWEEP)
+def test_every_file_of_the_sweep_parses(name):
+    out = io.StringIO()
+    with redirect_stdout(out), pytest.raises(SystemExit) as stop:
+        main(["fit", "-c", "vit_cifar10", "-c", "trainer/gpu", "-c", str(SWEEP[name]), "--print_config"])
+    assert stop.value.code in (0, None)
+    assert SWEEP[name].read_text().count("#") == 1
+    parsed, given = yaml.safe_load(out.getvalue())["init"]["initializer"], initializer_of(SWEEP[name])
+    assert parsed["class_path"].endswith(f".{given['class_path']}")
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_start_differs_from_its_control_in_attention_alone(tiny_vit, name):
+    control = re.search(r"Control: (\S+)\.\n", SWEEP[name].read_text()).group(1)
+    path = SWEEP.get(control) or shipped_configs()[f"init/{control}"]
+    models = [tiny_vit(img_size=12, class_token=False, global_pool="avg") for _ in range(2)]
+    images = torch.randn(2, 3, 12, 12)
+    for model, file in zip(models, (SWEEP[name], path), strict=True):
+        start = built(initializer_of(file))
+        initialize(model, start, seed=1, batch=images)
+    differing = {
+        key for key, value in models[0].state_dict().items() if not torch.equal(value, models[1].state_dict()[key])
+    }
+    parts = ("qkv.weight", "proj.weight") if name in ("separable_spare", "separable_weak") else ("qkv.weight",)
+    assert differing == {f"blocks.{layer}.attn.{part}" for layer in range(2) for part in parts}
+
+
+def test_the_documented_command_runs_all_of_them(monkeypatch):
+    text = (FOLDER.parents[1] / "docs" / "impulse.md").read_text()
+    command = re.search(r"structured-init compare ((?:[^`\\]|\\\n)*starts/(?:[^`\\]|\\\n)*)", text).group(1)
+    monkeypatch.chdir(FOLDER.parents[1])
+    files = ",".join(str(path.relative_to(Path.cwd())) for path in sorted(FOLDER.glob("*.yaml")))
+    spelled = command.replace("\\\n", " ").replace("$(echo benchmarks/starts/*.yaml | tr ' ' ,)", files)
+    options, further = compare_parser().parse_known_args(spelled.split())
+    assert set(parse_arms(options.inits)) == {"default", "sincos", "codes", *SWEEP}
+    assert options.config == ["vit_cifar10", "trainer/gpu"]
+    assert not further

@@ -1,0 +1,359 @@
+import json
+import re
+import shutil
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from comparison.report import theme, write_report
+from comparison.report.drawn import short
+from comparison.report.lines import comparable, mean_curve
+from comparison.report.panels import BUDGET, Picker, attention_picker
+from comparison.report.strips import strip_figure
+from comparison.results.records import load_curves, load_results
+from structured_init import StructuredInitError
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+CHROMIUM, DRIVER = (next(filter(None, map(shutil.which, names)), None) for names in (
+    ("chromium", "chromium-browser", "google-chrome"), ("chromedriver",)
+))  # fmt: skip
+
+
+class Balanced(HTMLParser):
+    """Check that every element is closed, and collect ids and what the page would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.ids, self.fetched = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        known = dict(attributes)
+        self.ids += [known["id"]] if "id" in known else []
+        self.fetched += [known[name] for name in ("src", "href", "xlink:href") if name in known]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_fetches_nothing_and_names_nothing_twice(comparison, known_effects):
+    page, *_ = write_report(comparison(known_effects))
+    parser = Balanced()
+    parser.feed(page.read_text())
+    assert parser.open == []
+    assert len(parser.ids) == len(set(parser.ids))
+    assert all(address.startswith(("#", "data:")) for address in parser.fetched)
+    assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org)", page.read_text())
+
+
+def test_every_section_is_there_and_says_what_was_found(comparison, known_effects):
+    folder = comparison(known_effects)
+    text = write_report(folder)[0].read_text()
+    for section in ("result", "curves", "steps", "attention", "layers", "similarity", "starts", "runs"):
+        assert f'<section id="{section}">' in text
+    differences = [100 * (known_effects["sincos"][seed] - known_effects["default"][seed]) for seed in range(3)]
+    assert f"+{np.mean(differences):.1f}" in text
+    assert "not told apart" in text.lower()  # mimetic from its control, whose noise is twice the effect
+    assert "abacus" in text
+    assert "structured-init compare -c vit_digits" in text
+
+
+def test_the_files_of_a_paper_stand_beside_it(comparison, known_effects):
+    folder = comparison(known_effects)
+    written = write_report(folder)
+    assert all(path.is_file() for path in written)
+    assert {path.name for path in written[:4]} == {"report.html", "report.md", "results.csv", "results.json"}
+    assert (folder / "figures" / "differences_to_baseline.png").read_bytes().startswith(b"\x89PNG")
+    for path in (folder / "figures").glob("*.svg"):
+        assert "var(--" not in path.read_text()  # on paper colours are colours
+        ET.parse(path)
+    text = (folder / "report.md").read_text()
+    links = re.findall(r"\]\((figures/[^)]+)\)", text)
+    assert links
+    assert all((folder / link).is_file() for link in links)
+    assert not [path for path in folder.rglob(".*") if path.is_file()]  # no temporary file is left
+
+
+def test_results_json_has_the_numbers_of_the_table(comparison, known_effects):
+    folder = comparison(known_effects)
+    write_report(folder)
+    found = json.loads((folder / "results.json").read_text())
+    assert found["controls"] == {"mimetic": "sincos"}
+    arms = {arm["arm"]: arm for arm in found["effects"][0]["arms"]}
+    differences = [known_effects["mimetic"][seed] - known_effects["sincos"][seed] for seed in range(3)]
+    assert arms["mimetic"]["to_control"]["mean"] == pytest.approx(100 * np.mean(differences))
+    half = 4.302653 * np.std(differences, ddof=1) / np.sqrt(3)
+    assert arms["mimetic"]["to_control"]["high"] == pytest.approx(100 * (np.mean(differences) + half), rel=1e-5)
+
+
+def test_a_report_without_its_runs_still_gives_its_tables_and_is_not_written_over(comparison, known_effects):
+    known = {"01": known_effects["default"], "None": known_effects["sincos"]}  # names that look like something else
+    folder = comparison(known, pieces=(), learning_rates=[])
+    tables = load_results(folder), load_curves(folder)
+    write_report(folder)
+    shutil.rmtree(folder / "runs")
+    for before, after in zip(tables, (load_results(folder), load_curves(folder)), strict=True):
+        pd.testing.assert_frame_equal(before, after, rtol=1e-14)
+    with pytest.raises(StructuredInitError, match="holds a report without its runs"):
+        write_report(folder)
+
+
+def test_another_baseline_and_control_and_place(comparison, known_effects, tmp_path):
+    folder = comparison(known_effects, pieces=())
+    written = write_report(folder, baseline="sincos", controls="default", output=tmp_path / "elsewhere" / "page.html")
+    assert written[0] == tmp_path / "elsewhere" / "page.html"
+    assert (tmp_path / "elsewhere" / "page.md").is_file()
+    assert "Difference to sincos" in written[0].read_text()
+    assert not (folder / "report.html").exists()
+    with pytest.raises(StructuredInitError, match="did you mean 'sincos'"):
+        write_report(folder, baseline="sinco")
+
+
+def test_an_arm_that_freezes_says_how_much_is_trained(comparison, known_effects):
+    folder = comparison(known_effects, pieces=())
+    for run in (folder / "runs" / "sincos").glob("seed_*/"):
+        report = json.loads((run / "init_report.json").read_text())
+        report["entries"][0]["trainable"] = False
+        counts = {"trainable_parameters": 21_578, "total_parameters": 42_570}
+        (run / "init_report.json").write_text(json.dumps(report | counts))
+    text = write_report(folder)[0].read_text()
+    line = "Set 1 of 3 tensors (6 of 18 numbers), 1 frozen. 21,578 of 42,570 parameters are trained."
+    assert text.count(line) == 1
+    assert (folder / "report.md").read_text().count(line) == 1
+    assert text.count("are trained.") == 1  # the other arms train all, or are reports that do not say
+
+
+def test_an_unfinished_comparison_says_what_is_missing(comparison, known_effects):
+    fail = {("sincos", 2): "CUDA out of <memory>"}
+    folder = comparison(known_effects, leave_out=[("mimetic", 1), ("mimetic", 2)], fail=fail, pieces=())
+    text = write_report(folder)[0].read_text()
+    assert "6 of 9 runs are complete, 1 failed, 2 not started." in text
+    assert "CUDA out of &lt;memory&gt;" in text
+    assert "6 of 9 runs are complete" in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"default": {0: 0.8}}, "nothing to compare"),
+        ({"default": {0: 0.8}, "sincos": {0: 0.9}}, "There is one seed, so there is no interval"),
+        ({"default": {0: 0.8}, "sincos": {1: 0.9}}, "nothing is paired"),
+    ],
+)
+def test_little_is_reported_as_little(comparison, values, said):
+    assert said in write_report(comparison(values, pieces=(), seconds=False))[0].read_text()
+
+
+def test_nothing_at_all_is_reported_too(comparison):
+    folder = comparison({"default": {0: 0.8}, "sincos": {0: 0.9}}, leave_out=[("default", 0), ("sincos", 0)])
+    assert "No complete run" in write_report(folder)[0].read_text()
+
+
+def test_a_metric_without_a_curve_and_where_less_is_better(comparison, known_effects):
+    folder = comparison(known_effects, pieces=(), metric="val/loss", mode="min", seconds=False)
+    text = write_report(folder)[0].read_text()
+    assert "less is better" in text
+    assert "training time" not in text  # not logged
+
+
+def test_every_place_of_a_grid_has_a_table(comparison):
+    folder = comparison({"default": {}, "sincos": {}}, grid={"data.init_args.fraction": ["0.1", "0.5"]}, seeds=[0, 1])
+    for place, value in enumerate(("0.1", "0.5")):
+        for arm, bonus in (("default", 0.0), ("sincos", 0.1 - 0.1 * place)):
+            for seed in (0, 1):
+                point = {"data.init_args.fraction": value}
+                final = 0.5 + bonus + 0.01 * seed * (1 + bonus)
+                comparison.add_run(folder / "runs" / arm / value, arm, seed, final, (), False, point=point)
+    text = write_report(folder)[0].read_text()
+    assert "<h3>fraction 0.1</h3>" in text
+    assert "<h3>fraction 0.5</h3>" in text
+    assert (folder / "figures" / "differences_to_baseline_fraction_0.5.svg").is_file()
+
+
+def test_what_an_arm_is_called_is_no_markup(comparison):
+    folder = comparison({"<b>bold</b>": {0: 0.8, 1: 0.81}, "a&b": {0: 0.9, 1: 0.95}}, pieces=())
+    text = write_report(folder)[0].read_text()
+    assert "<b>bold</b>" not in text
+    assert "&lt;b&gt;bold&lt;/b&gt;" in text
+
+
+def test_colours_on_the_page_are_variables_and_distinct_per_arm():
+    looks = theme.styles([f"arm {i}" for i in range(14)], "arm 0")
+    assert len({(look.paper, str(look.dash)) for look in looks.values()}) == 14
+    figure = theme.new_figure(2, 1)
+    with theme.drawing():
+        axis = figure.subplots()
+        axis.plot([0, 1], color=looks["arm 1"].paper)
+        axis.set_title("words stay words")
+    text = theme.inline(figure, "name", 'a "description"')
+    assert "var(--arm-1)" in text
+    assert looks["arm 1"].paper not in text
+    assert ">words stay words<" in text
+    assert all(name.startswith("name-") for name in re.findall(r'\sid="([^"]+)"', text))
+
+
+def test_labels_are_moved_apart_and_keep_their_order():
+    moved = theme.spread([0.50, 0.51, 0.9, 0.0], 0.1)
+    assert sorted(np.diff(sorted(moved)))[0] >= 0.1 - 1e-9
+    assert list(np.argsort(moved)) == [3, 0, 1, 2]
+    assert np.mean(moved[:2]) == pytest.approx(0.505)
+    assert moved[2:] == [0.9, 0.0]
+
+
+def test_a_band_is_the_t_interval_at_every_evaluation_that_all_seeds_have():
+    curves = [[(10, 1.0), (20, 4.0)], [(10, 2.0), (20, 4.0)], [(10, 3.0), (20, 7.0), (30, 9.0)]]
+    places, mean, low, high = mean_curve(curves)
+    assert list(places) == [10, 20]
+    assert list(mean) == [2, 5]
+    assert (high - low)[0] / 2 == pytest.approx(4.302653 / np.sqrt(3), rel=1e-6)
+
+
+def test_a_mean_curve_stands_on_complete_runs_and_on_steps_that_all_of_them_logged():
+    rows = [("a", 0, 10), ("a", 0, 20), ("a", 1, 20), ("a", 1, 30), ("a", 2, 10), ("b", 0, 10), ("b", 0, 20)]
+    curves = pd.DataFrame([(*row, "val/loss") for row in rows], columns=["arm", "seed", "step", "metric"])
+    kept = comparable(curves, {("a", 0), ("a", 1)})
+    assert [tuple(row) for row in kept[["arm", "seed", "step"]].to_numpy()] == [
+        *[("a", 0, 20), ("a", 1, 20)],
+        *[("b", 0, 10), ("b", 0, 20)],
+    ]
+    assert len(comparable(curves.iloc[:0], set())) == 0
+
+
+def test_pictures_beyond_the_budget_are_thinned_and_the_page_says_so(monkeypatch):
+    import torch
+
+    torch.manual_seed(0)
+    maps = {arm: {"before": {f"l{i}": torch.rand(5, 40, 40) for i in range(12)}} for arm in "ab"}
+    whole = attention_picker(maps, {}, [str(i) for i in range(12)])
+    assert (len(whole.layers), len(whole.heads)) == (12, 5)
+    size = sum(len(picture) for arm in whole.views["map"].values() for layer in arm["before"] for picture in layer)
+    assert size < BUDGET
+    monkeypatch.setattr("comparison.report.panels.BUDGET", size // 3)
+    thinned = attention_picker(maps, {}, [str(i) for i in range(12)])
+    assert isinstance(thinned, Picker)
+    assert len(thinned.layers) == len(thinned.views["map"]["a"]["before"]) <= 4
+    assert (thinned.layers[0], thinned.layers[-1]) == ("0", "11")
+    assert any("to keep the page small" in note for note in thinned.notes)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(["n.blocks.0.attn", "n.blocks.11.attn"], ["0", "11"]), (["only"], ["only"]), (["a.b", "c"], ["a.b", "c"])],
+)
+def test_layers_are_named_by_what_differs(names, expected):
+    assert short(names) == expected
+
+
+@pytest.fixture
+def browser():
+    """A headless Chromium that logs its console and its network."""
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("needs Chromium and its driver (apt-get install chromium chromium-driver)")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.mark.slow
+def test_in_a_browser_it_is_readable_and_its_pickers_work(comparison, known_effects, browser):
+    page, *_ = write_report(comparison(known_effects))
+    for width, scheme in product((1280, 375), ("light", "dark")):
+        size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        feature = {"name": "prefers-color-scheme", "value": scheme}
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        browser.get(page.resolve().as_uri())
+        check_readable(browser, width, scheme)
+        check_curves(browser)
+        check_attention(browser)
+        check_similarity(browser)
+    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    assert page.resolve().as_uri() in sent
+    assert [url for url in sent if not url.startswith(("data:", "file:", "about:", "chrome"))] == []
+
+
+@pytest.mark.parametrize("arm", ["a", "mimetic_language_negative_and_longer"])
+def test_the_name_of_an_arm_is_never_cut_off_beside_its_maps(arm):
+    looks = {arm: theme.Style("--a", "#000000", "#ffffff", "-")}
+    maps = {arm: {"before": [torch.rand(4, 4)]}}
+    figure = strip_figure(maps, looks, ["0"], "title", "magma", lambda _: (0, 1))
+    figure.draw_without_rendering()
+    assert figure.axes[0].yaxis.get_label().get_window_extent().x0 >= 0
+
+
+def value(browser, script):
+    return browser.execute_script(f"return {script}")
+
+
+def check_readable(browser, width, scheme):
+    assert value(browser, "innerWidth") == width
+    assert value(browser, "document.documentElement.scrollWidth") <= width  # no horizontal scroll of the page
+    outside = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
+    # What is wider than the page scrolls in a box of its own.
+    assert value(browser, f"{outside}.filter(e => !e.closest('.scroll')).map(e => e.outerHTML.slice(0, 80))") == []
+    assert value(browser, "document.querySelectorAll('#result tbody tr').length") == 3
+    # The paired differences are in sight, on a phone too.
+    seen = "r => r.width > 0 && r.right <= innerWidth"
+    cells = "[...document.querySelectorAll('#result td.gain, #result td.open')].map(e => e.getBoundingClientRect())"
+    assert value(browser, f"{cells}.length") > 0
+    assert value(browser, f"{cells}.every({seen})")
+    figures = "[...document.querySelectorAll('figure:not([hidden]) svg')].map(s => s.getBoundingClientRect().height)"
+    assert len(value(browser, figures)) > 8
+    assert min(value(browser, figures)) > 80
+    page, ink = (
+        sum(int(part) for part in re.findall(r"\d+", value(browser, f"getComputedStyle({of}).{what}"))[:3])
+        for of, what in (("document.body", "backgroundColor"), ("document.querySelector('svg text')", "fill"))
+    )
+    assert abs(page - ink) > 3 * 100
+    assert (page > ink) is (scheme == "light")
+
+
+def check_curves(browser):
+    """One at a time, another after a choice."""
+    shown = "[...document.querySelectorAll('#curves figure')].filter(f => !f.hidden).map(f => f.dataset.choice)"
+    (first,) = value(browser, shown)
+    for choice in ("val/loss", "seconds"):
+        value(browser, f"[...document.querySelectorAll('#curves input')].find(i => i.value === '{choice}').click()")
+    (second,) = value(browser, shown)
+    assert (json.loads(first)[1:], json.loads(second)[1:]) == (["val/accuracy", "step"], ["val/loss", "seconds"])
+
+
+def check_attention(browser):
+    """Three arms before and after, other pictures for another layer and head."""
+    pictures = "[...document.querySelectorAll('[data-picker=attention] img')].map(i => i.src + i.naturalWidth)"
+    before = value(browser, pictures)
+    assert len(before) == 6
+    assert all(picture.endswith("9") for picture in before)  # loaded, nine tokens wide
+    for group in ("layer", "head"):
+        value(browser, f"document.querySelectorAll('input[name=attention-{group}]')[1].click()")
+        now = value(browser, pictures)
+        assert not set(before) & set(now)
+        before = now
+
+
+def check_similarity(browser):
+    """A click on a square shows it large."""
+    value(browser, 'document.querySelector(\'.squares [data-row="2"][data-column="0"]\').click()')
+    assert "mimetic after" in value(browser, "document.querySelector('[data-similarity] figcaption').textContent")
+    assert value(browser, "document.querySelectorAll('[data-similarity] rect').length") == 4
+    value(browser, "document.querySelector('[data-copy]').click()")

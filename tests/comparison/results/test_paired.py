@@ -1,0 +1,85 @@
+import math
+
+import numpy as np
+import pytest
+
+from comparison.results.paired import bootstrap_interval, paired_difference, paired_values, t_interval
+from structured_init import StructuredInitError
+
+
+def test_interval_of_three_values_is_the_textbook_one():
+    interval = t_interval([1.0, 2.0, 3.0])
+    assert interval.mean == pytest.approx(2.0)
+    assert interval.half_width == pytest.approx(4.302653 * 1.0 / math.sqrt(3), rel=1e-6)  # t(0.975, 2) = 4.302653
+    assert (interval.low, interval.high) == (pytest.approx(-0.4841, abs=1e-4), pytest.approx(4.4841, abs=1e-4))
+
+
+def test_interval_at_three_seeds_is_about_two_and_a_half_standard_deviations():
+    values = [0.0, 1.0, 5.0]
+    assert t_interval(values).half_width / np.std(values, ddof=1) == pytest.approx(2.48, abs=0.01)
+
+
+def test_one_seed_has_no_interval_and_prints_none():
+    assert math.isinf(t_interval([50.0]).half_width)
+    assert str(t_interval([50.0])) == "50.0"
+    assert not t_interval([50.0]).excludes_zero
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95])
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_intervals_of_paired_differences_cover_the_truth_at_the_stated_rate(seeds, level):
+    rng = np.random.default_rng(0)
+    truth, trials = 0.7, 3000
+    noise = rng.normal(size=(trials, seeds))
+    shared = rng.normal(size=(trials, seeds)) * 10  # what pairing removes
+    covered = 0
+    for trial in range(trials):
+        base = dict(enumerate(shared[trial]))
+        arm = dict(enumerate(shared[trial] + truth + noise[trial]))
+        difference = paired_difference(arm, base, level)
+        covered += difference.low <= truth <= difference.high
+    # Three standard errors of a share estimated from so many trials.
+    assert covered / trials == pytest.approx(level, abs=3 * math.sqrt(level * (1 - level) / trials))
+
+
+@pytest.mark.parametrize("seeds", [20, 40])
+def test_bootstrap_of_many_seeds_covers_the_truth_nearly_at_the_stated_rate(seeds):
+    rng = np.random.default_rng(1)
+    truth, trials = 0.7, 600
+    intervals = [
+        bootstrap_interval(list(values), resamples=1000, seed=trial)
+        for trial, values in enumerate(rng.normal(truth, 1, size=(trials, seeds)))
+    ]
+    covered = np.mean([interval.low <= truth <= interval.high for interval in intervals])
+    # The percentile interval lacks t's wider quantile and the factor √(n / (n − 1)): at 20 it covers about 93 %.
+    assert 0.95 - 0.025 - 3 * math.sqrt(0.05 * 0.95 / trials) < covered < 0.98
+
+
+def test_bootstrap_is_not_offered_for_few_seeds_since_it_covers_too_little():
+    with pytest.raises(StructuredInitError, match="give at least 20"):
+        bootstrap_interval([1.0] * 19)
+    rng = np.random.default_rng(2)
+    covered = []
+    for values in rng.normal(size=(2000, 3)):  # the percentile interval written out, at n = 3
+        means = values[rng.integers(3, size=(400, 3))].mean(1)
+        covered.append(np.quantile(means, 0.025) <= 0 <= np.quantile(means, 0.975))
+    assert np.mean(covered) < 0.8
+
+
+def test_bootstrap_has_a_generator_of_its_own():
+    values = list(np.random.default_rng(3).normal(size=25))
+    np.random.seed(0)
+    before = np.random.get_state()[1].copy()
+    assert bootstrap_interval(values) == bootstrap_interval(values)
+    assert (np.random.get_state()[1] == before).all()
+
+
+def test_only_common_seeds_are_paired():
+    difference = paired_difference({0: 5.0, 1: 7.0, 9: 100.0}, {0: 4.0, 1: 5.0, 3: 0.0})
+    assert (difference.mean, difference.samples) == (1.5, 2)
+    assert paired_values({0: 5.0, 9: 1.0}, {0: 4.0}) == {0: 1.0}
+
+
+def test_nothing_in_common_is_an_error():
+    with pytest.raises(StructuredInitError, match="no seed in common"):
+        paired_difference({0: 1.0}, {1: 1.0})

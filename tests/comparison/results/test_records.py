@@ -1,0 +1,99 @@
+import json
+import math
+
+import pytest
+
+from comparison.results.records import find_runs, load_curves, load_results, missing_runs, read_manifest
+from comparison.run.learning_rates import choice_name
+from comparison.run.plan import point_name
+from structured_init import StructuredInitError
+
+VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
+POINTS = {"data.init_args.fraction": ["0.1", "0.5"]}
+
+
+def test_results_have_a_row_per_complete_run_in_the_order_of_the_arms(comparison):
+    table = load_results(comparison({"zebra": {0: 0.8}, "ant": {0: 0.9, 1: 0.7}}, pieces=()))
+    assert list(table["arm"]) == ["zebra", "ant", "ant"]
+    assert list(table["test/accuracy"]) == [0.8, 0.9, 0.7]
+    assert table["chosen"].all()
+    assert table["learning_rate"].isna().all()
+    assert list(table["steps"]) == [40, 40, 40]
+
+
+def test_a_run_without_a_result_counts_for_nothing_and_is_accounted_for(comparison):
+    folder = comparison(VALUES, pieces=(), leave_out=[("sincos", 1)], fail={("default", 1): "out of memory"})
+    assert len(load_results(folder)) == 2
+    runs = find_runs(folder)
+    assert {(run.arm, run.seed): run.failure for run in runs if run.result is None} == {("default", 1): "out of memory"}
+    assert missing_runs(read_manifest(folder), runs) == [("sincos", 1, (), None)]
+
+
+def test_curves_count_steps_taken_and_samples_seen(comparison):
+    curves = load_curves(comparison(VALUES, pieces=()))
+    run = curves[(curves["arm"] == "default") & (curves["seed"] == 0) & (curves["metric"] == "val/accuracy")]
+    assert list(run["step"]) == [10, 20, 30, 40]
+    assert list(run["samples"]) == [640, 1280, 1920, 2560]
+    assert list(run["seconds"]) == [2, 4, 6, 8]
+    assert list(run["value"]) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert set(curves["metric"]) == {"val/accuracy", "val/loss"}
+
+
+def test_what_a_resumed_run_logged_again_replaces_what_it_logged_before(comparison):
+    folder = comparison({"default": {0: 0.8}}, pieces=())
+    path = folder / "runs" / "default" / "seed_0" / "metrics.csv"
+    # Killed after step 19 was logged, resumed from step 10, and logged at other steps since then.
+    lines = ["epoch,step,val/accuracy", "0,9,0.1", "1,19,0.2", "1,16,0.25", "2,29,0.3", "3,"]
+    path.write_text("\n".join(lines) + "\n")
+    curves = load_curves(folder)
+    assert list(zip(curves["step"], curves["value"], strict=True)) == [(10, 0.1), (17, 0.25), (30, 0.3)]
+
+
+def test_without_a_batch_size_samples_are_not_known(comparison):
+    folder = comparison({"default": {0: 0.8}}, pieces=(), seconds=False)
+    (folder / "runs" / "default" / "seed_0" / "experiment.yaml").write_text("trainer: {devices: auto}\n")
+    curves = load_curves(folder)
+    assert curves["samples"].isna().all()
+    assert curves["seconds"].isna().all()
+
+
+def test_every_place_of_a_grid_has_its_rows(comparison):
+    folder = comparison({"default": {}}, grid=POINTS, seeds=[0])
+    for value, final in (("0.1", 0.5), ("0.5", 0.7)):
+        point = {"data.init_args.fraction": value}
+        comparison.add_run(folder / "runs" / "default" / point_name(point), "default", 0, final, (), False, point=point)
+    table = load_results(folder)
+    assert dict(zip(table["data.init_args.fraction"], table["test/accuracy"], strict=True)) == {"0.1": 0.5, "0.5": 0.7}
+
+
+def test_only_runs_at_the_chosen_learning_rate_count(comparison):
+    point = {"data.init_args.fraction": "0.1"}
+    folder = comparison(
+        {"default": {}}, grid={"data.init_args.fraction": ["0.1"]}, seeds=[0], learning_rates=[1e-3, 1e-2]
+    )
+    for rate, final in ((1e-3, 0.5), (1e-2, 0.7)):
+        place = folder / "runs" / "default" / point_name(point) / f"lr_{rate}"
+        comparison.add_run(place, "default", 0, final, (), False, point=point, rate=rate)
+    assert not load_results(folder)["chosen"].any()
+    choice = {"chosen": 0.01, "validation": {"0.001": [0.5], "0.01": [0.7]}}
+    (folder / "learning_rates.json").write_text(json.dumps({choice_name(point): {"default": choice}}))
+    table = load_results(folder)
+    assert list(table[table["chosen"]]["learning_rate"]) == [0.01]
+
+
+def test_a_comparison_without_runs_is_an_empty_table_with_its_columns(comparison):
+    folder = comparison({"default": {}}, seeds=[0])
+    assert {"arm", "seed", "chosen"} <= set(load_results(folder).columns)
+    assert {"arm", "step", "value"} <= set(load_curves(folder).columns)
+
+
+def test_a_folder_without_a_comparison_is_one_line(tmp_path):
+    with pytest.raises(StructuredInitError, match="holds no comparison"):
+        load_results(tmp_path)
+    (tmp_path / "comparison.json").write_text("{")
+    with pytest.raises(StructuredInitError, match="cannot read"):
+        load_results(tmp_path)
+
+
+def test_values_are_as_logged(comparison):
+    assert math.isclose(load_results(comparison(VALUES, pieces=()))["val/loss"].iloc[0], 0.2)

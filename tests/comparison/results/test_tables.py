@@ -1,0 +1,133 @@
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from comparison.results.effects import Metric, effects
+from comparison.results.records import load_curves, load_results, read_manifest
+from comparison.results.tables import Cell, Table, headline, headline_table, number
+from comparison.results.targets import reach, steps_to
+
+CONTROLS = {"mimetic": "sincos"}
+
+
+def cells(text):
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+
+
+def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
+    values = {"default": {0: 0.80, 1: 0.82, 2: 0.84}, "sincos": {0: 0.85, 1: 0.88, 2: 0.88}}
+    values["mimetic"] = {0: 0.86, 1: 0.90, 2: 0.87}
+    folder = comparison(values, pieces=())
+    header, _, default, sincos, mimetic = cells(headline(folder, read_manifest(folder), CONTROLS))
+    assert header == ["arm", "seeds", "test accuracy %", "− default (paired)", "− its control (paired)"]
+    assert default == ["default", "3", "82.0 ± 5.0", "baseline", ""]  # t(0.975, 2) · 2 / √3 = 4.97
+    assert sincos[3] == "+5.0 ± 2.5"  # differences 5, 6, 4: 4.303 · 1 / √3
+    assert mimetic[3:] == ["+5.7 ± 6.3", "+0.7 ± 3.8 (− sincos)"]  # 6, 8, 3; 1, 2, −1
+
+
+def test_intervals_of_the_table_cover_a_known_effect_at_the_stated_rate():
+    rng, seeds, trials, truth = np.random.default_rng(0), 5, 400, 5.0
+    manifest = {"arms": {"default": {}, "sincos": {}}, "baseline": "default", "metric": "test/accuracy", "mode": "max"}
+    manifest |= {"grid": {}, "learning_rates": []}
+    covered = []
+    for _ in range(trials):
+        base = 0.6 + 0.1 * rng.standard_normal(seeds)  # what a seed's runs share, five times the noise of its own
+        values = {"default": base, "sincos": base + truth / 100 + 0.02 * rng.standard_normal(seeds)}
+        rows = [(arm, seed, True, math.nan, of_arm[seed]) for arm, of_arm in values.items() for seed in range(seeds)]
+        results = pd.DataFrame(rows, columns=["arm", "seed", "chosen", "learning_rate", "test/accuracy"])
+        interval = effects(results, manifest)[0].arms[1].baseline.interval
+        covered.append(interval.low <= truth <= interval.high)
+    # Three standard errors; with the normal quantile 1.96 in place of Student's 2.78 it would be 88 %.
+    assert np.mean(covered) == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / trials))
+
+
+def test_one_seed_says_so_and_is_never_a_bare_mean(comparison):
+    folder = comparison({"default": {0: 0.8}, "sincos": {0: 0.9}}, pieces=())
+    rows = cells(headline(folder, read_manifest(folder)))
+    assert rows[3][2] == "90.0 (1 seed, no interval)"
+    assert rows[3][3] == "+10.0 (1 seed, no interval)"
+
+
+def test_a_seed_that_only_one_arm_has_is_not_paired_and_the_pairs_are_counted(comparison):
+    folder = comparison({"default": {0: 0.8, 1: 0.8}, "sincos": {0: 0.85, 1: 0.87, 2: 0.1}}, pieces=())
+    assert "2 pairs" in cells(headline(folder, read_manifest(folder)))[3][3]
+
+
+def test_equal_differences_are_not_taken_for_certainty(comparison):
+    folder = comparison({"default": {0: 0.8, 1: 0.81}, "sincos": {0: 0.85, 1: 0.86}}, pieces=())
+    (found,) = effects(load_results(folder), read_manifest(folder))
+    cell = headline_table(found).rows[1][3]
+    assert cell.kind == "open"
+    assert "equal in all seeds" in cell.note
+
+
+def test_from_twenty_seeds_on_the_bootstrap_stands_beside(comparison):
+    base = {seed: 0.8 for seed in range(20)}
+    better = {seed: 0.9 + 0.001 * (-1) ** seed for seed in range(20)}
+    few = {arm: dict(list(values.items())[:19]) for arm, values in {"default": base, "sincos": better}.items()}
+    folder = comparison({"default": base, "sincos": better}, pieces=(), seconds=False)
+    results, manifest = load_results(folder), read_manifest(folder)
+    assert "bootstrap +9.9" in headline(results, manifest)
+    assert "bootstrap" not in headline(results[results["seed"] < len(few["default"])], manifest)
+
+
+def test_where_less_is_better_a_smaller_value_is_the_gain(comparison):
+    values = {"default": {0: 0.50, 1: 0.52, 2: 0.54}, "sincos": {0: 0.70, 1: 0.73, 2: 0.73}}
+    folder = comparison(values, pieces=())
+    manifest = {**read_manifest(folder), "metric": "val/loss", "mode": "min"}
+    (found,) = effects(load_results(folder), manifest, {}, load_curves(folder))
+    cell = headline_table(found).rows[1][3]
+    assert cell.kind == "gain"
+    assert cell.text.startswith("−0.2")
+    assert found.target == pytest.approx(0.48)  # mean of 1 − accuracy
+
+
+def test_steps_are_linear_between_evaluations():
+    curve = [(10, 0.2), (20, 0.6), (30, 0.5)]
+    assert steps_to(curve, 0.4) == pytest.approx(15)
+    assert steps_to(curve, 0.1) == 10  # there at the first evaluation: no sooner is known
+    assert steps_to(curve, 0.7) is None
+    assert steps_to([(10, 2.0), (30, 1.0)], 1.5, "min") == pytest.approx(20)
+
+
+def test_speed_up_is_the_paired_ratio_and_a_lower_bound_where_the_baseline_falls_short():
+    baseline = {0: [(10, 0.0), (110, 1.0)], 1: [(10, 0.0), (110, 0.4)]}
+    arm = {0: [(10, 0.0), (35, 1.0), (110, 1.0)], 1: [(10, 0.0), (60, 1.0)]}
+    found = reach(arm, baseline, 0.5)
+    # Seed 0: 60 / 22.5 steps; seed 1 takes the whole run of the baseline, 110 / 35.
+    assert found.steps == {0: pytest.approx(22.5), 1: pytest.approx(35)}
+    assert found.speed_up.mean == pytest.approx(math.sqrt(60 / 22.5 * 110 / 35))
+    assert found.bounds == 1
+    assert reach(baseline, baseline, 0.5).speed_up is None  # one of its runs is never there
+
+
+def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
+    folder = comparison({"default": {0: 0.6, 1: 0.8}, "sincos": {0: 0.9, 1: 0.9}}, pieces=())
+    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
+    assert found.target == pytest.approx(70)
+    steps = {arm.name: arm.reach.steps for arm in found.arms}
+    # Curves rise linearly from the first evaluation at 10 steps to the final value at 40.
+    assert steps["default"] == {0: None, 1: pytest.approx(35)}
+    assert steps["sincos"][0] == pytest.approx(40 * 0.7 / 0.9)
+    text = headline(folder, read_manifest(folder), {}, load_curves(folder))
+    assert "not reached by 1 of 2" in text
+    assert "≥" in text
+
+
+def test_a_mistyped_metric_or_an_empty_folder_says_that_nothing_is_complete(comparison):
+    folder = comparison({"default": {0: 0.6}}, pieces=())
+    assert "no complete run" in headline(folder, {**read_manifest(folder), "metric": "test/other"})
+
+
+def test_cells_are_escaped():
+    table = Table(["a|b"], [[Cell("<script>", arm="<x>")]])
+    assert "<script>" not in table.html()
+    assert table.markdown().splitlines()[0] == "| a\\|b |"
+
+
+def test_numbers_have_a_real_minus_and_accuracy_is_in_percent():
+    assert number(-1.25, 1, signed=True) == "−1.2"
+    assert Metric("test/accuracy").factor == 100
+    assert Metric("val/loss").label == "val loss"

@@ -1,0 +1,77 @@
+"""The choice of a learning rate, on made-up validation values."""
+
+import json
+
+import pytest
+
+from comparison.run.arms import parse_arms
+from comparison.run.learning_rates import choice_name, choose, chosen_runs, write_choices
+from comparison.run.plan import Comparison
+from structured_init import StructuredInitError
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """A factory of comparisons; ``values`` is learning rate → final validation value by seed, None for a failed run."""
+
+    def make(values, name="val/accuracy", **changes):
+        given = {"metric": "test/accuracy", "mode": "max", "learning_rates": list(values), **changes}
+        comparison = Comparison(tmp_path, ["x"], parse_arms("default"), range(2), **given)
+        runs = comparison.runs(identity="")
+        for run in runs:
+            value = values[run.settings["learning_rate"]][run.settings["seed"]]
+            if value is not None:
+                run.folder.mkdir(parents=True)
+                run.result_file.write_text(json.dumps({"metrics": {name: value}, "tested": False}))
+        return comparison, runs
+
+    return make
+
+
+def test_the_best_mean_over_seeds_is_chosen_and_the_smaller_of_two_that_share_it(asked):
+    comparison, runs = asked({0.3: (0.7, 0.5), 0.1: (0.5, 0.7), 0.2: (0.9, 0.2)})
+    choices = choose(comparison, runs)
+    assert choices[""]["default"] == {
+        "chosen": 0.1,
+        "validation": {"0.1": [0.5, 0.7], "0.2": [0.9, 0.2], "0.3": [0.7, 0.5]},
+    }
+    tested = chosen_runs(choices, runs)
+    assert [(run.settings["learning_rate"], run.settings["seed"]) for run in tested] == [(0.1, 0), (0.1, 1)]
+    assert all(run.tested and not run.complete for run in tested)
+
+
+def test_less_is_better_where_the_metric_says_so(asked):
+    values = {0.1: (0.5, 0.5), 0.2: (0.3, 0.3)}
+    comparison, runs = asked(values, "val/loss", metric="test/loss", mode="min")
+    assert choose(comparison, runs)[""]["default"]["chosen"] == 0.2
+
+
+def test_a_learning_rate_at_which_a_seed_failed_or_gave_no_number_is_not_chosen(asked):
+    comparison, runs = asked({0.1: (0.5, 0.6), 0.2: (0.9, None), 0.3: (0.9, float("nan"))})
+    assert choose(comparison, runs)[""]["default"]["chosen"] == 0.1
+
+
+def test_nothing_is_chosen_where_all_have_failed(asked):
+    comparison, runs = asked({0.1: (None, 0.6), 0.2: (0.9, None)})
+    choices = choose(comparison, runs)
+    assert choices[""]["default"]["chosen"] is None
+    assert chosen_runs(choices, runs) == []
+
+
+def test_a_run_without_validation_is_named(asked):
+    comparison, runs = asked({0.1: (0.5, 0.6)}, "val/other")
+    with pytest.raises(
+        StructuredInitError, match=r"chosen by 'val/accuracy', which 'default, learning rate 0.1, seed 0'"
+    ):
+        choose(comparison, runs)
+
+
+def test_each_point_of_a_grid_has_its_own_choice_and_what_was_chosen_elsewhere_stays(asked):
+    comparison, runs = asked({0.1: (0.5, 0.6)}, grid={"data.fraction": ["0.5", "1"]})
+    choices = choose(comparison, runs)
+    assert list(choices) == ["data.fraction=0.5", "data.fraction=1"]
+    assert choice_name({}) == ""
+    write_choices(comparison, {"data.fraction=0.1": {"sincos": {"chosen": 1.0, "validation": {}}}})
+    write_choices(comparison, choices)
+    written = json.loads((comparison.folder / "learning_rates.json").read_text())
+    assert written == {"data.fraction=0.1": {"sincos": {"chosen": 1.0, "validation": {}}}, **choices}

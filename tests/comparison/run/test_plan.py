@@ -1,0 +1,110 @@
+import json
+
+import pytest
+
+from comparison.run.arms import parse_arms
+from comparison.run.lock import held
+from comparison.run.plan import Comparison, point_name
+from structured_init import StructuredInitError
+
+
+def comparison(folder, inits="default,sincos", **changes):
+    arms = parse_arms(inits)
+    given = {"experiment": ["vit_digits"], "arms": arms, "seeds": [0, 1], "changes": {arm: {} for arm in arms}}
+    return Comparison(folder=folder, **{**given, **changes})
+
+
+def test_runs_are_listed_seed_by_seed_so_that_an_unfinished_comparison_is_paired(tmp_path):
+    runs = comparison(tmp_path).runs(identity="")
+    assert [(run.settings["seed"], run.settings["arm"]) for run in runs] == [
+        *((0, "default"), (0, "sincos"), (1, "default"), (1, "sincos")),
+    ]
+    assert len({run.folder for run in runs}) == 4
+
+
+def test_folders_follow_arm_point_learning_rate_and_seed(tmp_path):
+    asked = comparison(tmp_path, "sincos", seeds=[3], grid={"data.fraction": ["0.5"]}, learning_rates=[5e-4])
+    (run,) = asked.runs(identity="")
+    assert run.folder == tmp_path / "runs" / "sincos" / "fraction_0.5" / "lr_0.0005" / "seed_3"
+    assert run.beside("log") == run.folder.parent / "seed_3.log"
+    assert run.settings["point"] == {"data.fraction": "0.5"}
+    assert not run.tested  # before its learning rate is chosen
+
+
+def test_every_combination_of_the_grid_is_a_point(tmp_path):
+    points = comparison(tmp_path, grid={"a.x": ["1", "2"], "b": ["3", "4"]}).points()
+    assert points == [{"a.x": a, "b": b} for a in "12" for b in "34"]
+
+
+def test_points_that_a_folder_cannot_be_named_after_are_told_apart():
+    names = {point_name({"a": value}) for value in ("[1,2]", "[1, 2]", "[1.2]", "x/y", "x y")}
+    assert len(names) == 5
+    assert not any(set(name) & set("/ []") for name in names)
+
+
+def test_a_folder_grows_by_starts_seeds_and_values(tmp_path):
+    first = comparison(tmp_path, "default", grid={"k": ["1"]})
+    first.write(first.manifest())
+    more = comparison(tmp_path, "sincos", seeds=[1, 2], grid={"k": ["1", "5"]})
+    grown = more.grown(more.known())
+    assert list(grown["arms"]) == ["default", "sincos"]
+    assert (grown["seeds"], grown["grid"]) == ([0, 1, 2], {"k": ["1", "5"]})
+    assert grown["identity"] == first.manifest()["identity"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"configuration": {"trainer.max_epochs": 3}}, "trainer.max_epochs is 2 there, 3 here"),
+        ({"threads": 2}, "--threads is 1 there, 2 here"),
+        ({"changes": {"default": {"init.x": 1}}}, "start 'default': init.x is 0 there, 1 here"),
+        ({"grid": {"k": ["1"]}}, "--grid is nothing there, k here"),
+        ({"learning_rates": [0.1]}, r"--learning-rates is nothing there, \[0.1\] here"),
+    ],
+)
+def test_another_comparison_is_refused_by_its_first_difference(tmp_path, changes, message):
+    same = {"configuration": {"trainer.max_epochs": 2}, "changes": {"default": {"init.x": 0}}}
+    first = comparison(tmp_path, "default", **same)
+    first.write(first.manifest())
+    other = comparison(tmp_path, "default", **{**same, **changes})
+    with pytest.raises(StructuredInitError, match=f"holds another comparison: {message}: choose another --output"):
+        other.grown(other.known())
+
+
+def test_an_argument_that_only_a_newer_version_has_is_no_difference(tmp_path):
+    first = comparison(tmp_path, configuration={"trainer.max_epochs": 2})
+    first.write(first.manifest())
+    newer = comparison(tmp_path, configuration={"trainer.max_epochs": 2, "trainer.new": None})
+    assert newer.grown(newer.known())["configuration"] == {"trainer.max_epochs": 2}
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(StructuredInitError, match=r"holds something else \('thesis.tex'\): choose another --output"):
+        comparison(tmp_path).known()
+    with pytest.raises(StructuredInitError, match="it is a file"):
+        comparison(tmp_path / "thesis.tex").known()
+    (tmp_path / "comparison.json").write_text("{")
+    with pytest.raises(StructuredInitError, match="is damaged"):
+        comparison(tmp_path).known()
+
+
+def test_the_manifest_is_plain_and_complete(tmp_path):
+    asked = comparison(tmp_path, "wide=impulse{kernel_size=5}", metric="test/accuracy", mode="max", baseline="wide")
+    manifest = json.loads(json.dumps(asked.manifest()))
+    assert manifest.keys() >= {
+        *("version", "experiment", "command", "arguments", "threads", "metric", "mode", "baseline", "controls"),
+        *("arms", "seeds", "grid", "learning_rates", "identity"),
+    }
+    assert manifest["arms"]["wide"] == {"init": "impulse", "overrides": {"kernel_size": "5"}, "changes": {}}
+
+
+def test_one_comparison_at_a_time_holds_a_folder_and_the_next_one_may(tmp_path):
+    with (
+        held(tmp_path),
+        pytest.raises(StructuredInitError, match=r"is in use by another comparison \(process \d+ on "),
+        held(tmp_path),
+    ):
+        pass
+    with held(tmp_path):  # the file is still there: it is the hold that counts
+        assert (tmp_path / ".lock").is_file()

@@ -1,0 +1,126 @@
+"""What a comparison says while it runs."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from comparison.run import progress as following_runs
+from comparison.run.arms import parse_arms
+from comparison.run.plan import Comparison
+from comparison.run.progress import Lines, Screen, duration, following
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test turns."""
+
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return Clock.now
+
+    monkeypatch.setattr(following_runs, "time", Clock())
+    return Clock
+
+
+@pytest.fixture
+def runs(tmp_path):
+    asked = Comparison(tmp_path, ["tiny.yaml"], parse_arms("default,sincos"), [0, 1])
+    return asked.runs(identity="")
+
+
+@pytest.fixture
+def manifest():
+    return {"configuration": {"trainer.max_epochs": 10}, "metric": "test/accuracy"}
+
+
+def at_epoch(run, epoch):
+    run.folder.mkdir(parents=True, exist_ok=True)
+    (run.folder / "metrics.csv").write_text(f"epoch,step,val/accuracy\n{epoch - 1},{10 * epoch},0.5\n")
+
+
+def complete(run, value=0.5):
+    run.folder.mkdir(parents=True, exist_ok=True)
+    content = {"metrics": {"test/accuracy": value}, "seconds": 7.0, "tested": True}
+    run.result_file.write_text(json.dumps(content))
+
+
+def test_the_time_left_is_that_of_the_runs_so_far(tmp_path, runs, manifest, clock, monkeypatch):
+    monkeypatch.setattr(following_runs, "table", lambda *_: "the table so far")
+    console = Console(file=io.StringIO(), width=100)
+    progress = Lines(console, tmp_path, manifest, runs, 1)
+    progress.started(runs[0])
+    assert progress.remaining() is None
+    clock.now = 20.0
+    at_epoch(runs[0], 5)
+    assert progress.remaining() == pytest.approx(20 + 3 * 40)  # half of the first of four runs took 20 s
+    clock.now = 44.0
+    complete(runs[0])
+    progress.ended(runs[0])
+    assert progress.remaining() == 3 * 44
+    progress.started(runs[1])
+    clock.now = 54.0
+    assert progress.remaining() == 3 * 44 - 10
+    complete(runs[1])
+    progress.ended(runs[1])
+    said = console.file.getvalue()
+    assert "[1/4] default, seed 0: test/accuracy 0.5, 7 s; about 2 min left" in said
+    assert "the table so far" in said  # a seed is complete
+
+
+def test_two_places_halve_the_time_left(tmp_path, runs, manifest, clock):
+    progress = Lines(Console(file=io.StringIO()), tmp_path, manifest, runs, 2)
+    progress.started(runs[0])
+    clock.now = 30.0
+    complete(runs[0])
+    progress.ended(runs[0])
+    assert progress.remaining() == 3 * 30 / 2
+
+
+def test_a_run_that_goes_on_is_judged_by_the_epochs_it_trains_now(tmp_path, runs, manifest, clock):
+    at_epoch(runs[0], 5)
+    progress = Lines(Console(file=io.StringIO()), tmp_path, manifest, runs[:1], 1)
+    progress.started(runs[0])
+    assert progress.remaining() is None
+    clock.now = 10.0
+    at_epoch(runs[0], 6)
+    assert progress.remaining() == pytest.approx(40)
+
+
+def test_the_picture_says_what_runs_and_what_waits(tmp_path, runs, manifest, clock, monkeypatch):
+    monkeypatch.setattr(following_runs, "table", lambda *_: "the table so far")
+    console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None, highlight=False)
+    with following(console, tmp_path, manifest, runs, 1) as progress:
+        assert isinstance(progress, Screen)
+        progress.started(runs[0])
+        at_epoch(runs[0], 3)
+        clock.now = 6.0
+        progress.ended()
+        progress.ended(runs[0], "no luck")
+        progress.started(runs[1])
+        assert "the table so far" not in console.file.getvalue()
+        complete(runs[1])
+        progress.ended(runs[1])
+    said = console.file.getvalue()
+    assert "default, seed 0: epoch 3 of 10, 6 s" in said
+    assert "3 waiting; about 1 min left" in said
+    assert "[1/4] default, seed 0: failed: no luck; about 18 s left" in said
+    assert "the table so far" in said
+    assert progress.failed == {"default, seed 0": "no luck"}
+
+
+def test_complete_runs_are_counted_and_not_expected(tmp_path, runs, manifest):
+    complete(runs[0])
+    console = Console(file=io.StringIO())
+    progress = Lines(console, tmp_path, manifest, runs, 1)
+    assert progress.done == 1
+    assert "4 runs, 1 of them complete, 1 at a time" in console.file.getvalue()
+
+
+def test_times_are_for_reading():
+    assert [duration(seconds) for seconds in (5.4, 59, 61, 7199, 7201, 90000)] == [
+        *("5 s", "59 s", "1 min", "2 h 00 min", "2 h 00 min", "25 h 00 min"),
+    ]

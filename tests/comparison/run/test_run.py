@@ -1,0 +1,186 @@
+"""One run, in this process: what it leaves, and that a killed one ends like one that was left alone."""
+
+import csv
+import json
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from comparison.run.arms import parse_arms
+from comparison.run.plan import Comparison
+from comparison.run.run import last_checkpoint, train
+from comparison.run.run_log import read_rows
+from lightning_modules.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
+
+
+class Stop(Callback):
+    """Raises in the middle of a batch, where one is asked for."""
+
+    at: int | None = None
+
+    def on_before_optimizer_step(self, trainer, *_):
+        if trainer.global_step == Stop.at:
+            raise RuntimeError("stopped here")
+
+
+@pytest.fixture
+def a_run(folder):
+    """A factory of runs of three epochs of four steps."""
+
+    def make(name, tested=True, **changes):
+        comparison = Comparison(
+            folder=folder / name,
+            experiment=["tiny.yaml"],
+            arms=parse_arms("sincos"),
+            seeds=[1],
+            arguments=[
+                "--trainer.max_epochs=3",
+                "--trainer.limit_train_batches=4",
+                "--data.fraction=0.3",
+                "--trainer.callbacks+=test_run.Stop",
+            ],
+            added_callbacks=["ElapsedTime", "RepresentationCallback"],
+            **changes,
+        )
+        (run,) = comparison.runs(identity="i")
+        return run
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch):
+    """Let the command line find this file's callback by its name."""
+    import sys
+
+    monkeypatch.setitem(sys.modules, "test_run", sys.modules[__name__])
+    Stop.at = None
+
+
+def weights(run):
+    return torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def lasting(run):
+    """What a run leaves, without the times and folders in it."""
+    result = {key: value for key, value in run.result.items() if key != "seconds"}
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
+    files = {path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file()}
+    maps = {name: (run.folder / name).read_bytes() for name in sorted(files) if name.endswith(".safetensors")}
+    statistics = json.loads((run.folder / "attention" / "statistics.json").read_text())
+    return result, rows, files, maps, statistics
+
+
+def assert_same(one, other):
+    for left, right in zip(lasting(one), lasting(other), strict=True):
+        assert left == right
+    left, right = weights(one), weights(other)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_run_leaves_its_result_and_is_the_fit_that_its_settings_say(a_run, folder):
+    run = a_run("out")
+    train(run)
+    assert run.complete
+    result = json.loads(run.result_file.read_text())
+    assert result["metrics"].keys() == {"val/accuracy", "val/loss", "test/accuracy", "test/loss"}
+    assert (result["epochs"], result["steps"], result["seed"], result["arm"]) == (3, 12, 1, "sincos")
+    assert result["surroundings"]["threads"] == torch.get_num_threads()
+    settings = json.loads(run.beside("settings.json").read_text())
+    assert settings["identity"] == "i"
+    again = main([*settings["arguments"], f"--trainer.logger.init_args.folder={folder / 'again'}"])
+    assert again.trainer.callback_metrics["val/loss"].item() == result["metrics"]["val/loss"]
+    with (run.folder / "metrics.csv").open() as file:
+        last = [row for row in csv.DictReader(file) if row["val/loss"]][-1]
+    assert float(last["val/loss"]) == result["metrics"]["val/loss"]
+    assert 0 < float(last["seconds"]) <= result["seconds"]
+
+
+def test_a_complete_run_is_not_repeated(a_run, monkeypatch):
+    run = a_run("out")
+    run.folder.mkdir(parents=True)
+    run.result_file.write_text('{"tested": true}')
+    monkeypatch.setattr("comparison.run.run._fit", lambda *_: pytest.fail("no run is expected"))
+    train(run)
+
+
+@pytest.mark.parametrize("step", [2, 4, 6, 11])
+def test_a_run_that_was_stopped_ends_like_one_that_was_left_alone(a_run, step):
+    undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
+    train(undisturbed)
+    Stop.at = step
+    with pytest.raises(RuntimeError, match="stopped here"):
+        train(stopped)
+    assert (last_checkpoint(stopped.folder) is None) == (step < 4)  # one is made after each epoch of four steps
+    assert not stopped.complete
+    Stop.at = None
+    train(stopped)
+    assert_same(undisturbed, stopped)
+
+
+def test_a_run_that_was_killed_after_its_last_step_does_what_was_left(a_run):
+    undisturbed, killed = a_run("undisturbed"), a_run("killed")
+    train(undisturbed)
+    train(killed)
+    for name in ("result.json", "attention/after.safetensors", "representations/after.safetensors"):
+        (killed.folder / name).unlink()
+    statistics = killed.folder / "attention" / "statistics.json"
+    statistics.write_text(json.dumps({"before": json.loads(statistics.read_text())["before"]}))
+    train(killed)
+    assert_same(undisturbed, killed)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing"])
+def test_without_a_whole_checkpoint_a_run_starts_again_from_nothing(a_run, damage):
+    undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
+    train(undisturbed)
+    Stop.at = 6
+    with pytest.raises(RuntimeError, match="stopped here"):
+        train(stopped)
+    for path in (stopped.folder / "checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:1000]) if damage == "cut" else path.unlink()
+    Stop.at = None
+    train(stopped)
+    assert_same(undisturbed, stopped)
+
+
+def test_another_checkpoint_stands_in_for_a_half_written_one(a_run):
+    run = a_run("out")
+    Stop.at = 6
+    with pytest.raises(RuntimeError, match="stopped here"):
+        train(run)
+    last = run.folder / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:1000])
+    other = last_checkpoint(run.folder)
+    assert other is not None
+    assert other.name.startswith("epoch=0")
+
+
+def test_the_test_split_is_read_later_where_a_learning_rate_is_to_be_chosen(a_run):
+    direct, later = a_run("direct"), a_run("later", learning_rates=[0.001])
+    train(direct)
+    assert not later.tested
+    train(later)
+    assert later.complete
+    assert not any(name.startswith("test/") for name in later.result["metrics"])
+    assert not any("test/loss" in row for row in read_rows(later.folder / "metrics.csv"))
+    object.__setattr__(later, "tested", True)
+    assert not later.complete
+    train(later)
+    assert later.result["metrics"] == direct.result["metrics"]  # the experiment's own learning rate is 0.001
+    assert later.result["seconds"] > 0
+    assert {row["val/loss"] for row in read_rows(later.folder / "metrics.csv")} == {
+        row["val/loss"] for row in read_rows(direct.folder / "metrics.csv")
+    }
+
+
+def test_the_row_that_was_being_written_and_those_to_come_again_are_left_out(tmp_path):
+    file = tmp_path / "metrics.csv"
+    file.write_text("epoch,step,x\n0,3,0.5\n1,7,0.25\n1,1")
+    assert [row["step"] for row in read_rows(file)] == ["3", "7"]
+    assert [row["step"] for row in read_rows(file, 4)] == ["3"]
+    assert read_rows(tmp_path / "none.csv") == []

@@ -1,0 +1,362 @@
+"""A comparison that ran out of time: it stops between two steps, and goes on as if it had not."""
+
+import argparse
+import json
+import os
+import sys
+import time
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from comparison.command import comparing
+from comparison.run import stopping
+from comparison.run.arms import parse_arms
+from comparison.run.launch import LocalLauncher, execute, launch
+from comparison.run.plan import Comparison
+from comparison.run.run import last_checkpoint, train
+from comparison.run.run_log import read_rows
+from comparison.run.time_limit import DEADLINE, TimeLimit, command_began, parse_duration
+from lightning_modules.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
+
+FAR = 1e12
+SMALL = [
+    *("--trainer.max_epochs=2", "--trainer.limit_train_batches=3", "--data.fraction=0.3", "--data.flip=true"),
+    *("--trainer.limit_val_batches=2", "--trainer.limit_test_batches=1"),
+]
+
+
+class Clock(Callback):
+    """Lets the time run out at a moment of a training, and counts the tests."""
+
+    moment: str = ""
+    steps: tuple | None = None  # at which; None: at each
+    tests = 0
+
+    def _look(self, trainer, moment):
+        if moment == Clock.moment and (Clock.steps is None or trainer.global_step in Clock.steps):
+            os.environ[DEADLINE] = "0"
+
+    def on_train_start(self, trainer, *_):
+        self._look(trainer, "start")
+
+    def on_before_optimizer_step(self, trainer, *_):
+        self._look(trainer, "step")
+        if Clock.moment == "death" and trainer.global_step in Clock.steps:
+            raise RuntimeError("killed")
+
+    def on_validation_start(self, trainer, *_):
+        self._look(trainer, "sanity" if trainer.sanity_checking else "validation")
+
+    def on_train_end(self, trainer, *_):
+        self._look(trainer, "end")
+
+    def on_test_start(self, *_):
+        Clock.tests += 1
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """Let the command line find this file's callback by its name."""
+    monkeypatch.setitem(sys.modules, "test_time_limit", sys.modules[__name__])
+    monkeypatch.setenv(DEADLINE, repr(FAR))
+    Clock.moment, Clock.steps, Clock.tests = "", None, 0
+    return Clock
+
+
+@pytest.fixture
+def a_run(folder):
+    """A factory of runs of two epochs of three steps."""
+
+    def make(name, *arguments, **changes):
+        given = ["--trainer.callbacks+=test_time_limit.Clock", *SMALL, *arguments]
+        callbacks = ["ElapsedTime", "RepresentationCallback"]
+        comparison = Comparison(
+            folder / name, ["tiny.yaml"], parse_arms("sincos"), [1], given, added_callbacks=callbacks, **changes
+        )
+        (run,) = comparison.runs(identity="i")
+        return run
+
+    return make
+
+
+def go_on(run):
+    """Train as the same command does later; give the step of the checkpoint."""
+    os.environ[DEADLINE] = repr(FAR)
+    train(run)
+    return torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+
+
+def lasting(run):
+    """What a run leaves, without the times and folders in it."""
+    result = {key: value for key, value in run.result.items() if key != "seconds"}
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
+    files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file())
+    maps = {name: (run.folder / name).read_bytes() for name in files if name.endswith(".safetensors")}
+    return {"result": result, "rows": rows, "files": files, "maps": maps}
+
+
+def assert_same(one, other):
+    for name, left in lasting(one).items():
+        assert left == lasting(other)[name], name
+    states = [torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True) for run in (one, other)]
+    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+        torch.testing.assert_close(states[1][part], states[0][part], rtol=0, atol=0)
+
+
+INSIDE = ["--trainer.val_check_interval=2"]
+STEPS = ["--trainer.max_steps=5", "--trainer.max_epochs=-1"]
+slow = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("moment", "arguments", "steps"),
+    [
+        # The time runs out in each step. At 3 and 6 nothing is to be validated: it goes on to the next, or ends.
+        pytest.param("step", INSIDE, [1, 2, 4, 5, 6, 6], id="validation inside the epoch"),
+        pytest.param("step", [], [1, 2, 3, 4, 5, 6, 6], id="validation after each epoch", marks=slow),
+        pytest.param("step", ["--trainer.accumulate_grad_batches=2"], [1, 2, 3, 4, 4], id="accumulation", marks=slow),
+        pytest.param("step", STEPS, [1, 2, 3, 4, 5, 5], id="a number of steps", marks=slow),
+        pytest.param("step", ["--trainer.limit_val_batches=0"], [1, 2, 4, 5, 6, 6], id="no validation", marks=slow),
+        pytest.param("validation", [], [4, 6, 6], id="a validation is finished first"),
+        pytest.param("end", [], [6, 6], id="between training and test", marks=slow),
+    ],
+)
+def test_a_run_stopped_wherever_it_can_be_ends_like_one_that_was_left_alone(a_run, moment, arguments, steps):
+    undisturbed, stopped = a_run("undisturbed", *arguments), a_run("stopped", *arguments)
+    train(undisturbed)
+    Clock.moment, Clock.tests = moment, 0
+    for step in steps[:-1]:
+        assert go_on(stopped) == step
+        assert not stopped.result_file.exists()
+    Clock.moment = "" if moment == "end" else moment
+    assert go_on(stopped) == steps[-1]
+    assert Clock.tests == 1
+    assert_same(undisturbed, stopped)
+
+
+@pytest.mark.slow
+def test_a_run_whose_time_is_up_when_it_starts_still_makes_a_step_or_validates(a_run):
+    undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
+    train(undisturbed)
+    Clock.moment = "start"
+    assert [go_on(stopped) for _ in range(5)] == [1, 2, 3, 4, 5]
+    Clock.moment = ""
+    go_on(stopped)
+    assert_same(undisturbed, stopped)
+
+
+def test_a_validation_that_would_last_beyond_the_deadline_is_not_begun(a_run, monkeypatch):
+    undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
+    train(undisturbed)
+    monkeypatch.setattr(stopping.StoppingEpochLoop, "_longest", FAR)
+    assert [go_on(stopped) for _ in range(3)] == [3, 6, 6]
+    assert_same(undisturbed, stopped)
+
+
+def test_a_run_that_is_killed_after_it_went_on_does_not_go_back_to_where_it_was_stopped(a_run):
+    undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
+    train(undisturbed)
+    Clock.moment = "step"
+    assert go_on(stopped) == 1
+    Clock.moment, Clock.steps = "death", (4,)
+    with pytest.raises(RuntimeError, match="killed"):
+        go_on(stopped)
+    checkpoint = last_checkpoint(stopped.folder)
+    assert checkpoint.name == "last.ckpt"
+    assert torch.load(checkpoint, weights_only=True)["global_step"] == 3
+    Clock.moment = ""
+    go_on(stopped)
+    assert_same(undisturbed, stopped)
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+DURATIONS = {
+    **{"55m": 3300, "9m": 540, "2h": 7200, "1h30m": 5400, "1d2h": 93600, "90s": 90},
+    **{"01:30:00": 5400, "26:00:01": 93601, "600": 600, "0.5": 0.5},
+}
+
+
+@pytest.mark.parametrize("text", DURATIONS)
+def test_durations_are_read_as_they_are_written(text):
+    assert parse_duration(text) == DURATIONS[text]
+
+
+@pytest.mark.parametrize("text", ["", "0", "0m", "-5", "5 m", "55min", "m", "30m1h", "1:30", "1:60:00", "nan", "inf"])
+def test_what_is_no_duration_is_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="write 55m, 2h, 1h30m, 01:30:00 or a number of seconds"):
+        parse_duration(text)
+
+
+def test_a_wrong_limit_is_answered_in_one_line_before_anything_is_written(complaint, folder):
+    def compare():
+        main(["compare", "-c", "tiny.yaml", "--inits", "default", "--output", "out", "--time-limit", "soon"])
+
+    said = "argument --time-limit: cannot read 'soon': write 55m, 2h, 1h30m, 01:30:00 or a number of seconds"
+    assert complaint(compare) == said
+    assert not (folder / "out").exists()
+
+
+def test_time_is_kept_for_checkpoints_and_report():
+    assert (TimeLimit(1000.0, 3600).deadline, TimeLimit(1000.0, 3600).end) == (4570, 4590)
+    assert (TimeLimit(1000.0, 60).deadline, TimeLimit(1000.0, 60).end) == (1054, 1058)
+    assert TimeLimit(1000.0).environment == {}
+    assert TimeLimit(1000.0, 60).environment == {DEADLINE: "1054.0"}
+
+
+def test_the_time_to_import_the_command_counts(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["structured-init", "compare", "-c", "tiny.yaml"])
+    assert 1 < time.time() - command_began() < 24 * 3600  # torch alone takes a second
+    monkeypatch.setattr(sys, "argv", ["notebook"])
+    assert abs(command_began() - time.time()) < 1
+
+
+class Places:
+    """A launcher in which a run takes a second of a clock that only it turns."""
+
+    places = 2
+
+    def __init__(self, monkeypatch, endless=()):
+        self.now, self.running, self.endless = 0.0, [], endless
+        monkeypatch.setattr("comparison.run.launch.time.time", lambda: self.now)
+
+    def free(self):
+        return len(self.running) < self.places
+
+    def start(self, run):
+        self.running.append(run)
+
+    def wait(self, seconds):
+        self.now += 1.0
+        return [(self.running.pop(0), None)] if self.running[0] not in self.endless else []
+
+
+def test_no_run_starts_after_the_deadline(a_run, monkeypatch):
+    runs, started, ended = [a_run(str(number)) for number in range(5)], [], []
+    limit = TimeLimit(0.0, 2.0)  # the deadline is at 1.8 s
+    launch(runs, Places(monkeypatch), started.append, lambda *run: ended.extend(run), limit)
+    assert started == runs[:3]
+    assert [run for run in ended if run] == runs[:2]  # the third has not stopped in time: close ends it
+
+
+def test_what_does_not_stop_is_not_waited_for(a_run, monkeypatch):
+    runs, places = [a_run("endless")], Places(monkeypatch)
+    places.endless = runs
+    launch(runs, places, lambda run: None, lambda *_: None, TimeLimit(0.0, 60.0))
+    assert 58 <= places.now <= 59
+
+
+class Here:
+    """A launcher that trains in this process, one run at a time, as a worker does."""
+
+    places = 1
+
+    def __init__(self, *_):
+        self._ended = []
+
+    def free(self):
+        return not self._ended
+
+    def start(self, run):
+        self._ended.append((run, execute(run)))
+
+    def wait(self, seconds):
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def compare(folder, monkeypatch):
+    """Run ``structured-init compare``; give its exit code."""
+    monkeypatch.setattr(comparing, "LocalLauncher", Here)
+    monkeypatch.delenv(DEADLINE)
+
+    def run(*arguments, output="out"):
+        given = ["-c", "tiny.yaml", "--inits", "default", *SMALL, "--trainer.callbacks+=test_time_limit.Clock"]
+        try:
+            main(["compare", *given, "--output", output, *arguments])
+        except SystemExit as stop:
+            return stop.code
+        return 0
+
+    return run
+
+
+def weights(folder):
+    """Seed → final weights and metrics."""
+    runs = {path.parent.name: path for path in sorted(folder.glob("runs/default/**/result.json"))}
+    return {
+        name: (
+            json.loads(path.read_text())["metrics"],
+            {
+                key: value.numpy().tobytes()
+                for key, value in torch.load(path.parent / "checkpoints/last.ckpt", weights_only=True)[
+                    "state_dict"
+                ].items()
+            },
+        )
+        for name, path in runs.items()
+    }
+
+
+def test_the_command_stops_in_time_and_goes_on_to_the_same_results(compare, folder, capsys):
+    assert compare("--seeds", "0,1", output="undisturbed") == 0
+    Clock.moment, Clock.steps, Clock.tests = "step", (1,), 0
+    capsys.readouterr()
+    assert compare("--seeds", "0,1", "--time-limit", "55m") == 75
+    said = capsys.readouterr().out
+    assert "default, seed 0: stopped after step 2\ndefault, seed 1: stopped before its first step" in said
+    assert "The time is up: 0 of 2 runs are complete, 2 left. The same command goes on." in said.splitlines()[-1]
+    assert "failed" not in said
+    assert DEADLINE not in os.environ
+    assert not list(folder.glob("out/runs/**/result.json"))
+    assert not list(folder.glob("out/runs/**/*.failed.json"))
+    assert not (folder / "out" / "report.html").exists()  # of nothing
+    assert compare("--seeds", "0,1", "--time-limit", "0.001") == 75
+    Clock.moment, Clock.steps = "end", None
+    assert compare("--seeds", "0,1", "--time-limit", "2h") == 75
+    assert Clock.tests == 0
+    Clock.moment = ""
+    assert compare("--seeds", "0,1", "--time-limit", "01:00:00") == 0
+    assert Clock.tests == 2
+    assert weights(folder / "out").keys() == {"seed_0", "seed_1"}
+    assert weights(folder / "out") == weights(folder / "undisturbed")
+    identities = [
+        json.loads((folder / name / "comparison.json").read_text())["identity"] for name in ("out", "undisturbed")
+    ]
+    assert identities[0] == identities[1]
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_all_processes_of_a_run_stop_after_the_same_step(a_run, folder, monkeypatch):
+    (folder / "slow_rank.py").write_text(
+        "import os, time\nfrom lightning.pytorch import Callback\n\n\nclass SlowRank(Callback):\n"
+        "    def on_before_optimizer_step(self, trainer, *_):\n"
+        "        if trainer.global_step == 1 and trainer.global_rank == 1:\n"
+        f"            os.environ['{DEADLINE}'] = '0'\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    arguments = [*SMALL, "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.callbacks+=slow_rank.SlowRank"]
+    (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs(identity="")
+    monkeypatch.setenv(DEADLINE, repr(FAR))  # its processes have it from here
+    failed = []
+    for steps in (2, 6):
+        launcher = LocalLauncher(1, threads=1)
+        try:
+            launch([run], launcher, lambda run: None, lambda run=None, reason=None: failed.append(reason))
+        finally:
+            launcher.close()
+        state = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)
+        assert state["global_step"] == steps
+    assert not any(failed)
+    assert run.result["steps"] == 6

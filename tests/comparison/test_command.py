@@ -1,0 +1,232 @@
+"""The command ``compare``, with an experiment of seconds; runs are trained in this process, one after the other."""
+
+import json
+import os
+
+import pytest
+
+from comparison.command import comparing
+from comparison.run.launch import note_failure
+from comparison.run.run import train
+from lightning_modules.cli import main
+from structured_init.errors import one_line
+
+QUICK = ["--trainer.limit_train_batches=2", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"]
+
+
+class Here:
+    """A launcher that trains in this process; a run of a seed in ``failing`` fails."""
+
+    places = 1
+    failing: set = set()  # noqa: RUF012
+    trained: list = []  # noqa: RUF012
+
+    def __init__(self, *_):
+        self._ended = []
+
+    def free(self):
+        return not self._ended
+
+    def start(self, run):
+        Here.trained.append((run.settings["arm"], run.settings["seed"], run.settings["learning_rate"]))
+        if run.settings["seed"] in Here.failing:
+            self._ended.append((run, note_failure(run, "no luck")))
+            return
+        train(run)
+        run.failure_file.unlink(missing_ok=True)
+        self._ended.append((run, None))
+
+    def wait(self, seconds):
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def compare(folder, monkeypatch):
+    """Run ``structured-init compare`` on the small experiment."""
+    monkeypatch.setattr(comparing, "LocalLauncher", Here)
+    monkeypatch.setattr(Here, "failing", set())
+    monkeypatch.setattr(Here, "trained", [])
+
+    def run(*arguments, output="out"):
+        given = ["-c", "tiny.yaml", "--output", output, *QUICK, *arguments]
+        return main(["compare", *given])
+
+    return run
+
+
+def results(folder):
+    return {
+        (result["arm"], result["seed"], result["learning_rate"]): result["metrics"]
+        for path in folder.glob("runs/**/result.json")
+        for result in [json.loads(path.read_text())]
+    }
+
+
+def test_a_comparison_ends_with_its_table_and_report_and_is_not_repeated(compare, folder, capsys):
+    compare("--inits", "default,sincos", "--seeds", "0,1")
+    said = capsys.readouterr().out
+    assert results(folder / "out").keys() == {(arm, seed, None) for arm in ("default", "sincos") for seed in (0, 1)}
+    assert "[4/4] sincos, seed 1: test/accuracy" in said
+    assert "| sincos | 2 |" in said
+    assert "report: out/report.html" in said
+    assert (folder / "out" / "report.html").is_file()
+    manifest = json.loads((folder / "out" / "comparison.json").read_text())
+    assert (manifest["metric"], manifest["mode"], manifest["baseline"]) == ("test/accuracy", "max", "default")
+    assert manifest["command"].startswith("structured-init compare -c tiny.yaml --output out")
+    Here.trained.clear()
+    compare("--inits", "default,sincos,mine=sincos{gain=0.5}", "--seeds", "0,1")
+    assert Here.trained == [("mine", 0, None), ("mine", 1, None)]
+    grown = json.loads((folder / "out" / "comparison.json").read_text())
+    assert list(grown["arms"]) == ["default", "sincos", "mine"]
+    assert grown["arms"]["mine"]["changes"]["init.initializer.gain"] == 0.5
+    (folder / "out" / "report.html").unlink()
+    main(["report", "out"])
+    assert (folder / "out" / "report.html").is_file()
+
+
+def test_a_failing_run_stops_no_other_and_is_tried_again(compare, folder, capsys):
+    Here.failing = {0}
+    with pytest.raises(SystemExit) as stop:
+        compare("--inits", "default", "--seeds", "0,1")
+    assert stop.value.code == 1
+    assert results(folder / "out").keys() == {("default", 1, None)}
+    failed = folder / "out" / "runs" / "default" / "seed_0.failed.json"
+    assert json.loads(failed.read_text())["reason"] == "no luck"
+    assert "  default, seed 0: no luck" in capsys.readouterr().out
+    Here.failing = set()
+    compare("--inits", "default", "--seeds", "0,1")
+    assert not failed.exists()
+    assert len(results(folder / "out")) == 2
+
+
+def test_the_learning_rate_is_chosen_on_validation_and_only_its_test_split_is_read(compare, folder):
+    compare("--inits", "default", "--seeds", "0,1", "--learning-rates", "1e-30,0.01", "--metric", "test/loss")
+    found = results(folder / "out")
+    assert len(found) == 4
+    means = {rate: sum(found["default", seed, rate]["val/loss"] for seed in (0, 1)) / 2 for rate in (1e-30, 0.01)}
+    best = min(means, key=means.get)
+    choices = json.loads((folder / "out" / "learning_rates.json").read_text())
+    assert choices[""]["default"]["chosen"] == best
+    assert choices[""]["default"]["validation"][repr(best)] == [
+        found["default", seed, best]["val/loss"] for seed in (0, 1)
+    ]
+    assert {rate for (_, _, rate), metrics in found.items() if "test/loss" in metrics} == {best}
+    assert json.loads((folder / "out" / "comparison.json").read_text())["mode"] == "min"
+
+
+def test_a_folder_that_grows_chooses_among_all_of_its_learning_rates_and_seeds(compare, folder, monkeypatch):
+    value = {(1e-3, 0): 0.7, (1e-2, 0): 0.6, (1e-3, 1): 0.1, (1e-2, 1): 0.6}
+
+    def pretend(run):
+        rate, seed = run.settings["learning_rate"], run.settings["seed"]
+        metrics = {f"{split}/accuracy": value[rate, seed] for split in ["val", *(["test"] if run.tested else [])]}
+        known = {key: run.settings[key] for key in ("arm", "seed", "point", "learning_rate")}
+        run.folder.mkdir(parents=True, exist_ok=True)
+        run.result_file.write_text(
+            json.dumps({**known, "metrics": metrics, "epochs": 1, "steps": 2, "seconds": 1, "tested": run.tested})
+        )
+
+    monkeypatch.setitem(globals(), "train", pretend)
+    monkeypatch.setattr(comparing, "_report", lambda *_: None)
+    choices = folder / "out" / "learning_rates.json"
+    compare("--inits", "default", "--seeds", "0", "--learning-rates", "1e-3")
+    assert json.loads(choices.read_text())[""]["default"]["chosen"] == 1e-3
+    compare("--inits", "default", "--seeds", "1", "--learning-rates", "1e-2")
+    assert json.loads(choices.read_text())[""]["default"] == {
+        "chosen": 1e-2,
+        "validation": {"0.001": [0.7, 0.1], "0.01": [0.6, 0.6]},
+    }
+    found = results(folder / "out")
+    assert {key for key, metrics in found.items() if "test/accuracy" in metrics} == {
+        *(("default", seed, 1e-2) for seed in (0, 1)),
+        ("default", 0, 1e-3),  # when it was the best that was known
+    }
+
+
+def test_a_grid_is_crossed_with_starts_and_seeds(compare, folder):
+    compare("--inits", "default", "--seeds", "0", "--grid", "data.fraction=0.1,0.2")
+    settings = [json.loads(path.read_text()) for path in sorted(folder.glob("out/runs/**/*.settings.json"))]
+    assert [each["point"] for each in settings] == [{"data.fraction": "0.1"}, {"data.fraction": "0.2"}]
+    assert (folder / "out/runs/default/fraction_0.2/seed_0/experiment.yaml").read_text().count(
+        "    fraction: 0.2\n"
+    ) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--inits", "sincs"], "there is no start 'sincs', neither shipped nor a file: did you mean 'sincos'?"),
+        (
+            ["--inits", "default,learned=covariance_learned{covariances=lost.ckpt}"],
+            "start 'learned': FilterCovariance: there is no file 'lost.ckpt'",
+        ),
+        (["--inits", "default,impulse{kernel=5}"], "Impulse takes no argument 'kernel': did you mean 'kernel_size'?"),
+        (["--inits", "default,impulse{kernel_size=4}"], "Impulse: kernel_size must be"),
+        (
+            ["--inits", "default", "--grid", "data.fractoin=1"],
+            "ImageData takes no argument 'fractoin': did you mean 'fraction'?",
+        ),
+        (["--inits", "default", "--grid", "data.fraction=0.5,2"], "fraction=2.0 is not in (0, 1]"),
+        (["--inits", "default", "--metric", "test/acuracy"], "the task logs no 'test/acuracy': did you mean"),
+        (["--inits", "default", "--metric", "accuracy"], "--metric is 'test/…' or 'val/…', not 'accuracy'"),
+        (["--inits", "default", "--baseline", "sincos"], "--baseline 'sincos' is none of the starts"),
+        (["--inits", "default,codes", "--control", "sincos"], "'sincos' is no arm of this comparison"),
+        (["--inits", "default", "--trainer.max_epoch=1"], "unknown key 'trainer.max_epoch'"),
+        (["--inits", "default", "--seds", "1"], "unknown option '--seds': did you mean 'seeds'?"),
+        (["--inits", "default", "--init.seed=1"], "'init.seed' is what a comparison sets for each run: give starts"),
+        (["--inits", "default", "--parallel", "0"], "argument --parallel: expected a positive number, got '0'"),
+        (["--inits", "default", "-c", "vit_digts"], "there is no file 'vit_digts', nor a shipped configuration"),
+        (["--inits", "default", "--data.name", "nowhere"], "nowhere"),
+        (["--seeds", "0"], "the following arguments are required: --inits"),
+    ],
+)
+def test_a_mistake_is_answered_in_one_line_before_anything_is_written(compare, complaint, folder, arguments, message):
+    assert message in complaint(compare, *arguments)
+    assert not (folder / "out").exists()
+    assert Here.trained == []
+
+
+def test_another_experiments_folder_is_refused_and_left_as_it_is(compare, complaint, folder):
+    compare("--inits", "default", "--seeds", "0")
+    before = {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*")}
+    said = complaint(compare, "--inits", "default", "--seeds", "0", "--trainer.max_epochs=2")
+    assert said == "'out' holds another comparison: trainer.max_epochs is 1 there, 2 here: choose another --output"
+    assert "--threads is 1 there, 2 here" in complaint(compare, "--inits", "default", "--seeds", "0", "--threads", "2")
+    assert {path: path.stat().st_mtime_ns for path in (folder / "out").rglob("*")} == before
+
+
+def test_a_missing_ray_is_named_with_its_extra(compare, complaint, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "ray", None)
+    said = complaint(compare, "--inits", "default", "--launcher", "ray")
+    assert said == "--launcher ray needs Ray: pip install 'structured-init[ray]'"
+
+
+def test_help_is_short(capsys):
+    for name in ("compare", "report"):
+        with pytest.raises(SystemExit) as stop:
+            main([name, "--help"])
+        assert stop.value.code == 0
+        said = capsys.readouterr().out
+        assert f"structured-init {name}" in said
+        assert len(said.splitlines()) < 50
+    main(["--help"])
+    said = capsys.readouterr().out
+    for name in ("fit", "validate", "test", "predict", "show", "compare", "report"):
+        assert f"\n  {name} " in said
+
+
+def test_comparing_leaves_the_environment_of_the_process_alone(compare):
+    before = dict(os.environ)
+    with pytest.raises(SystemExit):
+        compare("--inits", "default", "--metric", "none")
+    assert {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"} == {
+        key: value for key, value in before.items() if key != "PYTEST_CURRENT_TEST"
+    }
+
+
+def test_a_reason_is_one_line():
+    assert one_line(ValueError("a\n  b\n\nc")) == "a b c"

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lightning_modules.tasks.certified import (
+    CertifiedAccuracy,
+    certified,
+    empirical_lipschitz,
+    l2_pgd,
+    margins,
+    output_distances,
+)
+from structured_init import StructuredInitError
+
+LOGITS = torch.tensor([[3.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 5.0, 4.5], [2.0, 0.0, 9.0]])
+LABELS = torch.tensor([0, 0, 1, 1])  # leads of 2, 0 (a tie), 0.5 and −9
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+# Certificates ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_margin_is_the_lead_over_the_best_other_class():
+    assert margins(LOGITS, LABELS).tolist() == [2.0, 0.0, 0.5, -9.0]
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "lipschitz", "share"),
+    [
+        (0.0, 1.0, 0.5),  # right, and a tie is not right
+        (0.35, 1.0, 0.5),  # √2·0.35 = 0.495
+        (0.36, 1.0, 0.25),  # √2·0.36 = 0.509
+        (0.36, 0.5, 0.5),
+        (1.41, 1.0, 0.25),  # 1.994
+        (1.42, 1.0, 0.0),  # 2.008
+        (0.1, math.inf, 0.0),
+        (0.0, math.inf, 0.0),  # 0·∞ is no number, and no certificate
+    ],
+)
+def test_certified_accuracy_counts_leads_above_root_two_epsilon_l(epsilon, lipschitz, share):
+    metric = CertifiedAccuracy(epsilon, lipschitz)
+    metric.update(LOGITS, LABELS)
+    assert metric.compute().item() == share
+
+
+def test_a_lead_of_exactly_the_threshold_is_no_certificate():
+    logits = torch.tensor([[math.sqrt(2) * 0.25, 0.0]], dtype=torch.float64)
+    assert not certified(logits, torch.tensor([0]), epsilon=0.25, lipschitz=1.0)
+    assert certified(logits * (1 + 1e-15), torch.tensor([0]), epsilon=0.25, lipschitz=1.0)
+
+
+def test_no_number_certifies_nothing():
+    logits = torch.tensor([[math.nan, 0.0], [9.0, math.nan], [math.inf, math.inf]])
+    assert not certified(logits, torch.tensor([0, 0, 0]), epsilon=0.1, lipschitz=1.0).any()
+
+
+def test_the_bound_may_be_set_anew():
+    metric = CertifiedAccuracy(0.36, 1.0)
+    metric.lipschitz = 0.5
+    metric.update(LOGITS, LABELS)
+    assert metric.compute().item() == 0.5
+
+
+def test_the_states_of_processes_add_up():
+    whole, *parts = (CertifiedAccuracy(0.36, 1.0) for _ in range(3))
+    whole.update(LOGITS, LABELS)
+    parts[0].update(LOGITS[:1], LABELS[:1])
+    parts[1].update(LOGITS[1:], LABELS[1:])
+    # What torchmetrics does between processes: gather each state of all, and reduce it as declared.
+    for name, reduction in whole._reductions.items():
+        gathered = torch.stack([getattr(part, name) for part in parts])
+        assert torch.equal(reduction(gathered), getattr(whole, name))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-0.1, 1.0), "epsilon is a radius of 0 or more, not -0.1"),
+        ((math.nan, 1.0), "epsilon is a radius of 0 or more, not nan"),
+        ((0.1, -1.0), "a Lipschitz bound is 0 or more, not -1.0"),
+        ((0.1, math.nan), "a Lipschitz bound is 0 or more, not nan"),
+    ],
+)
+def test_a_radius_or_a_bound_that_is_none_is_refused(arguments, message):
+    with pytest.raises(StructuredInitError, match=message):
+        CertifiedAccuracy(*arguments)
+
+
+@given(st.integers(0, 2**16), st.sampled_from([2, 3, 7]), st.floats(0.01, 2.0))
+@settings(max_examples=30, deadline=None)
+def test_the_pairwise_form_is_exact_for_a_linear_network(seed, classes, epsilon):
+    """For f = W x + b the nearest point of another class is a hyperplane away: compare with that distance."""
+    rng = generator(seed)
+    layer = nn.Linear(5, classes).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=rng, dtype=torch.float64))
+    x = torch.randn(40, 5, generator=rng, dtype=torch.float64)
+    with torch.no_grad():
+        logits = layer(x)
+    labels = logits.argmax(1)
+    distances = output_distances(layer)
+    sure = certified(logits, labels, epsilon=epsilon, lipschitz=1.0, distances=distances)
+    for i in range(len(x)):
+        others = [j for j in range(classes) if j != labels[i]]
+        reach = [
+            ((logits[i, labels[i]] - logits[i, j]) / (layer.weight[labels[i]] - layer.weight[j]).norm()).item()
+            for j in others
+        ]
+        assert bool(sure[i]) == (min(reach) > epsilon)
+
+
+def test_orthonormal_rows_are_root_two_apart_so_both_certificates_agree():
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(6, 4))
+    distances = output_distances(layer)
+    expected = math.sqrt(2) * (1 - torch.eye(4, dtype=torch.float64))
+    torch.testing.assert_close(distances, expected, atol=1e-6, rtol=0)
+
+
+# Attacks --------------------------------------------------------------------------------------------------------------
+
+
+def convolutional(seed=0):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(4 * 36, 5)).requires_grad_(False)
+
+
+@pytest.mark.parametrize("boxed", [False, True])
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 30.0])
+def test_pgd_stays_in_the_ball_and_in_the_box(epsilon, boxed):
+    images = torch.rand(6, 2, 8, 8, generator=generator()) - 0.5
+    box = (torch.tensor(-0.5), torch.tensor(0.5)) if boxed else None
+    labels = torch.arange(6) % 5
+    adversarial = l2_pgd(
+        convolutional(), images, labels, epsilon=epsilon, steps=5, step_size=epsilon / 4, generator=generator(), box=box
+    )
+    assert (adversarial - images).flatten(1).norm(dim=1).max() <= epsilon * (1 + 1e-5)
+    assert (adversarial != images).any()
+    if boxed:
+        assert adversarial.abs().max() <= 0.5 + 1e-6
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e4])  # the second one saturates cross-entropy
+def test_pgd_finds_the_nearest_point_of_the_other_side_of_a_linear_network(scale):
+    layer = nn.Linear(12, 2).double().requires_grad_(False)
+    layer.weight.copy_(torch.randn(2, 12, generator=generator(1)) * scale)
+    x = torch.randn(20, 12, generator=generator(2), dtype=torch.float64)
+    labels = layer(x).argmax(1)
+    rows = layer.weight[1 - labels] - layer.weight[labels]
+    exact = x + 0.3 * rows / rows.norm(dim=1, keepdim=True)
+    loss = F.cross_entropy if scale == 1 else (lambda logits, labels: -margins(logits, labels))
+    found = l2_pgd(layer, x, labels, epsilon=0.3, steps=100, step_size=0.075, generator=generator(), loss=loss)
+    torch.testing.assert_close(found, exact, atol=1e-6, rtol=0)
+
+
+def test_pgd_is_the_same_again_and_leaves_the_global_random_state_alone():
+    images, labels = torch.rand(4, 2, 8, 8, generator=generator()), torch.tensor([0, 1, 2, 3])
+    before = torch.get_rng_state()
+    first, second, other = (
+        l2_pgd(convolutional(), images, labels, epsilon=0.2, steps=2, step_size=0.05, generator=generator(seed))
+        for seed in (0, 0, 1)
+    )
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_largest_ratio_of_an_affine_network_is_its_spectral_norm():
+    layer = nn.Linear(20, 7).double().requires_grad_(False)
+    left, _, right = torch.linalg.svd(torch.randn(7, 20, dtype=torch.float64, generator=generator()), False)
+    layer.weight.copy_(left @ torch.diag(torch.linspace(3, 1, 7, dtype=torch.float64)) @ right)
+    x = torch.rand(4, 20, dtype=torch.float64, generator=generator())
+    found = empirical_lipschitz(layer, x, radius=0.1, steps=100, generator=generator())
+    torch.testing.assert_close(found, torch.full((4,), 3.0, dtype=torch.float64), rtol=1e-6, atol=0)
+
+
+def test_the_largest_ratio_is_a_ratio_that_occurs_and_more_steps_find_no_less():
+    network = convolutional().double()
+    x = torch.rand(5, 2, 8, 8, dtype=torch.float64, generator=generator())
+    few, many = (empirical_lipschitz(network, x, radius=0.2, steps=n, generator=generator()) for n in (0, 30))
+    assert (many >= few).all()
+    bound = math.prod(torch.linalg.matrix_norm(m, 2).item() for m in (dense(network[0], (2, 8, 8)), network[3].weight))
+    assert (many <= bound).all()
+
+
+def dense(layer, shape):
+    size = math.prod(shape)
+    basis = torch.eye(size, dtype=torch.float64).view(size, *shape)
+    return (layer(basis) - layer(torch.zeros_like(basis))).flatten(1).T

@@ -1,0 +1,179 @@
+"""What is logged, against values computed otherwise. Run as a script, this file is one of two processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.utils.data import DataLoader
+from torchmetrics.text import Perplexity
+
+from lightning_modules import LanguageModel
+from lightning_modules.tasks.language.metrics import token_metrics
+
+SIZES = [(3, 12), (1, 5), (2, 9)]  # ragged: (B, T) of each batch
+
+
+def ragged(seed=0):
+    """Batches of different sizes, in which different shares are predicted, with the text behind each token."""
+    generator = torch.Generator().manual_seed(seed)
+    batches = []
+    for number, size in enumerate(SIZES):
+        ids = torch.randint(0, 23, size, generator=generator)
+        hidden = torch.rand(size, generator=generator) < 0.3 * number
+        characters = torch.randint(0, 6, size, generator=generator, dtype=torch.int32)
+        text = {"characters": characters, "bytes": characters * 2}
+        batches.append({"input_ids": ids, "labels": ids.masked_fill(hidden, -100), **text})
+    return batches
+
+
+def expected(model, batches):
+    """The metrics, token by token."""
+    model.eval()
+    nats, tokens, characters = 0.0, 0, 0
+    for batch in batches:
+        with torch.no_grad():
+            probabilities = model(batch["input_ids"]).double().softmax(-1)
+        for row, labels, text in zip(probabilities, batch["labels"], batch["characters"], strict=True):
+            for place in range(1, len(labels)):
+                if labels[place] != -100:
+                    nats -= math.log(row[place - 1, labels[place]])
+                    tokens += 1
+                    characters += int(text[place])
+    bits = nats / math.log(2)
+    names = ("loss", "perplexity", "bits_per_character", "bits_per_byte")
+    values = nats / tokens, math.exp(nats / tokens), bits / characters, bits / (2 * characters)
+    return {f"val/{name}": value for name, value in zip(names, values, strict=True)}
+
+
+def test_the_logged_metrics_are_those_of_all_tokens_whatever_the_batches(language_model, trainer):
+    model = language_model()
+    (logged,) = trainer().validate(model, DataLoader(ragged(), batch_size=None), verbose=False)
+    assert logged == pytest.approx(expected(model, ragged()), rel=1e-5)
+
+
+def test_perplexity_is_that_of_torchmetrics(language_model, trainer):
+    model = language_model()
+    (logged,) = trainer().validate(model, DataLoader(ragged(), batch_size=None), verbose=False)
+    theirs = Perplexity(ignore_index=-100)
+    with torch.no_grad():
+        for batch in ragged():
+            theirs.update(model(batch["input_ids"])[:, :-1], batch["labels"][:, 1:])
+    assert logged["val/perplexity"] == pytest.approx(theirs.compute().item(), rel=1e-5)
+
+
+class Fixed(nn.Module):
+    """Gives every token of four the same probabilities ½, ¼, ⅛, ⅛, whatever came before."""
+
+    def __init__(self):
+        super().__init__()
+        self.logits = nn.Parameter(torch.tensor([0.5, 0.25, 0.125, 0.125]).log())
+
+    def forward(self, input_ids):
+        return self.logits.expand(*input_ids.shape, 4)
+
+
+def test_bits_per_character_count_characters_and_not_tokens(trainer):
+    # "strength ß": the tokens "str" (0), "ength" (1), " ß" (3), of which the first is only read.
+    # −log₂ p = 2 bits for "ength" and 3 for " ß": 5 bits for 7 characters, which are 8 bytes.
+    batch = {
+        "input_ids": torch.tensor([[0, 1, 3]]),
+        "labels": torch.tensor([[0, 1, 3]]),
+        "characters": torch.tensor([[3, 5, 2]], dtype=torch.int32),
+        "bytes": torch.tensor([[3, 5, 3]], dtype=torch.int32),
+    }
+    model = LanguageModel(Fixed(), vocab_size=4, block_size=3)
+    (logged,) = trainer().test(model, DataLoader([batch], batch_size=None), verbose=False)
+    assert logged["test/bits_per_character"] == pytest.approx(5 / 7)
+    assert logged["test/bits_per_byte"] == pytest.approx(5 / 8)
+    assert logged["test/perplexity"] == pytest.approx(2**2.5)
+    assert logged["test/loss"] == pytest.approx(2.5 * math.log(2))
+
+
+def test_the_same_text_in_other_tokens_costs_the_same_bits_per_character(trainer):
+    # Eight characters: one by one at 2 bits each, or in fours at 2 bits each, a quarter as many per character.
+    def logged(length, characters):
+        ids = torch.ones(1, length, dtype=torch.long)
+        text = torch.full((1, length), characters, dtype=torch.int32)
+        batch = {"input_ids": ids, "labels": ids, "characters": text, "bytes": text}
+        model = LanguageModel(Fixed(), vocab_size=4, block_size=16)
+        return trainer().validate(model, DataLoader([batch], batch_size=None), verbose=False)[0]
+
+    single, fours = logged(9, 1), logged(3, 4)
+    assert single["val/perplexity"] == pytest.approx(fours["val/perplexity"])
+    assert single["val/bits_per_character"] == pytest.approx(4 * fours["val/bits_per_character"])
+
+
+def test_without_the_length_of_the_text_no_bits_are_logged(language_model, trainer):
+    batches = [{name: batch[name] for name in ("input_ids", "labels")} for batch in ragged()]
+    (logged,) = trainer().validate(language_model(), DataLoader(batches, batch_size=None), verbose=False)
+    assert logged.keys() == {"val/loss", "val/perplexity"}
+
+
+def test_the_four_metrics_are_updated_once_and_reset_together():
+    metrics = token_metrics("")
+    for nats, tokens in ((3.0, 2), (5.0, 6)):
+        metrics.update(torch.tensor(nats), torch.tensor(tokens), torch.tensor(10), torch.tensor(20))
+    assert metrics.compute()["loss"] == 1.0
+    assert metrics.compute()["bits_per_byte"].item() == pytest.approx(8 / math.log(2) / 40)
+    metrics.reset()
+    metrics.update(torch.tensor(1.0), torch.tensor(4), torch.tensor(1), torch.tensor(1))
+    assert metrics.compute()["perplexity"].item() == pytest.approx(math.exp(0.25))
+
+
+def test_an_epoch_forgets_the_one_before(language_model, trainer):
+    seen = []
+
+    class Watching(LanguageModel):
+        def on_train_batch_end(self, *args):
+            if self.trainer.is_last_batch:
+                seen.append(self.train_metrics["loss"].tokens.item())
+
+    model = language_model(cls=Watching)
+    loader = DataLoader(ragged(), batch_size=None)
+    trainer(max_epochs=2).fit(model, loader, loader)
+    assert seen[0] == seen[1] > 0
+
+
+def test_a_float32_sum_of_many_batches_keeps_five_digits():
+    torch.manual_seed(0)
+    metrics, values = token_metrics(""), 1e5 + 1e4 * torch.rand(5000)
+    for value in values:
+        metrics.update(value, torch.tensor(20_000), 0, 0)
+    assert metrics.compute()["loss"].item() == pytest.approx(values.double().sum().item() / 1e8, rel=1e-5)
+
+
+@pytest.mark.distributed
+@pytest.mark.slow
+def test_two_processes_log_the_perplexity_of_all_tokens(two_processes):
+    wanted = expected(small(), ragged(0) + ragged(1))
+    for logged in two_processes:
+        assert logged == pytest.approx(wanted, rel=1e-5)
+
+
+def small():
+    """The model of both processes."""
+    torch.manual_seed(0)
+    return LanguageModel("gpt2", {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}, vocab_size=23)
+
+
+def rank(folder):
+    """Validate on batches that differ between the ranks in number of tokens."""
+    batches = DataLoader(ragged(int(os.environ["LOCAL_RANK"])), batch_size=None)
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+    place = {"devices": 2, "strategy": DDPStrategy(process_group_backend="gloo"), "use_distributed_sampler": False}
+    trainer = Trainer(accelerator="cpu", max_epochs=1, default_root_dir=folder, **place, **quiet)
+    (logged,) = trainer.validate(small(), batches, verbose=False)
+    Path(folder, f"{trainer.global_rank}.json").write_text(json.dumps(logged))
+
+
+if __name__ == "__main__":
+    rank(sys.argv[1])

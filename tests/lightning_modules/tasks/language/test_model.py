@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger
+
+from lightning_modules import LanguageModel
+from lightning_modules.tasks.language.generation import draw, generate
+from lightning_modules.tasks.language.samples import token_strings
+from lightning_modules.tasks.optim import parameter_groups
+from structured_init import StructuredInitError
+
+
+def trained(model, trainer, text, **arguments):
+    """Train for two epochs from a fixed random state."""
+    torch.manual_seed(5)
+    fitted = trainer(max_epochs=2, num_sanity_val_steps=0, **arguments)
+    fitted.fit(model, datamodule=text)
+    return fitted
+
+
+def same_weights(first, second):
+    ours, theirs = first.state_dict(), second.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# Samples -------------------------------------------------------------------------------------------------------------
+
+
+def test_samples_are_written_and_leave_training_as_it_is_bit_by_bit(language_model, trainer, text, tmp_path):
+    dropout = {"resid_pdrop": 0.1}
+    plain = language_model(network_args=dropout)
+    trained(plain, trainer, text())
+    state = torch.get_rng_state()
+    sampling = language_model(network_args=dropout, sample_tokens=20, sample_prompts=["abc", "to"])
+    run = trained(sampling, trainer, text(), logger=CSVLogger(tmp_path))
+    assert same_weights(plain, sampling)
+    assert torch.equal(state, torch.get_rng_state())
+    files = sorted(Path(run.log_dir, "samples").iterdir())
+    assert [file.name for file in files] == ["step_00000005.txt", "step_00000010.txt"]
+    first, second = files[0].read_text().strip().split("\n\n--------\n\n")
+    assert (first[:3], len(first), second[:2], len(second)) == ("abc", 23, "to", 22)
+
+
+def test_without_a_prompt_a_sample_continues_the_validation_text(language_model, trainer, text, tmp_path):
+    data = text()
+    model = language_model(sample_tokens=4, sample_seed=3)
+    trained(model, trainer, data, logger=CSVLogger(tmp_path))
+    (sample,) = model.samples()
+    assert sample[:12] == data.tokenizer.decode(data.batch["input_ids"][0].tolist())
+    assert len(sample) == 16
+    assert model.samples() == [sample]
+    model.sample_seed = 4
+    assert model.samples() != [sample]
+
+
+def test_loggers_that_take_text_are_shown_the_samples(language_model, trainer, text, tmp_path):
+    shown = []
+
+    class Showing(CSVLogger):
+        def log_text(self, key, columns, data):
+            shown.append((key, columns, data))
+
+    trained(language_model(sample_tokens=2), trainer, text(), logger=Showing(tmp_path))
+    (key, columns, data), _ = shown
+    assert (key, columns, data[0][0], len(data[0][1])) == ("samples", ["step", "text"], 5, 14)
+
+
+def test_tensorboard_is_shown_the_samples(language_model, trainer, text, tmp_path):
+    shown = []
+
+    class Writer:
+        def add_text(self, tag, text, global_step):
+            shown.append((tag, global_step))
+
+    class Board(CSVLogger):
+        experiment = property(lambda self: Writer())
+
+        def log_metrics(self, metrics, step=None): ...
+
+        def save(self): ...
+
+        def log_hyperparams(self, params=None): ...
+
+    assert issubclass(Board, Logger)
+    trained(language_model(sample_tokens=2), trainer, text(), logger=Board(tmp_path))
+    assert shown == [("samples/0", 5), ("samples/0", 10)]
+
+
+def test_a_draw_follows_the_probabilities_its_temperature_and_the_likeliest_tokens():
+    logits = torch.tensor([0.5, 0.3, 0.2]).log()
+    generator = torch.Generator().manual_seed(0)
+
+    def shares(**arguments):
+        drawn = [draw(logits, generator=generator, **arguments) for _ in range(4000)]
+        return torch.bincount(torch.tensor(drawn), minlength=3) / 4000
+
+    torch.testing.assert_close(shares(temperature=1.0, top_k=None), logits.exp(), atol=0.03, rtol=0)
+    torch.testing.assert_close(
+        shares(temperature=0.5, top_k=None), torch.tensor([0.25, 0.09, 0.04]) / 0.38, atol=0.03, rtol=0
+    )
+    torch.testing.assert_close(shares(temperature=1.0, top_k=2), torch.tensor([5, 3, 0]) / 8, atol=0.03, rtol=0)
+    assert shares(temperature=0.0, top_k=None).tolist() == [1, 0, 0]
+
+
+def test_a_long_text_is_continued_from_its_last_block():
+    seen = []
+
+    def next_logits(ids):
+        seen.append(ids.tolist())
+        return torch.nn.functional.one_hot(ids + 1, 20).float()
+
+    generator = torch.Generator()
+    text = generate(next_logits, [1, 2], 4, block_size=3, temperature=0, generator=generator)
+    assert text == [1, 2, 3, 4, 5, 6]
+    assert seen == [[[1, 2]], [[1, 2, 3]], [[2, 3, 4]], [[3, 4, 5]]]
+    with pytest.raises(StructuredInitError, match="at least one token"):
+        generate(next_logits, [], 1, block_size=3, generator=generator)
+
+
+# Training ------------------------------------------------------------------------------------------------------------
+
+
+def test_gradient_checkpointing_changes_memory_and_no_gradient(language_model, tokens):
+    batch, gradients = tokens(), []
+    for on in (False, True):
+        model = language_model("llama", gradient_checkpointing=on).train()
+        calls = []
+        model.network.model.layers[0].mlp.register_forward_pre_hook(lambda *args, calls=calls: calls.append(1))
+        model.training_step(batch, 0).backward()
+        gradients.append([parameter.grad for parameter in model.network.parameters()])
+        assert len(calls) == 1 + on  # computed again
+    torch.testing.assert_close(*gradients)
+
+
+def test_bfloat16_trains_on_the_cpu_and_the_loss_is_counted_in_float32(language_model, trainer, text):
+    run = trained(language_model(), trainer, text(), precision="bf16-mixed")
+    other = trained(language_model(), trainer, text())
+    loss = run.callback_metrics["train/loss"]
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(other.callback_metrics["train/loss"].item(), rel=0.02)
+    assert run.callback_metrics["train/loss"] != other.callback_metrics["train/loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_a_compiled_model_costs_the_same_keeps_its_names_and_still_samples(language_model, trainer, text, tmp_path):
+    plain, compiled = language_model().eval(), language_model(compile=True, sample_tokens=3).eval()
+    assert compiled.state_dict().keys() == plain.state_dict().keys()
+    data = text(batch_size=3)
+    losses = [
+        trainer(logger=CSVLogger(tmp_path)).validate(m, datamodule=data)[0]["val/loss"] for m in (plain, compiled)
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("network", ["gpt2", "llama", "bert"])
+def test_matrices_decay_and_biases_norms_and_positions_do_not(network, language_model):
+    model = language_model(network)
+    decayed, kept = parameter_groups(model)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed, kept = ([names[id(p)] for p in group["params"]] for group in (decayed, kept))
+    assert len(decayed) + len(kept) == len(list(model.parameters()))  # a tied head is one with its embedding
+    assert all(model.get_parameter(name).ndim == 2 for name in decayed)
+    assert any(name.endswith(("wte.weight", "embed_tokens.weight", "word_embeddings.weight")) for name in decayed)
+    assert any(name.endswith(("attn.c_attn.weight", "q_proj.weight", "query.weight")) for name in decayed)
+    for name in ("wpe.weight", "position_embeddings.weight", "ln_1.weight", "norm.weight", "LayerNorm.weight", "bias"):
+        assert not any(each.endswith(name) for each in decayed)
+
+
+def test_a_checkpoint_loads_without_running_code_and_gives_the_same_losses(language_model, trainer, text, tmp_path):
+    model = language_model(label_smoothing=0.1)
+    run = trained(model, trainer, text())
+    run.save_checkpoint(tmp_path / "run.ckpt")
+    again = LanguageModel.load_from_checkpoint(tmp_path / "run.ckpt", weights_only=True)
+    assert same_weights(model, again)
+    assert again.hparams["network"] == "gpt2"
+
+
+def test_tokens_are_named_by_the_tokenizer_of_the_data(language_model, trainer, text, tokens):
+    model = language_model()
+    assert model.probe_tokens(tokens())[0][0] == str(tokens()["input_ids"][0, 0].item())
+    trained(model, trainer, text())
+    expected = [chr(ord("a") + token) for token in tokens()["input_ids"][2].tolist()]
+    assert model.probe_tokens(tokens())[2] == expected
+
+    class OfTokenizers:
+        def id_to_token(self, token):
+            return f"<{token}>"
+
+    assert token_strings(OfTokenizers(), [1, 2]) == ["<1>", "<2>"]
+
+
+# Mistakes ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), not 1.0"),
+        ({"z_loss": -1.0}, "z_loss must be 0 or positive"),
+        ({"sample_top_k": 0}, "sample_top_k must be at least 1"),
+        ({"objective": "causl"}, "unknown objective 'causl': did you mean 'causal'"),
+        ({"objective": "masked", "sample_tokens": 3}, "a masked model does not continue text"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(arguments, message):
+    with pytest.raises(StructuredInitError, match=message):
+        LanguageModel(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": 30}, "the data has vocab_size 30, more than the model's 23: set vocab_size"),
+        ({"block_size": 99}, "the data has block_size 99, more than the model's 12: set block_size"),
+        ({"objective": "masked"}, "the data has objective masked, the model causal: set objective"),
+    ],
+)
+def test_data_for_another_model_is_refused(change, message, language_model, trainer, text):
+    data = text()
+    for name, value in change.items():
+        setattr(data, name, value)
+    with pytest.raises(StructuredInitError, match=message):
+        trainer().fit(language_model(), datamodule=data)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([torch.ones(2, 3)], "a batch is a dictionary with input_ids and labels, this one has list"),
+        ({"input_ids": torch.ones(1, 3)}, "with input_ids and labels, this one has input_ids"),
+        ({"input_ids": torch.full((1, 3), 23)}, "the tokens run from 23 to 23, the embedding has 23 rows"),
+        ({"input_ids": torch.zeros(1, 13, dtype=torch.long)}, "a block of 13 tokens is longer than the 12 positions"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_refused(batch, message, language_model):
+    if isinstance(batch, dict) and batch["input_ids"].dtype == torch.long:
+        batch = {**batch, "labels": batch["input_ids"]}
+    with pytest.raises(StructuredInitError, match=message):
+        language_model().training_step(batch, 0)

@@ -1,0 +1,268 @@
+"""SequenceRecall: what it counts, what it learns, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+
+import lightning as L
+import pytest
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.callbacks import Callback
+from torch import nn
+
+from callbacks import AttentionMapCallback, InitCallback
+from lightning_modules import SequenceRecall
+from lightning_modules.data import RecallData
+from lightning_modules.networks.sequence.backbones import BACKBONES
+from lightning_modules.networks.sequence.mixers import AttentionMixer, LinearAttentionMixer
+from lightning_modules.tasks.optim import parameter_groups
+from lightning_modules.tasks.recall.metrics import RecallByLength
+from structured_init import MimeticStateSpace, StructuredInitError, attention_sites, initialize, state_space_sites
+from structured_init.analysis import capture_attention
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 2}
+ARGS = {
+    "mamba": {**TINY, "state_size": 4},
+    "mamba2": {**TINY, "state_size": 4, "head_dim": 8},
+    "hybrid": {**TINY, "state_size": 4},
+    "gpt2": TINY,
+    "llama": TINY,
+    "linear_attention": TINY,
+}
+
+
+def data(**changes):
+    sizes = {"min_length": 2, "max_length": 4, "test_lengths": [4, 6], "task_args": {"num_letters": 3}}
+    counts = {"train_examples": 32, "val_examples": 8, "test_examples": 6, "batch_size": 8}
+    return RecallData("copying", **{**sizes, **counts, "seed": 0, **changes})
+
+
+def model(network="mamba2", network_args=None, **changes):
+    prepared = data()
+    sizes = {"vocab_size": prepared.vocab_size, "block_size": prepared.block_size}
+    return SequenceRecall(network, ARGS.get(network) if network_args is None else network_args, **{**sizes, **changes})
+
+
+def trainer(tmp_path, **changes):
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    once = {"max_epochs": 1, "enable_checkpointing": False, "default_root_dir": tmp_path, "log_every_n_steps": 1}
+    return L.Trainer(**{**quiet, **once, **changes})
+
+
+@pytest.mark.parametrize("network", BACKBONES)
+def test_every_backbone_trains_and_is_tested_at_each_length(network, tmp_path):
+    torch.manual_seed(0)
+    task, runner = model(network), trainer(tmp_path)
+    before = {name: tensor.clone() for name, tensor in task.named_parameters()}
+    runner.fit(task, data())
+    assert {"train/loss", "val/exact_match", "val/loss", "val/exact_match_4"} <= set(runner.callback_metrics)
+    assert all(not torch.equal(tensor, before[name]) for name, tensor in task.named_parameters())
+    (found,) = runner.test(task, data(), verbose=False)
+    named = {f"test/{name}_{length}" for name in ("exact_match", "token_accuracy") for length in (4, 6)}
+    assert set(found) == named | {
+        f"test/{name}" for name in ("loss", "exact_match", "token_accuracy", "longest_solved")
+    }
+
+
+@pytest.mark.parametrize("network", BACKBONES)
+def test_no_backbone_sees_what_comes_later(network):
+    torch.manual_seed(0)
+    task = model(network).eval()
+    ids = torch.randint(7, (2, 10))
+    changed = ids.clone()
+    changed[:, 6:] = (changed[:, 6:] + 1) % 7
+    first, second = task(ids), task(changed)
+    assert first.shape == (2, 10, 7)
+    torch.testing.assert_close(first[:, :6], second[:, :6])
+    assert not torch.allclose(first[:, 6:], second[:, 6:])
+
+
+class Oracle(nn.Module):
+    """Knows the alphabet: copies, but makes a mistake in the last letter of strings longer than 4."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, ids):
+        logits = torch.zeros(*ids.shape, 7)
+        for row, line in enumerate(ids.tolist()):
+            bar = line.index(4)
+            letters = line[1:bar]
+            answer = [*letters, 5]
+            if len(letters) > 4:
+                answer[-2] = (answer[-2] + 1) % 3
+            for place, token in enumerate(answer):
+                logits[row, bar + place, token] = 9.0
+        return logits * self.weight
+
+
+class OwnRecall(SequenceRecall):
+    def configure_network(self):
+        return Oracle()
+
+
+def test_a_network_of_one_s_own_is_counted_right(tmp_path):
+    task = OwnRecall(vocab_size=7, block_size=14)
+    (found,) = trainer(tmp_path).test(task, data(), verbose=False)
+    assert found["test/exact_match_4"] == found["test/token_accuracy_4"] == 1
+    assert found["test/exact_match_6"] == 0
+    assert found["test/token_accuracy_6"] == pytest.approx(5 / 6)
+    assert found["test/exact_match"] == 0.5
+    assert found["test/token_accuracy"] == pytest.approx(9 / 10)
+    assert found["test/longest_solved"] == 4
+
+
+def test_the_loss_is_that_of_the_answers_alone():
+    torch.manual_seed(0)
+    task, batch = model(), data().train_set.__getitems__([(0, i) for i in range(4)])
+    logits = task(batch["input_ids"])
+    rows, places = (batch["targets"] != -100).nonzero(as_tuple=True)
+    expected = F.cross_entropy(logits[rows, places], batch["targets"][rows, places])
+    torch.testing.assert_close(task.training_step(batch, 0), expected)
+
+
+def test_lengths_are_solved_up_to_the_first_that_is_not():
+    metric = RecallByLength([2, 4, 8], solved=0.5)
+    scored = torch.ones(6, 2, dtype=torch.bool)
+    targets = torch.zeros(6, 2, dtype=torch.int64)
+    predictions = torch.tensor([[0, 0], [0, 0], [0, 1], [0, 1], [0, 0], [0, 0]])
+    metric.update(predictions, targets, scored, torch.tensor([2, 2, 4, 4, 8, 8]))
+    found = {name: value.item() for name, value in metric.compute().items()}
+    assert found["longest_solved"] == 2
+    assert (found["exact_match_8"], found["exact_match_4"], found["token_accuracy_4"]) == (1, 0, 0.5)
+    assert found["exact_match"] == pytest.approx(4 / 6)
+
+
+@pytest.mark.slow
+def test_a_small_sorting_task_is_learned(tmp_path):
+    """Where guessing has a third of the letters right, a hundred steps have more: nothing in the way is broken."""
+    torch.manual_seed(0)
+    short = RecallData(
+        "sorting",
+        {"num_letters": 3},
+        min_length=6,
+        max_length=6,
+        test_lengths=[6],
+        train_examples=1600,
+        test_examples=50,
+        batch_size=16,
+        seed=0,
+    )
+    task = SequenceRecall(
+        "mamba2",
+        {**TINY, "state_size": 8, "head_dim": 8},
+        vocab_size=short.vocab_size,
+        block_size=short.block_size,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    )
+    runner = trainer(tmp_path)
+    runner.fit(task, short)
+    (found,) = runner.test(task, short, verbose=False)
+    assert found["test/token_accuracy"] > 0.6
+
+
+def test_a_start_and_both_captures_go_with_it(tmp_path):
+    class Start(Callback):
+        def on_train_start(self, trainer, pl_module):
+            self.A_log = state_space_sites(pl_module)[0].A_log
+
+    torch.manual_seed(0)
+    start, attention, seen = InitCallback(MimeticStateSpace()), AttentionMapCallback(samples=2), Start()
+    runner = trainer(tmp_path, callbacks=[start, attention, seen], max_epochs=1)
+    runner.fit(model(), data())
+    assert seen.A_log.eq(-8).all()
+    assert set(attention.records) == {"before", "after"}
+    layers = attention.records["after"]["statistics"]
+    assert list(layers) == ["network.backbone.layers.0.mixer", "network.backbone.layers.1.mixer"]
+    assert (tmp_path / "attention" / "after.safetensors").is_file()
+    assert list((tmp_path / "attention").glob("*.png"))
+
+
+@pytest.mark.parametrize("network", ["mamba", "mamba2"])
+@pytest.mark.parametrize("decay_all", [False, True])
+def test_decays_step_biases_and_skips_never_decay(network, decay_all):
+    task = model(network)
+    decayed, kept = (
+        {id(parameter) for parameter in group["params"]} for group in parameter_groups(task, decay_all=decay_all)
+    )
+    for site in state_space_sites(task):
+        for tensor in (site.layout.A_log, site.layout.dt_bias, site.layout.D):
+            assert id(tensor) in kept
+            assert id(tensor) not in decayed
+        assert id(site.layout.B.weight) in decayed
+    norm = task.network.backbone.norm_f.weight
+    assert (id(norm) in decayed) is decay_all
+
+
+def test_the_mixers_are_attention_sites_and_their_maps_are_seen():
+    torch.manual_seed(0)
+    ids = torch.randint(7, (2, 9))
+    hybrid = model("hybrid")
+    assert [site.name for site in attention_sites(hybrid)] == ["network.backbone.layers.1.mixer"]
+    assert [site.name for site in state_space_sites(hybrid)] == ["network.backbone.layers.0.mixer"]
+    assert list(capture_attention(hybrid, ids)) == [f"network.backbone.layers.{i}.mixer" for i in range(2)]
+    linear = model("linear_attention")
+    for layer in capture_attention(linear, ids).values():
+        torch.testing.assert_close(layer.sum(-1), torch.ones(2, 1, 9))
+        assert torch.equal(layer, layer.tril())
+
+
+def test_both_mixers_compute_what_their_formulas_say():
+    torch.manual_seed(0)
+    for cls in (AttentionMixer, LinearAttentionMixer):
+        mixer, x = cls(8, 2).double(), torch.randn(1, 5, 8, dtype=torch.float64)
+        (site,) = attention_sites(nn.ModuleDict({"m": mixer}))
+        output = torch.zeros(5, 8, dtype=torch.float64)
+        for head in range(2):
+            query, key, value = (x[0] @ getattr(site, part)[head] for part in ("query", "key", "value"))
+            for i in range(5):
+                logits = torch.stack([query[i] @ key[j] / 2 for j in range(i + 1)])
+                weights = logits.softmax(0) if cls is AttentionMixer else logits
+                output[i] += sum(w * value[j] for j, w in enumerate(weights)) @ site.output[head]
+        torch.testing.assert_close(mixer(x)[0], output)
+
+
+def test_the_mimetic_start_makes_mamba2_linear_attention_without_decay():
+    torch.manual_seed(0)
+    task = model("mamba2")
+    report = initialize(task, MimeticStateSpace(), seed=0)
+    assert len(report.measures) == 2
+
+
+@pytest.mark.parametrize(
+    ("network", "network_args", "changes", "message"),
+    [
+        ("mamba3", {}, {}, "unknown network 'mamba3': did you mean 'mamba"),
+        ("gpt2", {"max_position_embeddings": 8}, {}, "a block of 14 tokens is longer than the 8 positions of 'gpt2'"),
+        ("hybrid", {"layers": 3}, {}, "network 'hybrid' takes no argument 'layers': "),
+        ("hybrid", {"attention_layer": 2}, {}, "attention_layer=2 is none of its 2 layers, which are numbered 0 to 1"),
+        ("hybrid", {"state_space": "s4"}, {}, "state_space must be mamba or mamba2, got 's4'"),
+        ("hybrid", {"num_heads": 3}, {}, "a width of 64 does not divide into 3 heads"),
+        ("mamba", {"state": 3}, {}, "network 'mamba' takes no argument 'state': did you mean 'state_size'?"),
+        ("mamba2", {"head_dim": 48}, {}, "an inner width of 128 does not divide into heads of 48"),
+        ("mamba", {"host": "cuda"}, {}, "host must be transformers or mamba_ssm, got 'cuda'"),
+        ("mamba", {}, {"solved": 0.0}, "solved must be in (0, 1], got 0.0"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_in_one_line(network, network_args, changes, message):
+    with pytest.raises(StructuredInitError, match=re.escape(message)) as caught:
+        model(network, network_args, **changes)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("network", "changes", "message"),
+    [
+        ("mamba2", {"vocab_size": 5}, "the data has 7 token numbers, the network 5: set vocab_size"),
+        ("gpt2", {"block_size": 8}, "the data's longest input has 14 tokens, the network 8 positions: set block_size"),
+    ],
+)
+def test_data_that_does_not_fit_is_refused_before_training(network, changes, message, tmp_path):
+    with pytest.raises(StructuredInitError, match=message):
+        trainer(tmp_path).fit(model(network, **changes), data())
+
+
+def test_a_network_without_positions_takes_any_length(tmp_path):
+    trainer(tmp_path, fast_dev_run=True).fit(model(block_size=2), data())

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_modules.tasks.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
+from structured_init import StructuredInitError
+
+# A resumed run has a folder of its own, so that nothing in the first one is lost; Lightning remarks on it.
+pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed")
+
+
+@pytest.fixture
+def last(cli, folder):
+    """The checkpoint of a finished run of one epoch."""
+    return f"{cli('fit').trainer.log_dir}/checkpoints/last.ckpt"
+
+
+def test_a_resumed_run_goes_on_from_the_checkpoint(cli, last):
+    resumed = cli("fit", "--ckpt_path", last, "--trainer.max_epochs=2")
+    assert resumed.trainer.current_epoch == 2
+    assert resumed.trainer.global_step == 2 * torch.load(last, weights_only=True)["global_step"]
+
+
+def test_a_run_resumed_inside_an_epoch_ends_with_the_weights_and_metrics_of_the_undisturbed_one(cli, folder):
+    (folder / "often.yaml").write_text(
+        "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: "
+        "{filename: '{step}', every_n_train_steps: 1, save_top_k: -1}}]}\n"
+        "model: {init_args: {mixup: 1.0, cutmix: 1.0}}\n"
+    )
+    whole = cli("fit", "-c", "often.yaml")
+    assert whole.trainer.global_step > 2
+    resumed = cli("fit", "-c", "often.yaml", "--ckpt_path", f"{whole.trainer.log_dir}/checkpoints/step=2.ckpt")
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+    for name in ("train/accuracy", "train/loss", "val/loss"):
+        assert whole.trainer.callback_metrics[name] == resumed.trainer.callback_metrics[name], name
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("--model.optimizer.lr=0.5", "optimizer.lr = 0.001, this run asks for 0.5"),
+        ("--model.network_args.depth=3", "network_args.depth = 2, this run asks for 3"),
+        ("--model.label_smoothing=0.2", "label_smoothing = 0.0, this run asks for 0.2"),
+    ],
+)
+def test_a_changed_argument_is_refused_by_name_and_the_checkpoint_left_alone(cli, complaint, last, argument, message):
+    before = torch.load(last, weights_only=True)
+    assert message in complaint(cli, "fit", "--ckpt_path", last, argument)
+    assert torch.load(last, weights_only=True)["global_step"] == before["global_step"]
+
+
+def test_compiling_is_not_an_argument_of_the_model(cli, last):
+    cli("test", "--ckpt_path", last, "--model.compile=false")
+    assert "compile" not in torch.load(last, weights_only=True)["hyper_parameters"]
+
+
+def test_a_damaged_a_foreign_and_an_unsafe_file_are_refused_in_one_line(cli, complaint, folder, last):
+    whole = Path(last).read_bytes()
+    (folder / "damaged.ckpt").write_bytes(whole[: len(whole) // 2])
+    (folder / "empty.ckpt").write_bytes(b"")
+    torch.save({"weights": torch.ones(2)}, folder / "foreign.ckpt")
+    torch.save(
+        {"state_dict": {}, "pytorch-lightning_version": "2.6", "object": torch.nn.Linear(1, 1)}, folder / "objects.ckpt"
+    )
+    expected = {
+        "damaged.ckpt": "cannot read checkpoint 'damaged.ckpt': it is damaged",
+        "empty.ckpt": "cannot read checkpoint 'empty.ckpt': it is damaged",
+        "foreign.ckpt": "'foreign.ckpt' is not a checkpoint of this program",
+        "objects.ckpt": "cannot read checkpoint 'objects.ckpt': it holds Python objects, which are never run",
+    }
+    for name, message in expected.items():
+        assert complaint(cli, "test", "--ckpt_path", name).startswith(message)
+
+
+def test_weights_of_another_network_are_refused_by_the_first_name_that_differs():
+    here = {"a": torch.ones(2), "b": torch.ones(3)}
+    for there, message in (
+        ({"a": torch.ones(2)}, "it has no 'b'"),
+        ({**here, "c": torch.ones(1)}, "it has 'c', which this one has not"),
+        ({"a": torch.ones(2), "b": torch.ones(4)}, r"'b' has shape \(4,\) there, \(3,\) here"),
+    ):
+        with pytest.raises(StructuredInitError, match=message):
+            refuse_other_weights(there, here)
+    refuse_other_weights(dict(here), here)
+
+
+def test_arguments_are_compared_by_value_at_any_depth():
+    refuse_changed_arguments(
+        {"a": {"init_args": {"b": (1, 2)}}, "gone": 1}, {"a": {"init_args": {"b": [1, 2]}}, "new": 2}
+    )
+    with pytest.raises(StructuredInitError, match=r"a\.b = \[1, 2\], this run asks for \[1, 3\]"):
+        refuse_changed_arguments({"a": {"init_args": {"b": [1, 2]}}}, {"a": {"init_args": {"b": [1, 3]}}})
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (None, True),
+        ({"a": [1, 2.0, (True, "b")]}, True),
+        (torch.ones(1), False),
+        ([torch.nn.ReLU()], False),
+        (len, False),
+    ],
+)
+def test_plain_values_are_those_that_load_without_running_code(value, plain):
+    assert is_plain(value) is plain

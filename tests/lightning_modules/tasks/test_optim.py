@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from lightning_modules import ImageClassifier
+from lightning_modules.tasks.optim import learning_rate, parameter_groups, piecewise_linear, warmup_cosine
+from structured_init import StructuredInitError
+
+SCHEDULE = {"total_steps": 100, "warmup_steps": 10, "warmup_lr": 1e-5, "min_lr": 1e-6}
+
+
+class Tagged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept = nn.Parameter(torch.ones(2, 2))
+        self.tagged = nn.Parameter(torch.ones(2, 2))
+        self.tagged._no_weight_decay = True
+        self.declared = nn.Parameter(torch.ones(2, 2))
+        self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+        self.norm = nn.LayerNorm(2)
+
+    def no_weight_decay(self):
+        return {"declared"}
+
+
+def undecayed(module):
+    names = {id(parameter): name for name, parameter in module.named_parameters()}
+    return {
+        names[id(p)] for group in parameter_groups(module) if group.get("weight_decay") == 0 for p in group["params"]
+    }
+
+
+def test_positions_do_not_decay_whatever_the_host_calls_them():
+    from transformers import GPT2Config, GPT2Model
+
+    from lightning_modules.tasks.optim import parameter_groups
+
+    model = GPT2Model(GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=4, vocab_size=11))
+    decayed, kept = (group["params"] for group in parameter_groups(model))
+    assert any(model.wpe.weight is parameter for parameter in kept)
+    assert any(model.wte.weight is parameter for parameter in decayed)
+
+
+def test_tagged_declared_and_vector_parameters_do_not_decay_and_frozen_ones_are_left_out():
+    model = nn.ModuleDict({"inner": Tagged()})
+    assert undecayed(model) == {"inner.tagged", "inner.declared", "inner.norm.weight", "inner.norm.bias"}
+    assert sum(len(group["params"]) for group in parameter_groups(model)) == 5
+
+
+def test_in_a_vision_transformer_only_matrices_and_the_patch_embedding_decay():
+    tokens = {"class_token": True, "register_tokens": 2, "depth": 1}
+    network = ImageClassifier("vit_nano_patch2_8", tokens, image_size=8, in_channels=1).network
+    rest = {name for name, _ in network.named_parameters()} - undecayed(network)
+    matrices = {f"blocks.0.{name}.weight" for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")}
+    assert rest == {"patch_embed.proj.weight", "head.weight"} | matrices
+
+
+def test_a_tied_parameter_is_in_one_group_once():
+    first, second = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    second.weight = first.weight
+    assert [len(group["params"]) for group in parameter_groups(nn.Sequential(first, second))] == [1]
+
+
+def test_the_learning_rate_rises_in_a_line_and_falls_in_half_a_cosine():
+    rates = [learning_rate(step, base_lr=1e-3, **SCHEDULE) for step in range(120)]
+    assert rates[0] == pytest.approx(1e-5)
+    assert rates[5] == pytest.approx((1e-5 + 1e-3) / 2)
+    assert rates[10] == pytest.approx(1e-3)
+    assert rates[10 + 30] == pytest.approx(1e-6 + (1e-3 - 1e-6) * math.cos(math.pi / 6) ** 2)  # (1 + cos 2x)/2 = cos² x
+    assert rates[55] == pytest.approx((1e-3 + 1e-6) / 2)
+    assert rates[100] == rates[119] == pytest.approx(1e-6)
+
+
+def test_every_group_is_scheduled_between_its_own_peak_and_the_common_ends():
+    groups = [{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (1e-3, 1e-2)]
+    optimizer = torch.optim.SGD(groups)
+    scheduler = warmup_cosine(optimizer, **SCHEDULE)
+    seen = []
+    for _ in range(100):
+        seen.append(scheduler.get_last_lr())
+        optimizer.step()
+        scheduler.step()
+    assert seen[0] == pytest.approx([1e-5, 1e-5])
+    assert seen[10] == pytest.approx([1e-3, 1e-2])
+    assert scheduler.get_last_lr() == pytest.approx([1e-6, 1e-6])
+
+
+def test_a_schedule_restored_in_the_middle_goes_on_as_it_would_have():
+    def run(steps, state=None):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1e-3)
+        scheduler = warmup_cosine(optimizer, **SCHEDULE)
+        if state:
+            scheduler.load_state_dict(state)
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step()
+        return scheduler
+
+    assert run(20, run(30).state_dict()).get_last_lr() == run(50).get_last_lr()
+
+
+@pytest.mark.parametrize("epochs", [25, 100])
+def test_the_published_curve_of_the_convmixers_is_followed_in_every_step(epochs):
+    """locuslab/convmixer-cifar10: np.interp of the fractional epoch at the end of the step."""
+    steps_per_epoch, peak = 7, 0.05
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=peak)
+    points = [[0, 0], [0.4, 1], [0.8, 0.05], [1, 0]]
+    scheduler = piecewise_linear(optimizer, total_steps=epochs * steps_per_epoch, points=points)
+    for epoch in range(epochs):
+        for i in range(steps_per_epoch):
+            knots = [0, epochs * 2 // 5, epochs * 4 // 5, epochs]
+            expected = np.interp(epoch + (i + 1) / steps_per_epoch, knots, [0, peak, peak / 20, 0])
+            assert scheduler.get_last_lr()[0] == pytest.approx(expected, abs=1e-12)
+            optimizer.step()
+            scheduler.step()
+
+
+def test_a_recipe_can_let_every_parameter_decay():
+    model = nn.ModuleDict({"inner": Tagged()})
+    (group,) = parameter_groups(model, decay_all=True)
+    assert "weight_decay" not in group
+    assert len(group["params"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lr_schedule": [[0, 0], [0.5, 1]]}, r"first numbers rise from 0 to 1"),
+        ({"lr_schedule": [[0, 0], [1, 0]], "warmup_epochs": 2}, "warmup_epochs=2 would do nothing"),
+    ],
+)
+def test_a_schedule_that_means_nothing_is_refused_at_once(arguments, message):
+    with pytest.raises(StructuredInitError, match=message):
+        ImageClassifier("vit_nano_patch2_8", {"depth": 1}, image_size=8, **arguments)

@@ -1,0 +1,136 @@
+"""Imports point one way: ``comparison`` → ``lightning_modules`` → ``callbacks`` → ``structured_init`` → torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import structured_init
+
+ROOT = Path(structured_init.__file__).parents[1]
+PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")
+HOSTS = ("lightning", "pytorch_lightning", "timm", "transformers", "callbacks", "lightning_modules")
+# A room and what no file in it imports, not even inside a function.
+CLI, TASKS, DATA, NETWORKS = (f"lightning_modules.{room}" for room in ("cli", "tasks", "data", "networks"))
+FORBIDDEN = {
+    "structured_init": (*HOSTS, "comparison"),
+    "callbacks": ("lightning_modules", "comparison"),
+    "lightning_modules": ("comparison",),
+    "lightning_modules/tasks": ("callbacks", CLI),
+    "lightning_modules/data": (
+        "callbacks",
+        "lightning_modules.cli",
+        "lightning_modules.tasks",
+        "lightning_modules.networks",
+    ),
+    "lightning_modules/networks": (
+        "callbacks",
+        "lightning_modules.cli",
+        "lightning_modules.tasks",
+        "lightning_modules.data",
+    ),
+    "comparison/results": (
+        *("torch", "lightning", "timm", "transformers", "callbacks", "lightning_modules"),
+        *("structured_init.analysis", "comparison.report", "comparison.run", "comparison.command"),
+    ),
+    "comparison/report": ("lightning", "callbacks", "lightning_modules", "comparison.run", "comparison.command"),
+    "comparison/run": ("comparison.report", "comparison.command"),
+}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+
+
+def imported(path: Path) -> set[str]:
+    """The dotted names that a file imports anywhere, also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def below(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_no_file_imports_what_stands_above_it(room):
+    files = sorted((ROOT / room).rglob("*.py"))
+    assert files
+    found = [
+        f"{path.relative_to(ROOT).as_posix()}: {name}"
+        for path in files
+        for name in sorted(imported(path))
+        if any(below(name, package) for package in FORBIDDEN[room])
+    ]
+    assert found == []
+
+
+def test_no_files_import_one_another_in_a_circle():
+    edges = {
+        module: {
+            target
+            for name in imported(path)
+            for target in (name, name.rpartition(".")[0])
+            if target in MODULES and target != module
+        }
+        for module, path in MODULES.items()
+    }
+    # A package is imported for the file inside it; its own list of names is no circle.
+    edges = {m: {t for t in targets if not below(m, t)} for m, targets in edges.items()}
+    left = dict(edges)
+    while free := [module for module, targets in left.items() if not targets & left.keys()]:
+        for module in free:
+            del left[module]
+    assert sorted(left) == []
+
+
+def test_no_room_holds_more_than_two_fifths_of_the_house():
+    house = [p for room in (*PACKAGES, "benchmarks", "notebooks") for p in sorted((ROOT / room).rglob("*.py"))]
+    lines = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in house}
+    shares = {
+        room: sum(n for path, n in lines.items() if path.is_relative_to(ROOT / room)) / sum(lines.values())
+        for room in PACKAGES
+    }
+    assert max(shares.values()) < 0.4, shares
+
+
+def loaded_after(code: str) -> set[str]:
+    """The top-level packages in a new interpreter that has run some code."""
+    code += "\nimport sys\nprint(*{name.partition('.')[0] for name in sys.modules})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return set(result.stdout.splitlines()[-1].split())
+
+
+def test_importing_the_library_and_looking_for_sites_imports_no_host_and_no_lightning():
+    code = """
+import torch
+from structured_init import attention_sites, position_sites
+model = torch.nn.TransformerEncoderLayer(8, 2, 8)
+assert isinstance(attention_sites(model), list) and position_sites(model) == []"""
+    assert not loaded_after(code) & {*HOSTS, "comparison"}
+
+
+def test_reading_results_imports_no_torch():
+    code = "from comparison.results.records import load_results\nload_results('benchmarks/results/compare_digits')"
+    assert not loaded_after(code) & {"torch", *HOSTS}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["report", "--help"]])
+def test_help_imports_no_torch(arguments):
+    code = f"""
+from lightning_modules.cli import main
+try:
+    main({arguments})
+except SystemExit as stop:
+    assert not stop.code"""
+    assert not loaded_after(code) & {"torch", "pandas", "matplotlib", *HOSTS[:-1]} - {"callbacks"}
