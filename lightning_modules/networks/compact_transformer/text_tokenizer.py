@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lightning_modules.networks.compact_transformer.tokenizer import (
-    POOL,
     POOL_PADDING,
     POOL_STRIDE,
     side_after,
@@ -18,9 +17,11 @@ from lightning_modules.networks.compact_transformer.tokenizer import (
 )
 from structured_init.errors import StructuredInitError
 
+POOL = 2  # of text; 3 of images: TextCCT's own default in the public code (src/text/cct.py), which _text_cct keeps
+
 
 class TextTokenizer(nn.Module):
-    """A convolution over whole embeddings, without bias; with pooling, ReLU and max pooling (3, stride 2) after it.
+    """A convolution over whole embeddings, without bias; with pooling, ReLU and max pooling (2, stride 2) after it.
 
     A token that comes out counts where anything that it saw does; the others are zero.
 
