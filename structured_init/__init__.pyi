@@ -21,8 +21,10 @@ from .conv import (
     SpatialFilters,
     estimate_covariances,
 )
+from .draws import Draws
 from .errors import StructuredInitError
 from .initializer import Compose, Initializer, freeze, initialize
+from .linalg import random_orthogonal
 from .mlp import MlpMean
 from .plan import Weights
 from .report import InitReport
@@ -38,6 +40,7 @@ from .sites import (
     StateSpaceLayout,
     StateSpaceSite,
     TokenLayout,
+    Where,
     attention_sites,
     depthwise_conv_sites,
     mlp_sites,
@@ -46,6 +49,8 @@ from .sites import (
     register_mlp,
     register_positions,
     register_state_space,
+    required_attention_sites,
+    required_position_sites,
     state_space_sites,
 )
 from .ssm import MimeticStateSpace
@@ -60,6 +65,7 @@ __all__ = [
     "Default",
     "DeltaOrthogonal",
     "DepthwiseConvSite",
+    "Draws",
     "FilterCovariance",
     "FirstLayer",
     "Impulse",
@@ -87,6 +93,7 @@ __all__ = [
     "TruncatedNormal",
     "WeightSelection",
     "Weights",
+    "Where",
     "attention_sites",
     "depthwise_conv_sites",
     "estimate_covariances",
@@ -94,10 +101,13 @@ __all__ = [
     "initialize",
     "mlp_sites",
     "position_sites",
+    "random_orthogonal",
     "register_attention",
     "register_mlp",
     "register_positions",
     "register_state_space",
+    "required_attention_sites",
+    "required_position_sites",
     "state_space_sites",
 ]
 

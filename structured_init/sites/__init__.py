@@ -8,11 +8,22 @@ from structured_init.sites import (  # noqa: F401 - register their classes
     transformers,
     transformers_tokens,
 )
-from structured_init.sites.attention import AttentionSite, attention_sites, register_attention
+from structured_init.sites.attention import (
+    AttentionSite,
+    attention_sites,
+    register_attention,
+    required_attention_sites,
+)
 from structured_init.sites.depthwise import DepthwiseConvSite, depthwise_conv_sites
 from structured_init.sites.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.sites.mlp import FirstLayer, MlpLayout, MlpSite, mlp_sites, register_mlp
-from structured_init.sites.position import PositionSite, position_sites, register_positions
+from structured_init.sites.position import (
+    PositionSite,
+    position_sites,
+    register_positions,
+    required_position_sites,
+)
+from structured_init.sites.select import Where
 from structured_init.sites.state_space import (
     StateSpaceLayout,
     StateSpaceSite,
@@ -32,6 +43,7 @@ __all__ = [
     "StateSpaceLayout",
     "StateSpaceSite",
     "TokenLayout",
+    "Where",
     "attention_sites",
     "depthwise_conv_sites",
     "mlp_sites",
@@ -40,5 +52,7 @@ __all__ = [
     "register_mlp",
     "register_positions",
     "register_state_space",
+    "required_attention_sites",
+    "required_position_sites",
     "state_space_sites",
 ]

@@ -1,0 +1,88 @@
+"""What docs/extending.md shows is run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lightning_modules.cli import main
+from structured_init import StructuredInitError, attention_sites, initialize
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+
+
+def example(section: str, language: str = "python") -> str:
+    """The block of a section."""
+    text = PAGE[PAGE.index(f"\n## {section}\n") + 1 :].partition("\n## ")[0]
+    return re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)[1]
+
+
+@pytest.fixture(autouse=True)
+def known_attention():
+    """Forget the classes that an example registers."""
+    from structured_init.sites.attention import ATTENTION
+
+    before = dict(vars(ATTENTION))
+    copies = {name: dict(value) if isinstance(value, dict) else value for name, value in before.items()}
+    yield
+    vars(ATTENTION).update(copies)
+
+
+@pytest.mark.parametrize("section", ["An initializer", "A host", "A task"])
+def test_every_example_is_short(section):
+    lines = [line for line in example(section).splitlines() if line.strip()]
+    assert len(lines) <= 30
+
+
+def test_an_initializer_of_ones_own_works_on_a_vit_and_on_grouped_queries(tiny_vit):
+    from transformers import LlamaConfig, LlamaModel
+
+    names: dict = {}
+    exec(example("An initializer"), names)
+    llama = LlamaModel(
+        LlamaConfig(
+            hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2,
+            intermediate_size=8, vocab_size=16,
+        )
+    )  # fmt: skip
+    for model in (tiny_vit(), llama):
+        report = initialize(model, names["SymmetricHeads"](gain=2.0), seed=0)
+        assert "SymmetricHeads(gain=2.0" in str(report.initializer)
+        for site in attention_sites(model):
+            group = site.num_heads // site.num_key_value_heads
+            logits = site.query @ site.key.repeat_interleave(group, 0).mT
+            torch.testing.assert_close(logits, logits.mT)
+            largest = torch.linalg.matrix_norm(site.query, ord=2)
+            torch.testing.assert_close(largest, torch.full_like(largest, 2.0))
+    with pytest.raises(StructuredInitError, match="gain must be positive"):
+        names["SymmetricHeads"](gain=0)
+
+
+def test_a_host_of_ones_own_has_its_queries_where_it_says():
+    names: dict = {}
+    exec(example("A host"), names)
+    module = names["FusedAttention"]()
+    (site,) = attention_sites(module)
+    assert (site.num_heads, site.head_dim, site.grid, site.prefix_tokens) == (4, 8, (8, 8), 1)
+    tokens = torch.randn(3, 32)
+    key, query, _ = module.kqv(tokens).sub(module.kqv.bias).reshape(3, 3, 4, 8).unbind(1)
+    torch.testing.assert_close(tokens @ site.query[1], query[:, 1])
+    torch.testing.assert_close(tokens @ site.key[3], key[:, 3])
+
+
+def test_a_task_of_ones_own_trains_from_the_command_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "my_file.py").write_text(example("A task"))
+    settings = yaml.safe_load(example("A task", "yaml"))
+    settings["data"]["init_args"]["fraction"] = 0.2
+    settings["trainer"] |= {"enable_progress_bar": False, "enable_model_summary": False}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(settings))
+    cli = main(["fit", "-c", "mine.yaml"])
+    metrics = cli.trainer.callback_metrics
+    assert cli.model.pixels == 64
+    assert 0 < metrics["val/loss"] < 2
