@@ -1,0 +1,36 @@
+"""Every card says where its equation is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOT_CARDS = {"benchmarks", "extending", "scaling"}
+CARDS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.stem not in NOT_CARDS)
+EQUATION = re.compile(r"\[`[^`]+`\]\(([^)]+\.py)\)(?:: ([^;\n]*))?")
+
+
+@pytest.mark.parametrize("card", CARDS, ids=lambda path: path.stem)
+def test_a_card_names_the_file_of_its_equation_and_functions_that_are_there(card):
+    line = next(line for line in card.read_text(encoding="utf-8").splitlines() if line.startswith("**Code.** "))
+    files = EQUATION.findall(line)
+    assert files
+    for target, functions in files:
+        source = (card.parent / target).read_text(encoding="utf-8")
+        for name in re.findall(r"`(\w+)`", functions):
+            assert re.search(rf"^(def|class) {name}\b", source, re.MULTILINE), name
+
+
+def test_the_readme_leads_to_six_equations():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text[text.index("## Where the equations are") :].split("\n## ")[0]
+    rows = EQUATION.findall(section)
+    assert len(rows) == 6
+    for target, functions in rows:
+        source = (ROOT / target).read_text(encoding="utf-8")
+        names = re.findall(r"`(\w+)`", functions)
+        assert names
+        assert all(re.search(rf"^def {name}\b", source, re.MULTILINE) for name in names)
