@@ -1,4 +1,8 @@
-"""Where a dataset lies: inside the package, on the disk, or on the hub."""
+"""Where a dataset lies: inside the package, on the disk, or on the hub.
+
+``datasets`` reads the files. That they are listed here, in place of ``load_dataset(folder)``, is for streams, which are
+resumed file by file, and for errors, which name the damaged file.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""A sampler of (epoch, index) pairs and a loader that can start in the middle of an epoch."""
+"""A sampler of (epoch, index) pairs and a loader that can start in the middle of an epoch.
+
+torchdata's ``StatefulDataLoader`` (0.11) resumes in the middle of an epoch too, but with the same number of worker
+processes only: a state saved with 2 workers is refused with 0 and with 1. Here a batch is a function of its number, so
+the state is one number, and a run may go on with any number of workers.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,10 @@
 """The corruption of masked language modelling, a function of (seed, epoch, index).
 
 Letters: B batch, T block size.
+
+transformers' ``DataCollatorForLanguageModeling`` makes the same corruption from a running generator, by torch or numpy.
+What it hides depends on all batches before, so a run that is resumed, or that has another number of workers, would see
+other blocks.
 """
 
 from __future__ import annotations
