@@ -98,10 +98,8 @@ def table(record: dict[str, Any]) -> str:
         "|---|---|---|---|---|",
     ]
     lines += [f"| `{name}` | {spread(seconds[name], 2)} | | | |" for name in REFERENCES]
-    lines += [
-        f"| `{claim.command}` | {spread(seconds[claim.command], 2)} | `{claim.reference}` | {ratio:.2f} | {claim.bound} |"
-        for claim, ratio in ratios(record)
-    ]
+    for (command, reference, bound), ratio in ratios(record):
+        lines.append(f"| `{command}` | {spread(seconds[command], 2)} | `{reference}` | {ratio:.2f} | {bound} |")
     return "\n".join(lines) + "\n"
 
 
