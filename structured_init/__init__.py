@@ -48,7 +48,7 @@ from structured_init.sites import (
     register_state_space,
     state_space_sites,
 )
-from structured_init.ssm import MimeticStateSpace
+from structured_init.ssm import MambaReference, MimeticStateSpace
 from structured_init.transfer import WeightSelection
 
 __all__ = [
@@ -67,6 +67,7 @@ __all__ = [
     "Initializer",
     "KaimingUniform",
     "LearnedCovariances",
+    "MambaReference",
     "Mimetic",
     "MimeticStateSpace",
     "MlpLayout",

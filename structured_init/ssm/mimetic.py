@@ -65,10 +65,12 @@ class MimeticStateSpace(Initializer):
 
     Each component can be switched off; then the host's own start stays. Output and input projections, gates, D, norms
     and embeddings are never touched. A scan without decay sums all tokens that it has seen; where its output would grow
-    out of bounds, W_B and W_C are made smaller (``scan_scale``), which is ours. Not known from the paper, and therefore arguments: whether A_log is set to a value
-    or multiplied (``decay_reading``), whether Δ depends on the input (``input_dependent_step``), how C is correlated
-    with B (``match``) and how large both are (``match_scale``), and which layers (``layers``; a review says that the
-    paper's main experiment starts a single one, which it calls "Layer 4").
+    out of bounds, W_B and W_C are made smaller (``scan_scale``), which is ours.
+
+    Not known from the paper, and therefore arguments: whether A_log is set to a value or multiplied
+    (``decay_reading``), whether Δ depends on the input (``input_dependent_step``), how C is correlated with B
+    (``match``) and how large both are (``match_scale``), and which layers (``layers``; a review says that the paper's
+    main experiment starts a single one, which it calls "Layer 4").
 
     Args:
         decay: write A.
@@ -88,8 +90,8 @@ class MimeticStateSpace(Initializer):
         convolution: write the short convolution: 1 at the token itself, 0 before it, no bias. The paper calls it
             optional.
         scan_scale: ``"bounded"`` makes W_B and W_C smaller by one factor where the scan's output at the 256th of random
-            tokens would be larger than its input and than it was before (Mamba-1), or, where the host normalizes it
-            (Mamba-2), than half precision can hold. ``"paper"`` leaves both as the components have them, and warns.
+            tokens would be larger than eight times its input and than it was before (Mamba-1), or, where the host
+            normalizes it (Mamba-2), than half precision can hold. ``"paper"`` leaves both as the components have them, and warns.
         layers: which of the model's state-space layers, by number from 0, negative from the end; all where null.
         where: which of them, by name; with ``layers``, those that both select.
 
@@ -210,13 +212,13 @@ class MimeticStateSpace(Initializer):
             return present
         if self.scan_scale == "paper":
             site.warn(
-                f"the scan's output grows to {present.late:.3g} (rms) in 256 random tokens, from {before.late:.3g} before,"
-                " and on with the length: half precision may overflow; scan_scale='bounded' prevents it"
+                f"the scan's output grows to {present.late:.3g} (rms) in 256 random tokens, from {before.late:.3g}"
+                " before, and on with the length: half precision may overflow; scan_scale='bounded' prevents it"
             )
             return present
         reached, factor = keep_within(site, limit)
         site.note(
-            f"W_B and W_C were multiplied by {factor:.3g}: the scan's output would have grown to {present.late:.3g} (rms)"
-            " in 256 random tokens; scan_scale='paper' leaves them"
+            f"W_B and W_C were multiplied by {factor:.3g}: the scan's output would have grown to {present.late:.3g}"
+            " (rms) in 256 random tokens; scan_scale='paper' leaves them"
         )
         return reached

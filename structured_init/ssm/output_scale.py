@@ -1,7 +1,7 @@
 """How large the output of a scan is on random tokens, and how it is kept from growing out of bounds.
 
-Without decay a scan sums all tokens that it has seen. Where the host normalizes its output (Mamba-2) that does not show;
-where it does not (Mamba-1) the layer's output, and with it the residual stream, grows with the length.
+Without decay a scan sums all tokens that it has seen. Where the host normalizes its output (Mamba-2) that does not
+show; where it does not (Mamba-1) the layer's output, and with it the residual stream, grows with the length.
 
 Letters: L tokens, D embed_dim, H heads, P head_dim.
 """
@@ -19,6 +19,7 @@ from structured_init.ssm.head_scan import head_scan
 from structured_init.ssm.scan import selective_scan
 
 TOKENS, LAST = 256, 16  # how many random tokens are read, and over how many of the last the output is measured
+INPUTS = 8.0  # how many times its input the output may be
 HALF = 100.0  # root mean square at token 256 at which nothing overflows in float16, see bound
 
 
@@ -52,13 +53,14 @@ def scan_scale(site: StateSpaceSite) -> ScanScale | None:
 
 
 def bound(before: ScanScale, site: StateSpaceSite) -> float:
-    """Return how large the output may be at token 256: what the layer takes, or what it gave before, the larger.
+    """Return how large the output may be at token 256: eight times the input, or what it was before, the larger.
 
+    At mamba-ssm's own scales the scan without decay reaches three to five times its input, so that nothing is changed there.
     Where the host normalizes the output, what float16 can hold: a scan without decay grows at most twelve times more
     until its half-life of 2,066 tokens ends that, and hardly an entry is larger than twenty times the root mean square;
     100 · 12 · 20 is less than the 65,504 at which float16 ends.
     """
-    return max(HALF, before.late) if site.layout.normalized else max(before.input, before.late)
+    return max(HALF if site.layout.normalized else INPUTS * before.input, before.late)
 
 
 def keep_within(site: StateSpaceSite, limit: float, *, attempts: int = 12) -> tuple[ScanScale | None, float]:
