@@ -91,7 +91,8 @@ class MimeticStateSpace(Initializer):
             optional.
         scan_scale: ``"bounded"`` makes W_B and W_C smaller by one factor where the scan's output at the 256th of random
             tokens would be larger than eight times its input and than it was before (Mamba-1), or, where the host
-            normalizes it (Mamba-2), than half precision can hold. ``"paper"`` leaves both as the components have them, and warns.
+            normalizes it (Mamba-2), than half precision can hold. ``"paper"`` leaves both as the
+            components have them, and warns.
         layers: which of the model's state-space layers, by number from 0, negative from the end; all where null.
         where: which of them, by name; with ``layers``, those that both select.
 

@@ -55,7 +55,7 @@ def scan_scale(site: StateSpaceSite) -> ScanScale | None:
 def bound(before: ScanScale, site: StateSpaceSite) -> float:
     """Return how large the output may be at token 256: eight times the input, or what it was before, the larger.
 
-    At mamba-ssm's own scales the scan without decay reaches three to five times its input, so that nothing is changed there.
+    At mamba-ssm's own scales the scan without decay reaches three to five times its input, and nothing is changed.
     Where the host normalizes the output, what float16 can hold: a scan without decay grows at most twelve times more
     until its half-life of 2,066 tokens ends that, and hardly an entry is larger than twenty times the root mean square;
     100 · 12 · 20 is less than the 65,504 at which float16 ends.
