@@ -53,7 +53,7 @@ from .sites import (
     required_position_sites,
     state_space_sites,
 )
-from .ssm import MimeticStateSpace
+from .ssm import MambaReference, MimeticStateSpace
 from .transfer import WeightSelection
 
 __all__ = [
@@ -73,6 +73,7 @@ __all__ = [
     "Initializer",
     "KaimingUniform",
     "LearnedCovariances",
+    "MambaReference",
     "Mimetic",
     "MimeticStateSpace",
     "MlpLayout",

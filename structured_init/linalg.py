@@ -43,18 +43,33 @@ def truncated_svd(matrix: Float[Tensor, "rows columns"], rank: int) -> tuple[Ten
     Returns:
         U (rows, r), S (r,) descending, V (columns, r). Where S is 0, so is the column of U.
     """
-    size = matrix.shape[1]
-    rank = min(rank, size)
-    columns = matrix.numpy()
-    chosen = {"subset_by_index": [size - rank, size - 1]} if SUBSET * rank <= size else {"driver": "evd"}
-    gram = (columns.T @ columns).T  # equal to itself transposed; the order of its memory is LAPACK's, no copy is made
-    right = torch.from_numpy(eigh(gram, overwrite_a=True, check_finite=False, **chosen)[1]).flip(1)[:, :rank]
-    del gram
+    right = leading_eigenvectors(gram(matrix), rank)
     left = matrix @ right
     singular = left.norm(dim=0)
     left /= singular.where(singular > 0, 1)
     signs = _signs(left)
     return left.mul_(signs), singular, right.mul_(signs)
+
+
+def gram(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "columns columns"]:
+    """Return MᵀM, equal to itself transposed; numpy computes half of it, where torch would compute all."""
+    columns = matrix.numpy()
+    return torch.from_numpy(columns.T @ columns)
+
+
+def leading_eigenvectors(symmetric: Float[Tensor, "size size"], rank: int) -> Float[Tensor, "size rank"]:
+    """Return the eigenvectors of the largest eigenvalues, descending, at most as many as there are.
+
+    Args:
+        symmetric: a matrix equal to itself transposed, whose memory is used up.
+        rank: how many.
+    """
+    size = symmetric.shape[0]
+    rank = min(rank, size)
+    chosen = {"subset_by_index": [size - rank, size - 1]} if SUBSET * rank <= size else {"driver": "evd"}
+    columns = symmetric.numpy().T  # the order of its memory is LAPACK's, no copy is made
+    vectors = eigh(columns, overwrite_a=True, check_finite=False, **chosen)[1]
+    return torch.from_numpy(vectors).flip(1)[:, :rank]
 
 
 def _signs(left: Tensor) -> Tensor:

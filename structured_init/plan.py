@@ -75,6 +75,7 @@ class Weights:
         self.updates: dict[int, Update] = {}
         self.skipped: dict[str, str] = {}
         self.notes: dict[str, str] = {}
+        self.warnings: list[str] = []
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}
         self._pending: set[int] = set()
         self._names = tensor_names(model)
@@ -149,6 +150,11 @@ class Weights:
         """Record something the host does that changes what an initializer means there."""
         earlier = self.notes.get(name, what)
         self.notes[name] = earlier if what in earlier else f"{earlier}; {what}"
+
+    def warn(self, what: str) -> None:
+        """Record what the user should look at."""
+        if what not in self.warnings:
+            self.warnings.append(what)
 
     def measure(self, name: str, values: Mapping[str, tuple[float, float]]) -> None:
         """Record what a start did to a site beyond its entries' statistics: quantity → (before, after)."""

@@ -113,7 +113,7 @@ def build_report(
     """Account for every parameter of the overlay's model, and for the buffers that were set."""
     future = {id(tensor): trainable for tensor, trainable in changes}
     sizes = [(each.numel(), future.get(id(each), each.requires_grad)) for each in weights.model.parameters()]
-    warnings = []
+    warnings = list(weights.warnings)
     if any(update.by for update in weights.updates.values()) and (name := trained_norm(weights)):
         warnings.append(f"the weights look trained ('{name}' is not as a library builds it) and were overwritten")
     return InitReport(

@@ -6,8 +6,7 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -15,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from structured_init.attention.codes import sincos_2d
+from structured_init.attention.grouped import Factors, query_key_factors
 from structured_init.attention.position import two_dimensional
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -28,7 +28,6 @@ from structured_init.sites.select import Where
 Noise = Literal["normal", "uniform"]
 Orientation = Literal["paper", "circulated"]
 Precision = Literal["float64", "float32"]
-Factors = tuple[Float[Tensor, "D rank"], Float[Tensor, "rank D"]]
 
 
 def noisy_identity(
@@ -80,26 +79,6 @@ def split_identity(target: Float[Tensor, "D D"], rank: int, *, generator: torch.
     return root * basis, math.copysign(root, beta) * basis.mT
 
 
-def query_key_factors(
-    targets: Iterable[Float[Tensor, "D D"]], group: int, split: Callable[[Tensor], Factors]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return W_q of every head and W_k of every group of heads, each (D, k), for one target A per head.
-
-    A group's first head has the best rank-k product, which ``split`` finds. The others have to use its W_k: with
-    W_q = A W_k (W_kᵀ W_k)⁻¹ the product is A Π, the target on the span of the shared keys. With ``group`` 1 every
-    head is a first one.
-    """
-    queries, keys = [], []
-    for head, target in enumerate(targets):
-        if head % group == 0:
-            left, right = split(target)
-            queries.append(left)
-            keys.append(right.mT)
-        else:
-            queries.append(target @ torch.linalg.pinv(keys[-1]).mT)
-    return queries, keys
-
-
 class Mimetic(Initializer):
     """W_q W_kᵀ ≈ αZ ± βI in every head, W_v W_o ≈ αZ ± βI in every layer, and sincos positions.
 
@@ -133,8 +112,9 @@ class Mimetic(Initializer):
         StructuredInitError: at :meth:`plan`, no attention layer of a known class, or one whose products are not square.
 
     Grouped queries and RoPE, which the paper does not treat either, are ours: heads that share a key take their target
-    on its span, the value–output product has rank Hkv·k, and under RoPE the coordinates inside a head are turned at
-    random, so that the largest directions do not all fall on the fastest pairs.
+    on its span, which keeps as much of their targets together as k directions can; the value–output product has rank
+    Hkv·k; and under RoPE the coordinates inside a head are turned at random, so that the largest directions do not all
+    fall on the fastest pairs.
 
     Source: Trockman & Kolter, 2305.09828; constants and orientation as circulated, see ``docs/mimetic.md``.
     """
@@ -199,16 +179,23 @@ class Mimetic(Initializer):
         """2305.09828, Algorithm: per head, U S Vᵀ = svd(αZ ± βI), W_q = U_k S_k^½, W_k = V_k S_k^½."""
         layout = site.layout
         _square(site, "query–key", layout.query.width, layout.key.width)
-        target = partial(
-            self._target, self.qk_alpha, self.qk_sign * self.qk_beta, rng.generator(site.name, "query_key")
-        )
-        subspaces = rng.generator(site.name, "query_key subspace")
         group = site.num_heads // site.num_key_value_heads
-        queries, keys = query_key_factors(
-            (target(site.embed_dim) for _ in range(site.num_heads)),
-            group,
-            lambda target: self._split(target, self.qk_alpha, site.head_dim, subspaces),
-        )
+        if self.qk_alpha:
+            queries, keys = query_key_factors(
+                lambda: self._query_key_targets(site, rng),
+                site.num_heads,
+                group,
+                site.head_dim,
+                lambda target: split(target, site.head_dim),
+            )
+        else:  # of one target for all heads, those that share a key have the same factors
+            subspaces = rng.generator(site.name, "query_key subspace")
+            target = next(self._query_key_targets(site, rng))
+            parts = [
+                split_identity(target, site.head_dim, generator=subspaces) for _ in range(site.num_key_value_heads)
+            ]
+            queries = [left for left, _ in parts for _ in range(group)]
+            keys = [right.mT for _, right in parts]
         if layout.rope:
             generator = rng.generator(site.name, "rope")
             shape = (site.head_dim, site.head_dim)
@@ -245,6 +232,11 @@ class Mimetic(Initializer):
         right = right.reshape(heads, width, dim)
         site.output = right if group == 1 else (right / group).repeat_interleave(group, dim=0)
         site.note_value_output(residual_scale=self.residual_scale)
+
+    def _query_key_targets(self, site: AttentionSite, rng: Draws) -> Iterator[Tensor]:
+        generator, beta = rng.generator(site.name, "query_key"), self.qk_sign * self.qk_beta
+        for _ in range(site.num_heads):
+            yield self._target(self.qk_alpha, beta, generator, site.embed_dim)
 
     def _target(self, alpha: float, beta: float, generator: torch.Generator, dim: int) -> Tensor:
         dtype = torch.float64 if self.precision == "float64" else torch.float32

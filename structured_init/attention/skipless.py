@@ -5,13 +5,15 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.attention.mimetic import Noise, noisy_identity, query_key_factors, split
+from structured_init.attention.grouped import query_key_factors
+from structured_init.attention.mimetic import Noise, noisy_identity, split
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -70,8 +72,8 @@ class Skipless(Initializer):
             layer of a known class, or a query–key product that is not square.
 
     Grouped queries and RoPE are treated as in ``Mimetic``, which is ours: heads that share a key take their target on
-    its span, heads that share a value share its output, each a part of it, and under RoPE the coordinates inside a head
-    are turned at random.
+    its span, which keeps as much of their targets together as k directions can; heads that share a value share its
+    output, each a part of it; and under RoPE the coordinates inside a head are turned at random.
 
     Source: Ji et al., "Cutting the Skip", 2510.00345 (ICLR 2026), known to us at second hand, see ``docs/skipless.md``.
     """
@@ -117,13 +119,16 @@ class Skipless(Initializer):
                 f"Skipless: the query–key product of '{site.name}' maps width {rows} to {columns},"
                 " where αZ + βI is square"
             )
-        generator = rng.generator(site.name, "query_key")
-        targets = (
-            noisy_identity(rows, self.qk_alpha, self.qk_beta, noise=self.noise, generator=generator)
-            for _ in range(site.num_heads)
-        )
+
+        def targets() -> Iterator[Tensor]:
+            generator = rng.generator(site.name, "query_key")
+            for _ in range(site.num_heads):
+                yield noisy_identity(rows, self.qk_alpha, self.qk_beta, noise=self.noise, generator=generator)
+
         group = site.num_heads // site.num_key_value_heads
-        queries, keys = query_key_factors(targets, group, partial(split, rank=site.head_dim))
+        queries, keys = query_key_factors(
+            targets, site.num_heads, group, site.head_dim, partial(split, rank=site.head_dim)
+        )
         query, key = torch.stack(queries), torch.stack(keys)
         if site.layout.rope:
             generator = rng.generator(site.name, "rope")

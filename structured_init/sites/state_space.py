@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights, named_plain_modules
 from structured_init.sites.layout import Projection
-from structured_init.sites.registry import Registry, what_the_model_has
+from structured_init.sites.registry import Registry
 from structured_init.sites.select import Where, selects
 
 WAY_OUT = "describe it with structured_init.register_state_space"
@@ -57,7 +58,9 @@ class StateSpaceLayout:
         head_dim: P.
         dt_limit: the host cuts Δ to this interval.
         select: computes what the scan is given from the layer's input (batch, tokens, D); ``None`` where the implicit
-            attention is not to be read.
+            attention and the scale of the scan are not to be read.
+        embed_dim: D, for ``select``; ``None`` where the scale of the scan is not to be read.
+        normalized: the host normalizes the scan's output, so its scale does not reach the residual stream.
     """
 
     A_log: nn.Parameter
@@ -71,6 +74,8 @@ class StateSpaceLayout:
     head_dim: int = 1
     dt_limit: tuple[float, float] = (0.0, float("inf"))
     select: Callable[[Tensor], Selection] | None = None
+    embed_dim: int | None = None
+    normalized: bool = False
 
 
 Describe = Callable[[nn.Module], StateSpaceLayout]
@@ -198,9 +203,22 @@ class StateSpaceSite:
         """Δ of every head for an input that moves it nowhere: softplus(b_Δ), cut as the host cuts it."""
         return F.softplus(self.dt_bias.double()).clamp(*self.layout.dt_limit)
 
+    def selection(self, hidden: Float[Tensor, "batch tokens embed_dim"]) -> Selection | None:
+        """Return what the scan is given for some inputs, on the CPU; ``None`` where the layout does not say."""
+        if self.layout.select is None:
+            return None
+        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
+        present = {f"module.{name}": self._weights.read(tensor) for name, tensor in tensors}
+        with torch.no_grad():
+            return torch.func.functional_call(_Select(self.module, self.layout.select), present, (hidden,))
+
     def note(self, what: str) -> None:
         """Record in the report what this host does to a start."""
         self._weights.note(self.name, what)
+
+    def warn(self, what: str) -> None:
+        """Record in the report what the user should look at."""
+        self._weights.warn(f"'{self.name}': {what}")
 
     def _write(self, what: str, tensor: nn.Parameter, value: Tensor, expected: tuple[int, ...]) -> None:
         if tuple(value.shape) != expected:
@@ -212,6 +230,18 @@ class StateSpaceSite:
             f"StateSpaceSite('{self.name}', heads={self.num_heads}, head_dim={self.layout.head_dim}, "
             f"state_dim={self.state_dim}, groups={self.num_groups})"
         )
+
+
+class _Select(nn.Module):
+    """A layer whose forward pass is its selection, so that it can be computed with the overlay's values."""
+
+    def __init__(self, module: nn.Module, select: Callable[[Tensor], Selection]) -> None:
+        super().__init__()
+        self.module = module
+        self.select = select
+
+    def forward(self, hidden: Tensor) -> Selection:
+        return self.select(hidden)
 
 
 def register_state_space(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
@@ -247,50 +277,3 @@ def state_space_sites(model: nn.Module | Weights, where: Where = None) -> list[S
             if selects(where, name, site):
                 sites.append(site)
     return sites
-
-
-def required_state_space_sites(
-    weights: Weights, where: Where, layers: list[int] | None, who: str
-) -> list[StateSpaceSite]:
-    """Return the chosen sites, and raise one line that says what the model has where there is none.
-
-    Args:
-        weights: the overlay.
-        where: which of them, by name.
-        layers: which of them, by their number among the model's state-space layers, from 0; negative from the end.
-        who: asks, for the messages.
-
-    Raises:
-        StructuredInitError: no state-space layer of a known class, none selected, or a number out of range.
-    """
-    everywhere = state_space_sites(weights)
-    unknown = unknown_state_spaces(weights.model)
-    if not everywhere:
-        kinds = ", ".join(sorted(set(unknown.values())))
-        has = f"the model has {kinds}" if unknown else what_the_model_has(weights.model)
-        raise StructuredInitError(f"{who} found no state-space layer that it knows; {has}: {WAY_OUT}")
-    count = len(everywhere)
-    if wrong := [layer for layer in layers or [] if not -count <= layer < count]:
-        raise StructuredInitError(
-            f"{who}: layers={layers} names layer {wrong[0]}, but the model's {count} state-space layers are numbered "
-            f"0 to {count - 1}"
-        )
-    numbers = range(count) if layers is None else {layer % count for layer in layers}
-    sites = [site for number, site in enumerate(everywhere) if number in numbers and selects(where, site.name, site)]
-    if not sites:
-        names = ", ".join(site.name for site in everywhere[:4]) + (", …" if count > 4 else "")
-        chosen = f"where={where!r}" + (f" with layers={layers}" if layers is not None else "")
-        raise StructuredInitError(f"{who}: {chosen} selects none of the {count} state-space layers ({names})")
-    for name, kind in unknown.items():
-        if not callable(where) and selects(where, name, None):
-            weights.skip(name, f"{kind} is not known: {WAY_OUT}")
-    return sites
-
-
-def unknown_state_spaces(model: nn.Module) -> dict[str, str]:
-    """Return name → class of what keeps an ``A_log``, as selective state-space layers do, and is of no known class."""
-    return {
-        name: type(module).__name__
-        for name, module in named_plain_modules(model)
-        if STATE_SPACE.find(module) is None and "A_log" in module._parameters
-    }

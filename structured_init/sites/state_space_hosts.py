@@ -31,6 +31,7 @@ def mamba(module: Any) -> StateSpaceLayout:
         conv_bias=module.conv1d.bias,
         D=module.D,
         select=lambda hidden: _mamba_selection(module, hidden),
+        embed_dim=module.in_proj.weight.shape[1],
     )
 
 
@@ -53,6 +54,8 @@ def mamba2(module: Any) -> StateSpaceLayout:
         head_dim=head_dim,
         dt_limit=_dt_limit(module),
         select=lambda hidden: _mamba2_selection(module, hidden),
+        embed_dim=weight.shape[1],
+        normalized=hasattr(module, "norm"),
     )
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from structured_init.sites.state_space import StateSpaceSite
+from structured_init.ssm.output_scale import ScanScale
 
 
 def half_life(A_log: Float[Tensor, "heads decays"], step: Float[Tensor, " heads"]) -> Float[Tensor, "heads decays"]:
@@ -32,13 +33,18 @@ def match_distance(
     return squared.clamp(min=0).sqrt()
 
 
-def measures(site: StateSpaceSite) -> dict[str, float]:
+def measures(site: StateSpaceSite, scale: ScanScale | None) -> dict[str, float]:
     """Return what the report says of a layer, before and after a start.
+
+    Args:
+        site: the layer.
+        scale: of its scan's output; ``None`` where it is not known.
 
     Returns:
         Half-life in tokens (5th percentile, median and 95th over heads and states), Δ (likewise, over heads) where the
         input moves it nowhere, the largest modulus in W_Δ, 0 where no input can move it, ‖W_C W_Bᵀ − I‖ (mean over
-        groups), and how far the short convolution is from the identity, as root mean square.
+        groups), how far the short convolution is from the identity, as root mean square, and how large the scan's
+        input and output are on random tokens.
     """
     taps = site.conv_weight.double()
     taps[:, -1] -= 1
@@ -48,6 +54,17 @@ def measures(site: StateSpaceSite) -> dict[str, float]:
         "largest W_Δ": site.dt_weight.abs().max().item(),
         "‖CᵀB − I‖": match_distance(site.B, site.C).mean().item(),
         "convolution − identity (rms)": taps.square().mean().sqrt().item(),
+        **_scale(scale),
+    }
+
+
+def _scale(scale: ScanScale | None) -> dict[str, float]:
+    if scale is None:
+        return {}
+    return {
+        "scan input (rms)": scale.input,
+        "scan output at token 64 (rms)": scale.early,
+        "scan output at token 256 (rms)": scale.late,
     }
 
 

@@ -18,12 +18,16 @@ from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
 from structured_init.plan import Weights
 from structured_init.sites.select import Where
-from structured_init.sites.state_space import StateSpaceSite, required_state_space_sites
+from structured_init.sites.state_space import StateSpaceSite
+from structured_init.sites.state_space_choice import required_state_space_sites
 from structured_init.ssm.measures import measures
+from structured_init.ssm.output_scale import ScanScale as Scale
+from structured_init.ssm.output_scale import bound, keep_within, scan_scale
 
 DecayReading = Literal["fill", "scale"]
 Match = Literal["half", "copy", "identity"]
 MatchScale = Literal["host", "unit"]
+ScanScale = Literal["bounded", "paper"]
 WHO = "MimeticStateSpace"
 
 
@@ -60,10 +64,13 @@ class MimeticStateSpace(Initializer):
     """A ≈ 1, Δ ≈ 1, C correlated with B, and an identity convolution, in Mamba and Mamba-2.
 
     Each component can be switched off; then the host's own start stays. Output and input projections, gates, D, norms
-    and embeddings are never touched. Not known from the paper, and therefore arguments: whether A_log is set to a value
-    or multiplied (``decay_reading``), whether Δ depends on the input (``input_dependent_step``), how C is correlated
-    with B (``match``) and how large both are (``match_scale``), and which layers (``layers``; a review says that the
-    paper's main experiment starts a single one, which it calls "Layer 4").
+    and embeddings are never touched. A scan without decay sums all tokens that it has seen; where its output would grow
+    out of bounds, W_B and W_C are made smaller (``scan_scale``), which is ours.
+
+    Not known from the paper, and therefore arguments: whether A_log is set to a value or multiplied
+    (``decay_reading``), whether Δ depends on the input (``input_dependent_step``), how C is correlated with B
+    (``match``) and how large both are (``match_scale``), and which layers (``layers``; a review says that the paper's
+    main experiment starts a single one, which it calls "Layer 4").
 
     Args:
         decay: write A.
@@ -82,6 +89,10 @@ class MimeticStateSpace(Initializer):
         match_beta: β of ``"identity"``.
         convolution: write the short convolution: 1 at the token itself, 0 before it, no bias. The paper calls it
             optional.
+        scan_scale: ``"bounded"`` makes W_B and W_C smaller by one factor where the scan's output at the 256th of random
+            tokens would be larger than eight times its input and than it was before (Mamba-1), or, where the host
+            normalizes it (Mamba-2), than half precision can hold. ``"paper"`` leaves both as the
+            components have them, and warns.
         layers: which of the model's state-space layers, by number from 0, negative from the end; all where null.
         where: which of them, by name; with ``layers``, those that both select.
 
@@ -106,6 +117,7 @@ class MimeticStateSpace(Initializer):
         match_alpha: float = 0.7,
         match_beta: float = 0.7,
         convolution: bool = True,
+        scan_scale: ScanScale = "bounded",
         layers: list[int] | None = None,
         where: Where = None,
     ) -> None:
@@ -113,6 +125,7 @@ class MimeticStateSpace(Initializer):
             ("decay_reading", decay_reading, ("fill", "scale")),
             ("match", match, ("half", "copy", "identity")),
             ("match_scale", match_scale, ("host", "unit")),
+            ("scan_scale", scan_scale, ("bounded", "paper")),
         ):
             if value not in valid:
                 raise StructuredInitError(f"{WHO}: {name} must be {' or '.join(valid)}, got '{value}'")
@@ -135,12 +148,14 @@ class MimeticStateSpace(Initializer):
         self.match_alpha = match_alpha
         self.match_beta = match_beta
         self.convolution = convolution
+        self.scan_scale: ScanScale = scan_scale
         self.layers = layers
         self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for site in weights.each(required_state_space_sites(weights, self.where, self.layers, WHO)):
-            before = measures(site)
+            scale = scan_scale(site)
+            before = measures(site, scale)
             if self.decay:
                 self._decay(site.by(f"{WHO}: decay"))
             if self.step:
@@ -149,7 +164,7 @@ class MimeticStateSpace(Initializer):
                 self._correlate(site.by(f"{WHO}: correlate"), rng)
             if self.convolution:
                 self._convolution(site.by(f"{WHO}: convolution"))
-            after = measures(site)
+            after = measures(site, self._bound(site.by(f"{WHO}: scan_scale"), scale))
             weights.measure(site.name, {name: (before[name], after[name]) for name in before})
 
     def _decay(self, site: StateSpaceSite) -> None:
@@ -190,3 +205,21 @@ class MimeticStateSpace(Initializer):
         site.conv_weight = taps
         if site.conv_bias is not None:
             site.conv_bias = torch.zeros_like(site.conv_bias)
+
+    def _bound(self, site: StateSpaceSite, before: Scale | None) -> Scale | None:
+        """Keep the scan's output from growing out of bounds, or say that it does; return its scale."""
+        present = scan_scale(site)
+        if before is None or present is None or present.late <= (limit := bound(before, site)):
+            return present
+        if self.scan_scale == "paper":
+            site.warn(
+                f"the scan's output grows to {present.late:.3g} (rms) in 256 random tokens, from {before.late:.3g}"
+                " before, and on with the length: half precision may overflow; scan_scale='bounded' prevents it"
+            )
+            return present
+        reached, factor = keep_within(site, limit)
+        site.note(
+            f"W_B and W_C were multiplied by {factor:.3g}: the scan's output would have grown to {present.late:.3g}"
+            " (rms) in 256 random tokens; scan_scale='paper' leaves them"
+        )
+        return reached

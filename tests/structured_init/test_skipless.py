@@ -128,11 +128,11 @@ def test_a_grouped_rotary_host_has_the_target_on_the_span_of_its_shared_keys():
     report = initialize(model, Skipless(), seed=2)
     (site,) = attention_sites(model)
     source = generator(2, site.name, "query_key")
-    for head in range(4):
-        z = torch.randn(16, 16, dtype=torch.float64, generator=source).numpy() / 4
-        target = 2 * z + 0.6 * np.eye(16)
-        if head % 2 == 0:
-            shared = np.linalg.svd(target)[2][:6].T
+    targets = [2 * torch.randn(16, 16, dtype=torch.float64, generator=source).numpy() / 4 for _ in range(4)]
+    targets = [target + 0.6 * np.eye(16) for target in targets]
+    for head, target in enumerate(targets):
+        first = head - head % 2
+        shared = np.linalg.svd(np.concatenate(targets[first : first + 2]))[2][:6].T
         np.testing.assert_allclose(
             (site.query[head] @ site.key[head // 2].mT).numpy(), target @ shared @ shared.T, atol=1e-9
         )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from structured_init.attention.grouped import halves
 from structured_init.linalg import signed_svd
 
 
@@ -63,8 +63,8 @@ def factor(basis: Basis, cores: Float64[Tensor, "group rank rank"], head_dim: in
     """Split each M_h = P⁺ T_h P⁺ᵀ into its own W_q and one W_k for all, as well as k directions of the key can.
 
     With A diag(σ) Bᵀ = svd([M_1; …; M_G]), stacked, W_k = B_k √σ_k / ⁴√G and W_q = A_hk √σ_k ⁴√G, where A_h are the
-    rows of head h. So W_q W_kᵀ = M_h B_k B_kᵀ, and no other W_k leaves less of Σ_h ‖M_h − W_q W_kᵀ‖². With G = 1
-    these are the halves of the best approximation of rank k; ⁴√G makes them the same for G equal heads.
+    rows of head h (:func:`halves`). So W_q W_kᵀ = M_h B_k B_kᵀ, and no other W_k leaves less of
+    Σ_h ‖M_h − W_q W_kᵀ‖². With G = 1 these are the halves of the best approximation of rank k.
 
     With P⁺ = V S⁻¹ Uᵀ, M_h = V (S⁻¹ Uᵀ T_h U S⁻¹) Vᵀ. The inner matrix is r × r and V has orthonormal columns, so its
     decomposition is that of the D × D matrix M_h.
@@ -74,15 +74,9 @@ def factor(basis: Basis, cores: Float64[Tensor, "group rank rank"], head_dim: in
         cores: Uᵀ T_h U of each head.
         head_dim: k; where k > r zeros fill up.
     """
-    group = cores.shape[0]
     left, singular, right = signed_svd((cores / basis.singular[:, None] / basis.singular).flatten(0, 1))
-    size = min(head_dim, singular.numel())
-    root, balance = singular[:size].sqrt(), group**0.25
-    padding = (0, head_dim - size)
-    *queries, key = (
-        torch.nn.functional.pad(side[:, :size] * root, padding) for side in (*left.unflatten(0, cores.shape[:2]), right)
-    )
+    query, key = halves(left.unflatten(0, cores.shape[:2]), singular, right, head_dim)
     energy = singular.square()
     rank = int((singular > 1e-12 * singular[0]).sum()) if singular.numel() else 0
-    kept = float(energy[:size].sum() / energy.sum()) if rank else 1.0
-    return Factors(balance * torch.stack(queries), key / balance, rank, float(energy.sum()), kept)
+    kept = float(energy[:head_dim].sum() / energy.sum()) if rank else 1.0
+    return Factors(query, key, rank, float(energy.sum()), kept)

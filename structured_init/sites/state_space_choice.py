@@ -1,0 +1,58 @@
+"""Which state-space layers of a model are meant, and one line that says what it has where there is none."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.plan import Weights, named_plain_modules
+from structured_init.sites.registry import what_the_model_has
+from structured_init.sites.select import Where, selects
+from structured_init.sites.state_space import STATE_SPACE, WAY_OUT, StateSpaceSite, state_space_sites
+
+
+def required_state_space_sites(
+    weights: Weights, where: Where, layers: list[int] | None, who: str
+) -> list[StateSpaceSite]:
+    """Return the chosen sites, and raise one line that says what the model has where there is none.
+
+    Args:
+        weights: the overlay.
+        where: which of them, by name.
+        layers: which of them, by their number among the model's state-space layers, from 0; negative from the end.
+        who: asks, for the messages.
+
+    Raises:
+        StructuredInitError: no state-space layer of a known class, none selected, or a number out of range.
+    """
+    everywhere = state_space_sites(weights)
+    unknown = unknown_state_spaces(weights.model)
+    if not everywhere:
+        kinds = ", ".join(sorted(set(unknown.values())))
+        has = f"the model has {kinds}" if unknown else what_the_model_has(weights.model)
+        raise StructuredInitError(f"{who} found no state-space layer that it knows; {has}: {WAY_OUT}")
+    count = len(everywhere)
+    if wrong := [layer for layer in layers or [] if not -count <= layer < count]:
+        raise StructuredInitError(
+            f"{who}: layers={layers} names layer {wrong[0]}, but the model's {count} state-space layers are numbered "
+            f"0 to {count - 1}"
+        )
+    numbers = range(count) if layers is None else {layer % count for layer in layers}
+    sites = [site for number, site in enumerate(everywhere) if number in numbers and selects(where, site.name, site)]
+    if not sites:
+        names = ", ".join(site.name for site in everywhere[:4]) + (", …" if count > 4 else "")
+        chosen = f"where={where!r}" + (f" with layers={layers}" if layers is not None else "")
+        raise StructuredInitError(f"{who}: {chosen} selects none of the {count} state-space layers ({names})")
+    for name, kind in unknown.items():
+        if not callable(where) and selects(where, name, None):
+            weights.skip(name, f"{kind} is not known: {WAY_OUT}")
+    return sites
+
+
+def unknown_state_spaces(model: nn.Module) -> dict[str, str]:
+    """Return name → class of what keeps an ``A_log``, as selective state-space layers do, and is of no known class."""
+    return {
+        name: type(module).__name__
+        for name, module in named_plain_modules(model)
+        if STATE_SPACE.find(module) is None and "A_log" in module._parameters
+    }

@@ -1,0 +1,168 @@
+"""The initialization of mamba-ssm, the reference implementation of Mamba and Mamba-2, in any host.
+
+Letters: D embed_dim, N state_dim, H heads, K taps, R rank of Δ in Mamba-1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from structured_init.attention.baseline import uniform_fan_in
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.initializer import Initializer
+from structured_init.plan import Weights, named_plain_modules
+from structured_init.sites.select import Where
+from structured_init.sites.state_space import StateSpaceSite
+from structured_init.sites.state_space_choice import required_state_space_sites
+from structured_init.ssm.measures import measures
+from structured_init.ssm.output_scale import scan_scale
+
+WHO = "MambaReference"
+RESIDUAL = "out_proj"  # the last projection of a layer, into the residual stream
+HEAD = "lm_head"
+
+
+def log_uniform_step(count: int, low: float, high: float, floor: float, *, generator: torch.Generator) -> Tensor:
+    """Return b (count,) with softplus(b) = Δ, Δ log-uniform in [low, high] and no less than floor: Δ + log(1 − e^(−Δ)).
+
+    Source: ``mamba_ssm/modules/mamba_simple.py`` and ``mamba2.py``, ``inv_dt``.
+    """
+    draw = torch.rand(count, dtype=torch.float64, generator=generator)
+    step = (draw * (math.log(high) - math.log(low)) + math.log(low)).exp().clamp(min=floor)
+    return step + torch.log(-torch.expm1(-step))
+
+
+class MambaReference(Initializer):
+    """What mamba-ssm itself starts a Mamba or Mamba-2 language model with: the baseline that hosts differ from.
+
+    Written are the mixers' linear layers, U(±1/√fan_in), biases zero, output projections 1/√layers smaller; the short
+    convolution, U(±1/√K), weights and biases; Δ's bias, softplus⁻¹ of a log-uniform Δ; A_log, log(1 … N) in every
+    channel of Mamba-1 and log U(1, 16) in every head of Mamba-2; D = 1; embeddings, N(0, 0.02²), all of the model's;
+    and the output head, unless it is tied to them, U(±1/√D). Normalizations stay as the host built them, which is ones.
+
+    Args:
+        dt_min: smallest Δ.
+        dt_max: largest Δ.
+        dt_floor: Δ is cut from below here.
+        dt_scale: in Mamba-1 the second factor of W_Δ is U(±dt_scale/√R).
+        A_min: in Mamba-2, smallest −A.
+        A_max: in Mamba-2, largest −A.
+        embedding_std: standard deviation of embeddings; ``None`` leaves them, and the output head, to the host.
+        rescale_residual: divide output projections by √layers.
+        num_layers: of the network, for ``rescale_residual``; ``None`` counts its state-space layers, which in a hybrid
+            are fewer.
+        where: which state-space layers, by name.
+
+    Raises:
+        StructuredInitError: at construction, a value out of range; at :meth:`plan`, no state-space layer of a known
+            class.
+
+    Source: ``mamba_ssm/modules/mamba_simple.py``, ``modules/mamba2.py`` and ``_init_weights`` in
+    ``models/mixer_seq_simple.py`` of state-spaces/mamba 2.3.2.
+    """
+
+    def __init__(
+        self,
+        dt_min: float = 0.001,
+        dt_max: float = 0.1,
+        dt_floor: float = 1e-4,
+        dt_scale: float = 1.0,
+        A_min: float = 1.0,
+        A_max: float = 16.0,
+        embedding_std: float | None = 0.02,
+        rescale_residual: bool = True,
+        num_layers: int | None = None,
+        where: Where = None,
+    ) -> None:
+        for low, high, names in ((dt_min, dt_max, "dt_min ≤ dt_max"), (A_min, A_max, "A_min ≤ A_max")):
+            if not 0 < low <= high < math.inf:
+                raise StructuredInitError(f"{WHO}: 0 < {names} is needed, got {low} and {high}")
+        for name, value in (("dt_floor", dt_floor), ("dt_scale", dt_scale), ("embedding_std", embedding_std)):
+            if value is not None and not 0 < value < math.inf:
+                raise StructuredInitError(f"{WHO}: {name} must be a positive number, got {value}")
+        if num_layers is not None and num_layers < 1:
+            raise StructuredInitError(f"{WHO}: num_layers must be at least 1, got {num_layers}")
+        self.dt_min = dt_min
+        self.dt_max = dt_max
+        self.dt_floor = dt_floor
+        self.dt_scale = dt_scale
+        self.A_min = A_min
+        self.A_max = A_max
+        self.embedding_std = embedding_std
+        self.rescale_residual = rescale_residual
+        self.num_layers = num_layers
+        self.where = where
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        everywhere = required_state_space_sites(weights, None, None, WHO)
+        layers = self.num_layers or len(everywhere)
+        for site in weights.each(required_state_space_sites(weights, self.where, None, WHO)):
+            before = measures(site, scan_scale(site))
+            self._linears(site, weights, rng, 1 / math.sqrt(layers) if self.rescale_residual else 1.0)
+            self._scan(site.by(WHO), rng)
+            after = measures(site, scan_scale(site))
+            weights.measure(site.name, {name: (before[name], after[name]) for name in before})
+        if self.embedding_std is not None:
+            self._embeddings(weights, rng, self.embedding_std)
+
+    def _linears(self, site: StateSpaceSite, weights: Weights, rng: Draws, residual: float) -> None:
+        for name, module in site.module.named_modules():
+            if isinstance(module, nn.Linear):
+                weight = _uniform(weights, module.weight, rng)
+                if name == RESIDUAL:
+                    weight *= residual
+                if module.bias is not None and module.bias is not site.layout.dt_bias:
+                    weights.edit(module.bias, WHO).zero_()
+
+    def _scan(self, site: StateSpaceSite, rng: Draws) -> None:
+        taps = site.conv_weight
+        site.conv_weight = _filled(taps, taps.shape[-1], rng.generator(site.name, f"{WHO}: conv_weight"))
+        if site.conv_bias is not None:
+            generator = rng.generator(site.name, f"{WHO}: conv_bias")
+            site.conv_bias = _filled(site.conv_bias, taps.shape[-1], generator)
+        generator = rng.generator(site.name, f"{WHO}: step")
+        site.dt_bias = log_uniform_step(site.num_heads, self.dt_min, self.dt_max, self.dt_floor, generator=generator)
+        A_log, generator = site.A_log, rng.generator(site.name, f"{WHO}: A")
+        if site.layout.A_log.ndim > 1:
+            rank = site.dt_weight.shape[0]
+            bound = self.dt_scale / math.sqrt(rank)
+            step = rng.generator(site.name, f"{WHO}: dt_weight")
+            site.dt_weight = site.dt_weight.uniform_(-bound, bound, generator=step)
+            site.A_log = torch.arange(1, A_log.shape[1] + 1, dtype=A_log.dtype).log().expand_as(A_log)
+        else:
+            site.A_log = A_log.uniform_(self.A_min, self.A_max, generator=generator).log()
+        site.D = torch.ones_like(site.D)
+
+    def _embeddings(self, weights: Weights, rng: Draws, std: float) -> None:
+        embeddings = [module for _, module in named_plain_modules(weights.model) if isinstance(module, nn.Embedding)]
+        for module in weights.each(embeddings):
+            generator = rng.generator(weights.names(module.weight)[0], WHO)
+            weights.edit(module.weight, WHO).normal_(0, std, generator=generator)
+        tied = {id(module.weight) for module in embeddings}
+        for head in weights.each(_heads(weights.model)):
+            if id(head.weight) not in tied:
+                _uniform(weights, head.weight, rng)
+                if head.bias is not None:
+                    weights.edit(head.bias, WHO).zero_()
+
+
+def _heads(model: nn.Module) -> Iterator[nn.Linear]:
+    for name, module in named_plain_modules(model):
+        if name.rpartition(".")[2] == HEAD and isinstance(module, nn.Linear):
+            yield module
+
+
+def _uniform(weights: Weights, weight: Tensor, rng: Draws) -> Tensor:
+    value = weights.edit(weight, WHO)
+    uniform_fan_in(value, weight.shape[1], rng.generator(weights.names(weight)[0], WHO))
+    return value
+
+
+def _filled(tensor: Tensor, fan_in: int, generator: torch.Generator) -> Tensor:
+    uniform_fan_in(tensor, fan_in, generator)
+    return tensor

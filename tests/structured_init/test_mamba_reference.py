@@ -1,0 +1,212 @@
+"""MambaReference: the distributions of mamba-ssm's own initialization, in either host, and in mamba-ssm itself."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from scipy import stats
+from torch import nn
+from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
+
+from structured_init import Default, MambaReference, StructuredInitError, initialize, state_space_sites
+
+PRESET = Path(__file__).parents[2] / "configs" / "init" / "mamba_reference.yaml"
+WIDTH, LAYERS, STATES = 96, 4, 16
+
+
+def mamba(**changes):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 70, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": STATES, **changes}
+    return MambaForCausalLM(MambaConfig(**sizes))
+
+
+def mamba2(**changes):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 70, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, "state_size": STATES}
+    heads = {"num_heads": 48, "head_dim": 4, "n_groups": 2, "chunk_size": 8}
+    return Mamba2ForCausalLM(Mamba2Config(**{**sizes, **heads, **changes}))
+
+
+def is_uniform(values, bound):
+    """Kolmogorov and Smirnov, and the extremes."""
+    values = values.detach().double().flatten().numpy()
+    assert np.abs(values).max() <= bound * (1 + 1e-6)
+    assert stats.kstest(values, stats.uniform(-bound, 2 * bound).cdf).pvalue > 1e-3
+
+
+def together(model, name):
+    """One tensor of all mixers, side by side."""
+    return torch.cat([model.get_parameter(f"{site.name}.{name}").flatten() for site in state_space_sites(model)])
+
+
+@pytest.mark.parametrize("build", [mamba, mamba2])
+def test_projections_and_convolutions_are_pytorch_s_default_and_outputs_smaller_by_depth(build):
+    model = build()
+    initialize(model, MambaReference())
+    is_uniform(together(model, "in_proj.weight"), WIDTH**-0.5)
+    is_uniform(together(model, "out_proj.weight"), (2 * WIDTH) ** -0.5 / LAYERS**0.5)
+    is_uniform(together(model, "conv1d.weight"), 0.5)
+    is_uniform(together(model, "conv1d.bias"), 0.5)
+    if build is mamba:
+        is_uniform(together(model, "x_proj.weight"), (2 * WIDTH) ** -0.5)
+        is_uniform(together(model, "dt_proj.weight"), 6**-0.5)  # R = 96 / 16
+
+
+@pytest.mark.parametrize("build", [mamba, mamba2])
+def test_step_sizes_are_log_uniform_between_a_thousandth_and_a_tenth(build):
+    model = build()
+    initialize(model, MambaReference())
+    step = torch.cat([F.softplus(site.dt_bias.double()) for site in state_space_sites(model)]).numpy()
+    assert 0.001 <= step.min() * 1.0001 < 0.0012
+    assert 0.08 < step.max() <= 0.1 * 1.0001
+    assert stats.kstest(np.log(step), stats.uniform(math.log(1e-3), math.log(100)).cdf).pvalue > 1e-3
+
+
+def test_a_floor_cuts_the_step_sizes_from_below():
+    model = mamba()
+    initialize(model, MambaReference(dt_floor=0.01))
+    step = F.softplus(state_space_sites(model)[0].dt_bias.double())
+    assert step.min().item() == pytest.approx(0.01, rel=1e-5)
+    assert 0.4 < (step < 0.01001).double().mean() < 0.6  # half of log [0.001, 0.1]
+
+
+def test_decays_of_mamba_count_its_states_and_those_of_mamba_2_are_uniform():
+    model = mamba()
+    initialize(model, MambaReference())
+    for site in state_space_sites(model):
+        torch.testing.assert_close(site.A_log.exp(), torch.arange(1.0, STATES + 1).expand(2 * WIDTH, STATES))
+        assert site.D.eq(1).all()
+    model = mamba2()
+    initialize(model, MambaReference())
+    rates = torch.cat([site.A_log.exp().flatten() for site in state_space_sites(model)]).double().numpy()
+    assert stats.kstest(rates, stats.uniform(1, 15).cdf).pvalue > 1e-3
+    assert all(site.D.eq(1).all() for site in state_space_sites(model))
+
+
+@pytest.mark.parametrize("build", [mamba, mamba2])
+def test_embeddings_are_normal_and_an_untied_head_is_pytorch_s_default(build):
+    model = build(tie_word_embeddings=False)
+    initialize(model, MambaReference())
+    words = model.get_input_embeddings().weight.detach().flatten().double().numpy()
+    assert stats.kstest(words, stats.norm(0, 0.02).cdf).pvalue > 1e-3
+    is_uniform(model.lm_head.weight, WIDTH**-0.5)
+    tied = build(tie_word_embeddings=True)
+    initialize(tied, MambaReference())
+    assert torch.equal(tied.lm_head.weight, model.get_input_embeddings().weight)
+
+
+@pytest.mark.parametrize("build", [mamba, mamba2])
+def test_every_number_but_those_of_norms_is_set(build):
+    report = initialize(build(), MambaReference())
+    left = [name for entry in report.entries if not entry.set_by for name in entry.names]
+    assert left
+    assert all("norm" in name for name in left)
+    assert report.warnings == []
+
+
+def test_biases_of_projections_are_zero():
+    model = mamba(use_bias=True)
+    with torch.no_grad():
+        for site in state_space_sites(model):
+            site.module.in_proj.bias.normal_()
+            site.module.out_proj.bias.normal_()
+    initialize(model, MambaReference())
+    assert not together(model, "in_proj.bias").any()
+    assert not together(model, "out_proj.bias").any()
+
+
+def test_what_is_switched_off_or_not_selected_stays_the_host_s():
+    host, model = mamba(), mamba()
+    initialize(host, Default())
+    initialize(model, MambaReference(embedding_std=None, where="layers.1.mixer"))
+    changed = {n for n, p in model.state_dict().items() if not torch.equal(p, host.state_dict()[n])}
+    assert changed
+    assert all(name.startswith("backbone.layers.1.mixer.") for name in changed)
+    is_uniform(model.backbone.layers[1].mixer.out_proj.weight, (2 * WIDTH) ** -0.5 / LAYERS**0.5)  # of all four
+    initialize(model, MambaReference(rescale_residual=False))
+    is_uniform(model.backbone.layers[1].mixer.out_proj.weight, (2 * WIDTH) ** -0.5)
+    initialize(model, MambaReference(num_layers=16))
+    is_uniform(model.backbone.layers[1].mixer.out_proj.weight, (2 * WIDTH) ** -0.5 / 4)
+
+
+def test_draws_depend_on_the_seed_and_on_names_alone():
+    first, second, other = mamba(), mamba(), mamba()
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    initialize(first, MambaReference(), seed=2)
+    assert torch.equal(torch.rand(3), expected)
+    initialize(second, MambaReference(), seed=2)
+    initialize(other, MambaReference(), seed=3)
+    for name, value in first.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name])
+    assert not torch.equal(together(first, "in_proj.weight"), together(other, "in_proj.weight"))
+
+
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba2"])
+def test_mamba_ssm_s_own_models_have_these_distributions(mamba_ssm, kind):
+    """Two samples, of its own initialization and of ours, tensor by tensor."""
+    models = importlib.import_module("mamba_ssm.models.mixer_seq_simple")
+    sizes = {"layer": kind, "d_state": STATES} | ({"headdim": 4} if kind == "Mamba2" else {})
+    torch.manual_seed(0)
+    layers = [
+        getattr(mamba_ssm, kind)(WIDTH, **{k: v for k, v in sizes.items() if k != "layer"}) for _ in range(LAYERS)
+    ]
+    model = nn.ModuleDict({"embedding": nn.Embedding(70, WIDTH), "layers": nn.ModuleList(layers)})
+    model.apply(lambda module: models._init_weights(module, n_layer=LAYERS))
+    theirs = {name: value.clone() for name, value in model.state_dict().items()}
+    initialize(model, MambaReference())
+    kinds = {name.removeprefix("layers.0.") for name in theirs if name.startswith("layers.0.")}
+    assert {"A_log", "D", "in_proj.weight", "out_proj.weight", "conv1d.weight", "conv1d.bias"} < kinds
+    for name in kinds:
+        if "norm" in name:
+            continue
+        old, new = (
+            torch.cat([values[f"layers.{i}.{name}"].flatten() for i in range(LAYERS)]).double().numpy()
+            for values in (theirs, model.state_dict())
+        )
+        if name == "D" or (name == "A_log" and kind == "Mamba"):
+            np.testing.assert_allclose(new, old, rtol=1e-6)
+        else:
+            assert stats.ks_2samp(old, new).pvalue > 1e-3, name
+            assert not np.array_equal(old, new)
+    old, new = theirs["embedding.weight"].flatten().numpy(), model["embedding"].weight.detach().flatten().numpy()
+    assert stats.ks_2samp(old, new).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dt_min": 0.2}, "MambaReference: 0 < dt_min ≤ dt_max is needed, got 0.2 and 0.1"),
+        ({"A_min": 0.0}, "MambaReference: 0 < A_min ≤ A_max is needed, got 0.0 and 16.0"),
+        ({"embedding_std": -1.0}, "MambaReference: embedding_std must be a positive number, got -1.0"),
+        ({"num_layers": 0}, "MambaReference: num_layers must be at least 1, got 0"),
+    ],
+)
+def test_an_argument_out_of_range_is_one_line(as_installed, arguments, message):
+    with pytest.raises(StructuredInitError, match=f"^{re.escape(message)}$"):
+        MambaReference(**arguments)
+
+
+def test_a_model_without_state_space_layers_is_refused_and_left_alone():
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4))
+    before = model[0].weight.clone()
+    with pytest.raises(StructuredInitError, match="MambaReference found no state-space layer that it knows"):
+        initialize(model, MambaReference())
+    assert torch.equal(model[0].weight, before)
+
+
+def test_the_preset_writes_out_every_argument_with_its_default():
+    initializer = yaml.safe_load(PRESET.read_text(encoding="utf-8"))["init"]["initializer"]
+    assert initializer["class_path"] == "MambaReference"
+    defaults = {name: each.default for name, each in inspect.signature(MambaReference).parameters.items()}
+    assert initializer["init_args"] == defaults
