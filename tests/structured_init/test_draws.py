@@ -71,7 +71,7 @@ def test_another_process_with_another_hash_seed_starts_alike(capsys):
 
 
 @pytest.mark.parametrize("seed", [0.9, 1.0, "a", None])
-def test_a_seed_that_is_no_whole_number_is_refused_in_one_line(seed):
+def test_a_seed_that_is_no_whole_number_is_refused_in_one_line(as_installed, seed):
     """0.9 meant 0, without a word."""
     model = nn.Linear(2, 2)
     before = model.weight.clone()
@@ -81,7 +81,7 @@ def test_a_seed_that_is_no_whole_number_is_refused_in_one_line(seed):
     assert torch.equal(model.weight, before)
 
 
-def test_whole_numbers_of_other_libraries_are_seeds():
+def test_whole_numbers_of_other_libraries_are_seeds(as_installed):
     assert Draws(np.int64(3)).seed == 3
     report = initialize(nn.Linear(2, 2), KaimingUniform(), seed=np.int32(4))
     assert report.to_dict()["seed"] == 4
