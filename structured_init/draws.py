@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 
 import torch
+
+from structured_init.errors import StructuredInitError
 
 
 class Draws:
@@ -15,10 +18,16 @@ class Draws:
 
     Args:
         seed: any integer.
+
+    Raises:
+        StructuredInitError: it is none: 0.9 would be 0, and two seeds the same.
     """
 
     def __init__(self, seed: int) -> None:
-        self.seed = int(seed)
+        try:
+            self.seed = operator.index(seed)
+        except TypeError:
+            raise StructuredInitError(f"seed must be a whole number such as 0, got {seed!r}") from None
 
     def generator(self, name: str, part: str) -> torch.Generator:
         """Return a fresh CPU generator for one part of one named place.

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -112,16 +113,18 @@ def initialize(
         The report: who set which parameter, with statistics before and after.
 
     Raises:
-        StructuredInitError: a required part finds no site; the message lists what the model has.
+        StructuredInitError: a required part finds no site, and the message lists what the model has; or ``seed`` is no
+            whole number.
     """
     if not isinstance(initializer, Initializer):
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
-    with Writer(broadcast=broadcast) as writer:
+    draws = Draws(seed)
+    with Writer(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer)
         changes = list(initializer.freezing(weights))
-        initializer.plan(weights, rng=Draws(seed), batch=batch)
+        initializer.plan(weights, rng=draws, batch=batch)
         weights.flush()
-        report = build_report(weights, initializer, seed, changes)
+        report = build_report(weights, initializer, draws.seed, changes)
         if not dry_run:
             for tensor, trainable in changes:
                 writer.train(tensor, trainable)

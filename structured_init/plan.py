@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
+from structured_init.parametrized import Computed, describe_computed, find_computed
 from structured_init.writer import Writer, check, full_value
 
 T = TypeVar("T")
@@ -78,6 +79,7 @@ class Weights:
         self.warnings: list[str] = []
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}
         self._pending: set[int] = set()
+        self._computed: dict[int, tuple[Computed, Tensor]] = {}  # the tensors as well, so that no id is used again
         self._names = tensor_names(model)
 
     def names(self, tensor: Tensor) -> tuple[str, ...]:
@@ -86,11 +88,15 @@ class Weights:
         Raises:
             StructuredInitError: the tensor is no parameter or buffer of the model.
         """
-        try:
-            return self._names[id(tensor)]
-        except KeyError:
-            message = f"a tensor of shape {tuple(tensor.shape)} was asked for that the model does not hold"
-            raise StructuredInitError(message) from None
+        if id(tensor) not in self._names:
+            modules = list(named_plain_modules(self.model))
+            computed = find_computed(modules, tensor)
+            if computed is None:
+                message = f"a tensor of shape {tuple(tensor.shape)} was asked for that the model does not hold"
+                raise StructuredInitError(message + describe_computed(modules, tensor.shape))
+            self._computed[id(tensor)] = (computed, tensor)
+            self._names[id(tensor)] = (computed.name,)
+        return self._names[id(tensor)]
 
     def read(self, tensor: Tensor) -> Tensor:
         """Return the present full value, with every change so far. Do not modify it: see :meth:`edit`."""
@@ -133,14 +139,38 @@ class Weights:
         """Write pending changes into the model and let go of their values; without a writer, only check them."""
         for key in sorted(self._pending, key=lambda key: self._names[key][0]):
             update = self.updates[key]
-            name = self._names[key][0]
-            update.after = Statistics.of(update.value)
-            if self.writer is None:
-                check(update.target, update.value, name)
-            else:
-                self.writer.write(update.target, update.value, name)
-                update.value = None
+            if key in self._computed:
+                self._settle(update, *self._computed[key])
+            self._put(update)
         self._pending.clear()
+
+    def _put(self, update: Update) -> None:
+        name = self._names[id(update.target)][0]
+        update.after = Statistics.of(update.value)
+        if self.writer is None:
+            check(update.target, update.value, name)
+        elif id(update.target) in self._computed:
+            update.target.detach().copy_(update.value)  # the value that torch has cached; its sources are written
+            update.value = None
+        else:
+            self.writer.write(update.target, update.value, name)
+            update.value = None
+
+    def _settle(self, update: Update, computed: Computed, target: Tensor) -> None:
+        """Write what a computed weight is computed from, and take the weight that comes of it."""
+        check(target, update.value, computed.name)
+        values, reached = computed.invert(update.value)
+        reached = full_value(reached, computed.name)
+        if not torch.allclose(reached, update.value, rtol=1e-3, atol=1e-3 * update.value.abs().max().item()):
+            self.note(computed.name, f"{computed.kinds} keeps the weight to a constraint: it is not what was asked for")
+        update.value = reached
+        for source, value in zip(computed.sources(), values, strict=True):
+            name = self.names(source)[0]
+            before = Statistics.of(full_value(source, name))
+            part = self.updates.setdefault(id(source), Update(source, None, before=before))
+            part.value = full_value(value, name)
+            part.by.extend(who for who in update.by if who not in part.by)
+            self._put(part)
 
     def skip(self, name: str, why: str) -> None:
         """Record a site that was left alone and why."""

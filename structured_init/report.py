@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from structured_init.files import write_json
 from structured_init.plan import Statistics, Weights, named_plain_modules, plain_name
+from structured_init.shared import note_shared, stale_magnitudes
 
 UNTOUCHED = "as the host built it"
 
@@ -113,7 +114,8 @@ def build_report(
     """Account for every parameter of the overlay's model, and for the buffers that were set."""
     future = {id(tensor): trainable for tensor, trainable in changes}
     sizes = [(each.numel(), future.get(id(each), each.requires_grad)) for each in weights.model.parameters()]
-    warnings = list(weights.warnings)
+    note_shared(weights)
+    warnings = [*weights.warnings, *stale_magnitudes(weights)]
     if any(update.by for update in weights.updates.values()) and (name := trained_norm(weights)):
         warnings.append(f"the weights look trained ('{name}' is not as a library builds it) and were overwritten")
     return InitReport(

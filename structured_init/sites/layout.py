@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
@@ -25,7 +25,7 @@ class Projection:
     is from one head to the next.
 
     Attributes:
-        weight: the host's two-dimensional parameter.
+        weight: the host's two-dimensional parameter, or what its parametrization computes.
         heads: how many heads the block holds.
         head_dim: rows (or columns) per head.
         axis: the axis of ``weight`` along which the heads are stacked.
@@ -33,7 +33,7 @@ class Projection:
         step: from the beginning of one head to that of the next; ``head_dim`` where nothing lies between them.
     """
 
-    weight: nn.Parameter
+    weight: Tensor
     heads: int
     head_dim: int
     axis: int = 0

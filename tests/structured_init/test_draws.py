@@ -7,8 +7,12 @@ import os
 import subprocess
 import sys
 
+import numpy as np
+import pytest
 import torch
+from torch import nn
 
+from structured_init import KaimingUniform, StructuredInitError, initialize
 from structured_init.draws import Draws
 
 # From hashlib by hand: blake2b of "0\0blocks.0.attn\0query_key" in 8 bytes, little endian, without its lowest bit.
@@ -64,3 +68,20 @@ def test_another_process_with_another_hash_seed_starts_alike(capsys):
     there = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert len(here.strip()) == 64
     assert here == there
+
+
+@pytest.mark.parametrize("seed", [0.9, 1.0, "a", None])
+def test_a_seed_that_is_no_whole_number_is_refused_in_one_line(as_installed, seed):
+    """0.9 meant 0, without a word."""
+    model = nn.Linear(2, 2)
+    before = model.weight.clone()
+    with pytest.raises(StructuredInitError) as caught:
+        initialize(model, KaimingUniform(), seed=seed)
+    assert str(caught.value) == f"seed must be a whole number such as 0, got {seed!r}"
+    assert torch.equal(model.weight, before)
+
+
+def test_whole_numbers_of_other_libraries_are_seeds(as_installed):
+    assert Draws(np.int64(3)).seed == 3
+    report = initialize(nn.Linear(2, 2), KaimingUniform(), seed=np.int32(4))
+    assert report.to_dict()["seed"] == 4
