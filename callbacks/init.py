@@ -17,7 +17,7 @@ from callbacks.training_batch import training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
 from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
-from structured_init.plan import plain_name
+from structured_init.names import plain_name
 
 REPORT_FILE = "init_report.json"
 ACCOUNT = "_structured_init"  # of how the weights came about: on the model it travels with deepcopy; in a checkpoint
@@ -164,7 +164,7 @@ def refuse_what_comes_too_early(trainer: Trainer) -> None:
 
 def refuse_what_checkpoints_lose(report: InitReport, model: LightningModule) -> None:
     """Raise one line where a value was written that a resumed or tested run would not have."""
-    saved = {plain_name(name) for name in model.state_dict()}
+    saved = {plain_name(name, model) for name in model.state_dict()}
     for entry in report.changed:
         if not saved.intersection(entry.names):
             raise StructuredInitError(

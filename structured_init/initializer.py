@@ -102,7 +102,8 @@ def initialize(
         model: any module; only the sites that the initializer asks for must be known.
         initializer: what to do.
         seed: with the names of the parameters, all that the draws depend on. Names are relative to ``model``:
-            wrapped in another module, the same network has other names and other draws.
+            inside of another module of one's own, the same network has other names and other draws. Wrappers
+            (``torch.compile``, checkpointing, DDP, FSDP, averaging, PEFT) change neither.
         batch: some real inputs, for the methods that can use them.
         dry_run: only plan: the report says what would be written, and the model is not touched. Memory then holds
             every change at once.

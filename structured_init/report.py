@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.files import write_json
-from structured_init.plan import Statistics, Weights, named_plain_modules, plain_name
+from structured_init.names import named_plain_modules, plain_name
+from structured_init.plan import Statistics, Weights
 
 UNTOUCHED = "as the host built it"
 
@@ -146,7 +147,7 @@ def _accounted(weights: Weights) -> Iterable[tuple[Tensor, tuple[str, ...]]]:
         yield parameter, weights.names(parameter)
     for name, buffer in weights.model.named_buffers():
         if id(buffer) in weights.updates:
-            yield buffer, (plain_name(name),)
+            yield buffer, (plain_name(name, weights.model),)
 
 
 def _entry(weights: Weights, tensor: Tensor, names: tuple[str, ...], future: dict[int, bool]) -> Entry:

@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from structured_init.analysis.tap import Adapter, AttentionTap, clean_name, looks_like_attention
+from structured_init.analysis.tap import Adapter, AttentionTap, looks_like_attention
 from structured_init.analysis.undisturbed import undisturbed
 from structured_init.errors import StructuredInitError, nearest
+from structured_init.names import named_plain_modules
 from structured_init.sites.registry import Registry
 from structured_init.sites.select import selects
 
@@ -159,7 +160,7 @@ def _first_samples(inputs: tuple, samples: int) -> tuple:
 
 def _nothing_seen(model: nn.Module) -> str:
     """Name what the model has, for the one who expected attention."""
-    named = [(clean_name(name), module) for name, module in model.named_modules() if name]
+    named = [(name, module) for name, module in named_plain_modules(model) if name]
     attention = [(name, module) for name, module in named if looks_like_attention(name, module)]
     if not attention:
         kinds = sorted({type(module).__name__ for _, module in named if not list(module.children())})

@@ -15,12 +15,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from structured_init.names import plain_name
 from structured_init.sites.attention import ATTENTION
 from structured_init.sites.registry import Registry
 
 SOFTMAX = frozenset({F.softmax, torch.softmax, torch.Tensor.softmax})
-# Wrappers that put themselves between a module and its name.
-WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 _MULTIHEAD = inspect.signature(F.multi_head_attention_forward)
 
@@ -64,11 +63,6 @@ def attention_maps(
         return logits.softmax(dim=-1).masked_fill(blind, 0.0)
 
 
-def clean_name(name: str) -> str:
-    """Return a module's name without what compilation and sharding put into it."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
 def looks_like_attention(name: str, module: nn.Module) -> bool:
     """Tell whether a module is attention: by its name, by its class, or because it is registered as a site."""
     words = f"{name.rsplit('.', 1)[-1]} {type(module).__name__}".lower()
@@ -105,7 +99,7 @@ class AttentionTap(TorchFunctionMode):
     def __enter__(self) -> AttentionTap:
         """Follow the modules and start listening."""
         for name, module in self.model.named_modules():
-            self._follow(clean_name(name), module)
+            self._follow(plain_name(name, self.model), module)
         return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:

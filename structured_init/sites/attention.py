@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.plan import Weights, named_plain_modules
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 from structured_init.sites.block import is_cross_attention, layer_scale
 from structured_init.sites.caveats import query_key_caveats, value_output_caveats
 from structured_init.sites.layout import AttentionLayout, Projection, TokenLayout
