@@ -75,6 +75,7 @@ class Weights:
         self.writer = writer
         self.updates: dict[int, Update] = {}
         self.skipped: dict[str, str] = {}
+        self.attention: dict[str, bool] = {}  # layers that an initializer looked for → whether one takes them
         self.notes: dict[str, str] = {}
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}
         self._pending: set[int] = set()
@@ -145,6 +146,12 @@ class Weights:
     def skip(self, name: str, why: str) -> None:
         """Record a site that was left alone and why."""
         self.skipped[name] = why
+
+    def sought(self, taken: Iterable[str], selected: Iterable[str]) -> None:
+        """Record which attention layers an initializer takes, of those that its ``where`` selects."""
+        for name in selected:
+            self.attention.setdefault(name, False)
+        self.attention.update(dict.fromkeys(taken, True))
 
     def note(self, name: str, what: str) -> None:
         """Record something the host does that changes what an initializer means there."""

@@ -46,7 +46,10 @@ class Arrangement:
 
     def rows(self, samples: int) -> int:
         """Return how many entries of the host's first axis hold the first ``samples`` of the batch."""
-        return math.ceil(samples * self.host[0] / self.shape[0]) if len(self.host) > 2 else self.host[0]
+        if len(self.host) == 2:
+            return self.host[0]
+        windows = self.shape[0] // self._apart()[0]
+        return math.ceil(samples / windows) * self.split
 
     def __call__(self, maps: Tensor) -> Float[Tensor, "batch heads queries keys"]:
         """Arrange a map, of which the first axis may have been cut to :meth:`rows`."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +16,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from structured_init.analysis.axes import Arrangement, AxesError, arrangement, heads_of, refuse_channels
+from structured_init.analysis.axes import AxesError, heads_of
+from structured_init.analysis.calls import Call, Seen
 from structured_init.analysis.trail import Origin, Product, Trail
 from structured_init.names import plain_name
 from structured_init.sites.attention import ATTENTION
@@ -72,24 +71,6 @@ def looks_like_attention(name: str, module: nn.Module) -> bool:
     """Tell whether a module is attention: by its name, by its class, or because it is registered as a site."""
     words = f"{name.rsplit('.', 1)[-1]} {type(module).__name__}".lower()
     return "attn" in words or "attention" in words or ATTENTION.find(module) is not None
-
-
-@dataclass(eq=False)
-class Call:
-    """One running call of a module, and the maps that were seen in it so far.
-
-    Attributes:
-        name: the module's plain name.
-        module: the module.
-        inputs: the shapes of what it was given.
-        seen: for each map the shape in which the host computes it, the last axis of the values (``None`` where it is
-            known to be attention between tokens) and a function (entries of axis 0) → map.
-    """
-
-    name: str
-    module: nn.Module
-    inputs: list[tuple[int, ...]]
-    seen: list[tuple[tuple[int, ...], int | None, Callable[[int], Tensor]]] = field(default_factory=list)
 
 
 class AttentionTap(TorchFunctionMode):
@@ -181,22 +162,15 @@ class AttentionTap(TorchFunctionMode):
 
     def _finish(self, call: Call) -> None:
         """Report what was seen in a call that is over, or say why not."""
-        unreached = [origin for origin in self.trail.end(call) if not origin.reached]
+        unreached = [origin for origin in self.trail.end(call) if not origin.products]
         if unreached and not call.seen:
             shape = tuple(unreached[0].logits.shape)
             self.refuse(call.name, f"its softmax {shape} is multiplied with no values that could be followed")
-        heads = heads_of(call.module)
-        for shape, value_dim, compute in _joined(call.seen, heads):
-            try:
-                if value_dim is None:
-                    arranged = Arrangement(shape)
-                else:
-                    arranged = arrangement(shape, heads, self._batches(call))
-                    refuse_channels(shape, value_dim, arranged.shape[1], call.module, call.inputs)
-            except AxesError as error:
-                self.refuse(call.name, str(error))
-                continue
-            self.report(call.name, partial(_arranged, arranged, compute), arranged.shape)
+        for maps in call.maps(self._batches(call)):
+            if isinstance(maps, AxesError):
+                self.refuse(call.name, str(maps))
+            else:
+                self.report(call.name, *maps)
 
     def _batches(self, call: Call) -> list[int]:
         """Return the lengths of the first axes of what the module and the whole model are given."""
@@ -221,7 +195,7 @@ class AttentionTap(TorchFunctionMode):
             keys = _first(key, rows, query.shape[0], ndim=query.ndim)
             return attention_maps(query[:rows], keys, mask, is_causal, scale, enable_gqa)
 
-        self._owner().seen.append(((*query.shape[:-1], key.shape[-2]), value.shape[-1], compute))
+        self._owner().seen.append(Seen((*query.shape[:-1], key.shape[-2]), compute, value.shape[-1]))
 
     def _multihead(self, args: tuple, kwargs: dict) -> None:
         """Take note of nn.MultiheadAttention by asking the same function again for its weights, in float32."""
@@ -252,10 +226,10 @@ class AttentionTap(TorchFunctionMode):
         def compute(rows: int) -> Tensor:
             return logits[:rows].float().softmax(-1) if again else maps[:rows].float()
 
-        product.origin.owner.seen.append((tuple(maps.shape), product.value_dim, compute))
+        product.origin.owner.seen.append(Seen(tuple(maps.shape), compute, product.value_dim, product.origin))
 
     def _offer(self, call: Call, maps: Float[Tensor, "batch heads queries keys"]) -> None:
-        call.seen.append((tuple(maps.shape), None, lambda rows: maps[:rows].float()))
+        call.seen.append(Seen(tuple(maps.shape), lambda rows: maps[:rows].float()))
 
     def _site(self) -> Call | None:
         """Return the innermost running module that is a site, so that maps and weights of a layer share a name."""
@@ -264,25 +238,6 @@ class AttentionTap(TorchFunctionMode):
     def _owner(self) -> Call:
         """Return the call under whose name attention is reported."""
         return self._site() or next((call for call in reversed(self.stack) if call.name), self.stack[-1])
-
-
-def _joined(
-    seen: list[tuple[tuple[int, ...], int | None, Callable[[int], Tensor]]], heads: int | None
-) -> list[tuple[tuple[int, ...], int | None, Callable[[int], Tensor]]]:
-    """Return the maps of one call; those of single heads, as many as there are heads, are one map."""
-    shapes = {shape for shape, _, _ in seen}
-    if heads is None or heads < 2 or len(seen) != heads or len(shapes) != 1:
-        return seen
-    (shape,), parts = shapes, [compute for _, _, compute in seen]
-    if len(shape) == 3:
-        return [((shape[0], heads, *shape[1:]), seen[0][1], lambda rows: torch.stack([p(rows) for p in parts], 1))]
-    if len(shape) == 4 and shape[1] == 1:
-        return [((shape[0], heads, *shape[2:]), seen[0][1], lambda rows: torch.cat([p(rows) for p in parts], 1))]
-    return seen
-
-
-def _arranged(arranged: Arrangement, compute: Callable[[int], Tensor], samples: int) -> Tensor:
-    return arranged(compute(arranged.rows(samples)))[:samples]
 
 
 def _shapes(inputs: object) -> list[tuple[int, ...]]:

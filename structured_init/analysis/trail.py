@@ -27,12 +27,19 @@ UNCHANGED = frozenset(
 
 @dataclass
 class Origin:
-    """One softmax: its logits, the size of what it gave and how much of that is still to be multiplied with values."""
+    """One softmax inside attention.
+
+    Attributes:
+        owner: whose attention it is.
+        logits: what it is taken of.
+        left: how many of its numbers are still to be multiplied with values.
+        products: how many times it was.
+    """
 
     owner: object
     logits: Tensor
     left: int = 0
-    reached: bool = False
+    products: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,10 +89,10 @@ class Trail:
         product = self._product(func, args, arguments)
         if product is not None:
             maps, value_dim = product
-            if maps.numel() > origin.left:  # its values were met before: relative positions, or the like
+            if origin.products and maps.numel() > origin.left:  # a second time: relative positions, or the like
                 return None
             origin.left -= maps.numel()
-            origin.reached = True
+            origin.products += 1
             return Product(origin, maps, value_dim, same and maps.shape == origin.logits.shape)
         same = same and func in UNCHANGED
         into = arguments[:1] if func is torch.Tensor.__setitem__ else tree_leaves(result)
@@ -112,17 +119,21 @@ class Trail:
         return right.mT, left.shape[-2]
 
     def _summed(self, equation: str, arguments: list[Tensor]) -> tuple[Tensor, int] | None:
-        """Return the same of an einsum, where one axis of the map alone is summed over and one is the map's alone."""
-        if "." in equation or "->" not in equation:
+        """Return the same of an einsum, where one axis is summed over and another is the map's alone."""
+        if "->" not in equation:
             return None
-        inputs, output = equation.replace(" ", "").split("->")
+        # What an ellipsis stands for leads in all of them, as numpy has it.
+        inputs, output = equation.replace(" ", "").replace("...", "").split("->")
         place = 0 if self._is_held(arguments[0]) else 1
         mine, others = inputs.split(",")[place], inputs.split(",")[1 - place]
         keys = [axis for axis in mine if axis in others and axis not in output]
         queries = [axis for axis in mine if axis not in others and axis in output]
-        if len(keys) != 1 or len(queries) != 1:
+        if len(keys) != 1 or not queries:
             return None
-        order = [axis for axis in mine if axis not in (queries[0], keys[0])] + [queries[0], keys[0]]
+        order = [axis for axis in mine if axis not in queries + keys] + queries + keys
         channels = [axis for axis in others if axis not in mine]
-        maps = arguments[place].permute([mine.index(axis) for axis in order])
-        return maps, arguments[1 - place].shape[others.index(channels[-1])] if channels else 1
+        maps, values = arguments[place], arguments[1 - place]
+        leading = maps.ndim - len(mine)
+        maps = maps.permute([*range(leading), *(leading + mine.index(axis) for axis in order)])
+        maps = maps.flatten(-1 - len(queries), -2)  # queries in blocks
+        return maps, values.shape[others.index(channels[-1]) - len(others)] if channels else 1
