@@ -56,7 +56,7 @@ FAMILIES = {
         (6, 2, 16, 36),
     ),
     "EfficientViT-M": lambda: (
-        efficientvit_msra.CascadedGroupAttention(16, 4, num_heads=4, resolution=3, kernels=(3, 3, 3, 3)),
+        efficientvit_msra.CascadedGroupAttention(16, 4, 4, attn_ratio=1, resolution=3, kernels=(3, 3, 3, 3)),
         sample(3, 16, 3, 3),
         (1, 4, 9, 9),
     ),
