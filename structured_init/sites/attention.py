@@ -17,6 +17,7 @@ from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.block import is_cross_attention, layer_scale
 from structured_init.sites.caveats import query_key_caveats, value_output_caveats
+from structured_init.sites.geometry import checked_layout
 from structured_init.sites.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.sites.position import token_layouts
 from structured_init.sites.registry import Registry, what_the_model_has
@@ -161,6 +162,8 @@ def register_attention(
         grid: (rows, columns) of its tokens, where the model around it does not tell.
         prefix_tokens: tokens before the grid.
 
+    A layout that the module contradicts is refused when it is used: see ``sites.geometry.checked_layout``.
+
     Example:
         >>> @register_attention(MyAttention, grid=(8, 8))
         ... def my_attention(module):
@@ -175,7 +178,7 @@ def register_attention(
     tokens = TokenLayout(grid, prefix_tokens) if grid is not None or prefix_tokens else None
 
     def decorate(describe: Describe) -> Describe:
-        ATTENTION.add(cls, lambda module: (describe(module), tokens))
+        ATTENTION.add(cls, lambda module: (checked_layout(describe(module), module), tokens))
         return describe
 
     return decorate
