@@ -42,7 +42,7 @@ def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mappin
         captions[moment]: {n: layer.mean(dim=0) for n, layer in layers.items()} for moment, layers in square.items()
     }
     statistics = {captions[moment]: record["statistics"] for moment, record in records.items() if record["statistics"]}
-    figures = {"maps": map_figure(mean), "statistics": depth_figure(statistics)}
+    figures = {"maps": map_figure(mean)} | ({"statistics": depth_figure(statistics)} if statistics else {})
     on_grid = {
         moment: {n: layer for n, layer in layers.items() if n in places and places[n]["grid"]}
         for moment, layers in square.items()

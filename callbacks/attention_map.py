@@ -177,7 +177,8 @@ class AttentionMapCallback(Callback):
             "statistics": {
                 name: summarize(layer, window=self.window, **places[name])
                 for name, layer in maps.items()
-                if layer.shape[-1] == layer.shape[-2]  # not cross-attention
+                # Not of cross-attention, nor of a map of which a host has mixed the heads, which is no distribution.
+                if layer.shape[-1] == layer.shape[-2] and not ((layer < 0).any() or (layer.sum(-1) > 1.01).any())
             },
         }
 

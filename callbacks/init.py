@@ -17,7 +17,7 @@ from callbacks.training_batch import training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
 from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
-from structured_init.plan import plain_name
+from structured_init.names import plain_name
 
 REPORT_FILE = "init_report.json"
 ACCOUNT = "_structured_init"  # of how the weights came about: on the model it travels with deepcopy; in a checkpoint
@@ -43,6 +43,7 @@ class InitCallback(Callback):
             the learning-rate and batch-size finders. ``"setup"`` needs a model that is built in its constructor.
         samples: how many training samples, at most, an initializer is given that runs the model on real ones, such as
             ``AdamSolver`` with ``pseudo_input="batch"``. See :func:`training_batch`.
+        strict: refuse a model of which attention would be left alone; see :func:`structured_init.initialize`.
 
     Attributes:
         report: the :class:`~structured_init.InitReport` of the model that this callback initialized last, else
@@ -59,6 +60,7 @@ class InitCallback(Callback):
         seed: int | None = None,
         when: Literal["fit_start", "setup"] = "fit_start",
         samples: int = 16,
+        strict: bool = False,
     ) -> None:
         if not isinstance(initializer, Initializer):
             raise StructuredInitError(f"InitCallback needs an Initializer, got {type(initializer).__name__}")
@@ -70,6 +72,7 @@ class InitCallback(Callback):
         self.seed = seed
         self.when: Literal["fit_start", "setup"] = when
         self.samples = samples
+        self.strict = strict
         self.report: InitReport | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -129,7 +132,9 @@ class InitCallback(Callback):
         batch = None
         if self.initializer.needs_batch:
             batch = training_batch(trainer, pl_module, self.samples, seed, early=self.when == "setup")
-        self.report = initialize(pl_module, self.initializer, seed=seed, batch=batch, broadcast=in_step)
+        self.report = initialize(
+            pl_module, self.initializer, seed=seed, batch=batch, broadcast=in_step, strict=self.strict
+        )
         refuse_what_checkpoints_lose(self.report, pl_module)
         for warning in self.report.warnings:
             rank_zero_warn(warning)
@@ -164,7 +169,7 @@ def refuse_what_comes_too_early(trainer: Trainer) -> None:
 
 def refuse_what_checkpoints_lose(report: InitReport, model: LightningModule) -> None:
     """Raise one line where a value was written that a resumed or tested run would not have."""
-    saved = {plain_name(name) for name in model.state_dict()}
+    saved = {plain_name(name, model) for name in model.state_dict()}
     for entry in report.changed:
         if not saved.intersection(entry.names):
             raise StructuredInitError(

@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
-from structured_init.report import InitReport, build_report
+from structured_init.report import InitReport, build_report, left_alone
 from structured_init.writer import Writer
 
 
@@ -92,6 +92,7 @@ def initialize(
     batch: Tensor | None = None,
     dry_run: bool = False,
     broadcast: bool = False,
+    strict: bool = False,
 ) -> InitReport:
     """Start ``model`` with ``initializer``, in place.
 
@@ -103,18 +104,21 @@ def initialize(
         model: any module; only the sites that the initializer asks for must be known.
         initializer: what to do.
         seed: with the names of the parameters, all that the draws depend on. Names are relative to ``model``:
-            wrapped in another module, the same network has other names and other draws.
+            inside of another module of one's own, the same network has other names and other draws. Wrappers
+            (``torch.compile``, checkpointing, DDP, FSDP, averaging, PEFT) change neither.
         batch: some real inputs, for the methods that can use them.
         dry_run: only plan: the report says what would be written, and the model is not touched. Memory then holds
             every change at once.
         broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
+        strict: refuse a model of which attention would be left alone that ``where`` selects, because its class is not
+            known or because it is cross-attention. Without, the report says so, and warns where that is most of it.
 
     Returns:
         The report: who set which parameter, with statistics before and after.
 
     Raises:
-        StructuredInitError: a required part finds no site, and the message lists what the model has; or ``seed`` is no
-            whole number.
+        StructuredInitError: a required part finds no site, and the message lists what the model has; ``seed`` is no
+            whole number; or, with ``strict``, attention is left alone.
     """
     if not isinstance(initializer, Initializer):
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
@@ -125,6 +129,10 @@ def initialize(
         initializer.plan(weights, rng=draws, batch=batch)
         weights.flush()
         report = build_report(weights, initializer, draws.seed, changes)
+        if strict and report.left:
+            raise StructuredInitError(
+                f"{type(initializer).__name__}, strict: {left_alone(report)} (where= selects fewer layers)"
+            )
         if not dry_run:
             for tensor, trainable in changes:
                 writer.train(tensor, trainable)

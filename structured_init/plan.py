@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
+from structured_init.names import named_plain_modules, plain_name
 from structured_init.parametrized import Computed, describe_computed, find_computed
 from structured_init.writer import Writer, check, full_value
 
@@ -75,6 +76,7 @@ class Weights:
         self.writer = writer
         self.updates: dict[int, Update] = {}
         self.skipped: dict[str, str] = {}
+        self.attention: dict[str, bool] = {}  # layers that an initializer looked for → whether one takes them
         self.notes: dict[str, str] = {}
         self.warnings: list[str] = []
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}
@@ -176,6 +178,12 @@ class Weights:
         """Record a site that was left alone and why."""
         self.skipped[name] = why
 
+    def sought(self, taken: Iterable[str], selected: Iterable[str]) -> None:
+        """Record which attention layers an initializer takes, of those that its ``where`` selects."""
+        for name in selected:
+            self.attention.setdefault(name, False)
+        self.attention.update(dict.fromkeys(taken, True))
+
     def note(self, name: str, what: str) -> None:
         """Record something the host does that changes what an initializer means there."""
         earlier = self.notes.get(name, what)
@@ -194,21 +202,9 @@ class Weights:
 
 
 def tensor_names(model: nn.Module) -> dict[int, tuple[str, ...]]:
-    """Map each parameter's and buffer's id to its names, free of the prefix that ``torch.compile`` adds."""
+    """Map each parameter's and buffer's id to its names, free of what wrappers add."""
     names: dict[int, list[str]] = {}
     for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
         for name, tensor in named:
-            names.setdefault(id(tensor), []).append(plain_name(name))
+            names.setdefault(id(tensor), []).append(plain_name(name, model))
     return {key: tuple(dict.fromkeys(value)) for key, value in names.items()}
-
-
-def plain_name(name: str) -> str:
-    """Return a module or parameter name without the ``_orig_mod`` that ``torch.compile`` puts in."""
-    return ".".join(part for part in name.split(".") if part != "_orig_mod") if "_orig_mod" in name else name
-
-
-def named_plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over modules in order under their plain names, each once."""
-    for name, module in model.named_modules():
-        if "_orig_mod" not in module._modules:
-            yield plain_name(name), module

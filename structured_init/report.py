@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.files import write_json
-from structured_init.plan import Statistics, Weights, named_plain_modules, plain_name
+from structured_init.names import named_plain_modules, plain_name
+from structured_init.plan import Statistics, Weights
 from structured_init.shared import note_shared, stale_magnitudes
 
 UNTOUCHED = "as the host built it"
@@ -53,6 +54,7 @@ class InitReport:
         trainable_parameters: how many of the model's numbers are trained; tied ones count once, buffers do not.
         total_parameters: how many there are.
         measures: site → quantity → (before, after), where a start has effects of its own to show.
+        attention: attention layers that an initializer's ``where`` selects → whether one wrote to them.
     """
 
     initializer: str
@@ -64,11 +66,17 @@ class InitReport:
     trainable_parameters: int = 0
     total_parameters: int = 0
     measures: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+    attention: dict[str, bool] = field(default_factory=dict)
 
     @property
     def changed(self) -> list[Entry]:
         """The entries that were set."""
         return [entry for entry in self.entries if entry.set_by]
+
+    @property
+    def left(self) -> list[str]:
+        """The attention layers that were selected and left alone; ``skipped`` says why."""
+        return [name for name, taken in self.attention.items() if not taken]
 
     def table(self) -> str:
         """Return a Markdown table with a row per parameter; then what was measured, skipped, noted and warned of."""
@@ -87,13 +95,14 @@ class InitReport:
         return "\n".join([self.summary(), counts, "", *rows, *measured, *([""] if lists else []), *lists])
 
     def summary(self) -> str:
-        """Return one line: what was applied and how much of the model it set."""
+        """Return one line: what was applied, how much of the model it set and which attention it left alone."""
         count = sum(_size(entry.shape) for entry in self.changed)
         total = sum(_size(entry.shape) for entry in self.entries)
         frozen = sum(not entry.trainable for entry in self.entries)
         return (
             f"{self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)} tensors "
             f"({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
+            f"{f'; {left_alone(self)}' if self.left else ''}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,6 +117,13 @@ class InitReport:
         return self.table()
 
 
+def left_alone(report: InitReport, limit: int = 3) -> str:
+    """Say how much of the attention was left alone, and name the first few layers with the reason."""
+    few = [f"{name} ({report.skipped[name]})" for name in report.left[:limit]]
+    more = ", …" if len(report.left) > limit else ""
+    return f"{len(report.left)} of {len(report.attention)} attention layers left alone: {', '.join(few)}{more}"
+
+
 def build_report(
     weights: Weights, initializer: object, seed: int, changes: Iterable[tuple[Tensor, bool]] = ()
 ) -> InitReport:
@@ -118,7 +134,7 @@ def build_report(
     warnings = [*weights.warnings, *stale_magnitudes(weights)]
     if any(update.by for update in weights.updates.values()) and (name := trained_norm(weights)):
         warnings.append(f"the weights look trained ('{name}' is not as a library builds it) and were overwritten")
-    return InitReport(
+    report = InitReport(
         initializer=repr(initializer),
         seed=seed,
         entries=[_entry(weights, tensor, names, future) for tensor, names in _accounted(weights)],
@@ -128,7 +144,11 @@ def build_report(
         trainable_parameters=sum(size for size, trainable in sizes if trainable),
         total_parameters=sum(size for size, _ in sizes),
         measures={name: dict(values) for name, values in weights.measures.items()},
+        attention=dict(weights.attention),
     )
+    if 2 * len(report.left) > len(report.attention):
+        report.warnings.append(left_alone(report))
+    return report
 
 
 def trained_norm(weights: Weights) -> str | None:
@@ -148,7 +168,7 @@ def _accounted(weights: Weights) -> Iterable[tuple[Tensor, tuple[str, ...]]]:
         yield parameter, weights.names(parameter)
     for name, buffer in weights.model.named_buffers():
         if id(buffer) in weights.updates:
-            yield buffer, (plain_name(name),)
+            yield buffer, (plain_name(name, weights.model),)
 
 
 def _entry(weights: Weights, tensor: Tensor, names: tuple[str, ...], future: dict[int, bool]) -> Entry:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from structured_init.plan import Weights, named_plain_modules
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 
 DORA = "lora_magnitude_vector"  # peft's DoRA: ‖W + ΔW‖ of each output, computed once, when the adapter is put in
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from torch import nn
 
-from structured_init.analysis.tap import clean_name
 from structured_init.errors import StructuredInitError
+from structured_init.names import plain_name
 
 STAGE_SHARE = 0.8  # of a stage's parameters lie in its blocks; the heads of an attention block hold less
 SIDE_SHARE = 0.05  # what is repeated but holds less than this of the largest kind is a stem or a side branch
@@ -37,7 +37,7 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
         )
         found = _without_sides(list({id(module): (name, module) for name, module in reversed(found)}.values())[::-1])
         if len(found) >= 2:
-            return {clean_name(name): module for name, module in found}
+            return {plain_name(name, model): module for name, module in found}
     raise StructuredInitError(f"{type(model).__name__} has no list of equal blocks to look at")
 
 

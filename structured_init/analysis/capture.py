@@ -9,9 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from structured_init.analysis.tap import Adapter, AttentionTap, clean_name, looks_like_attention
+from structured_init.analysis.tap import Adapter, AttentionTap, looks_like_attention
 from structured_init.analysis.undisturbed import undisturbed
 from structured_init.errors import StructuredInitError, nearest
+from structured_init.names import named_plain_modules
 from structured_init.sites.registry import Registry
 from structured_init.sites.select import selects
 
@@ -75,17 +76,21 @@ def capture_attention(
         Layer name → maps (batch, heads, queries, keys) on the CPU, in calling order. A layer called again within
         the pass is named ``name:2``, ``name:3``, …
 
+        A layer whose axes cannot be told, or whose maps lie between channels, is left out with a warning.
+
     Raises:
-        NoAttentionError: no map was seen.
+        NoAttentionError: no map was seen, or none whose axes could be told.
         StructuredInitError: no layer has the name asked for; one sample is already over the cap.
     """
     store = _Store(layers, max_megabytes * MEBIBYTE)
     if max_samples is not None:
         args, kwargs = _first_samples((args, kwargs), max_samples)
-    with undisturbed(model, seed), AttentionTap(model, store.add, _ADAPTERS):
+    with undisturbed(model, seed), AttentionTap(model, store.add, _ADAPTERS, store.refuse):
         model(*args, **kwargs)
     if not store.seen:
-        raise NoAttentionError(_nothing_seen(model))
+        raise NoAttentionError(_all_refused(store.refused) if store.refused else _nothing_seen(model))
+    if refused := {name: why for name, why in store.refused.items() if store.wanted(name)}:
+        warnings.warn(f"no attention map of {_reasons(refused)}", stacklevel=2)
     if not store.maps:
         wanted = ", ".join(str(layer) for layer in layers or [])
         raise StructuredInitError(f"no attention layer matches '{wanted}': {nearest(wanted, store.seen)}")
@@ -105,7 +110,16 @@ class _Store:
         self.layers, self.cap = layers, cap
         self.maps: Maps = {}
         self.seen: list[str] = []
+        self.refused: dict[str, str] = {}
         self.halvings = 0
+
+    def refuse(self, name: str, why: str) -> None:
+        """Take note of a layer whose maps are not what they should be."""
+        self.refused[name] = why
+
+    def wanted(self, name: str) -> bool:
+        """Say whether a layer that has no number is asked for."""
+        return self.layers is None or any(isinstance(y, str) and selects(y, name, None) for y in self.layers)
 
     def add(self, name: str, compute: Callable[[int], Tensor], shape: tuple[int, ...]) -> None:
         """Take the maps of one layer, as many samples as there is room for."""
@@ -159,7 +173,7 @@ def _first_samples(inputs: tuple, samples: int) -> tuple:
 
 def _nothing_seen(model: nn.Module) -> str:
     """Name what the model has, for the one who expected attention."""
-    named = [(clean_name(name), module) for name, module in model.named_modules() if name]
+    named = [(name, module) for name, module in named_plain_modules(model) if name]
     attention = [(name, module) for name, module in named if looks_like_attention(name, module)]
     if not attention:
         kinds = sorted({type(module).__name__ for _, module in named if not list(module.children())})
@@ -169,6 +183,19 @@ def _nothing_seen(model: nn.Module) -> str:
         "no attention map was captured: none of these modules calls F.scaled_dot_product_attention or a softmax that "
         f"could be followed: {_few(kinds)}; say how to read them with structured_init.analysis.register_capture"
     )
+
+
+def _all_refused(refused: dict[str, str]) -> str:
+    way_out = "say how to read them with structured_init.analysis.register_capture"
+    return f"no attention map was captured: {_reasons(refused)}; {way_out}"
+
+
+def _reasons(refused: dict[str, str]) -> str:
+    """Name the first layer that was refused for each reason, and how many more there are."""
+    first: dict[str, list[str]] = {}
+    for name, why in refused.items():
+        first.setdefault(why, []).append(name)
+    return "; ".join(f"{_few(names, 2)}: {why}" for why, names in first.items())
 
 
 def _few(names: Sequence[str], limit: int = 6) -> str:

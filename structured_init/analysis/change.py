@@ -68,7 +68,7 @@ def structure_products(before: Maps, after: Maps, prefix_tokens: int = 0, causal
     uniform = uniform.tril() if causal else uniform
     uniform = uniform / uniform.sum(dim=-1, keepdim=True)
     first, second = (
-        torch.where((maps - uniform).abs() > ROUNDING * uniform, maps - uniform, 0) for maps in (first, second)
+        torch.where((maps - uniform).abs() <= ROUNDING * uniform, 0, maps - uniform) for maps in (first, second)
     )
     return Products(*((a * b).sum(dim=(0, 2, 3)) for a, b in ((first, second), (first, first), (second, second))))
 

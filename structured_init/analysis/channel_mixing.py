@@ -10,31 +10,38 @@ Letters: B batch, D channels, H × W pixels, N = B·H·W, f size of a filter, k 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from structured_init.analysis.finite import singular_values
 from structured_init.errors import StructuredInitError
 
 Images = Float[Tensor, "batch channels height width"]
 Kernels = Float[Tensor, "filters _ _"]
 
 
-def numerical_rank(matrix: Float[Tensor, "rows columns"], tolerance: float = 1e-6) -> int:
-    """Return how many singular values are larger than ``tolerance`` times the largest.
+def numerical_rank(matrix: Float[Tensor, "rows columns"], tolerance: float = 1e-6) -> int | float:
+    """Return how many singular values are larger than ``tolerance`` times the largest; nan where one is not finite.
 
     Args:
         matrix: any; computed in float64.
         tolerance: above the rounding of what made the matrix: 1e-6 for float32.
     """
-    values = torch.linalg.svdvals(_squared(matrix))
+    values = singular_values(_squared(matrix))
+    if values.isnan().any():
+        return math.nan
     return int((values > tolerance * values[0]).sum()) if len(values) and values[0] > 0 else 0
 
 
-def energy_rank(matrix: Float[Tensor, "rows columns"], share: float = 0.99) -> int:
-    """Return how many singular directions hold a share of the squared norm: the rank for practical purposes."""
-    energy = torch.linalg.svdvals(_squared(matrix)).square().cumsum(0)
+def energy_rank(matrix: Float[Tensor, "rows columns"], share: float = 0.99) -> int | float:
+    """Return how many singular directions hold a share of the squared norm, or nan: the rank for practical purposes."""
+    energy = singular_values(_squared(matrix)).square().cumsum(0)
+    if energy.isnan().any():
+        return math.nan
     return int((energy < share * energy[-1]).sum()) + 1 if energy[-1] > 0 else 0
 
 
@@ -44,12 +51,14 @@ def channel_matrix(inputs: Images) -> Float[Tensor, "pixels channels"]:
 
 
 def filter_basis(filters: Kernels, tolerance: float = 1e-6) -> Float64[Tensor, "rank rows columns"]:
-    """Return an orthonormal basis of the filters' span, the strongest directions first.
+    """Return an orthonormal basis of the filters' span, the strongest directions first; nan where one is not finite.
 
     Args:
         filters: of one layer.
         tolerance: of :func:`numerical_rank`.
     """
+    if not filters.isfinite().all():
+        return filters.new_full((min(len(filters), filters[0].numel()), *filters.shape[1:]), math.nan).double()
     _, _, directions = torch.linalg.svd(filters.double().flatten(1), full_matrices=False)
     return directions[: numerical_rank(filters.flatten(1), tolerance)].unflatten(1, filters.shape[1:])
 
@@ -81,6 +90,8 @@ def mixing_residual(
     images = inputs.double()
     mixed = channel_matrix(_depthwise(images, filters))
     wanted = channel_matrix(_depthwise(images[:, channels], targets))
+    if not mixed.isfinite().all():
+        return wanted.new_full((wanted.shape[1],), math.nan)
     # Orthogonal columns of the same span: the normal equations would square the condition number.
     left, values, _ = torch.linalg.svd(mixed, full_matrices=False)
     span = left[:, values > 1e-10 * values[0]]

@@ -6,6 +6,7 @@ X Xᵀ, minibatch by minibatch. Every function computes in float64.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -47,6 +48,7 @@ def rbf(gram: Gram, threshold: float = 0.5) -> Gram:
     gram = gram.double()
     norms = gram.diagonal(dim1=-2, dim2=-1)
     squares = (norms[..., :, None] + norms[..., None, :] - 2 * gram).clamp_min(0)
+    squares = squares.where(squares.isfinite(), math.nan)  # else a sample that is not finite is only far from all
     rows, columns = torch.triu_indices(*gram.shape[-2:], offset=1, device=gram.device)
     median = squares[..., rows, columns].sqrt().quantile(0.5, dim=-1)[..., None, None]
     return torch.exp(-squares / (2 * (threshold * median).square()).clamp_min(TINY))

@@ -17,7 +17,7 @@ from structured_init.analysis.undisturbed import undisturbed
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_json
 from structured_init.layers import CayleyConv2d, CayleyLinear
-from structured_init.plan import plain_name
+from structured_init.names import plain_name
 
 __all__ = ["LayerSpectrum", "LipschitzReport", "lipschitz_bound", "lipschitz_report", "register_lipschitz"]
 
@@ -97,7 +97,7 @@ def lipschitz_report(model: nn.Module, inputs: Tensor) -> LipschitzReport:
     report = LipschitzReport([])
     with undisturbed(model), recorded_shapes(model, inputs) as shapes:
         for path, module in model.named_modules():
-            name = plain_name(path)
+            name = plain_name(path, model)
             if not isinstance(module, MEASURED):
                 continue
             seen = shapes.get(id(module), [])

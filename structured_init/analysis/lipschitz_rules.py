@@ -18,7 +18,7 @@ from structured_init.analysis.singular_values import (
 )
 from structured_init.errors import StructuredInitError
 from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin
-from structured_init.plan import named_plain_modules
+from structured_init.names import named_plain_modules, wrapped_child
 
 Rule = Callable[[Any, "Bounds"], float]
 _RULES: dict[type[nn.Module], Rule] = {}
@@ -57,7 +57,8 @@ class Bounds:
         Raises:
             StructuredInitError: none is known, or hooks change what the module does.
         """
-        module = getattr(module, "_orig_mod", module)
+        while (child := wrapped_child(module)) is not None:
+            module = module._modules[child]
         kind, name = type(module).__name__, self._names.get(id(module)) or "the network itself"
         rule = next((_RULES[cls] for cls in type(module).__mro__ if cls in _RULES and _same_forward(module, cls)), None)
         if rule is None:

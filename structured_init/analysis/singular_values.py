@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from structured_init.layers import CayleyConv2d, CayleyLinear
 
+CAYLEY = (CayleyConv2d, CayleyLinear)
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 DENSE = 1024  # operators with at most so many rows or columns are written out and decomposed
@@ -40,8 +41,12 @@ def layer_extremes(module: nn.Module, shape: tuple[int, ...]) -> Extremes | None
     """Return the extreme singular values of a layer for inputs of ``shape`` (with batch), or ``None`` if not linear.
 
     Exact for linear and Cayley layers, for convolutions that are circular or whose windows do not overlap, and for
-    small ones (``DENSE``); else by Lanczos iteration to a relative ``TOLERANCE``.
+    small ones (``DENSE``); else by Lanczos iteration to a relative ``TOLERANCE``. Both are nan where a weight is not
+    finite.
     """
+    is_linear = type(module).forward is nn.Linear.forward or isinstance(module, (*CAYLEY, *CONVOLUTIONS, *TRANSPOSED))
+    if is_linear and not all(tensor.isfinite().all() for tensor in module.parameters()):
+        return Extremes(math.nan, math.nan, True)
     if isinstance(module, CayleyConv2d):
         return _of_values(torch.linalg.svdvals(cayley_matrices(module, shape).cpu()))
     if isinstance(module, CayleyLinear):

@@ -7,12 +7,14 @@ patches alone, with rows renormalised to one after the prefix is removed; every 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from structured_init.analysis.finite import singular_values
 from structured_init.errors import StructuredInitError
 
 Grid = tuple[int, int] | list[int]
@@ -127,7 +129,8 @@ def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, pre
     patches = patch_maps(maps, prefix_tokens)
     inside = _pairs(offsets, checked_grid(patches, grid)).to(patches.device)
     hits = torch.nn.functional.one_hot(patches.argmax(dim=-1), patches.shape[-1]).bool() & inside
-    return hits.sum(dim=(-2, -1)).float().mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
+    accuracy = hits.sum(dim=(-2, -1)).float().mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
+    return accuracy.where(patches.isfinite().all(-1).all(-1).all(0), math.nan)  # argmax would take the first nan
 
 
 def best_offset(maps: Maps, grid: Grid, prefix_tokens: int = 0, window: int = 3) -> Int[Tensor, "heads 2"]:
@@ -141,8 +144,8 @@ def best_offset(maps: Maps, grid: Grid, prefix_tokens: int = 0, window: int = 3)
 
 
 def effective_rank(maps: Maps) -> PerHead:
-    """Return exp(H(σ / Σσ)) of the singular values σ of each map. Roy and Vetterli 2007."""
-    sigma = torch.linalg.svdvals(maps.double())
+    """Return exp(H(σ / Σσ)) of the singular values σ of each map, or nan. Roy and Vetterli 2007."""
+    sigma = singular_values(maps.double())
     share = sigma / sigma.sum(dim=-1, keepdim=True).clamp_min(TINY)
     return torch.special.entr(share).sum(dim=-1).exp().mean(dim=0).to(maps.dtype)
 

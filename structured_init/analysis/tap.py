@@ -14,13 +14,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
+from structured_init.analysis.axes import AxesError, heads_of
+from structured_init.analysis.calls import Call, Seen
+from structured_init.analysis.trail import Origin, Product, Trail
+from structured_init.names import plain_name
 from structured_init.sites.attention import ATTENTION
 from structured_init.sites.registry import Registry
 
 SOFTMAX = frozenset({F.softmax, torch.softmax, torch.Tensor.softmax})
-# Wrappers that put themselves between a module and its name.
-WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 
 _MULTIHEAD = inspect.signature(F.multi_head_attention_forward)
 
@@ -64,11 +67,6 @@ def attention_maps(
         return logits.softmax(dim=-1).masked_fill(blind, 0.0)
 
 
-def clean_name(name: str) -> str:
-    """Return a module's name without what compilation and sharding put into it."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
-
-
 def looks_like_attention(name: str, module: nn.Module) -> bool:
     """Tell whether a module is attention: by its name, by its class, or because it is registered as a site."""
     words = f"{name.rsplit('.', 1)[-1]} {type(module).__name__}".lower()
@@ -79,15 +77,20 @@ class AttentionTap(TorchFunctionMode):
     """Report every attention that a model computes, with the name of the module that computes it.
 
     Seen are ``F.scaled_dot_product_attention``, ``F.multi_head_attention_forward`` (hence ``nn.MultiheadAttention``),
-    a softmax over the last axis inside a module that looks like attention (hand-written attention), and modules with
-    an adapter. While the tap is open, torch itself avoids the inference fast path of ``nn.MultiheadAttention``. Kernels
-    that torch does not dispatch (flash-attn, flex attention, xFormers) are not seen.
+    a softmax over the last axis inside a module that looks like attention (hand-written attention) on its way into the
+    product with the values, and modules with an adapter. While the tap is open, torch itself avoids the inference fast
+    path of ``nn.MultiheadAttention``. Kernels that torch does not dispatch (flash-attn, flex attention, xFormers) are
+    not seen.
+
+    The axes of every map are found from the module's heads, its input and the batch (see ``arrangement``). One map per
+    head in as many calls as there are heads is one layer.
 
     Args:
         model: the model whose modules are followed while the tap is open.
         report: called with a module's name, a function (fraction of the batch) → maps (B, H, N, M), and the shape
             of the whole maps. The maps are computed only when and as far as the listener asks.
         adapters: functions (module, args, kwargs, output) → maps by class, for attention that is none of these.
+        refuse: called with a module's name and the reason why its maps are not reported.
     """
 
     def __init__(
@@ -95,17 +98,19 @@ class AttentionTap(TorchFunctionMode):
         model: nn.Module,
         report: Callable[[str, Callable[[int], Tensor], tuple[int, ...]], None],
         adapters: Registry,
+        refuse: Callable[[str, str], None],
     ) -> None:
         """Prepare; listening starts with the ``with`` block."""
         super().__init__()
-        self.model, self.report, self.adapters = model, report, adapters
-        self.stack: list[tuple[str, nn.Module]] = []
+        self.model, self.report, self.adapters, self.refuse = model, report, adapters, refuse
+        self.stack: list[Call] = []
+        self.trail = Trail()
         self.handles: list = []
 
     def __enter__(self) -> AttentionTap:
         """Follow the modules and start listening."""
         for name, module in self.model.named_modules():
-            self._follow(clean_name(name), module)
+            self._follow(plain_name(name, self.model), module)
         return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
@@ -118,33 +123,58 @@ class AttentionTap(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         """Let the call through, and report it where it is attention."""
         kwargs = kwargs or {}
-        if func is F.scaled_dot_product_attention and not self._adapted():
+        adapted = not self.stack or self._adapted()
+        if func is F.scaled_dot_product_attention and not adapted:
             self._fused(*args, **kwargs)
-        elif func is F.multi_head_attention_forward and not self._adapted():
+        elif func is F.multi_head_attention_forward and not adapted:
             self._multihead(args, kwargs)
-        elif func in SOFTMAX and not self._adapted():
-            self._handwritten(args, kwargs)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if func in SOFTMAX and not adapted:
+            self._handwritten(args, kwargs, result)
+        elif (product := self.trail.follow(func, args, kwargs, result)) is not None:
+            self._multiplied(product)
+        return result
 
     def _follow(self, name: str, module: nn.Module) -> None:
         """Keep the stack of running modules, and read those that have an adapter."""
         adapter = self.adapters.find(module)
 
-        def enter(module: nn.Module, args: tuple) -> None:
-            self.stack.append((name, module))
+        def enter(module: nn.Module, args: tuple, kwargs: dict) -> None:
+            self.stack.append(Call(name, module, _shapes((args, kwargs))))
 
         def leave(module: nn.Module, args: tuple, kwargs: dict, output: object) -> None:
             # Popped only afterwards: what the adapter computes is no attention of its own.
-            if adapter is not None and output is not None:
-                with torch.autocast(_device(args, output), enabled=False):
-                    self._offer(name, adapter(module, args, kwargs, output))
-            self.stack.pop()
+            call = self.stack[-1]
+            try:
+                if adapter is not None and output is not None:
+                    with torch.autocast(_device(args, output), enabled=False):
+                        self._offer(call, adapter(module, args, kwargs, output))
+                if output is not None:
+                    self._finish(call)
+            finally:
+                self.stack.pop()
 
-        self.handles.append(module.register_forward_pre_hook(enter, prepend=True))
+        self.handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
         self.handles.append(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
 
     def _adapted(self) -> bool:
-        return any(self.adapters.find(module) is not None for _, module in self.stack)
+        return any(self.adapters.find(call.module) is not None for call in self.stack)
+
+    def _finish(self, call: Call) -> None:
+        """Report what was seen in a call that is over, or say why not."""
+        unreached = [origin for origin in self.trail.end(call) if not origin.products]
+        if unreached and not call.seen:
+            shape = tuple(unreached[0].logits.shape)
+            self.refuse(call.name, f"its softmax {shape} is multiplied with no values that could be followed")
+        for maps in call.maps(self._batches(call)):
+            if isinstance(maps, AxesError):
+                self.refuse(call.name, str(maps))
+            else:
+                self.report(call.name, *maps)
+
+    def _batches(self, call: Call) -> list[int]:
+        """Return the lengths of the first axes of what the module and the whole model are given."""
+        return [shape[0] for shape in (*call.inputs, *self.stack[0].inputs) if shape]
 
     def _fused(
         self,
@@ -157,55 +187,61 @@ class AttentionTap(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> None:
-        """Report a call of scaled_dot_product_attention; the parameters are those of torch."""
+        """Take note of a call of scaled_dot_product_attention; the parameters are those of torch."""
         query, key, attn_mask = _whole(query), _whole(key), _whole(attn_mask)
-        if query.ndim == 3:  # without heads
-            query, key = query.unsqueeze(1), key.unsqueeze(1)
-            attn_mask = attn_mask.unsqueeze(1) if attn_mask is not None and attn_mask.ndim == 3 else attn_mask
-        batch, shape = query.shape[0], (*query.shape[:-1], key.shape[-2])
 
-        def compute(samples: int) -> Tensor:
-            mask = _first(attn_mask, samples, batch, ndim=query.ndim)
-            keys = _first(key, samples, batch, ndim=query.ndim)
-            return attention_maps(query[:samples], keys, mask, is_causal, scale, enable_gqa).flatten(0, -4)
+        def compute(rows: int) -> Tensor:
+            mask = _first(attn_mask, rows, query.shape[0], ndim=query.ndim)
+            keys = _first(key, rows, query.shape[0], ndim=query.ndim)
+            return attention_maps(query[:rows], keys, mask, is_causal, scale, enable_gqa)
 
-        self.report(self._name(), compute, (math.prod(shape[:-3]), *shape[-3:]))
+        self._owner().seen.append(Seen((*query.shape[:-1], key.shape[-2]), compute, value.shape[-1]))
 
     def _multihead(self, args: tuple, kwargs: dict) -> None:
-        """Report nn.MultiheadAttention by asking the same function again for its weights, in float32."""
+        """Take note of nn.MultiheadAttention by asking the same function again for its weights, in float32."""
         named = _MULTIHEAD.bind(*args, **kwargs).arguments
         named = {name: _to_float(_whole(argument)) for name, argument in named.items()}
         named |= {"need_weights": True, "average_attn_weights": False, "training": False}
         with torch.autocast(named["query"].device.type, enabled=False):
             maps = F.multi_head_attention_forward(**named)[1]
-        self._offer(self._name(), maps if maps.ndim == 4 else maps.unsqueeze(0))
+        self._offer(self._owner(), maps if maps.ndim == 4 else maps.unsqueeze(0))
 
-    def _handwritten(self, args: tuple, kwargs: dict) -> None:
-        """Report a softmax over keys inside attention that is written out."""
-        logits, dim = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
-        if dim not in (-1, logits.ndim - 1) or logits.ndim not in (3, 4):
+    def _handwritten(self, args: tuple, kwargs: dict, result: Tensor) -> None:
+        """Follow a softmax over keys inside attention that is written out."""
+        logits = args[0] if args else kwargs["input"]
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        if dim not in (-1, logits.ndim - 1) or logits.ndim < 3:
             return
-        owner = self._site() or next(((n, m) for n, m in reversed(self.stack) if looks_like_attention(n, m)), None)
-        if owner is None:
+        written = (call for call in reversed(self.stack) if looks_like_attention(call.name, call.module))
+        owner = self._site() or next(written, None)
+        if owner is None or (logits.ndim != 4 and heads_of(owner.module) is None):
             return
-        logits = _whole(logits)
-        if logits.ndim == 3:  # batch and heads in one axis
-            heads = getattr(owner[1], "num_heads", getattr(owner[1], "heads", None))
-            if not isinstance(heads, int) or logits.shape[0] % heads:
-                return
-            logits = logits.unflatten(0, (-1, heads))
-        self.report(owner[0], lambda samples: logits[:samples].float().softmax(-1), tuple(logits.shape))
+        self.trail.begin(Origin(owner, logits), result)
 
-    def _offer(self, name: str, maps: Float[Tensor, "batch heads queries keys"]) -> None:
-        self.report(name, lambda samples: maps[:samples].float(), tuple(maps.shape))
+    def _multiplied(self, product: Product) -> None:
+        """Take note of the map that is multiplied with values, in float32 where it is the softmax as it was."""
+        maps, logits = _whole(product.maps), _whole(product.origin.logits)
+        again = product.unchanged and torch.finfo(maps.dtype).bits < 32
 
-    def _site(self) -> tuple[str, nn.Module] | None:
+        def compute(rows: int) -> Tensor:
+            return logits[:rows].float().softmax(-1) if again else maps[:rows].float()
+
+        product.origin.owner.seen.append(Seen(tuple(maps.shape), compute, product.value_dim, product.origin))
+
+    def _offer(self, call: Call, maps: Float[Tensor, "batch heads queries keys"]) -> None:
+        call.seen.append(Seen(tuple(maps.shape), lambda rows: maps[:rows].float()))
+
+    def _site(self) -> Call | None:
         """Return the innermost running module that is a site, so that maps and weights of a layer share a name."""
-        return next(((n, m) for n, m in reversed(self.stack) if n and ATTENTION.find(m) is not None), None)
+        return next((c for c in reversed(self.stack) if c.name and ATTENTION.find(c.module) is not None), None)
 
-    def _name(self) -> str:
-        site = self._site()
-        return site[0] if site else next((name for name, _ in reversed(self.stack) if name), type(self.model).__name__)
+    def _owner(self) -> Call:
+        """Return the call under whose name attention is reported."""
+        return self._site() or next((call for call in reversed(self.stack) if call.name), self.stack[-1])
+
+
+def _shapes(inputs: object) -> list[tuple[int, ...]]:
+    return [tuple(leaf.shape) for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
 
 def _whole(argument: object) -> object:
@@ -225,5 +261,5 @@ def _to_float(argument: object) -> object:
 
 
 def _device(*values: object) -> str:
-    tensors = (leaf for leaf in torch.utils._pytree.tree_leaves(values) if isinstance(leaf, Tensor))
+    tensors = (leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor))
     return next((tensor.device.type for tensor in tensors), "cpu")

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
-from structured_init.plan import Weights, named_plain_modules
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 from structured_init.sites.registry import class_path, what_the_model_has
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -10,7 +10,8 @@ from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
-from structured_init.plan import Weights, named_plain_modules
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 from structured_init.sites.registry import what_the_model_has
 from structured_init.sites.select import Where, selects
 

@@ -17,6 +17,8 @@ from structured_init.errors import StructuredInitError
 
 # Half of the range of values, in nats, whose exponentials and their sums stay finite and normal.
 HALF_RANGE = {torch.float32: 75.0, torch.float64: 650.0}
+# What is added to a logit to hide a token: exp(−1000) is 0 in float64 too, and no bias of positions is as low.
+HIDDEN = -1e3
 
 
 def token_softmax(
@@ -67,7 +69,7 @@ def token_softmax_attention(
         keep: factor on V, a number or (Hkv or 1, 1, 1).
         gain: factor on softmaxᵀ(V), likewise.
         mask: boolean (true: may look) or added to the logits; broadcast to (B, H, N, M). What is added hides a token
-            where it is below half of the smallest number.
+            where it is at most ``HIDDEN``: masks that are not of −∞ or the smallest number usually hold −1e4 or −1e9.
         is_causal: query i sees the tokens ≤ i, counted from the first.
         dropout_p: of the map.
         scale: factor on the logits; 1/√k when None.
@@ -177,7 +179,7 @@ def _repeated(
 def _visible(mask: Tensor | None) -> Tensor | None:
     if mask is None or mask.dtype == torch.bool:
         return mask
-    return mask > torch.finfo(mask.dtype).min / 2
+    return mask > HIDDEN
 
 
 def _is_zero(factor: Tensor | float) -> bool:

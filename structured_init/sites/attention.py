@@ -13,9 +13,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.plan import Weights, named_plain_modules
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 from structured_init.sites.block import is_cross_attention, layer_scale
 from structured_init.sites.caveats import query_key_caveats, value_output_caveats
+from structured_init.sites.geometry import checked_layout
 from structured_init.sites.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.sites.position import token_layouts
 from structured_init.sites.registry import Registry, what_the_model_has
@@ -160,6 +162,8 @@ def register_attention(
         grid: (rows, columns) of its tokens, where the model around it does not tell.
         prefix_tokens: tokens before the grid.
 
+    A layout that the module contradicts is refused when it is used: see ``sites.geometry.checked_layout``.
+
     Example:
         >>> @register_attention(MyAttention, grid=(8, 8))
         ... def my_attention(module):
@@ -174,7 +178,7 @@ def register_attention(
     tokens = TokenLayout(grid, prefix_tokens) if grid is not None or prefix_tokens else None
 
     def decorate(describe: Describe) -> Describe:
-        ATTENTION.add(cls, lambda module: (describe(module), tokens))
+        ATTENTION.add(cls, lambda module: (checked_layout(describe(module), module), tokens))
         return describe
 
     return decorate
@@ -200,9 +204,8 @@ def attention_sites(model: nn.Module | Weights, where: Where = None, *, cross: b
         if describe is None:
             continue
         layout, own = describe(module)
-        parent, _, child = name.rpartition(".")
-        block, around = modules.get(parent), _enclosing(tokens, name)
-        layout = _in_its_place(layout, block, child, around)
+        block, around = modules.get(name.rpartition(".")[0]), _enclosing(tokens, name)
+        layout = _in_its_place(layout, block, name, around)
         if layout.cross and not cross:
             continue
         site = AttentionSite(name, module, layout, layout.tokens or _completed(own, around), weights)
@@ -223,29 +226,34 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
     """Return the attention sites, and raise one line that says what the model has where there is none.
 
     What ``where`` selects and is left alone all the same, because it is cross-attention or of a class that nobody
-    described, is recorded as skipped.
+    described, is recorded as skipped: the report warns of it where it is more than what is written.
     """
     chosen = attention_sites(weights, where, cross=True)
     sites = [site for site in chosen if cross or not site.cross]
+    unknown = {} if callable(where) else unknown_attention(weights.model, ATTENTION)
+    unknown = {name: kind for name, kind in unknown.items() if selects(where, name, None)}
     if not sites:
-        raise StructuredInitError(_why_none(weights, where, who, chosen))
+        raise StructuredInitError(_why_none(weights, where, who, chosen, unknown))
     for site in chosen:
         if site not in sites:
             weights.skip(site.name, "cross-attention is left alone unless asked for: cross=True")
-    for name, kind in unknown_attention(weights.model, ATTENTION).items():
-        if not callable(where) and selects(where, name, None):
-            weights.skip(name, f"{kind} is not known: {WAY_OUT}")
+    for name, kind in unknown.items():
+        weights.skip(name, f"{kind} is not known: {WAY_OUT}")
+    weights.sought([site.name for site in sites], [*(site.name for site in chosen), *unknown])
     return sites
 
 
-def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSite]) -> str:
+def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSite], unknown: dict[str, str]) -> str:
     """Say in one line why no attention layer is left to write to, and the way out."""
+    kinds = ", ".join(sorted(set(unknown.values())))
     if chosen:
-        return f"{who} found nothing but cross-attention ({_few(chosen)}), which is left alone unless cross=True"
+        beside = f"; the model also has {kinds}: {WAY_OUT}" if kinds else ""
+        found = f"{who} found nothing but cross-attention ({_few(chosen)}), which is left alone unless cross=True"
+        return found + beside
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         return f"{who}: where={where!r} selects none of the {len(everywhere)} attention layers ({_few(everywhere)})"
-    if unknown := sorted(set(unknown_attention(weights.model, ATTENTION).values())):
-        has = f"the model has {', '.join(unknown)}: {WAY_OUT}"
+    if kinds := ", ".join(sorted(set(unknown_attention(weights.model, ATTENTION).values()))):
+        has = f"the model has {kinds}: {WAY_OUT}"
     else:
         has = what_the_model_has(weights.model)
     return f"{who} found no attention layer that it knows; {has}"
@@ -256,11 +264,12 @@ def _few(sites: list[AttentionSite], limit: int = 4) -> str:
 
 
 def _in_its_place(
-    layout: AttentionLayout, block: nn.Module | None, child: str, around: TokenLayout | None
+    layout: AttentionLayout, block: nn.Module | None, name: str, around: TokenLayout | None
 ) -> AttentionLayout:
     """Add what an attention module does not know by itself: whose tokens it is given, and whether with RoPE."""
     rope = layout.rope if around is None or around.rope is None else around.rope
-    return replace(layout, rope=rope, cross=layout.cross or is_cross_attention(block, child))
+    other_width = layout.query.width not in (layout.key.width, layout.value.width)
+    return replace(layout, rope=rope, cross=layout.cross or other_width or is_cross_attention(name, block))
 
 
 def _enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:

@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.plan import Weights, named_plain_modules
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 from structured_init.sites.registry import what_the_model_has
 from structured_init.sites.select import Where, selects
 

@@ -28,7 +28,7 @@ class Projection:
         weight: the host's two-dimensional parameter, or what its parametrization computes.
         heads: how many heads the block holds.
         head_dim: rows (or columns) per head.
-        axis: the axis of ``weight`` along which the heads are stacked.
+        axis: the axis of ``weight`` along which the heads are stacked. Of an ``nn.Linear``, a wrong one is refused.
         start: where the block begins on that axis.
         step: from the beginning of one head to that of the next; ``head_dim`` where nothing lies between them.
     """

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.plan import Weights, named_plain_modules, plain_name
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 from structured_init.sites.layout import TokenLayout
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
@@ -95,7 +96,7 @@ def position_sites(model: nn.Module | Weights, where: Where = None) -> list[Posi
     for layout in token_layouts(weights.model).values():
         if layout.positions is None:
             continue
-        name = plain_name(weights.names(layout.positions)[0])
+        name = weights.names(layout.positions)[0]
         site = PositionSite(name, layout, weights)
         if selects(where, name, site):
             sites.append(site)

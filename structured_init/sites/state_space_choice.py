@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.plan import Weights, named_plain_modules
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 from structured_init.sites.registry import what_the_model_has
 from structured_init.sites.select import Where, selects
 from structured_init.sites.state_space import STATE_SPACE, WAY_OUT, StateSpaceSite, state_space_sites

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from structured_init.sites.attention import register_attention
-from structured_init.sites.block import CROSS
 from structured_init.sites.layout import AttentionLayout, Projection
-
-CROSS.add("torch.nn.modules.transformer.TransformerDecoderLayer", lambda layer: "multihead_attn")
 
 
 @register_attention("torch.nn.modules.activation.MultiheadAttention")

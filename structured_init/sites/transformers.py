@@ -9,15 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from structured_init.sites.attention import register_attention
-from structured_init.sites.block import CROSS
 from structured_init.sites.layout import AttentionLayout, Projection
 
 MODELS = "transformers.models"
-
-for _layer in ("whisper.modeling_whisper.WhisperDecoderLayer", "bart.modeling_bart.BartDecoderLayer"):
-    CROSS.add(f"{MODELS}.{_layer}", lambda layer: "encoder_attn")
-# A learned token asks, the patches answer.
-CROSS.add(f"{MODELS}.siglip.modeling_siglip.SiglipMultiheadAttentionPoolingHead", lambda head: "attention")
 
 
 @register_attention(f"{MODELS}.vit.modeling_vit.ViTAttention")

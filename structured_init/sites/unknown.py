@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from structured_init.plan import named_plain_modules
+from structured_init.names import named_plain_modules
 from structured_init.sites.registry import Registry
 
 NAMES = frozenset({"attn", "attention", "self_attn", "self_attention", "cross_attn", "cross_attention"})

@@ -15,7 +15,8 @@ from structured_init.attention.baseline import uniform_fan_in
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
-from structured_init.plan import Weights, named_plain_modules
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 from structured_init.sites.select import Where
 from structured_init.sites.state_space import StateSpaceSite
 from structured_init.sites.state_space_choice import required_state_space_sites

@@ -12,7 +12,8 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.plan import Weights, plain_name
+from structured_init.names import plain_name
+from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite, attention_sites
 from structured_init.sites.layout import Projection
 from structured_init.transfer.elements import uniform_indices
@@ -53,7 +54,8 @@ def head_rows(weights: Weights, teacher: nn.Module, names: Mapping[int, str]) ->
         StructuredInitError: an attention layer has no counterpart, or one with fewer or smaller heads.
     """
     theirs = {id(site.layout.query.weight): site for site in attention_sites(teacher, cross=True)}
-    tensors = {plain_name(name): id(tensor) for name, tensor in teacher.named_parameters(remove_duplicate=False)}
+    named = teacher.named_parameters(remove_duplicate=False)
+    tensors = {plain_name(name, teacher): id(tensor) for name, tensor in named}
     found: dict[int, Rows] = {}
     for site in attention_sites(weights, cross=True):
         name = names.get(id(site.layout.query.weight), "")

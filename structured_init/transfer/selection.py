@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
-from structured_init.plan import Weights, named_plain_modules
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 from structured_init.sites.select import selects
 from structured_init.transfer.elements import select
 from structured_init.transfer.heads import Rows, head_rows

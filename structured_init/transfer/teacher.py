@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.plan import plain_name
+from structured_init.names import plain_name
 
 Teacher = str | Path | nn.Module | Mapping[str, Tensor]
 
@@ -65,8 +65,9 @@ def opened(teacher: Teacher, who: str = "WeightSelection") -> nn.Module | Mappin
 
 def tensors_of(teacher: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the teacher's tensors by their plain names."""
-    state = teacher.state_dict() if isinstance(teacher, nn.Module) else teacher
-    return {plain_name(name): tensor.detach() for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    model = teacher if isinstance(teacher, nn.Module) else None
+    state = teacher if model is None else model.state_dict()
+    return {plain_name(name, model): tensor.detach() for name, tensor in state.items() if isinstance(tensor, Tensor)}
 
 
 def beginnings(student: Iterable[str], teacher: Iterable[str]) -> tuple[str, str]:

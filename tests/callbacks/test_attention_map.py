@@ -377,3 +377,17 @@ def test_a_module_that_names_its_tokens_gets_them_into_the_record_and_a_figure(t
     captures = json.loads((attention_folder(trainer) / "meta.json").read_text())["captures"]
     assert captures["before"]["tokens"] == captures["after"]["tokens"] == [f"token {i}" for i in range(17)]
     assert (attention_folder(trainer) / "tokens.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.filterwarnings("ignore:no attention map of")
+def test_maps_of_which_a_host_has_mixed_the_heads_have_no_statistics(tmp_path):
+    from timm.models.cait import Cait
+
+    network = Cait(img_size=8, patch_size=2, embed_dim=12, depth=1, num_heads=2, num_classes=3, depth_token_only=1)
+    nn.init.constant_(network.blocks[0].attn.proj_w.weight, -1.0)
+    fit(tmp_path, callback := AttentionMapCallback(), Classifier(network), max_epochs=1)
+    after = callback.records["after"]
+    mixed = load_file(after["path"])["network.blocks.0.attn"]
+    assert mixed.min() < 0
+    assert "network.blocks.0.attn" in after["layers"]
+    assert "network.blocks.0.attn" not in after["statistics"]

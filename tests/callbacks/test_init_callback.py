@@ -19,7 +19,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from callbacks import InitCallback
-from structured_init import Compose, Default, Initializer, KaimingUniform, Positions, StructuredInitError, initialize
+from structured_init import (
+    Compose,
+    Default,
+    Initializer,
+    KaimingUniform,
+    Mimetic,
+    Positions,
+    StructuredInitError,
+    initialize,
+)
 
 SEED = 3
 REPORT = "init_report.json"
@@ -582,3 +591,22 @@ def test_wrong_arguments_are_one_line(arguments, message):
     with pytest.raises(StructuredInitError) as error:
         InitCallback(**arguments)
     assert str(error.value) == message
+
+
+def test_strict_refuses_to_train_with_attention_that_was_left_alone(trainer):
+    class Unheard(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.project = nn.Linear(4, 4)
+
+    def model():
+        module = Classifier()
+        module.known, module.self_attn = nn.MultiheadAttention(4, 2), Unheard()
+        return module
+
+    start = Mimetic(positions="keep")
+    with pytest.raises(StructuredInitError, match=r"^Mimetic, strict: 1 of 2 attention layers left alone: self_attn"):
+        trainer(InitCallback(start, strict=True)).fit(model())
+    callback = InitCallback(start)
+    trainer(callback).fit(model())
+    assert callback.report.left == ["self_attn"]

@@ -267,3 +267,24 @@ def test_wrong_arguments_are_answered_in_one_line(as_installed, arguments, messa
 def test_an_alpha_that_cannot_be_set_is_refused(values, alpha, message):
     with pytest.raises(StructuredInitError, match=message):
         values.set_alpha(alpha)
+
+
+@pytest.mark.parametrize("hidden", [-1e3, -1e4, -1e9, torch.finfo(torch.float32).min, -math.inf])
+@pytest.mark.parametrize("per_query", [True, False])
+def test_an_added_mask_hides_a_token_whatever_large_number_it_takes(hidden, per_query):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 2, 5, 4, generator=generator) for _ in range(3))
+    visible = torch.ones(5, 5).tril().bool() if per_query else (torch.arange(5) < 3).expand(1, 5)
+    added = torch.zeros(visible.shape).masked_fill(~visible, hidden)
+    expected = token_softmax_attention(query, key, value, 0.5, 0.5, visible)
+    torch.testing.assert_close(token_softmax_attention(query, key, value, 0.5, 0.5, added), expected)
+
+
+def test_a_bias_of_positions_hides_no_token():
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 1, 5, 4, generator=generator) for _ in range(3))
+    slopes = -100.0 * (torch.arange(5)[:, None] - torch.arange(5)).abs()  # ALiBi, much too steep
+    far = token_softmax_attention(query, key, value, 0.0, 1.0, slopes)
+    moved = value.clone()
+    moved[..., 4, :] += 1
+    assert not torch.equal(far[..., 0, :], token_softmax_attention(query, key, moved, 0.0, 1.0, slopes)[..., 0, :])

@@ -1,0 +1,68 @@
+"""Plain names: what a module or a parameter is called, whatever a model has been wrapped in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+# Class of a wrapper → the child in which it keeps what it wraps; by path, so that nothing is imported to look.
+WRAPPERS = {
+    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch.distributed.algorithms._checkpoint.checkpoint_wrapper.ActivationWrapper": "_checkpoint_wrapped_module",
+    "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "torch.nn.parallel.distributed.DistributedDataParallel": "module",
+    "torch.nn.parallel.data_parallel.DataParallel": "module",
+    "torch.optim.swa_utils.AveragedModel": "module",
+    "lightning.fabric.wrappers._FabricModule": "_forward_module",
+    "deepspeed.runtime.engine.DeepSpeedEngine": "module",
+    "timm.utils.model_ema.ModelEmaV2": "module",
+    "timm.utils.model_ema.ModelEmaV3": "module",
+    "peft.peft_model.PeftModel": "base_model",
+    "peft.tuners.tuners_utils.BaseTuner": "model",
+    "peft.tuners.tuners_utils.BaseTunerLayer": "base_layer",
+}
+# These mean nothing else, so they are dropped also from a name whose model is not at hand.
+UNMISTAKABLE = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
+
+
+def wrapped_child(module: nn.Module) -> str | None:
+    """Return the child in which a wrapper keeps what it wraps; ``None`` for any other module."""
+    for cls in type(module).__mro__:
+        child = WRAPPERS.get(f"{cls.__module__}.{cls.__qualname__}")
+        if child in module._modules:
+            return child
+    return None
+
+
+def plain_name(name: str, model: nn.Module | None = None) -> str:
+    """Return the name of a module, parameter or buffer without what wrappers put into it.
+
+    Wrappers are compilation, activation checkpointing, (sharded) data parallelism, averaging and PEFT. They are known
+    by their class, so a user's own child called ``module`` or ``model`` keeps its name.
+
+    Args:
+        name: a dotted name, e.g. ``"module.base_model.model.blocks.0.attn.q_proj.base_layer.weight"``.
+        model: the model that has the name. Without it only the names that torch alone gives (``_orig_mod``,
+            ``_checkpoint_wrapped_module``, ``_fsdp_wrapped_module``) are known to be a wrapper's.
+
+    Returns:
+        The plain name, e.g. ``"blocks.0.attn.q_proj.weight"``; empty for the model itself.
+    """
+    parts, here = [], model
+    for part in name.split("."):
+        child = wrapped_child(here) if here is not None else None
+        while child is not None and part not in here._modules:  # wrappers leave themselves out of their own names
+            here = here._modules[child]
+            child = wrapped_child(here)
+        if part not in UNMISTAKABLE and part != child:
+            parts.append(part)
+        here = here._modules.get(part) if here is not None else None
+    return ".".join(parts)
+
+
+def named_plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Iterate over modules in order under their plain names, each once; wrappers are left out."""
+    for name, module in model.named_modules():
+        if wrapped_child(module) is None:
+            yield plain_name(name, model), module

@@ -1,0 +1,297 @@
+"""The axes of captured maps are samples, heads, queries and keys whatever the host's own are, or the map is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from timm.layers.halo_attn import HaloAttn
+from timm.models import cait, convit, davit, edgenext, efficientvit_msra, hiera, mobilevit, nest, vision_transformer_sam
+from timm.models import xcit as xcit_models
+from torch import nn
+
+from structured_init.analysis import NoAttentionError, capture_attention
+from structured_init.analysis.axes import Arrangement, AxesError, arrangement
+from structured_init.errors import StructuredInitError
+
+
+class Host(nn.Module):
+    def __init__(self, attn, *more):
+        super().__init__()
+        self.attn, self.more = attn, more
+
+    def forward(self, x):
+        return self.attn(x, *self.more)
+
+
+def randomized(module, std=0.4):
+    torch.manual_seed(0)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=std)
+    module.eval()  # which timm's EfficientViT-M answers with None
+    return module
+
+
+def sample(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+# name → (attention, input, (windows, heads, queries, keys) of a sample)
+FAMILIES = {
+    "SAM": lambda: (vision_transformer_sam.Attention(12, num_heads=3), sample(3, 4, 4, 12), (1, 3, 16, 16)),
+    "NesT": lambda: (nest.Attention(12, num_heads=3), sample(3, 4, 5, 12), (4, 3, 5, 5)),
+    "Hiera, in units": lambda: (
+        hiera.MaskUnitAttention(12, 12, 3, q_stride=1, window_size=4, use_mask_unit_attn=True),
+        sample(3, 8, 12),
+        (2, 3, 4, 4),
+    ),
+    "Hiera, pooled": lambda: (
+        hiera.MaskUnitAttention(12, 12, 3, q_stride=2, window_size=2, use_mask_unit_attn=True),
+        sample(3, 8, 12),
+        (2, 3, 2, 4),
+    ),
+    "HaloNet": lambda: (
+        HaloAttn(12, num_heads=2, block_size=4, halo_size=1, feat_size=(8, 12)),
+        sample(3, 12, 8, 12),
+        (6, 2, 16, 36),
+    ),
+    "EfficientViT-M": lambda: (
+        efficientvit_msra.CascadedGroupAttention(16, 4, 4, attn_ratio=1, resolution=3, kernels=(3, 3, 3, 3)),
+        sample(3, 16, 3, 3),
+        (1, 4, 9, 9),
+    ),
+}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_sample_has_the_same_maps_alone_as_in_its_batch(name, fused):
+    attention, x, (windows, heads, queries, keys) = FAMILIES[name]()
+    attention = randomized(attention)
+    if not fused and hasattr(attention, "fused_attn"):
+        attention.fused_attn = False
+    maps = capture_attention(Host(attention), x)["attn"]
+    assert maps.shape == (3 * windows, heads, queries, keys)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(maps.shape[:-1]))
+    for i in range(3):
+        alone = capture_attention(Host(attention), x[i : i + 1])["attn"]
+        torch.testing.assert_close(maps[i * windows : (i + 1) * windows], alone)
+    assert not torch.allclose(maps[:windows], maps[windows : 2 * windows], atol=1e-3)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_nests_maps_are_those_of_the_definition_block_by_block(fused):
+    attention, x, _ = FAMILIES["NesT"]()
+    attention = randomized(attention)
+    attention.fused_attn = fused
+    maps = capture_attention(Host(attention), x)["attn"]
+    query, key, _ = attention.qkv(x).double().chunk(3, dim=-1)
+    for i in range(3):
+        for block in range(4):
+            for head in range(3):
+                part = slice(4 * head, 4 * head + 4)
+                logits = query[i, block, :, part] @ key[i, block, :, part].T / 2
+                torch.testing.assert_close(maps[4 * i + block, head], logits.softmax(-1).float())
+
+
+def test_memory_cap_cuts_samples_of_a_host_that_keeps_heads_and_samples_together():
+    attention, x, _ = FAMILIES["HaloNet"]()
+    whole = capture_attention(Host(attention.eval()), x)["attn"]
+    with pytest.warns(UserWarning, match="1 sample in 2 is kept"):
+        half = capture_attention(Host(attention), x, max_megabytes=0.6 * 4 * whole.numel() / 2**20)["attn"]
+    assert torch.equal(half, whole[:9])
+
+
+def test_caits_map_is_the_one_behind_its_second_mixing():
+    attention, x = randomized(cait.TalkingHeadAttn(8, 2)), sample(3, 5, 8)
+    query, key, _ = attention.qkv(x).chunk(3, dim=-1)
+    logits = torch.stack([query[..., h : h + 4] @ key[..., h : h + 4].mT / 2 for h in (0, 4)], dim=-1)
+    expected = attention.proj_w(attention.proj_l(logits).softmax(-2)).movedim(-1, 1)
+    torch.testing.assert_close(capture_attention(Host(attention), x)["attn"], expected.detach())
+
+
+def test_convits_two_halves_are_one_map():
+    attention, x = randomized(convit.GPSA(8, num_heads=2)), sample(3, 9, 8)
+    attention(x)  # builds the relative positions
+    expected = attention.get_attention(x).detach()
+    maps = capture_attention(Host(attention), x)
+    assert list(maps) == ["attn"]
+    torch.testing.assert_close(maps["attn"], expected)
+
+
+TEXT = {
+    "num_hidden_layers": 2,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "vocab_size": 40,
+    "pad_token_id": 0,
+    "max_position_embeddings": 64,
+}
+
+
+def test_the_column_of_gpt_oss_sink_is_cut_off():
+    config = transformers.GptOssConfig(
+        **TEXT, num_attention_heads=2, num_key_value_heads=1, head_dim=8, num_local_experts=2, num_experts_per_tok=1
+    )
+    torch.manual_seed(0)
+    model = transformers.GptOssModel._from_config(config, attn_implementation="eager").eval()
+    ids = torch.arange(3, 27).view(2, 12)
+    with torch.no_grad():
+        expected = model(ids, output_attentions=True).attentions
+    for layer, reference in zip(capture_attention(model, ids).values(), expected, strict=True):
+        torch.testing.assert_close(layer, reference)
+        assert layer.shape == (2, 2, 12, 12)
+
+
+def test_longformers_maps_are_its_own_in_chunks_of_queries():
+    torch.manual_seed(0)
+    config = transformers.LongformerConfig(**TEXT, num_attention_heads=4, attention_window=4)
+    model = transformers.LongformerModel(config).eval()
+    ids = torch.arange(3, 27).view(2, 12)
+    with torch.no_grad():
+        expected = model(ids, output_attentions=True).attentions  # (B, H, N, keys from two before to two behind)
+    maps = capture_attention(model, ids)
+    assert list(maps) == ["encoder.layer.0.attention.self", "encoder.layer.1.attention.self"]
+    for layer, reference in zip(maps.values(), expected, strict=True):
+        assert layer.shape == (2 * 6, 4, 2, 6)  # chunks of two queries, and the chunks around as keys
+        for offset in range(5):
+            for row in range(2):
+                got = layer.view(2, 6, 4, 2, 6)[:, :, :, row, row + offset].movedim(1, 2)
+                torch.testing.assert_close(got, reference[:, :, row::2, offset])
+
+
+CHANNELS = {
+    "XCiT": lambda: (xcit_models.XCA(12, num_heads=2), sample(3, 9, 12), 6),
+    "DaViT": lambda: (davit.ChannelAttention(12, num_heads=2), sample(3, 9, 12), 6),
+    "EdgeNeXt": lambda: (edgenext.CrossCovarianceAttn(12, num_heads=2), sample(3, 9, 12), 6),
+}
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("name", CHANNELS)
+def test_attention_between_channels_is_refused(name, fused):
+    attention, x, channels = CHANNELS[name]()
+    attention.fused_attn = fused
+    said = rf"captured: attn: its maps \(3, 2, 6, 6\) lie between the {channels} channels of a head, not between tokens"
+    with pytest.raises(NoAttentionError, match=said):
+        capture_attention(Host(attention), x)
+
+
+def test_as_many_tokens_as_channels_of_a_head_are_still_tokens():
+    attention = vision_transformer_sam.Attention(12, num_heads=3)
+    assert capture_attention(Host(attention), sample(2, 2, 2, 12))["attn"].shape == (2, 3, 4, 4)
+
+
+def test_a_softmax_that_is_multiplied_with_no_values_is_refused():
+    attention = mobilevit.LinearTransformerBlock(8).attn
+    with pytest.raises(NoAttentionError, match=r"attn: its softmax \(2, 1, 4, 9\) is multiplied with no values"):
+        capture_attention(Host(attention), sample(2, 8, 4, 9))
+
+
+def test_layers_that_are_refused_beside_others_are_named_in_a_warning():
+    torch.manual_seed(0)
+    model = davit.DaVit(depths=(1, 1), embed_dims=(8, 16), num_heads=(2, 4), window_size=2, num_classes=3)
+    said = r"no attention map of stages.0.blocks.0.1.attn: its maps \(2, 2, 4, 4\) lie between the 4 channels"
+    with pytest.warns(UserWarning, match=said):
+        maps = capture_attention(model, sample(2, 3, 32, 32))
+    assert list(maps) == ["stages.0.blocks.0.0.attn", "stages.1.blocks.0.0.attn"]
+    capture_attention(model, sample(2, 3, 32, 32), layers=["*.0.0.attn"])  # what was not asked for is not warned of
+
+
+class Written(nn.Module):
+    """Attention that is written out, with what a test asks for between softmax and values."""
+
+    num_heads = 2
+
+    def __init__(self, between=lambda maps: maps, multiply=torch.matmul):
+        super().__init__()
+        self.between, self.multiply = between, multiply
+
+    def forward(self, x):
+        heads = x.unflatten(-1, (2, -1)).movedim(-2, 1)
+        return self.multiply(self.between((heads @ heads.mT).softmax(-1)), heads)
+
+
+PRODUCTS = {
+    "matmul": torch.matmul,
+    "operator": lambda maps, values: maps @ values,
+    "from the right": lambda maps, values: (values.mT @ maps.mT).mT,
+    "bmm": lambda maps, values: torch.bmm(maps.flatten(0, 1), values.flatten(0, 1)),
+    "einsum": lambda maps, values: torch.einsum("bhij,bhjd->bihd", maps, values),
+    "einsum with an ellipsis": lambda maps, values: torch.einsum("...ij,...jd->...id", maps, values),
+    "einsum, values first": lambda maps, values: torch.einsum("bhjd,bhij->bhid", values, maps),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_the_map_is_what_is_multiplied_with_the_values_in_whatever_way(name):
+    x = sample(3, 5, 8)
+    heads = x.unflatten(-1, (2, -1)).movedim(-2, 1)
+    expected = (heads @ heads.mT).softmax(-1).tril()
+    maps = capture_attention(Host(Written(torch.tril, PRODUCTS[name])), x)["attn"]
+    torch.testing.assert_close(maps, expected)
+
+
+def test_hand_written_attention_in_low_precision_has_maps_in_float32():
+    attention = Written(nn.Dropout(0.5))
+    x = sample(3, 5, 8).bfloat16()
+    heads = x.unflatten(-1, (2, -1)).movedim(-2, 1)
+    expected = (heads @ heads.mT).float().softmax(-1)
+    assert torch.equal(capture_attention(Host(attention.eval()), x)["attn"], expected)
+
+
+def test_a_softmax_multiplied_in_pieces_is_refused():
+    def multiply(maps, values):
+        return maps[..., :2] @ values[..., :2, :] + maps[..., 2:] @ values[..., 2:, :]
+
+    with pytest.raises(NoAttentionError, match=r"attn: its softmax \(3, 2, 5, 5\) is multiplied .* in pieces"):
+        capture_attention(Host(Written(multiply=multiply)), sample(3, 5, 8))
+
+
+def test_a_module_whose_heads_no_axis_has_is_refused():
+    attention = Written()
+    attention.num_heads = 5
+    with pytest.raises(NoAttentionError, match=r"attn: no axis of \(3, 2, 5, 5\) is the 5 heads.*register_capture"):
+        capture_attention(Host(attention), sample(3, 5, 8))
+
+
+@pytest.mark.parametrize(
+    ("host", "heads", "read"),
+    [
+        ((4, 3, 5, 6), 3, (4, 3, 5, 6)),
+        ((4, 3, 5, 6), None, (4, 3, 5, 6)),
+        ((8, 3, 5, 6), 3, (8, 3, 5, 6)),  # two windows a sample
+        ((12, 5, 6), 3, (4, 3, 5, 6)),
+        ((4, 5, 6), None, (4, 1, 5, 6)),
+        ((12, 7, 5, 6), 3, (28, 3, 5, 6)),
+        ((4, 7, 5, 6), 1, (28, 1, 5, 6)),
+        ((4, 7, 3, 5, 6), 3, (28, 3, 5, 6)),
+        ((4, 3, 7, 5, 6), 3, (28, 3, 5, 6)),
+        ((5, 6), 1, (1, 1, 5, 6)),
+    ],
+)
+def test_a_reading_says_its_shape_and_arranges_as_many_samples_as_asked(host, heads, read):
+    found = arrangement(host, heads, [4])
+    assert found.shape == read
+    maps = torch.arange(float(torch.Size(host).numel())).view(host)
+    arranged = found(maps)
+    assert arranged.shape == read
+    for samples in (1, read[0]):
+        rows = found.rows(samples)
+        assert torch.equal(found(maps[:rows])[:samples], arranged[:samples])
+
+
+@pytest.mark.parametrize(
+    ("host", "heads", "why"),
+    [
+        ((4, 5, 3, 6), 3, r"no axis of \(4, 5, 3, 6\) is the 3 heads"),
+        ((3, 5, 6), 2, "axis 0 of .* is not batch × 2 heads"),
+        ((4, 3, 3, 5, 6), 3, r"several axes of \(4, 3, 3, 5, 6\) may be the 3 heads"),
+        ((5, 3, 4, 4), 3, r"no axis of \(5, 3, 4, 4\) is the batch \(4\)"),
+    ],
+)
+def test_a_shape_that_does_not_tell_its_axes_is_refused(host, heads, why):
+    with pytest.raises(AxesError, match=why):
+        arrangement(host, heads, [4])
+    assert issubclass(AxesError, StructuredInitError)
+    assert isinstance(arrangement((4, 3, 5, 6), 3, [4]), Arrangement)

@@ -1,0 +1,119 @@
+"""What is measured of a model that has diverged is nan: a diagnostic never ends a training."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from structured_init import analysis
+from structured_init.analysis.channel_mixing import energy_rank
+from structured_init.analysis.singular_values import layer_extremes
+
+BAD = [math.nan, math.inf, -math.inf]
+GRID = (3, 3)
+
+
+@pytest.fixture(params=BAD, ids=["nan", "inf", "-inf"])
+def bad(request):
+    return request.param
+
+
+def broken(bad, *shape):
+    """Numbers of which the first is not finite."""
+    tensor = torch.rand(*shape, generator=torch.Generator().manual_seed(0))
+    tensor.view(-1)[0] = bad
+    return tensor
+
+
+def maps(bad):
+    """Two heads, one of which is whole: what is not finite of another must not touch it."""
+    whole = torch.rand(2, 2, 9, 9, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    whole[0, 0, 4, 4] = bad
+    return whole
+
+
+STATISTICS = {
+    "mean_distance": lambda maps: analysis.mean_distance(maps, GRID),
+    "entropy": analysis.entropy,
+    "diagonal_mass": analysis.diagonal_mass,
+    "diagonality": lambda maps: analysis.diagonality(maps, GRID),
+    "impulse_mass": lambda maps: analysis.impulse_mass(maps, torch.zeros(2, 2, dtype=torch.int), GRID),
+    "argmax_accuracy": lambda maps: analysis.argmax_accuracy(maps, torch.zeros(2, 2, dtype=torch.int), GRID),
+    "effective_rank": analysis.effective_rank,
+    "profile_energy": lambda maps: analysis.profile_energy(maps, GRID),
+    "far_mass": lambda maps: analysis.far_mass(maps, GRID),
+    "structure_left": lambda maps: analysis.structure_left(maps, maps.nan_to_num(0.1, 0.1, 0.1)),
+}
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_a_statistic_of_a_head_that_is_not_finite_is_nan_and_of_the_other_is_not(name):
+    first, second = STATISTICS[name](maps(math.nan)).tolist()
+    assert math.isnan(first)
+    assert math.isfinite(second)
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_no_statistic_raises(name, bad):
+    assert STATISTICS[name](maps(bad)).shape == (2,)
+
+
+def test_the_summary_of_a_layer_never_raises(bad):
+    summary = analysis.summarize(maps(bad), grid=GRID)
+    assert math.isnan(summary["effective_rank"][0])
+    assert math.isfinite(summary["effective_rank"][1])
+    analysis.summarize(torch.full((1, 2, 9, 9), bad), grid=GRID)
+    analysis.summarize_change(maps(bad), maps(bad), grid=GRID)
+
+
+def test_ranks_bases_and_residuals_are_nan(bad):
+    for shape in ((5, 3), (3, 5)):
+        assert math.isnan(analysis.numerical_rank(broken(bad, *shape)))
+        assert math.isnan(energy_rank(broken(bad, *shape)))
+    assert analysis.filter_basis(broken(bad, 4, 3, 3)).isnan().all()
+    inputs, filters = torch.rand(2, 3, 4, 4), torch.rand(3, 3, 3)
+    chosen = torch.tensor([0, 1])
+    assert analysis.mixing_residual(broken(bad, 2, 3, 4, 4), filters, filters[:2], chosen).isnan().all()
+    assert analysis.mixing_residual(inputs, broken(bad, 3, 3, 3), filters[:2], chosen).isnan().all()
+
+
+def test_statistics_and_change_of_filters_are_nan(bad):
+    whole, hurt = torch.rand(5, 3, 3), broken(bad, 5, 3, 3)
+    assert all(map(math.isnan, analysis.filter_statistics(hurt).values()))
+    for before, after in ((whole, hurt), (hurt, whole)):
+        assert not any(map(math.isfinite, analysis.filter_change(before, after).values()))
+    assert analysis.empirical_covariance(hurt).isnan().any()
+    assert analysis.variance_map(hurt).isnan().any()
+
+
+def test_similarity_of_representations_is_nan(bad):
+    whole = torch.rand(6, 4, generator=torch.Generator().manual_seed(1)).double()
+    for kernel in (None, analysis.rbf):
+        grams = [features @ features.T for features in (whole, broken(bad, 6, 4).double())]
+        if kernel is not None:
+            grams = [kernel(gram) for gram in grams]
+        assert analysis.cka(*(gram[None] for gram in grams)).isnan().all()
+
+
+LAYERS = {
+    "linear": lambda: (nn.Linear(3, 4), (1, 3)),
+    "circular": lambda: (nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular"), (1, 2, 6, 6)),
+    "apart": lambda: (nn.Conv2d(2, 3, 2, stride=2), (1, 2, 6, 6)),
+    "written out": lambda: (nn.Conv2d(2, 3, 3, padding=1), (1, 2, 6, 6)),
+    "iterated": lambda: (nn.Conv2d(3, 3, 3, padding=1), (1, 3, 20, 20)),
+    "transposed": lambda: (nn.ConvTranspose2d(2, 3, 2, stride=2), (1, 2, 4, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_singular_values_of_layers_are_nan(name, bad):
+    layer, shape = LAYERS[name]()
+    with torch.no_grad():
+        layer.weight.view(-1)[0] = bad
+    extremes = layer_extremes(layer, shape)
+    assert math.isnan(extremes.largest)
+    assert math.isnan(extremes.smallest)
+    analysis.lipschitz_report(nn.Sequential(layer), torch.zeros(shape))

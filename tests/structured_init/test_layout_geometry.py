@@ -1,0 +1,116 @@
+"""A registered layout that its module contradicts is refused in one line, before anything is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from structured_init import (
+    AttentionLayout,
+    Mimetic,
+    Projection,
+    StructuredInitError,
+    attention_sites,
+    initialize,
+    register_attention,
+)
+from structured_init.sites.attention import ATTENTION
+
+
+class MyAttention(nn.Module):
+    """Width 8, two heads: every matrix is square, so that no shape tells its axes."""
+
+    def __init__(self, linear=lambda: nn.Linear(8, 8, bias=False)):
+        super().__init__()
+        self.to_q, self.to_k, self.to_v, self.to_out = (linear() for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (2, 4)).transpose(1, 2) for layer in (self.to_q, self.to_k, self.to_v))
+        return self.to_out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def layout(module, axes=(0, 0, 0, 1), **changes):
+    layers = (module.to_q, module.to_k, module.to_v, module.to_out)
+    parts = [Projection(layer.weight, 2, 4, axis=axis) for layer, axis in zip(layers, axes, strict=True)]
+    return replace(AttentionLayout(*parts), **changes)
+
+
+@pytest.fixture
+def register(monkeypatch):
+    monkeypatch.setattr(ATTENTION, "_describe", dict(ATTENTION._describe))
+    return lambda describe: register_attention(MyAttention)(describe)
+
+
+def test_the_readmes_recipe_without_its_axis_is_refused(register):
+    register(lambda module: layout(module, axes=(0, 0, 0, 0)))
+    model = nn.Sequential(MyAttention())
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(StructuredInitError) as caught:
+        initialize(model, Mimetic(positions="keep"))
+    assert str(caught.value) == (
+        "the layout of MyAttention: output is 'to_out', whose weight is (out, in), so its heads lie along axis 1, "
+        "not 0: axis=1"
+    )
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("part", [0, 1, 2])
+def test_queries_keys_and_values_along_inputs_are_refused(register, part):
+    register(lambda module: layout(module, axes=[int(i in (part, 3)) for i in range(4)]))
+    with pytest.raises(StructuredInitError, match=r"heads lie along axis 0, not 1: axis=0$"):
+        attention_sites(nn.Sequential(MyAttention()))
+
+
+def test_a_transposed_layer_has_its_axes_the_other_way_round(register):
+    register(lambda module: layout(module, axes=(1, 1, 1, 0)))
+    assert len(attention_sites(nn.Sequential(MyAttention(lambda: Conv1D(8, 8))))) == 1
+    with pytest.raises(StructuredInitError, match=r"'to_q', whose weight is \(out, in\)"):
+        attention_sites(nn.Sequential(MyAttention()))
+    register(layout)
+    with pytest.raises(StructuredInitError, match=r"'to_q', whose weight is \(in, out\), .* axis 1, not 0"):
+        attention_sites(nn.Sequential(MyAttention(lambda: Conv1D(8, 8))))
+
+
+WRONG = {
+    "a block outside of its parameter": (
+        lambda m: layout(m, key=Projection(m.to_k.weight, 2, 4, start=4)),
+        r"key takes entries 4 to 12 of axis 0, of a weight of shape \(8, 8\)$",
+    ),
+    "a bias": (
+        lambda m: layout(m, value=Projection(nn.Parameter(torch.ones(8)), 2, 4)),
+        r"value needs a two-dimensional weight and axis 0 or 1, got shape \(8,\) and axis 0$",
+    ),
+    "a third axis": (
+        lambda m: layout(m, query=Projection(m.to_q.weight, 2, 4, axis=2)),
+        r"query needs a two-dimensional weight and axis 0 or 1, got shape \(8, 8\) and axis 2$",
+    ),
+    "keys of another width": (
+        lambda m: layout(m, key=Projection(m.to_k.weight, 4, 2)),
+        "query has 2 heads of width 4, which key's 4 heads of width 2 cannot serve$",
+    ),
+    "values of another width": (
+        lambda m: layout(m, value=Projection(m.to_v.weight, 4, 2)),
+        "output has 2 heads of width 4, which value's 4 heads of width 2 cannot serve$",
+    ),
+    "nothing": (lambda m: None, "registered for MyAttention must return an AttentionLayout, not NoneType$"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_cannot_be_is_refused_in_one_line(register, name):
+    describe, said = WRONG[name]
+    register(describe)
+    with pytest.raises(StructuredInitError, match=said) as caught:
+        attention_sites(nn.Sequential(MyAttention()))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_plain_square_parameter_is_taken_on_trust(register):
+    register(lambda m: layout(m, output=Projection(m.own, 2, 4, axis=0)))
+    module = MyAttention()
+    module.own = nn.Parameter(torch.eye(8))
+    assert len(attention_sites(nn.Sequential(module))) == 1

@@ -1,0 +1,113 @@
+"""A model's names, and so its draws, do not depend on what it has been wrapped in."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper as checkpointed
+from torch.optim.swa_utils import AveragedModel
+
+from structured_init import Compose, KaimingUniform, Mimetic, attention_sites, initialize
+from structured_init.analysis import capture_attention, repeated_blocks
+from structured_init.names import named_plain_modules, plain_name
+
+
+def wrapper(path, child):
+    """A class of another library, which need not be installed: its path and the child that it keeps are what counts."""
+
+    class Wrapper(nn.Module):
+        def __init__(self, wrapped):
+            super().__init__()
+            self.add_module(child, wrapped)
+
+        def forward(self, *args, **kwargs):
+            return self._modules[child](*args, **kwargs)
+
+    Wrapper.__module__, _, Wrapper.__qualname__ = path.rpartition(".")
+    return Wrapper
+
+
+def with_lora(model):
+    """What PEFT makes of a model: PeftModel(LoraModel(model)), and LoRA around the layers chosen."""
+    layer = type("Linear", (wrapper("peft.tuners.tuners_utils.BaseTunerLayer", "base_layer"),), {})
+    for block in model.blocks:
+        linear = block.attn.qkv
+        block.attn.qkv = layer(linear)
+        block.attn.qkv.weight = linear.weight  # as PEFT's property
+        block.attn.qkv.in_features, block.attn.qkv.out_features = linear.in_features, linear.out_features
+    return wrapper("peft.peft_model.PeftModel", "base_model")(
+        wrapper("peft.tuners.tuners_utils.BaseTuner", "model")(model)
+    )
+
+
+def with_checkpoints(model):
+    apply_activation_checkpointing(model, check_fn=lambda module: module in set(model.blocks))
+    return model
+
+
+@contextlib.contextmanager
+def one_process(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+WRAPPED = {
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "checkpointed": with_checkpoints,
+    "checkpointed whole": checkpointed,
+    "data parallel": nn.DataParallel,
+    "averaged": AveragedModel,
+    "DDP": nn.parallel.DistributedDataParallel,
+    "DDP of compiled of checkpointed": lambda model: nn.parallel.DistributedDataParallel(
+        torch.compile(with_checkpoints(model), backend="eager")
+    ),
+    "LoRA": with_lora,
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+def test_a_wrapped_model_has_the_plain_names_the_same_draws_and_the_same_maps(kind, tiny_vit, tmp_path):
+    with one_process(tmp_path):
+        plain, wrapped = tiny_vit(), WRAPPED[kind](tiny_vit())
+        start = Compose([KaimingUniform(), Mimetic(where="blocks.*.attn")])
+        reports = [initialize(model, start, seed=3).to_dict() for model in (plain, wrapped)]
+        assert reports[0] == reports[1]
+        assert [site.name for site in attention_sites(wrapped)] == ["blocks.0.attn", "blocks.1.attn"]
+        for ours, theirs in zip(attention_sites(plain), attention_sites(wrapped), strict=True):
+            assert torch.equal(ours.query, theirs.query)
+        images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+        maps = [capture_attention(model, images) for model in (plain, wrapped)]
+        assert list(maps[1]) == ["blocks.0.attn", "blocks.1.attn"]
+        assert all(torch.equal(maps[0][name], maps[1][name]) for name in maps[0])
+        assert list(repeated_blocks(wrapped)) == ["blocks.0", "blocks.1"]
+
+
+def test_a_users_own_child_called_as_a_wrappers_keeps_its_name():
+    class Mine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.module = nn.ModuleDict({"model": nn.Linear(2, 2), "base_model": nn.Linear(2, 2)})
+
+    names = [name for name, _ in named_plain_modules(nn.DataParallel(Mine()))]
+    assert names == ["", "module", "module.model", "module.base_model"]
+
+
+def test_names_that_a_wrapper_takes_itself_out_of_are_plain_too(tiny_vit):
+    model = nn.DataParallel(with_checkpoints(tiny_vit()))
+    plain = list(tiny_vit().state_dict())
+    assert [plain_name(name, model) for name in model.state_dict()] == plain
+    assert [plain_name(name, model) for name, _ in model.named_parameters()] == [
+        name for name, _ in tiny_vit().named_parameters()
+    ]
+
+
+def test_without_its_model_a_name_loses_only_what_torch_alone_calls_so():
+    assert plain_name("_orig_mod.module._checkpoint_wrapped_module.blocks.0.weight") == "module.blocks.0.weight"
