@@ -14,9 +14,8 @@ import itertools
 import math
 
 import numpy as np
-import yaml
 
-from lightning_modules.cli.config_names import config_path
+from lightning_modules.cli.config_names import read_config
 from lightning_modules.data import TextData
 from structured_init.errors import StructuredInitError
 
@@ -30,8 +29,7 @@ def floors(experiment: str) -> dict[str, tuple[float, float]]:
     Args:
         experiment: name or path of a configuration whose data are causal ``TextData``.
     """
-    with open(config_path(experiment)) as file:
-        configuration = yaml.safe_load(file)
+    configuration = read_config(experiment)
     limits = configuration["trainer"]
     data = TextData(**configuration["data"]["init_args"], seed=0)
     data.setup("fit")

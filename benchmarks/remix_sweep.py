@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from torch import nn
 
 from comparison.results.paired import t_interval
 from comparison.run.surroundings import surroundings
-from lightning_modules.cli.config_names import shipped_configs
+from lightning_modules.cli.config_names import read_config, shipped_configs
 from lightning_modules.data.image_data import ImageData
 from lightning_modules.networks import create_network
 from structured_init.files import write_json, write_text
@@ -40,7 +39,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    experiment = yaml.safe_load(experiments[arguments.experiment].read_text(encoding="utf-8"))
+    experiment = read_config(str(experiments[arguments.experiment]))
     data = ImageData(**experiment["data"]["init_args"])
     images, labels = first_images(data, arguments.images)
     accuracies = {

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightning_modules.cli.config_names import shipped_configs
+from lightning_modules.cli.config_names import config_names
+from lightning_modules.cli.overrides import override_words, split_outside_brackets, split_overrides
 from structured_init.errors import StructuredInitError, nearest
-
-PREFIX = "--init.initializer.init_args."
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Arm:
         """Return the part of a command line that asks for this start, good from any folder."""
         shipped = self.init if "/" in self.init else f"init/{self.init}"
         path = str(Path(self.init).resolve()) if Path(self.init).is_file() else shipped
-        return ["-c", path, *(f"{PREFIX}{key}={value}" for key, value in self.overrides.items())]
+        return ["-c", path, *override_words(self.overrides)]
 
 
 def parse_arms(text: str) -> dict[str, Arm]:
@@ -57,32 +56,12 @@ def parse_arms(text: str) -> dict[str, Arm]:
     return arms
 
 
-def split_outside_brackets(text: str) -> list[str]:
-    """Split at the commas that stand in no bracket; leave out what is empty.
-
-    Raises:
-        StructuredInitError: a bracket is not closed, or was never opened.
-    """
-    parts, depth = [""], 0
-    for letter in text:
-        depth += (letter in "{[(") - (letter in "}])")
-        if depth < 0:
-            break
-        if letter == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += letter
-    if depth:
-        raise StructuredInitError(f"the brackets in '{text}' do not match")
-    return [part.strip() for part in parts if part.strip()]
-
-
 def _arm(entry: str) -> Arm:
-    found = re.fullmatch(r"(?:([^={]*)=)?([^={]+)(?:\{(.*)\})?", entry)
+    found = re.fullmatch(r"(?:([^={]*)=)?([^={]+(?:\{.*\})?)", entry)
     if not found:
         raise StructuredInitError(f"cannot read '{entry}': write name, label=name or name{{argument=value}}")
-    label, init, inside = found[1], found[2].strip(), found[3]
-    overrides = dict(_override(part, entry) for part in split_outside_brackets(inside or ""))
+    label = found[1]
+    init, overrides = split_overrides(found[2])
     init = _existing(init)
     if label is None:
         name = Path(init).stem if Path(init).is_file() else init.rpartition("/")[2]
@@ -96,13 +75,6 @@ def _arm(entry: str) -> Arm:
     return Arm(label, init, overrides)
 
 
-def _override(part: str, entry: str) -> tuple[str, str]:
-    key, equals, value = part.partition("=")
-    if not equals or not re.fullmatch(r"[\w.]+", key.strip()):
-        raise StructuredInitError(f"cannot read '{part}' in '{entry}': write argument=value")
-    return key.strip(), value.strip()
-
-
 def _short(key: str, value: str) -> str:
     """Return an override as part of a label, which also names a folder."""
     return re.sub(r"[^A-Za-z0-9.+-]+", "_", f"{key.rpartition('.')[2]}_{value}").strip("_")
@@ -110,7 +82,7 @@ def _short(key: str, value: str) -> str:
 
 def _existing(init: str) -> str:
     """Return the name of a shipped configuration, or a path as it is."""
-    known = {name.removeprefix("init/") for name in shipped_configs()}
+    known = {name.removeprefix("init/") for name in config_names()}
     short = init.removeprefix("configs/").removeprefix("init/").removesuffix(".yaml")
     if Path(init).is_file():
         return init

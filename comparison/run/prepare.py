@@ -12,7 +12,7 @@ from typing import Any
 
 from callbacks import ElapsedTime, RepresentationCallback
 from comparison.results.controls import check_controls, parse_controls
-from comparison.run.arms import parse_arms, split_outside_brackets
+from comparison.run.arms import parse_arms
 from comparison.run.plan import Comparison
 from comparison.run.resolve import (
     ANYWHERE,
@@ -24,6 +24,7 @@ from comparison.run.resolve import (
     missing_callbacks,
     resolve,
 )
+from lightning_modules.cli.overrides import split_outside_brackets
 from structured_init.errors import StructuredInitError, nearest
 
 OURS = ("init", "seed_everything", "ckpt_path", "trainer.logger")  # what a comparison sets for each run

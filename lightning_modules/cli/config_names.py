@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import yaml
+
+from lightning_modules.cli.layers import KEY, layers_in, merged
+from lightning_modules.cli.overrides import override_words, split_overrides
 from structured_init.errors import StructuredInitError, nearest
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -11,43 +19,99 @@ PACKAGE = Path(__file__).resolve().parents[1]
 # by import, so that a folder ``configs`` of the user's cannot shadow it.
 FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
 SHIPPED = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
+ALIASES = "aliases.yaml"
 OPTIONS = ("-c", "--config")
 FLAGS = ("--plan",)
 
 
+@dataclass(frozen=True)
+class Configuration:
+    """What a name stands for.
+
+    Attributes:
+        files: the file, after those that it is layered over.
+        overrides: arguments of the initializer to replace, as text.
+    """
+
+    files: tuple[Path, ...]
+    overrides: dict[str, str] = field(default_factory=dict)
+
+    def words(self, option: str = "-c") -> list[str]:
+        """Return the part of a command line that asks for it."""
+        return [*(word for file in self.files for word in (option, str(file))), *override_words(self.overrides)]
+
+    def content(self) -> dict[str, Any]:
+        """Return what the files and the overrides say, layered as the command line does it."""
+        whole: dict[str, Any] = {}
+        for file in self.files:
+            whole = merged(whole, yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+        whole.pop(KEY, None)
+        if self.overrides:
+            arguments = {key: value and yaml.safe_load(value) for key, value in self.overrides.items()}
+            whole = merged(whole, {"init": {"initializer": {"init_args": arguments}}})
+        return whole
+
+
+@cache
 def shipped_configs(root: Path = SHIPPED) -> dict[str, Path]:
     """Return the shipped files by their names, such as ``init/mimetic``."""
     return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.glob("*/*.yaml"))}
 
 
-def config_path(name: str) -> str:
-    """Find a configuration file.
+@cache
+def aliases(root: Path = SHIPPED) -> dict[str, str]:
+    """Return the names that stand for a shipped file with other arguments, such as ``covariance{frozen=true}``."""
+    table = yaml.safe_load((root / ALIASES).read_text(encoding="utf-8"))
+    return {
+        f"{folder}/{name}": f"{folder}/{meaning}" for folder, names in table.items() for name, meaning in names.items()
+    }
+
+
+def config_names() -> list[str]:
+    """Return every name that ``-c`` knows: of shipped files and of their variants."""
+    return sorted({*shipped_configs(), *aliases()})
+
+
+def find_config(name: str) -> Configuration:
+    """Return what a name stands for.
 
     Args:
-        name: a path; or a shipped file, as ``configs/init/mimetic.yaml``, ``init/mimetic``, or ``mimetic`` where only
-            one folder has it, or where the folder is ``experiment``.
+        name: a path; or a shipped name, as ``configs/init/mimetic.yaml``, ``init/mimetic``, or ``mimetic`` where only
+            one folder has it, or where the folder is ``experiment``. Either may have arguments of the initializer in
+            braces behind it.
 
     Raises:
-        StructuredInitError: there is no such file (the nearest is named), or several.
+        StructuredInitError: there is no such file (the nearest is named), or several; the braces are malformed; a file
+            is layered over itself.
     """
     if Path(name).is_file():
-        return name
-    known = shipped_configs()
-    short = name.removeprefix("configs/").removesuffix(".yaml")
-    for key in (short, f"experiment/{short}"):
-        if key in known:
-            return str(known[key])
-    matches = [key for key in known if key.partition("/")[2] == short]
-    if len(matches) == 1:
-        return str(known[matches[0]])
-    if matches:
-        raise StructuredInitError(f"several configurations are named '{name}': choose from {', '.join(matches)}")
-    names = known if "/" in short else {key.partition("/")[2] for key in known}
-    raise StructuredInitError(f"there is no file '{name}', nor a shipped configuration: {nearest(short, names)}")
+        return Configuration(_with_layers(Path(name)))
+    name, overrides = split_overrides(name)
+    if Path(name).is_file():
+        return Configuration(_with_layers(Path(name)), overrides)
+    key = _shipped_name(name)
+    if key in aliases():
+        below = find_config(aliases()[key])
+        return Configuration(below.files, {**below.overrides, **overrides})
+    return Configuration(_with_layers(shipped_configs()[key]), overrides)
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """Return the content of a configuration with what it is layered over, as plain types."""
+    return find_config(name).content()
+
+
+def config_path(name: str) -> str:
+    """Return the file behind a name: of a variant, the file that it varies.
+
+    Raises:
+        StructuredInitError: as :func:`find_config`.
+    """
+    return str(find_config(name).files[-1])
 
 
 def expand(args: list[str]) -> list[str]:
-    """Replace configuration names by paths, and give a lone flag its value.
+    """Replace configuration names by paths, each after those it is layered over, and give a lone flag its value.
 
     Args:
         args: a command line without the program's name.
@@ -56,10 +120,41 @@ def expand(args: list[str]) -> list[str]:
     for index, argument in enumerate(args):
         option, equals, value = argument.partition("=")
         if index and args[index - 1] in OPTIONS:
-            argument = config_path(argument)
+            option = expanded.pop()
+            expanded += find_config(argument).words(option)
         elif equals and option in OPTIONS:
-            argument = f"{option}={config_path(value)}"
+            expanded += find_config(value).words(option)
         elif argument in FLAGS and (args[index + 1 : index + 2] or ["-"])[0].startswith("-"):
-            argument = f"{argument}=true"
-        expanded.append(argument)
+            expanded.append(f"{argument}=true")
+        else:
+            expanded.append(argument)
     return expanded
+
+
+def _shipped_name(name: str) -> str:
+    """Return the full name of a shipped configuration, its folder first."""
+    known = config_names()
+    short = name.removeprefix("configs/").removesuffix(".yaml")
+    for key in (short, f"experiment/{short}"):
+        if key in known:
+            return key
+    matches = [key for key in known if key.partition("/")[2] == short]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise StructuredInitError(f"several configurations are named '{name}': choose from {', '.join(matches)}")
+    names = known if "/" in short else {key.partition("/")[2] for key in known}
+    raise StructuredInitError(f"there is no file '{name}', nor a shipped configuration: {nearest(short, names)}")
+
+
+def _with_layers(file: Path, above: tuple[Path, ...] = ()) -> tuple[Path, ...]:
+    """Return a file after those it is layered over, each before what is layered over it."""
+    if file in above:
+        raise StructuredInitError(f"'{file}' is layered over itself: take it out of 'layers'")
+    return (*_layers(file, (*above, file)), file)
+
+
+def _layers(file: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    for name in layers_in(file.read_text(encoding="utf-8", errors="replace")):
+        beside = file.parent / name  # a layer is a path seen from the file that names it, or a shipped name
+        yield from _with_layers(beside if beside.is_file() else shipped_configs()[_shipped_name(name)], above)

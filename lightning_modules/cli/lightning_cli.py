@@ -14,6 +14,7 @@ from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCL
 from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 
+from lightning_modules.cli.layers import without_layers
 from lightning_modules.cli.messages import explain, original_error, refuse_shadowed, refuse_unwritable
 from lightning_modules.cli.show import Runner
 from lightning_modules.tasks.checkpoint import read_checkpoint
@@ -42,6 +43,10 @@ class Parser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"exit_on_error": False, "allow_abbrev": False, **kwargs})
+
+    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
+        """Parse the text of a configuration; the files under its key ``layers`` were given before it."""
+        return super().parse_string(without_layers(content), *args, **kwargs)
 
 
 class CLI(LightningCLI):

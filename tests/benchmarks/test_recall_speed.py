@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from benchmarks import memory, recall_speed
+from lightning_modules.cli.config_names import read_config
 
 ROOT = Path(__file__).parents[2]
 
@@ -93,7 +93,7 @@ def test_a_step_trains(tiny):
 
 
 def test_sizes_are_those_of_the_shipped_experiment():
-    shipped = yaml.safe_load((ROOT / "configs/experiment/mamba2_copying_short.yaml").read_text(encoding="utf-8"))
+    shipped = read_config("experiment/mamba2_copying_short")
     data = shipped["data"]["init_args"]
     assert shipped["model"]["init_args"]["network_args"] == recall_speed.SIZES | recall_speed.NETWORKS["mamba2"]
     assert data["task_args"] == {"num_letters": recall_speed.LETTERS}

@@ -15,7 +15,7 @@ import structured_init
 from comparison.command import compare_parser
 from comparison.run.arms import parse_arms
 from lightning_modules.cli import main
-from lightning_modules.cli.config_names import shipped_configs
+from lightning_modules.cli.config_names import read_config
 from structured_init import initialize
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "starts"
@@ -24,7 +24,7 @@ STARTS = [name for name in SWEEP if not name.startswith(("codes", "gaussian"))]
 
 
 def initializer_of(path):
-    return yaml.safe_load(path.read_text())["init"]["initializer"]
+    return read_config(str(path))["init"]["initializer"]
 
 
 def built(node):
@@ -78,7 +78,7 @@ def test_every_file_of_the_sweep_parses(name):
 @pytest.mark.parametrize("name", STARTS)
 def test_a_start_differs_from_its_control_in_attention_alone(tiny_vit, name):
     control = re.search(r"Control: (\S+)\.\n", SWEEP[name].read_text()).group(1)
-    path = SWEEP.get(control) or shipped_configs()[f"init/{control}"]
+    path = SWEEP.get(control) or f"init/{control}"
     models = [tiny_vit(img_size=12, class_token=False, global_pool="avg") for _ in range(2)]
     images = torch.randn(2, 3, 12, 12)
     for model, file in zip(models, (SWEEP[name], path), strict=True):

@@ -6,12 +6,11 @@ import re
 
 import pytest
 import torch
-import yaml
 from timm.layers import build_sincos2d_pos_embed
 from torch import nn
 
 import structured_init
-from lightning_modules.cli.config_names import shipped_configs
+from lightning_modules.cli.config_names import read_config
 from structured_init import (
     AttentionLayout,
     Compose,
@@ -286,7 +285,7 @@ def built(node, **replacements):
     ],
 )
 def test_presets_bring_the_published_surroundings(pooled_vit, name, frozen, kaiming, mimetic_values):
-    tree = yaml.safe_load(shipped_configs()[f"init/{name}"].read_text())["init"]["initializer"]
+    tree = read_config(f"init/{name}")["init"]["initializer"]
     host, model = pooled_vit(img_size=12, embed_dim=64), pooled_vit(img_size=12, embed_dim=64)
     start = built(tree, iterations=2)
     report = initialize(model, start, batch=torch.randn(2, 3, 12, 12) if start.needs_batch else None)
@@ -301,21 +300,15 @@ def test_presets_bring_the_published_surroundings(pooled_vit, name, frozen, kaim
 
 
 def test_real_images_are_all_that_the_batch_preset_adds_to_its_control():
-    preset, control = (
-        yaml.safe_load(shipped_configs()[f"init/{name}"].read_text()) for name in ("impulse_batch", "structured_2404")
-    )
-    for tree, kind in ((preset, "batch"), (control, "P")):
-        solver = tree["init"]["initializer"]["init_args"]["initializers"][2]["init_args"]["solver"]["init_args"]
-        assert solver.pop("pseudo_input") == kind
+    preset, control = (read_config(f"init/{name}") for name in ("impulse_batch", "structured_2404"))
+    solver = preset["init"]["initializer"]["init_args"]["initializers"][2]["init_args"]["solver"]
+    assert solver.pop("init_args") == {"pseudo_input": "batch"}
     assert preset == control
 
 
 def test_the_control_of_our_presets_has_their_positions(pooled_vit):
     for name in ("impulse", "separable"):
-        tree, control = (
-            yaml.safe_load(shipped_configs()[f"init/{preset}"].read_text())["init"]["initializer"]
-            for preset in (name, "codes")
-        )
+        tree, control = (read_config(f"init/{preset}")["init"]["initializer"] for preset in (name, "codes"))
         structured, alone = pooled_vit(), pooled_vit()
         initialize(structured, built(tree), seed=2)
         initialize(alone, built(control), seed=2)

@@ -6,18 +6,15 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim.
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
-import yaml
 
-import structured_init
+from lightning_modules.cli.config_names import read_config
 from structured_init import Mimetic, StructuredInitError, attention_sites, initialize
 
-PRESETS = Path(structured_init.__file__).parents[1] / "configs" / "init"
 WIDTH = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8, "vocab_size": 13}
 MODELS = {
     "gpt2": lambda: transformers.GPT2Model(
@@ -29,7 +26,7 @@ MODELS = {
 
 
 def preset(name):
-    given = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())["init"]["initializer"]
+    given = read_config(f"init/{name}")["init"]["initializer"]
     assert given["class_path"] == "Mimetic"
     return Mimetic(**given["init_args"])
 

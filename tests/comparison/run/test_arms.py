@@ -1,7 +1,8 @@
 import pytest
 
-from comparison.run.arms import parse_arms, split_outside_brackets
+from comparison.run.arms import parse_arms
 from comparison.run.prepare import parse_grid, parse_rates, parse_seeds
+from lightning_modules.cli.overrides import split_outside_brackets
 from structured_init import StructuredInitError
 
 

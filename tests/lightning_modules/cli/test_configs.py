@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import io
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -7,8 +8,19 @@ from pathlib import Path
 import pytest
 import yaml
 
+import structured_init
 from lightning_modules.cli import main
-from lightning_modules.cli.config_names import SHIPPED, config_path, expand, shipped_configs
+from lightning_modules.cli.config_names import (
+    SHIPPED,
+    aliases,
+    config_names,
+    config_path,
+    expand,
+    find_config,
+    read_config,
+    shipped_configs,
+)
+from lightning_modules.cli.layers import layers_in, merged, without_layers
 from structured_init import StructuredInitError
 
 CONFIGS = shipped_configs()
@@ -27,7 +39,7 @@ def parsed(*names):
 
 
 def given(name):
-    return yaml.safe_load(CONFIGS[name].read_text())
+    return read_config(name)
 
 
 def assert_within(part, whole):
@@ -143,6 +155,114 @@ def test_an_unknown_name_is_answered_with_the_nearest(name, message):
 def test_the_command_line_is_expanded_and_nothing_else_touched():
     path = str(CONFIGS["init/mimetic"])
     assert expand(["fit", "-c", "mimetic", f"--config={path}", "--plan", "--x", "init/mimetic"]) == [
-        "fit", "-c", path, f"--config={path}", "--plan=true", "--x", "init/mimetic"
+        "fit", "-c", path, "--config", path, "--plan=true", "--x", "init/mimetic"
     ]  # fmt: skip
     assert expand(["show", "--plan", "false"]) == ["show", "--plan", "false"]
+
+
+def test_a_file_comes_after_those_it_is_layered_over():
+    files = [path.relative_to(SHIPPED).as_posix() for path in find_config("vit_cifar100").files]
+    assert files == [
+        *("data/cifar10.yaml", "experiment/vit_cifar10.yaml", "data/cifar100.yaml", "experiment/vit_cifar100.yaml")
+    ]
+    assert expand(["fit", "-c", "vit_cifar10"]) == [
+        "fit", "-c", str(CONFIGS["data/cifar10"]), "-c", str(CONFIGS["experiment/vit_cifar10"])
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_repeats_nothing_that_it_is_layered_over(name):
+    """Its data are those of a file of ``data``, and each value that it gives is another one than below it."""
+    *below, file = find_config(name).files
+    assert any(path.parent.name == "data" for path in below)
+    alone = yaml.safe_load(file.read_text())
+    whole = {}
+    for path in below:
+        whole = merged(whole, yaml.safe_load(path.read_text()))
+    assert not set(leaves(alone)) & set(leaves({key: whole[key] for key in alone if key in whole and key != "layers"}))
+
+
+def leaves(values, prefix=""):
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", repr(value)
+
+
+def test_the_users_files_are_layered_too_by_path_or_by_name(tmp_path, monkeypatch):
+    (tmp_path / "base.yaml").write_text("layers: data/digits\nmodel: {init_args: {warmup_epochs: 3}}\n")
+    (tmp_path / "mine.yaml").write_text(
+        "trainer: {max_epochs: 2}\nlayers:\n  - vit_cifar10\n  - base.yaml\nseed_everything: 5\n"
+    )
+    monkeypatch.chdir(tmp_path.parent)
+    both = parsed(str(tmp_path / "mine.yaml"))
+    assert both["data"]["init_args"]["name"] == "digits"
+    assert both["data"]["init_args"]["rand_augment"]
+    assert both["model"]["init_args"]["warmup_epochs"] == 3
+    assert (both["trainer"]["max_epochs"], both["trainer"]["gradient_clip_val"], both["seed_everything"]) == (2, 3.0, 5)
+
+
+def test_a_file_that_is_layered_over_itself_or_over_nothing_known_is_one_line(tmp_path):
+    (tmp_path / "a.yaml").write_text("layers: [b.yaml]")
+    (tmp_path / "b.yaml").write_text("layers: [a.yaml]")
+    with pytest.raises(StructuredInitError, match=r"a.yaml' is layered over itself: take it out of 'layers'$"):
+        expand(["fit", "-c", str(tmp_path / "a.yaml")])
+    (tmp_path / "b.yaml").write_text("layers: [data/cifr10]")
+    with pytest.raises(StructuredInitError, match="did you mean 'data/cifar10'"):
+        expand(["fit", "-c", str(tmp_path / "a.yaml")])
+
+
+def test_the_lines_of_a_file_keep_their_numbers_without_its_layers():
+    text = "# one\nlayers:\n  - a\n  - b\nmodel:\n  layers: 3\n"
+    assert without_layers(text) == "# one\n\n\n\nmodel:\n  layers: 3\n"
+    assert layers_in(text) == ["a", "b"]
+    assert without_layers("layers: [a]\n") == "{}\n"
+    assert layers_in("model: {layers: [a]}\n") == layers_in("layers: [a\n") == []
+
+
+def test_a_dictionary_that_is_one_argument_is_replaced_and_a_class_merged_with_itself_alone():
+    below = {"model": {"class_path": "A", "init_args": {"network_args": {"x": 1}, "lr": 1}}, "trainer": {"devices": 1}}
+    above = {"model": {"init_args": {"network_args": {"y": 2}}}, "trainer": {"max_epochs": 3}}
+    assert merged(below, above) == {
+        "model": {"class_path": "A", "init_args": {"network_args": {"y": 2}, "lr": 1}},
+        "trainer": {"devices": 1, "max_epochs": 3},
+    }
+    assert merged(below, {"model": {"class_path": "B"}})["model"] == {"class_path": "B"}
+
+
+def test_a_variant_is_a_file_with_other_arguments_and_braces_add_to_it():
+    path = str(CONFIGS["init/covariance"])
+    frozen, trace = (f"--init.initializer.init_args.{word}" for word in ("frozen=true", "normalize=trace"))
+    names = ("covariance_trace_frozen", "init/covariance_trace_frozen", "configs/init/covariance_trace_frozen.yaml")
+    for name in names:
+        assert expand(["fit", "-c", name, "--x"]) == ["fit", "-c", path, trace, frozen, "--x"]
+    assert expand(["--config=covariance_trace{frozen=true}"]) == ["--config", path, trace, frozen]
+    assert config_path("covariance_trace") == path
+
+
+def test_a_variant_hides_no_file_and_stands_for_one():
+    assert not aliases().keys() & shipped_configs().keys()
+    for name in aliases():
+        assert name in config_names()
+        assert find_config(name).files[-1] in shipped_configs().values()
+    with pytest.raises(StructuredInitError, match="did you mean 'init/skipless_dino'"):
+        config_path("init/skipless_dno")
+
+
+@pytest.mark.parametrize("name", INITS)
+def test_a_preset_leaves_to_a_class_what_are_its_defaults(name):
+    assert not [argument for node in objects(given(name)["init"]["initializer"]) for argument in repeated(node)]
+
+
+def objects(node):
+    """Every class that a part of a file builds."""
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from objects(value)
+    if isinstance(node, dict) and "class_path" in node:
+        yield node
+
+
+def repeated(node):
+    found = inspect.signature(getattr(structured_init, node["class_path"])).parameters
+    return [key for key, value in node.get("init_args", {}).items() if found[key].default == value]

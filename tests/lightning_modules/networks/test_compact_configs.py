@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-import yaml
 
-from lightning_modules.cli.config_names import shipped_configs
+from lightning_modules.cli.config_names import read_config, shipped_configs
 from lightning_modules.networks import create_network
 from structured_init.layers import TokenSoftmaxValue
 
@@ -30,7 +29,7 @@ PUBLISHED = {
 
 
 def content(name):
-    return yaml.safe_load(CONFIGS[name].read_text())
+    return read_config(name)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
