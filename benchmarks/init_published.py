@@ -1,6 +1,7 @@
-"""Three published starts, transcribed step by step from their descriptions in ``docs``: what ours are timed against.
+"""Published initializations, transcribed step by step from ``docs``: what ours are timed against.
 
-Nothing here is the library's. A transcription writes into a timm vision transformer, as the published code does.
+Nothing here is the library's but the closed form of a covariance. A transcription writes into a network of timm, as the
+published code does; numpy draws filters.
 
 Letters: H heads, N tokens, D embed_dim, k head_dim.
 """
@@ -14,7 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from timm.models.vision_transformer import VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
+
+from structured_init.conv.covariance import closed_form, sigma_at
 
 FIXED_ORDER = (4, 1, 5, 3, 7, 0, 2, 6, 8)  # of 2505.19985: centre, up, right, left, down, corners
 POSITION_STD = 18 * 0.02
@@ -57,7 +60,7 @@ def svd_layer(
     return factors
 
 
-def svd_start(model: VisionTransformer, generator: torch.Generator, solve: Callable[..., Any] = svd_layer) -> None:
+def svd_published(model: VisionTransformer, generator: torch.Generator, solve: Callable[..., Any] = svd_layer) -> None:
     """2505.19985: Gaussian positions of gain 18, then queries and keys layer by layer. Values are left alone."""
     grid, width = model.patch_embed.grid_size, model.embed_dim
     positions = POSITION_STD * torch.randn(grid[0] * grid[1], width, generator=generator)
@@ -93,7 +96,7 @@ def adam_solution(
     return query.detach(), key.detach(), loss.item()
 
 
-def adam_start(model: VisionTransformer, iterations: int, generator: torch.Generator) -> None:
+def adam_published(model: VisionTransformer, iterations: int, generator: torch.Generator) -> None:
     """2404.01139, 3 × 3: sincos positions, one solution at random offsets, copied into every layer."""
     (rows, columns), width = model.patch_embed.grid_size, model.embed_dim
     bands = 10_000.0 ** -(torch.arange(width // 4) / (width // 4))
@@ -110,7 +113,7 @@ def adam_start(model: VisionTransformer, iterations: int, generator: torch.Gener
         write_heads(block.attn.qkv.weight.data, list(zip(query.numpy(), key.mT.numpy(), strict=True)))
 
 
-def mimetic_start(model: VisionTransformer, noise: Callable[[int, str, int], np.ndarray]) -> None:
+def mimetic_published(model: VisionTransformer, noise: Callable[[int, str, int], np.ndarray]) -> None:
     """2305.09828: per head a full SVD of 0.7 Z + 0.7 I, cut to k; per layer one of 0.4 Z − 0.4 I, all in float64.
 
     Args:
@@ -128,6 +131,26 @@ def mimetic_start(model: VisionTransformer, noise: Callable[[int, str, int], np.
         write_heads(block.attn.qkv.weight.data, factors)
         block.attn.qkv.weight.data[2 * width :] = torch.from_numpy((u * np.sqrt(s)).T)
         block.attn.proj.weight.data.copy_(torch.from_numpy((np.sqrt(s)[:, None] * v).T))
+
+
+def numpy_filters(model: nn.Module, method: str, schedule: dict[str, float], seed: int) -> None:
+    """Initialize every depthwise convolution of a ConvMixer by one call of numpy's multivariate normal a layer.
+
+    Args:
+        model: of timm.
+        method: ``svd`` or ``eigh``; both draw from |Σ|.
+        schedule: of Σ over the depth, as :class:`FilterCovariance` takes it.
+        seed: of numpy's generator.
+    """
+    generator, last = np.random.default_rng(seed), len(model.blocks) - 1
+    for layer, block in enumerate(model.blocks):
+        weight = block[0].fn[0].weight
+        covariance = closed_form(tuple(weight.shape[2:]), sigma_at(layer / last, **schedule)).numpy()
+        filters = generator.multivariate_normal(
+            np.zeros(len(covariance)), covariance, size=len(weight), check_valid="ignore", method=method
+        )
+        with torch.no_grad():
+            weight.copy_(torch.from_numpy(filters).view_as(weight))
 
 
 def write_heads(qkv: Tensor, factors: list[tuple[np.ndarray, np.ndarray]]) -> None:
