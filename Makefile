@@ -24,7 +24,7 @@ $(READY): pyproject.toml
 	fi
 	@touch $(READY)
 
-demo: $(READY)  ## train a small ViT on real images from several starts and report the difference (under 4 minutes)
+demo: $(READY)  ## train a small ViT on real images from several initializations and report the difference (under 4 minutes)
 	@$(BIN)/structured-init compare -c vit_digits --inits default,sincos,mimetic_host --seeds 0,1,2 --parallel 2 \
 	  --output demo --trainer.max_epochs 40
 

@@ -83,7 +83,7 @@ def images(data: str, count: int, mean: tuple[float, ...], std: tuple[float, ...
 
 
 def embedded(data: str, patch: int, width: int, seed: int, activate: bool = False) -> Tensor:
-    """Return patch embeddings (B, D, H, W) of a stem in PyTorch's default start; with GELU and norm if ``activate``."""
+    """Return patch embeddings (B, D, H, W) of a stem as PyTorch initializes it; with GELU and norm if ``activate``."""
     generator = Draws(seed).generator("stem", f"{patch} {width}")
     stem = nn.Conv2d(3, width, patch, patch, dtype=torch.float64)
     bound = (3 * patch**2) ** -0.5

@@ -1,4 +1,4 @@
-"""How much of an impulse start's attention is on its impulse: on positions only, and on real CIFAR-10 images.
+"""How much of an impulse initialization's attention is on its impulse: on positions only, and on real CIFAR-10 images.
 
 For each solver × value–output part × surrounding weights × network: mass on the impulse, and how often it is the
 largest entry of its row, in the first, middle and last layer, mean over heads and seeds.
@@ -55,7 +55,7 @@ VALUES = {
 
 
 def solvers(adam_iterations: int) -> dict[str, Impulse]:
-    """Return the starts to compare; adam and svd as published."""
+    """Return the initializers to compare; adam and svd as published."""
     return {
         "adam": Impulse(solver=AdamSolver(iterations=adam_iterations)),
         "svd": Impulse(solver="svd"),
@@ -88,21 +88,21 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     images = real_images(arguments.images)
     rows = []
-    for size, (name, start), seed in itertools.product(
+    for size, (name, initializer), seed in itertools.product(
         arguments.sizes, solvers(arguments.adam_iterations).items(), arguments.seeds
     ):
         if not any(name.startswith(wanted) for wanted in arguments.solvers):
             continue
-        for row in cells(size, start, seed, images, arguments.values):
+        for row in cells(size, initializer, seed, images, arguments.values):
             rows.append({"size": size, "solver": name, "seed": seed, **row})
             print(json.dumps(rows[-1], ensure_ascii=False), flush=True)
     write(arguments, rows)
 
 
-def cells(size: str, start: Impulse, seed: int, images: Tensor, parts: list[str]) -> Iterable[dict]:
+def cells(size: str, initializer: Impulse, seed: int, images: Tensor, parts: list[str]) -> Iterable[dict]:
     """Solve once, and measure in all surroundings and with all value–output parts."""
     solved = network(size, seed)
-    initialize(solved, start, seed=seed)
+    initialize(solved, initializer, seed=seed)
     for (around, surround), values in itertools.product(SURROUNDINGS.items(), parts):
         model = network(size, seed)
         try:
@@ -110,10 +110,10 @@ def cells(size: str, start: Impulse, seed: int, images: Tensor, parts: list[str]
         except StructuredInitError as error:  # positions that fill the width cannot be spared
             print(f"left out: {error}", flush=True)
             continue
-        yield {"surroundings": around, "values": values, **measure(model, start, seed, images)}
+        yield {"surroundings": around, "values": values, **measure(model, initializer, seed, images)}
 
 
-def measure(model: nn.Module, start: Impulse, seed: int, images: Tensor) -> dict[str, list[float]]:
+def measure(model: nn.Module, initializer: Impulse, seed: int, images: Tensor) -> dict[str, list[float]]:
     """Return mass and argmax accuracy in the first, middle and last layer, on positions only and on images."""
     sites = attention_sites(model)
     layers = [0, len(sites) // 2, len(sites) - 1]
@@ -121,7 +121,7 @@ def measure(model: nn.Module, start: Impulse, seed: int, images: Tensor) -> dict
     result: dict[str, list[float]] = {key: [] for key in ("mass", "argmax", "mass, positions", "argmax, positions")}
     for layer in layers:
         site = sites[layer]
-        place = (start.head_offsets(site, Draws(seed)), site.grid)
+        place = (initializer.head_offsets(site, Draws(seed)), site.grid)
         for kind, seen in (("", maps[site.name]), (", positions", positions_only(model, site))):
             result["mass" + kind].append(round(impulse_mass(seen, *place).mean().item(), 4))
             result["argmax" + kind].append(round(argmax_accuracy(seen, *place).mean().item(), 4))
@@ -136,7 +136,7 @@ def positions_only(model: nn.Module, site: AttentionSite) -> Tensor:
 
 
 def network(size: str, seed: int) -> nn.Module:
-    """Build a network as timm starts it, from its own random state."""
+    """Build a network as timm initializes it, from its own random state."""
     width, depth, heads = SIZES[size]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -1,10 +1,10 @@
-"""What a start costs at the sizes of published networks, and on a Llama of 70 billion parameters.
+"""What an initialization costs at the sizes of published networks, and on a Llama of 70 billion parameters.
 
 Times are processor seconds of one thread; peaks are the growth of a process' resident memory. Networks of many
-equal layers are timed with one and with three of them, and a whole start is counted up from both. Of each Llama one
-layer is timed at its real shape; of a start that decomposes matrices per group of heads, one group and the values.
-Replicas of smaller width show how times grow, and how far a power law would have missed. Traffic is counted with the
-collectives of a simulated process group.
+equal layers are timed with one and with three of them, and a whole initialization is counted up from both. Of each
+Llama one layer is timed at its real shape; of an initialization that decomposes matrices per group of heads, one group
+and the values. Replicas of smaller width show how times grow, and how far a power law would have missed. Traffic is
+counted with the collectives of a simulated process group.
 
 python -m benchmarks.init_scale --output benchmarks/results
 """
@@ -21,28 +21,24 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from benchmarks.collectives import Traffic, sharded_bytes
 from benchmarks.init_scale_tables import tables
 from benchmarks.init_shapes import (
+    INITIALIZATIONS,
     NETWORKS,
     PARTS,
-    STARTS,
     attention_alone,
     blank,
     group_of_heads,
     llama,
     replica,
 )
-from benchmarks.init_time import SEED
 from benchmarks.memory import hand_back, peak
-from benchmarks.timing import seconds
-from comparison.run.surroundings import surroundings
+from benchmarks.timing import SEED, measure_parts, seconds
 from structured_init import Initializer, StructuredInitError, initialize
-from structured_init.files import write_json, write_text
 
 DEPTHS = (1, 3)
 #            width  heads  keys  mlp    layers  vocabulary
@@ -65,98 +61,95 @@ RANKS = (2, 8, 64)
 
 
 def main() -> None:
-    """Measure part by part, writing what is there after each."""
-    arguments = parse()
-    torch.set_num_threads(1)
-    record: dict[str, Any] = {
-        "settings": {key: str(value) for key, value in vars(arguments).items() if key != "output"}
-    }
-    with threadpool_limits(1):
-        record["surroundings"] = {**surroundings(), "seed": SEED}
-        for part in arguments.parts:
-            record[part] = MEASURES[part](arguments)
-            write_json(arguments.output / "init_scale.json", record)
-            write_text(arguments.output / "init_scale.md", tables(record) + "\n")
-    print(tables(record))
+    """Measure what was asked for."""
+    measure_parts("init_scale", MEASURES, tables, parse())
 
 
 def networks(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Time every network that is small enough at two depths, and weigh what a start of the deeper one holds."""
+    """Time every network that is small enough at two depths, and weigh what is held on the deeper one."""
     found: dict[str, dict[str, Any]] = {}
     for name, network in NETWORKS.items():
         if arguments.only not in name:
             continue
-        starts: dict[str, Any] = {}
-        for start in network.starts:
-            starts[start] = {"held": _forked(held, partial(network.build, DEPTHS[-1]), STARTS[start])}
+        initializations: dict[str, Any] = {}
+        for initializer in network.initializations:
+            initializations[initializer] = {
+                "held": forked(held, partial(network.build, DEPTHS[-1]), INITIALIZATIONS[initializer])
+            }
             for depth in DEPTHS:
-                measured = apart(arguments, partial(network.build, depth), STARTS[start])
-                starts[start][str(depth)] = {part: measured[part] for part in ("seconds", "peak", "numbers")}
-        found[name] = {"layers": network.layers, "starts": starts}
+                measured = apart(arguments, partial(network.build, depth), INITIALIZATIONS[initializer])
+                initializations[initializer][str(depth)] = {
+                    part: measured[part] for part in ("seconds", "peak", "numbers")
+                }
+        found[name] = {"layers": network.layers, "initializations": initializations}
     return found
 
 
 def llamas(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Time one layer of each Llama at its real shape, whole or in parts, and list what every start sets."""
+    """Time one layer of each Llama at its real shape, whole or in parts, and list what every initialization sets."""
     found: dict[str, dict[str, Any]] = {}
     for name, (width, heads, keys, mlp, layers, vocab) in LLAMAS.items():
         if width > arguments.max_width:
             continue
-        starts: dict[str, Any] = {}
-        for start in CURVES:
-            if start in PARTS:
+        initializations: dict[str, Any] = {}
+        for initializer in CURVES:
+            if initializer in PARTS:
                 group, values = partial(group_of_heads, width, heads // keys), partial(llama, width, heads, keys, 8)
-                starts[start] = {
-                    "group": apart(arguments, group, PARTS[start]["group"]),
-                    "values": apart(arguments, values, PARTS[start]["values"]),
+                initializations[initializer] = {
+                    "group": apart(arguments, group, PARTS[initializer]["group"]),
+                    "values": apart(arguments, values, PARTS[initializer]["values"]),
                 }
             else:
-                starts[start] = {"layer": apart(arguments, partial(llama, width, heads, keys, mlp), STARTS[start])}
-        row = {"sizes": [width, heads, keys, mlp, layers, vocab], "starts": starts}
+                initializations[initializer] = {
+                    "layer": apart(arguments, partial(llama, width, heads, keys, mlp), INITIALIZATIONS[initializer])
+                }
+        row = {"sizes": [width, heads, keys, mlp, layers, vocab], "initializations": initializations}
         found[name] = row
     return found
 
 
 def curve(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Time replicas of Llama-70B's layer over their width, in parts where a start has parts that grow differently."""
+    """Time replicas of Llama-70B's layer over their width, in parts where these grow differently."""
     found: dict[str, dict[str, Any]] = {}
-    for start, widths in CURVES.items():
+    for initializer, widths in CURVES.items():
         rows: dict[str, Any] = {}
         for width in (width for width in widths if width <= arguments.max_width):
             row = rows[str(width)] = {}
-            if start in PARTS:
-                row["group"] = apart(arguments, partial(group_of_heads, width), PARTS[start]["group"])
-                row["values"] = apart(arguments, partial(attention_alone, width), PARTS[start]["values"])
-            if start not in PARTS or width <= WHOLE.get(start, 2048):
-                row["layer"] = apart(arguments, partial(replica, width), STARTS[start])
-        found[start] = rows
+            if initializer in PARTS:
+                row["group"] = apart(arguments, partial(group_of_heads, width), PARTS[initializer]["group"])
+                row["values"] = apart(arguments, partial(attention_alone, width), PARTS[initializer]["values"])
+            if initializer not in PARTS or width <= WHOLE.get(initializer, 2048):
+                row["layer"] = apart(arguments, partial(replica, width), INITIALIZATIONS[initializer])
+        found[initializer] = rows
     return found
 
 
 def refused(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what the starts say for which a Llama has no place."""
+    """Return what the initializations say for which a Llama has no place."""
     found = {}
-    for start in ("separable", "svd", "mimetic_state_space", "covariance"):
+    for initializer in ("separable", "svd", "mimetic_state_space", "covariance"):
         try:
-            initialize(blank(partial(attention_alone, 1024)), STARTS[start], dry_run=True)
+            initialize(blank(partial(attention_alone, 1024)), INITIALIZATIONS[initializer], dry_run=True)
         except StructuredInitError as error:
-            found[start] = str(error)
+            found[initializer] = str(error)
     return found
 
 
 def traffic(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Count the collectives of a sharded replica of width 1024 in a group that is simulated, beside the formula."""
     found: dict[str, dict[str, Any]] = {}
-    for start in ("conditioned", "mimetic, float32", "kaiming_uniform"):
+    for initializer in ("conditioned", "mimetic, float32", "kaiming_uniform"):
         for ranks in RANKS:
             for rank in (0, 1):
-                found.setdefault(start, {})[f"rank {rank} of {ranks}"] = _forked(_counted, STARTS[start], rank, ranks)
+                found.setdefault(initializer, {})[f"rank {rank} of {ranks}"] = forked(
+                    _counted, INITIALIZATIONS[initializer], rank, ranks
+                )
     return found
 
 
 def apart(arguments: argparse.Namespace, build: Callable[[], nn.Module], initializer: Initializer) -> dict[str, Any]:
     """Initialize in a process of its own, and return times, peak memory and what was set."""
-    result = _forked(timed, build, initializer, arguments.repeats, arguments.budget)
+    result = forked(timed, build, initializer, arguments.repeats, arguments.budget)
     print(f"{build} {type(initializer).__name__}: {result['seconds']} s", file=sys.stderr, flush=True)
     return result
 
@@ -179,7 +172,7 @@ def timed(build: Callable[[], nn.Module], initializer: Initializer, repeats: int
 
 
 def held(build: Callable[[], nn.Module], initializer: Initializer) -> int:
-    """Return the bytes that are held beyond the model at the peak of a start, without those that malloc keeps."""
+    """Return the bytes that are held beyond the model at the peak, without those that malloc keeps."""
     hand_back()
     model = blank(build)
     initialize(model, initializer, seed=SEED)
@@ -220,7 +213,8 @@ def _sharded(ranks: int) -> nn.Module:
     return model
 
 
-def _forked(function: Callable[..., Any], *args: Any) -> Any:
+def forked(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in a process of its own."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(function, args)
 

@@ -13,7 +13,7 @@ from benchmarks.collectives import sharded_bytes
 
 Record = dict[str, Any]
 INTRODUCTION = (
-    "# What a start costs at scale",
+    "# What an initialization costs at scale",
     "",
     "    python -m benchmarks.init_scale --output benchmarks/results",
     "",
@@ -73,7 +73,7 @@ def counted_up(first: float, third: float, layers: int) -> float:
 
 
 def set_shapes(names: set[str], sizes: list[int]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """Return the shapes of what a start sets in one layer of a Llama, and outside the layers.
+    """Return the shapes of what an initialization sets in one layer of a Llama, and outside the layers.
 
     Args:
         names: what it set in a replica.
@@ -91,23 +91,23 @@ def set_shapes(names: set[str], sizes: list[int]) -> tuple[list[tuple[int, int]]
 
 
 def large(record: Record, name: str = "70B") -> dict[str, Record]:
-    """Return time, memory and traffic of every start on one Llama."""
+    """Return time, memory and traffic of every initialization on one Llama."""
     sizes = record["llamas"][name]["sizes"]
     width, keys, layers = sizes[0], sizes[2], sizes[4]
     found: dict[str, Record] = {}
-    starts = record["llamas"][name]["starts"]
+    initializations = record["llamas"][name]["initializations"]
     curve = record.get("curve", {}) if name == "70B" else {}  # of its proportions
-    for start, row in starts.items():
+    for initializer, row in initializations.items():
         names = {one for part in row.values() for one in part["set"]}
         inside, outside = set_shapes(names, sizes)
         in_layer, beyond = (sum(map(math.prod, shapes)) for shapes in (inside, outside))
         seconds = layer_seconds(row, keys)
-        found[start] = {
+        found[initializer] = {
             "how": "measured" if "layer" in row else "measured in parts",
             "seconds": seconds,
             "hours": seconds * layers * (1 + beyond / in_layer / layers) / 3600,
             "numbers": in_layer * layers + beyond,
-            "peak": _peak(row, curve.get(start, {}), width),
+            "peak": _peak(row, curve.get(initializer, {}), width),
             "traffic": {
                 ranks: [sharded_bytes(inside * layers + outside, ITEMSIZE, ranks, rank) for rank in (0, 1)]
                 for ranks in NODES
@@ -140,39 +140,40 @@ def tables(record: Record) -> str:
         lines += ["", "## Traffic: counted in a simulated group on one layer of width 1024, and the formula", ""]
         lines += counted_rows(record["traffic"])
     if "refused" in record:
-        lines += ["", "## Starts for which a Llama has no place", ""]
-        lines += [f"- `{start}`: {message}" for start, message in record["refused"].items()]
+        lines += ["", "## Initializations for which a Llama has no place", ""]
+        lines += [f"- `{initializer}`: {message}" for initializer, message in record["refused"].items()]
     return "\n".join(lines)
 
 
 def network_rows(networks: Record) -> list[str]:
-    """Return a row per network and start."""
+    """Return a row per network and initialization."""
     rows = [
-        "| network | layers | start | one more layer, s | whole, s | spread of three layers, s"
+        "| network | layers | initialization | one more layer, s | whole, s | spread of three layers, s"
         " | held beyond the model at the peak, MB | in layers | growth of the process, in layers |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, network in networks.items():
-        for start, depths in network["starts"].items():
+        for initializer, depths in network["initializations"].items():
             one, three = depths["1"], depths["3"]
             first, third = median(one["seconds"]), median(three["seconds"])
             layer = 4 * (three["numbers"] - one["numbers"]) / 2
             whole = counted_up(first, third, network["layers"])
             held, grown = depths["held"], three["peak"]
             rows.append(
-                f"| {name} | {network['layers']} | {start} | {(third - first) / 2:.3g} | {whole:.3g}"
+                f"| {name} | {network['layers']} | {initializer} | {(third - first) / 2:.3g} | {whole:.3g}"
                 f" | {_spread(three['seconds'])} | {held / 1e6:.1f} | {held / layer:.2f} | {grown / layer:.2f} |"
             )
     return [*rows, "", *MEMORY]
 
 
 def curve_rows(curve: Record) -> list[str]:
-    """Return a row per start and width."""
+    """Return a row per initialization and width."""
     rows = [
-        "| start | D | whole layer, s | one group of heads, s | values, s | parts / whole | peak / D², bytes |",
+        "| initialization | D | whole layer, s | one group of heads, s | values, s"
+        " | parts / whole | peak / D², bytes |",
         "|---|---|---|---|---|---|---|",
     ]
-    for start, widths in curve.items():
+    for initializer, widths in curve.items():
         for width, row in widths.items():
             cells = [
                 f"{median(row[part]['seconds']):.3g}" if part in row else "" for part in ("layer", "group", "values")
@@ -182,7 +183,7 @@ def curve_rows(curve: Record) -> list[str]:
                 parts = {part: value for part, value in row.items() if part != "layer"}
                 ratio = f"{layer_seconds(parts, int(width) // GROUP_WIDTH) / layer_seconds(row, 1):.2f}"
             peak = f"{row['layer']['peak'] / int(width) ** 2:.1f}" if "layer" in row else ""
-            rows.append(f"| {start} | {width} | {' | '.join(cells)} | {ratio} | {peak} |")
+            rows.append(f"| {initializer} | {width} | {' | '.join(cells)} | {ratio} | {peak} |")
     return rows
 
 
@@ -194,66 +195,71 @@ def check_rows(curve: Record, llama: Record | None = None) -> list[str]:
         llama: the network of the curve's proportions, to whose layer the fit of all widths is compared.
     """
     rows = [
-        "| start | part | exponent | predicted / measured, at D | whole layer, predicted / measured, at the full D |",
+        "| initialization | part | exponent | predicted / measured, at D"
+        " | whole layer, predicted / measured, at the full D |",
         "|---|---|---|---|---|",
     ]
-    for start, widths in curve.items():
+    for initializer, widths in curve.items():
         for part in ("group", "values") if any("group" in row for row in widths.values()) else ("layer",):
             points = points_of(widths, part)
             if len(points) < 2:
                 continue
             largest, smaller = max(points), {width: points[width] for width in points if width < max(points)}
             check = f"{predicted(smaller, largest) / points[largest]:.2f}, {largest}" if len(smaller) > 1 else "–"
-            full = _missed(widths, start, llama) if llama is not None and start in llama["starts"] else "–"
-            rows.append(f"| {start} | {part} | {power_law(points)[1]:.2f} | {check} | {full} |")
+            full = (
+                _missed(widths, initializer, llama)
+                if llama is not None and initializer in llama["initializations"]
+                else "–"
+            )
+            rows.append(f"| {initializer} | {part} | {power_law(points)[1]:.2f} | {check} | {full} |")
     return rows
 
 
-def _missed(widths: Record, start: str, llama: Record) -> str:
+def _missed(widths: Record, initializer: str, llama: Record) -> str:
     width, _, keys, *_ = llama["sizes"]
-    return f"{extrapolated(widths, width) / layer_seconds(llama['starts'][start], keys):.2f}, {width}"
+    return f"{extrapolated(widths, width) / layer_seconds(llama['initializations'][initializer], keys):.2f}, {width}"
 
 
-def large_rows(starts: dict[str, Record]) -> list[str]:
-    """Return a row per start: seconds of a layer, hours of the model, memory."""
+def large_rows(initializations: dict[str, Record]) -> list[str]:
+    """Return a row per initialization: seconds of a layer, hours of the model, memory."""
     rows = [
-        "| start | one layer, s | how known | whole model, h | sets, 10⁹ | host memory beyond the shards, GB"
+        "| initialization | one layer, s | how known | whole model, h | sets, 10⁹ | host memory beyond the shards, GB"
         f" | journal file per rank, GB, N = {NODES[1]} |",
         "|---|---|---|---|---|---|---|",
     ]
-    for start, row in starts.items():
+    for initializer, row in initializations.items():
         peak = "" if row["peak"] is None else f"{row['peak'] / 1e9:.2f}"
         journal = ITEMSIZE * row["numbers"] / NODES[1] / 1e9
         rows.append(
-            f"| {start} | {row['seconds']:.3g} | {row['how']} | {row['hours']:.2f} | {row['numbers'] / 1e9:.2f}"
+            f"| {initializer} | {row['seconds']:.3g} | {row['how']} | {row['hours']:.2f} | {row['numbers'] / 1e9:.2f}"
             f" | {peak} | {journal:.2f} |"
         )
     return rows
 
 
-def traffic_rows(starts: dict[str, Record]) -> list[str]:
-    """Return a row per start: what a rank receives, and what rank 0 sends."""
+def traffic_rows(initializations: dict[str, Record]) -> list[str]:
+    """Return a row per initialization: what a rank receives, and what rank 0 sends."""
     heads = " | ".join(f"a rank receives, N = {ranks} | rank 0 sends" for ranks in NODES)
     link = f"rank 0 sending at {LINK / 1e9:.0f} GB/s, N = {NODES[1]}, s"
-    rows = [f"| start | {heads} | {link} |", "|---" * (2 + 2 * len(NODES)) + "|"]
-    for start, row in starts.items():
+    rows = [f"| initialization | {heads} | {link} |", "|---" * (2 + 2 * len(NODES)) + "|"]
+    for initializer, row in initializations.items():
         cells = [
             f"{row['traffic'][ranks][1][0] / 1e9:.1f} | {row['traffic'][ranks][0][1] / 1e9:.1f}" for ranks in NODES
         ]
-        rows.append(f"| {start} | {' | '.join(cells)} | {row['traffic'][NODES[1]][0][1] / LINK:.1f} |")
+        rows.append(f"| {initializer} | {' | '.join(cells)} | {row['traffic'][NODES[1]][0][1] / LINK:.1f} |")
     return [*rows, "", "In GB; the seconds are a calculation for that link, not a measurement."]
 
 
 def counted_rows(traffic: Record) -> list[str]:
-    """Return a row per start and rank, and how far the formula is."""
+    """Return a row per initialization and rank, and how far the formula is."""
     rows = [
-        "| start | rank | received, MB | counted / formula | sent, MB | counted / formula |",
+        "| initialization | rank | received, MB | counted / formula | sent, MB | counted / formula |",
         "|---|---|---|---|---|---|",
     ]
-    for start, ranks in traffic.items():
+    for initializer, ranks in traffic.items():
         for rank, row in ranks.items():
             cells = (f"{row[way] / 1e6:.3f} | {row[way] / row['formula'][way]:.4f}" for way in ("received", "sent"))
-            rows.append(f"| {start} | {rank} | {' | '.join(cells)} |")
+            rows.append(f"| {initializer} | {rank} | {' | '.join(cells)} |")
     return rows
 
 

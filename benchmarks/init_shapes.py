@@ -1,4 +1,4 @@
-"""The networks whose start is timed, at their published sizes, and the starts that apply to each.
+"""The networks whose initialization is timed, at their published sizes, and what applies to each.
 
 Letters: D width, H heads, Hkv key–value heads.
 """
@@ -40,7 +40,7 @@ HEAD_DIM = 128  # of every Llama
 GROUP = 8  # query heads that share a key in Llama-70B
 MLP_RATIO = 3.5  # of Llama-70B's MLP to its width
 
-STARTS: dict[str, Initializer] = {
+INITIALIZATIONS: dict[str, Initializer] = {
     "kaiming_uniform": KaimingUniform(),
     "truncated_normal": TruncatedNormal(),
     "mlp_mean": MlpMean(0.01),
@@ -54,7 +54,7 @@ STARTS: dict[str, Initializer] = {
     "mimetic_state_space": MimeticStateSpace(),
     "covariance": FilterCovariance(),
 }
-# The two parts of a start whose cost grows differently: one for each group of heads, one for each layer.
+# The two parts of an initialization whose cost grows differently: one for each group of heads, one for each layer.
 PARTS: dict[str, dict[str, Initializer]] = {
     name: {"group": kind(value_output=False, **arguments), "values": kind(query_key=False, **arguments)}
     for name, kind, arguments in (
@@ -74,16 +74,16 @@ class Network:
     Attributes:
         build: makes it with this many layers.
         layers: how many it has.
-        starts: names of those timed on it.
+        initializations: names of those timed on it.
     """
 
     build: Callable[[int], nn.Module]
     layers: int
-    starts: tuple[str, ...]
+    initializations: tuple[str, ...]
 
 
 def gpt2(width: int, heads: int, layers: int) -> nn.Module:
-    """GPT-2 without its vocabulary, which no start of attention touches."""
+    """GPT-2 without its vocabulary, which no initialization of attention touches."""
     return GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=16, n_embd=width, n_head=heads, n_layer=layers))
 
 
@@ -126,7 +126,7 @@ def attention_alone(width: int) -> nn.Module:
 
 
 def blank(build: Callable[[], nn.Module]) -> nn.Module:
-    """Build a model and fill it with a constant: a start takes as long on it, and large ones are there at once."""
+    """Build a model and fill it with a constant: it takes as long to initialize, and a large one is there at once."""
     with torch.device("meta"):
         model = build()
     model.to_empty(device="cpu")

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from statistics import quantiles
 from typing import Any
 
+import torch
+from threadpoolctl import threadpool_limits
+
+from comparison.run.surroundings import surroundings
+from structured_init.files import write_json, write_text
+
+SEED = 0  # of every initialization that is timed
 Times = dict[str, list[float]]
 
 
@@ -28,6 +36,35 @@ def alternate(contestants: dict[str, Callable[[], float]], repeats: int) -> Time
     return times
 
 
+def measure_parts(
+    name: str,
+    measures: dict[str, Callable[[Namespace], Any]],
+    tables: Callable[[dict[str, Any]], str],
+    options: Namespace,
+) -> dict[str, Any]:
+    """Measure part by part on one thread, writing what is there after each, and print the tables.
+
+    Args:
+        name: of the files, ``<name>.json`` and ``<name>.md``.
+        measures: part → what measures it.
+        tables: of a record, in Markdown.
+        options: ``parts`` says which, ``output`` where they are written; both and all others are recorded as settings.
+
+    Returns:
+        The record: ``settings``, ``surroundings`` and what each part gave.
+    """
+    torch.set_num_threads(1)
+    settings = {key: str(value) for key, value in vars(options).items() if key != "output"}
+    with threadpool_limits(1):
+        record: dict[str, Any] = {"settings": settings, "surroundings": {**surroundings(), "seed": SEED}}
+        for part in options.parts:
+            record[part] = measures[part](options)
+            write_json(options.output / f"{name}.json", record)
+            write_text(options.output / f"{name}.md", tables(record) + "\n")
+    print(tables(record))
+    return record
+
+
 def spread(values: list[float], digits: int) -> str:
     """Return a median, quartiles in brackets."""
     if len(values) < 2:
@@ -37,14 +74,14 @@ def spread(values: list[float], digits: int) -> str:
 
 
 class Stopwatch:
-    """A function that sums the seconds of its calls, to time solutions inside a whole start."""
+    """A function that sums the seconds of its calls, to time solutions inside a whole initialization."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.seconds = 0.0
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
         begin = time.process_time()
-        result = self.function(*args)
+        result = self.function(*args, **keywords)
         self.seconds += time.process_time() - begin
         return result

@@ -1,8 +1,15 @@
 """A comparison that is killed with SIGKILL, all of its processes at once, ends like one that was left alone."""
 
-import pytest
+import json
+import subprocess
+import sys
 
+import pytest
+import torch
+
+from benchmarks import compare_kills
 from benchmarks.compare_kills import assert_same, find_runs, kill_and_compare
+from comparison.run.run import Run
 
 QUICK = [
     *("-c", "vit_digits", "--inits", "sincos", "--seeds", "0", "--trainer.max_epochs", "6", "--attention.samples", "2"),
@@ -19,3 +26,46 @@ def test_a_killed_comparison_ends_like_one_that_was_left_alone(tmp_path):
     run.result_file.write_text(run.result_file.read_text().replace('"epochs": 6', '"epochs": 5'))
     with pytest.raises(AssertionError, match="the results of"):
         assert_same(tmp_path / "undisturbed", tmp_path / "killed_0")
+
+
+def finished(folder, weight):
+    """Write what a complete run of one step leaves behind."""
+    run = Run(folder / "runs" / "default" / "seed_0", {"arm": "default", "seed": 0})
+    (run.folder / "checkpoints").mkdir(parents=True)
+    run.folder.with_name("seed_0.settings.json").write_text(json.dumps(run.settings))
+    run.result_file.write_text(json.dumps({"tested": True, "seconds": weight, "epochs": 1}))
+    (run.folder / "metrics.csv").write_text(f"epoch,seconds,val/loss\n0,{weight},0.5\n")
+    state = {"state_dict": {"weight": torch.tensor([weight])}, "optimizer_states": []}
+    torch.save(state, run.folder / "checkpoints" / "last.ckpt")
+
+
+def test_a_weight_that_differs_is_seen_and_the_time_is_not(tmp_path):
+    for name in ("one", "same"):
+        finished(tmp_path / name, 1.0)
+    assert_same(tmp_path / "one", tmp_path / "same")
+    finished(tmp_path / "other", 2.0)
+    with pytest.raises(AssertionError, match=r"tensors in .* differ"):
+        assert_same(tmp_path / "one", tmp_path / "other")
+
+
+def test_the_page_tells_of_every_kill(tmp_path, monkeypatch, capsys):
+    """The comparison is a program that sleeps until it was killed three times, then writes what a run leaves."""
+
+    def start(folder, arguments):
+        count[folder.name] = count.get(folder.name, 0) + 1
+        if folder.name == "undisturbed" or count[folder.name] > 3:
+            finished(folder, 1.0)
+            return subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+
+    count = {}
+    monkeypatch.setattr(compare_kills, "start", start)
+    monkeypatch.setattr(compare_kills, "wait_for_a_run", lambda process, folder, since: False)
+    arguments = ["--kills", "3", "--longest", "0.2", "--seed", "3", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["compare_kills", *arguments])
+    compare_kills.main()
+    assert count == {"undisturbed": 1, "killed_0": 4}
+    page = (tmp_path / "compare_kills.md").read_text(encoding="utf-8")
+    assert "3 times SIGKILL to all of its processes (seed 3)" in page
+    assert [line[:3] for line in page.splitlines() if "s after its start: 0 complete" in line] == ["1. ", "2. ", "3. "]
+    assert "compare_kills.md" in capsys.readouterr().out

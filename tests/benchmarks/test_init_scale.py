@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks import init_scale, init_scale_tables
 from benchmarks.collectives import sharded_bytes
-from benchmarks.init_shapes import NETWORKS, STARTS, gpt2, llama, replica
+from benchmarks.init_shapes import INITIALIZATIONS, NETWORKS, gpt2, llama, replica
 
 
 def numbers(build):
@@ -61,7 +61,7 @@ def test_a_layer_is_its_groups_and_its_values():
     assert init_scale_tables.counted_up(2.0, 6.0, 12) == 24.0
 
 
-def test_what_a_start_sets_in_the_largest_llama():
+def test_what_an_initialization_sets_in_the_largest_llama():
     attention, outside = init_scale_tables.set_shapes(
         {f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "qkvo"}, list(init_scale.LLAMAS["70B"])
     )
@@ -80,33 +80,33 @@ def test_where_shards_are_equal_a_rank_receives_as_much_as_is_set():
 
 
 def test_a_simulated_group_counts_what_the_formula_says():
-    found = init_scale._counted(STARTS["conditioned"], 1, 4)
+    found = init_scale._counted(INITIALIZATIONS["conditioned"], 1, 4)
     for way in ("received", "sent"):
         assert 1 <= found[way] / found["formula"][way] < 1.02  # the rest: the look at norms for the report
     assert found["calls"]["scatter_"] == 3
 
 
-def test_times_and_memory_of_one_start_are_of_that_start():
+def test_times_and_memory_are_of_the_one_initialization():
     with multiprocessing.get_context("spawn").Pool(1) as pool:  # this one has memory to use again
-        found = pool.apply(init_scale.timed, (partial(gpt2, 512, 8, 1), STARTS["mimetic, float32"], 2, 60.0))
+        found = pool.apply(init_scale.timed, (partial(gpt2, 512, 8, 1), INITIALIZATIONS["mimetic, float32"], 2, 60.0))
     assert len(found["seconds"]) == 2
     assert min(found["seconds"]) > 0
     assert set(found["set"]) == {f"transformer.h.0.attn.{name}.weight" for name in ("c_attn", "c_proj")}
     assert found["peak"] > 4 * 512 * 512  # at least the matrix that is decomposed
-    assert len(init_scale.timed(partial(gpt2, 64, 2, 1), STARTS["conditioned"], 3, 0.0)["seconds"]) == 1
+    assert len(init_scale.timed(partial(gpt2, 64, 2, 1), INITIALIZATIONS["conditioned"], 3, 0.0)["seconds"]) == 1
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and sets glibc's malloc")
-def test_a_start_holds_about_one_layer_beyond_the_model_whatever_its_depth():
+def test_an_initialization_holds_about_one_layer_beyond_the_model_whatever_its_depth():
     """Two layers and six of ViT-S, in units of one layer; keeping what was overwritten would add a layer for three."""
-    starts, network = ("separable", "kaiming_uniform", "mimetic, float32"), NETWORKS["ViT-S/16"]
-    calls = [(partial(network.build, depth), STARTS[start]) for start in starts for depth in (2, 6)]
+    names, network = ("separable", "kaiming_uniform", "mimetic, float32"), NETWORKS["ViT-S/16"]
+    calls = [(partial(network.build, depth), INITIALIZATIONS[name]) for name in names for depth in (2, 6)]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.starmap(init_scale.held, calls)
     layer = 4 * (numbers(partial(network.build, 2)) - numbers(partial(network.build, 1)))
-    for start, two, six in zip(starts, found[::2], found[1::2], strict=True):
-        assert 0.2 * layer < two < 1.2 * layer, start
-        assert abs(six - two) < 0.2 * layer, start
+    for name, two, six in zip(names, found[::2], found[1::2], strict=True):
+        assert 0.2 * layer < two < 1.2 * layer, name
+        assert abs(six - two) < 0.2 * layer, name
 
 
 @pytest.mark.slow
@@ -114,13 +114,13 @@ def test_the_command_writes_numbers_and_tables(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(init_scale, "LLAMAS", {"70B": (1024, 8, 1, 3584, 80, 128256)})
     monkeypatch.setattr(init_scale, "CURVES", {"conditioned": (1024,), "mimetic, float32": (1024, 2048)})
     monkeypatch.setattr(init_scale, "RANKS", (2,))
-    monkeypatch.setattr(init_scale, "_forked", lambda function, *args: function(*args))  # pytest has threads
+    monkeypatch.setattr(init_scale, "forked", lambda function, *args: function(*args))  # pytest has threads
     arguments = ["--repeats", "1", "--budget", "0", "--only", "ViT-T", "--output", str(tmp_path)]
     monkeypatch.setattr(sys, "argv", ["init_scale", *arguments])
     init_scale.main()
     record = json.loads((tmp_path / "init_scale.json").read_text())
     assert set(record) == {"settings", "surroundings", *init_scale.MEASURES}
-    assert set(record["llamas"]["70B"]["starts"]) == set(init_scale.CURVES)
+    assert set(record["llamas"]["70B"]["initializations"]) == set(init_scale.CURVES)
     table = (tmp_path / "init_scale.md").read_text()
     assert table.strip() in capsys.readouterr().out
     ratio = next(line for line in table.splitlines() if line.startswith("| mimetic, float32 | 2048 |")).split("|")[6]

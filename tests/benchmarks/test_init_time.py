@@ -10,22 +10,25 @@ import sys
 
 import numpy as np
 import pytest
+import timm
 import torch
 
-from benchmarks import init_time
-from benchmarks.published_starts import (
+from benchmarks import init_against, init_time
+from benchmarks.init_published import (
     FIXED_ORDER,
+    adam_published,
     adam_solution,
-    adam_start,
     impulse_target,
     layer_norm,
+    numpy_filters,
     svd_layer,
-    svd_start,
+    svd_published,
 )
 from benchmarks.timing import alternate
-from structured_init import attention_sites
+from structured_init import attention_sites, depthwise_conv_sites
 from structured_init.attention.impulse.basis import Basis
 from structured_init.attention.impulse.svd import closed_form
+from structured_init.conv.covariance import initializer
 
 
 def mass(attention, places, grid):
@@ -42,7 +45,7 @@ def maps(tokens, query, key):
 def test_the_svd_transcription_reaches_the_published_mass():
     """docs/impulse.md: 0.857 on ViT-T, 14 × 14 tokens, on positions only."""
     model = init_time.network(224, 16, 192, 1, 3)
-    svd_start(model, torch.Generator().manual_seed(0))
+    svd_published(model, torch.Generator().manual_seed(0))
     (site,) = attention_sites(model)
     tokens = torch.from_numpy(layer_norm(model.pos_embed[0].detach().double().numpy()))
     attention = maps(tokens, site.query.double(), site.key.double())
@@ -64,7 +67,7 @@ def test_the_svd_transcription_and_the_library_give_one_product():
 def test_the_adam_transcription_goes_down_to_the_published_loss():
     """Reference runs: mean squared error .00373 at the start, with 3 heads on 16 × 16 tokens, then falling."""
     model = init_time.network(32, 2, 192, 1, 3)
-    adam_start(model, 1, torch.Generator().manual_seed(0))
+    adam_published(model, 1, torch.Generator().manual_seed(0))
     tokens = torch.nn.functional.layer_norm(model.pos_embed[0].detach(), [192])
     targets = torch.tensor(np.stack([impulse_target(place, (16, 16)) for place in (4, 1, 5)])).float()
     losses = [
@@ -76,11 +79,57 @@ def test_the_adam_transcription_goes_down_to_the_published_loss():
 
 
 def test_mimetic_and_its_transcription_give_one_product_for_one_noise():
-    found = init_time.differences((32, 8, 96, 1, 3))
+    found = init_against.differences((32, 8, 96, 1, 3))
     assert found["mimetic"]["query_key product"] < 1e-6  # both are stored in float64 here, computed in it as well
     assert found["mimetic"]["value_output product"] < 1e-6
     assert 1e-9 < found["mimetic, float32"]["query_key product"] < 1e-4
     assert 1e-9 < found["mimetic, float32"]["value_output product"] < 1e-4
+
+
+def convmixer():
+    torch.manual_seed(0)
+    return timm.models.convmixer.ConvMixer(600, 3, kernel_size=5, patch_size=4, num_classes=2)
+
+
+def test_the_covariance_and_numpy_draw_from_one_law():
+    distances = init_against.distances(convmixer())
+    assert len(distances) == 4
+    assert max(distances.values()) < 0.2  # 600 filters of 25 weights, few of them independent
+
+
+def test_numpys_side_initializes_every_layer():
+    model = convmixer()
+    before = [site.filters for site in depthwise_conv_sites(model)]
+    numpy_filters(model, "svd", init_against.SCHEDULE, 0)
+    after = [site.filters for site in depthwise_conv_sites(model)]
+    assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
+
+
+def test_the_steps_of_the_covariance_are_timed_inside_the_whole_and_put_back():
+    published = initializer.symmetric_root
+    times = init_against.taken_apart(convmixer())
+    assert initializer.symmetric_root is published
+    assert set(times) == {"whole", "covariance", "projection", "sampling"}
+    assert all(seconds > 0 for seconds in times.values())
+    assert sum(times.values()) < 2 * times["whole"]
+
+
+def test_a_ratio_to_numpy_is_of_medians_and_above_one_where_it_is_faster():
+    times = {"numpy, method='svd'": [2.0, 8.0, 4.0], "ours": [1.0, 2.0, 9.0]}
+    rows = init_against.covariance_times(times)
+    assert [row.split("|")[5].strip() for row in rows[2:]] == ["1.00×", "2.00×"]
+
+
+PARTS = ("svd", "mimetic", "covariance", "curve", "adam")  # memory forks, and pytest has threads
+
+
+def test_memory_is_in_units_of_one_layer(monkeypatch):
+    monkeypatch.setattr(init_time, "VIT_B", (32, 8, 96, 2, 3))
+    monkeypatch.setattr(init_time, "TIMED", ("separable",))
+    monkeypatch.setattr(init_time, "forked", lambda held, build, initialization: 1000 * len(build().blocks))
+    (row,) = init_time.memory(None).values()
+    layer = 4 * (12 * 96**2 + 13 * 96)  # attention, MLP and norms of a layer, float32
+    assert row == {"2": pytest.approx(2000 / layer), "12": pytest.approx(12000 / layer)}
 
 
 def test_contestants_take_turns():
@@ -97,7 +146,7 @@ def test_a_ratio_is_between_medians_of_sides_that_end_alike():
         "ours, whole": [3.0],
         "ours, solve": [0.5],
     }
-    rows = init_time.ratios(times, {"solve": "published, solve", "whole": "published, whole"})
+    rows = init_against.ratios(times, {"solve": "published, solve", "whole": "published, whole"})
     assert rows[-2:] == [
         "| ours, whole | 3 | 3 – 3 | 1 | **3** |",
         "| ours, solve | 0.5 | 0.5 – 0.5 | 1 | **8** |",
@@ -105,19 +154,25 @@ def test_a_ratio_is_between_medians_of_sides_that_end_alike():
 
 
 def test_the_command_writes_numbers_tables_and_the_picture(tmp_path, monkeypatch, capsys):
-    arguments = ["--repeats", "1", "--adam-iterations", "3", "--max-width", "192", "--output", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["init_time", "--parts", "curve", "adam", *arguments])
+    arguments = ["--repeats", "1", "--adam-iterations", "3", "--max-width", "192", "--covariance-repeats", "2"]
+    monkeypatch.setattr(sys, "argv", ["init_time", "--parts", *PARTS, *arguments, "--output", str(tmp_path)])
+    monkeypatch.setattr(init_against, "VIT_B", (32, 8, 96, 2, 3))
+    monkeypatch.setattr(init_against, "VIT_T", (32, 8, 96, 2, 3))
+    monkeypatch.setattr(init_against, "VIT_B_4", (32, 8, 96, 2, 3))
+    monkeypatch.setattr(init_against.timm, "create_model", lambda name: convmixer())
     layers = ((96, 1, 6), (96, 2, 6))
     monkeypatch.setattr(init_time, "CURVES", {"width": ((192, 1, 3), (384, 1, 6)), "layers": layers})
     init_time.main()
     record = json.loads((tmp_path / "init_time.json").read_text())
     (narrow,) = record["curve"]["width"]
     assert (narrow["width"], narrow["layers"], narrow["heads"]) == (192, 1, 3)
-    assert set(narrow["times"]) == set(init_time.STARTS)
+    assert set(narrow["times"]) == set(init_time.TIMED)
     assert all(time > 0 for times in narrow["times"].values() for time in times)
     assert [point["layers"] for point in record["curve"]["layers"]] == [1, 2]
     assert record["surroundings"]["threads"] == 1
+    assert [len(times) for times in record["covariance"]["times"].values()] == [2] * 4
     table = (tmp_path / "init_time.md").read_text()
+    assert all(f"Against {paper}" in table for paper in ("2505.19985", "2404.01139", "2305.09828", "numpy"))
     assert "| published, 3 steps |" in table
     assert "| **192** | 1 | 3 |" in table
     assert "| 96 | **2** | 6 |" in table

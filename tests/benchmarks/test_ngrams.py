@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import ngrams
 from benchmarks.ngrams import floors, pairs
 
 
@@ -33,3 +34,12 @@ def test_counting_predicts_an_alternating_text_from_the_token_before_and_not_fro
     found = floors(str(tmp_path / "tiny.yaml"))
     assert found["unigram"][0] == pytest.approx(math.log(2), abs=0.1)  # a few special tokens
     assert found["bigram"][0] < 0.1
+
+
+def test_the_command_prints_a_row_for_each_experiment_and_model(monkeypatch, capsys):
+    monkeypatch.setattr(ngrams, "floors", lambda name: {"unigram": (math.log(4), 2.0), "bigram": (math.log(2), 2.0)})
+    monkeypatch.setattr("sys.argv", ["ngrams", "first", "second"])
+    ngrams.main()
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert rows[0] == "| first | unigram | 1.386 | 4.00 | 1.000 |"  # two bits a token of two characters
+    assert [row.split(" | ")[0] for row in rows] == ["| first", "| first", "| second", "| second"]

@@ -1,4 +1,4 @@
-"""The starts of the ablations: every file parses, says its control, and differs from that in attention alone."""
+"""Initializations of the ablations: every file parses, says its control, and differs from that in attention alone."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from lightning_modules.cli import main
 from lightning_modules.cli.config_names import read_config
 from structured_init import initialize
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "starts"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "initializations"
 SWEEP = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
-STARTS = [name for name in SWEEP if not name.startswith(("codes", "gaussian"))]
+INITIALIZATIONS = [name for name in SWEEP if not name.startswith(("codes", "gaussian"))]
 
 
 def initializer_of(path):
@@ -44,7 +44,7 @@ def built(node):
 def test_every_value_that_was_asked_for_is_there():
     values = {"kernel_size": {3}, "iterations": {10_000}, "pseudo_input": {"P"}, "strength": {8.0}, "svd gain": {18.0}}
     values["separable gain"] = {0.7}  # where nothing is said; those that are:
-    for name in STARTS:
+    for name in INITIALIZATIONS:
         arguments = initializer_of(SWEEP[name])["init_args"]
         if "solver" not in arguments:  # composed with another value–output part
             continue
@@ -75,15 +75,14 @@ def test_every_file_of_the_sweep_parses(name):
     assert parsed["class_path"].endswith(f".{given['class_path']}")
 
 
-@pytest.mark.parametrize("name", STARTS)
-def test_a_start_differs_from_its_control_in_attention_alone(tiny_vit, name):
+@pytest.mark.parametrize("name", INITIALIZATIONS)
+def test_an_initialization_differs_from_its_control_in_attention_alone(tiny_vit, name):
     control = re.search(r"Control: (\S+)\.\n", SWEEP[name].read_text()).group(1)
     path = SWEEP.get(control) or f"init/{control}"
     models = [tiny_vit(img_size=12, class_token=False, global_pool="avg") for _ in range(2)]
     images = torch.randn(2, 3, 12, 12)
     for model, file in zip(models, (SWEEP[name], path), strict=True):
-        start = built(initializer_of(file))
-        initialize(model, start, seed=1, batch=images)
+        initialize(model, built(initializer_of(file)), seed=1, batch=images)
     differing = {
         key for key, value in models[0].state_dict().items() if not torch.equal(value, models[1].state_dict()[key])
     }
@@ -93,10 +92,10 @@ def test_a_start_differs_from_its_control_in_attention_alone(tiny_vit, name):
 
 def test_the_documented_command_runs_all_of_them(monkeypatch):
     text = (FOLDER.parents[1] / "docs" / "impulse.md").read_text()
-    command = re.search(r"structured-init compare ((?:[^`\\]|\\\n)*starts/(?:[^`\\]|\\\n)*)", text).group(1)
+    command = re.search(r"structured-init compare ((?:[^`\\]|\\\n)*initializations/(?:[^`\\]|\\\n)*)", text).group(1)
     monkeypatch.chdir(FOLDER.parents[1])
     files = ",".join(str(path.relative_to(Path.cwd())) for path in sorted(FOLDER.glob("*.yaml")))
-    spelled = command.replace("\\\n", " ").replace("$(echo benchmarks/starts/*.yaml | tr ' ' ,)", files)
+    spelled = command.replace("\\\n", " ").replace("$(echo benchmarks/initializations/*.yaml | tr ' ' ,)", files)
     options, further = compare_parser().parse_known_args(spelled.split())
     assert set(parse_arms(options.inits)) == {"default", "sincos", "codes", *SWEEP}
     assert options.config == ["vit_cifar10", "trainer/gpu"]

@@ -1,0 +1,92 @@
+"""Publishing a comparison: numbers, few pictures, and a report that shows these and says how the others are made."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from benchmarks import publish
+from structured_init import StructuredInitError
+
+DRAWN = ("curves_val_accuracy_by_samples", "curves_val_accuracy_by_step", "attention")
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """The folder of a comparison with three pictures."""
+    folder = tmp_path / "finished"
+    (folder / "figures").mkdir(parents=True)
+    (folder / "comparison.json").write_text(json.dumps({"metric": "test/accuracy"}))
+    for name in ("results.csv", "results.json", "curves.csv", "report.html"):
+        (folder / name).write_text(name)
+    shown = "\n\n".join(f"![{name}](figures/{name}.png)" for name in DRAWN)
+    (folder / "report.md").write_text(f"# Title\n\n## Figures\n\n{shown}\n\n## Runs\n\nthe command\n")
+    noise = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    for name in DRAWN:
+        Image.fromarray(noise).save(folder / "figures" / f"{name}.png")
+        (folder / "figures" / f"{name}.svg").touch()
+    return folder
+
+
+def test_numbers_and_the_chosen_pictures_are_copied_and_nothing_else(finished, tmp_path):
+    target = tmp_path / "published"
+    (target / "figures").mkdir(parents=True)
+    (target / "figures" / "stale.png").touch()
+    publish.publish(finished, target, ["att*"])
+    found = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+    pictures = {"figures/attention.png", "figures/curves_val_accuracy_by_step.png"}
+    assert found == {"comparison.json", "results.csv", "results.json", "curves.csv", "report.md", *pictures}
+    assert (target / "curves.csv").read_text() == "curves.csv"
+
+
+def test_the_report_shows_what_is_kept_and_says_how_the_others_are_made(finished, tmp_path):
+    publish.publish(finished, tmp_path / "published")
+    text = (tmp_path / "published" / "report.md").read_text()
+    begin, rest = text.split("\n\nOf 3 figures 1 are kept here. ")
+    assert begin == "# Title\n\n## Figures\n\n![curves_val_accuracy_by_step](figures/curves_val_accuracy_by_step.png)"
+    assert rest.endswith("`report.html`.\n\n## Runs\n\nthe command\n")
+
+
+def test_a_stored_picture_is_smaller_and_looks_the_same(tmp_path):
+    """A map of many cells along a colour map of 512 colours, twice as many as the palette has room for."""
+    cells = np.random.default_rng(0).integers(0, 512, (128, 128))
+    ramp = np.stack([cells // 2, 255 - cells // 2, cells // 4], axis=-1).astype(np.uint8)
+    Image.fromarray(ramp).save(tmp_path / "in.png")
+    publish.compress(tmp_path / "in.png", tmp_path / "out.png")
+    with Image.open(tmp_path / "out.png") as stored:
+        assert stored.mode == "P"
+        assert np.abs(np.asarray(stored.convert("RGB")).astype(int) - ramp).max() <= 4
+    assert (tmp_path / "out.png").stat().st_size < (tmp_path / "in.png").stat().st_size
+
+
+def test_a_picture_that_a_palette_makes_larger_stays_as_it_is(tmp_path):
+    Image.new("RGB", (1, 1)).save(tmp_path / "in.png")
+    publish.compress(tmp_path / "in.png", tmp_path / "out.png")
+    assert (tmp_path / "out.png").stat().st_size <= (tmp_path / "in.png").stat().st_size
+
+
+def test_a_name_that_is_no_picture_is_refused_before_anything_is_written(finished, tmp_path):
+    with pytest.raises(StructuredInitError, match=r"^no picture is called 'curve': there are attention, curves_val"):
+        publish.publish(finished, tmp_path / "published", ["curve"])
+    assert not (tmp_path / "published").exists()
+
+
+def test_a_folder_without_a_report_and_one_with_runs_are_refused(finished, tmp_path):
+    with pytest.raises(StructuredInitError, match=r"has no report\.md: run `structured-init report"):
+        publish.publish(tmp_path, tmp_path / "published")
+    (finished / "runs").mkdir()
+    with pytest.raises(StructuredInitError, match="holds runs: publish into another folder"):
+        publish.publish(finished, finished)
+    publish.publish(finished, tmp_path / "published")
+    with pytest.raises(StructuredInitError, match="published before: publish from the folder of the comparison"):
+        publish.publish(tmp_path / "published", tmp_path / "published")
+
+
+def test_the_command_says_how_large_it_is(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["publish", str(finished), str(tmp_path / "out"), "--figures", "attention"])
+    publish.main()
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'out'}: 2 pictures, 0.0")
