@@ -12,6 +12,7 @@ from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
 from structured_init.report import InitReport, build_report
+from structured_init.storage import quantized_layers, refuse_lazy
 from structured_init.writer import Writer
 
 
@@ -116,11 +117,14 @@ def initialize(
     """
     if not isinstance(initializer, Initializer):
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
+    refuse_lazy(model)
     with Writer(broadcast=broadcast) as writer:
         weights = Weights(model, None if dry_run else writer)
         changes = list(initializer.freezing(weights))
         initializer.plan(weights, rng=Draws(seed), batch=batch)
         weights.flush()
+        for name, _ in quantized_layers(model):
+            weights.skip(name, "quantized weights are out of reach: initialize the model before it is quantized")
         report = build_report(weights, initializer, seed, changes)
         if not dry_run:
             for tensor, trainable in changes:

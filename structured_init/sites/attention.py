@@ -16,7 +16,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights, named_plain_modules
 from structured_init.sites.block import is_cross_attention, layer_scale
 from structured_init.sites.caveats import query_key_caveats, value_output_caveats
-from structured_init.sites.layout import AttentionLayout, Projection, TokenLayout
+from structured_init.sites.layout import AttentionLayout, Projection, TokenLayout, check_layout
 from structured_init.sites.position import token_layouts
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
@@ -200,6 +200,7 @@ def attention_sites(model: nn.Module | Weights, where: Where = None, *, cross: b
         if describe is None:
             continue
         layout, own = describe(module)
+        check_layout(layout, name, module)
         parent, _, child = name.rpartition(".")
         block, around = modules.get(parent), _enclosing(tokens, name)
         layout = _in_its_place(layout, block, child, around)

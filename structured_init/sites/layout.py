@@ -112,3 +112,26 @@ class TokenLayout:
     positions: Tensor | None = None
     first: int = 0
     rope: bool | None = None
+
+
+def check_layout(layout: object, name: str, module: nn.Module) -> None:
+    """Refuse what is no layout, as where a registered function lacks its ``return``, and layers without a weight.
+
+    Args:
+        layout: what was described.
+        name: of the module, for messages.
+        module: the attention module.
+
+    Raises:
+        StructuredInitError: says what the function gave, or which projection holds no tensor.
+    """
+    kind = type(module).__name__
+    if not isinstance(layout, AttentionLayout):
+        raise StructuredInitError(
+            f"the function registered for {kind} ('{name}') returned {layout!r}: it must return an AttentionLayout"
+        )
+    for part in ("query", "key", "value", "output"):
+        weight = getattr(layout, part).weight
+        if not isinstance(weight, Tensor):
+            why = "is quantized: initialize the model before it is quantized" if callable(weight) else "is no tensor"
+            raise StructuredInitError(f"the {part} weight of {kind} ('{name}') {why}")
