@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lightning_modules.cli.config_files import check_config, refuse_folder
 from structured_init.errors import StructuredInitError, nearest
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -42,6 +43,7 @@ def config_path(name: str) -> str:
         return str(known[matches[0]])
     if matches:
         raise StructuredInitError(f"several configurations are named '{name}': choose from {', '.join(matches)}")
+    refuse_folder(name)
     names = known if "/" in short else {key.partition("/")[2] for key in known}
     raise StructuredInitError(f"there is no file '{name}', nor a shipped configuration: {nearest(short, names)}")
 
@@ -56,9 +58,9 @@ def expand(args: list[str]) -> list[str]:
     for index, argument in enumerate(args):
         option, equals, value = argument.partition("=")
         if index and args[index - 1] in OPTIONS:
-            argument = config_path(argument)
+            argument = check_config(config_path(argument))
         elif equals and option in OPTIONS:
-            argument = f"{option}={config_path(value)}"
+            argument = f"{option}={check_config(config_path(value))}"
         elif argument in FLAGS and (args[index + 1 : index + 2] or ["-"])[0].startswith("-"):
             argument = f"{argument}=true"
         expanded.append(argument)

@@ -51,9 +51,7 @@ def test_quantized_layers_beside_others_are_reported_as_skipped(tiny_vit):
 def test_parameters_made_under_inference_mode_are_named(tiny_vit, dry_run):
     with torch.inference_mode():
         model = tiny_vit()
-    with pytest.raises(
-        StructuredInitError, match=r"'.*weight' was made under torch.inference_mode .*: build the model"
-    ):
+    with pytest.raises(StructuredInitError, match=r"'.+' was made under torch.inference_mode .*: build the model"):
         initialize(model, KaimingUniform(), dry_run=dry_run)
 
 
