@@ -26,6 +26,8 @@ def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     """
     names = sorted(set(valid))
     same_case = {each.lower(): each for each in reversed(names)}
+    if name.lower() in same_case:
+        return f"did you mean '{same_case[name.lower()]}'?"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     close = close or difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
     if close:

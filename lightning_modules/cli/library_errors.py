@@ -18,7 +18,10 @@ from structured_init.errors import StructuredInitError, nearest, one_line
 ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError)
 # An error that passes through nothing but these concerns what they were given; the user's own code lies elsewhere.
 LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (lightning, jsonargparse))
-OURS = tuple(str(Path(__file__).parents[2] / folder) for folder in ("lightning_modules/cli", "comparison"))
+OURS = tuple(
+    str(Path(__file__).parents[2] / folder)
+    for folder in ("lightning_modules/cli", "lightning_modules/tasks/task.py", "comparison")
+)
 
 
 def answer(error: Exception) -> StructuredInitError | None:

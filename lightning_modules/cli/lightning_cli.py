@@ -50,7 +50,7 @@ class CLI(LightningCLI):
     """LightningCLI in which a start, captures of attention and filters, and an exact resumption are always there."""
 
     def __init__(self, args: list[str]) -> None:
-        self._args = args
+        self._args, self._sections = args, []
         super().__init__(
             trainer_class=Runner,
             save_config_kwargs={"config_filename": "experiment.yaml", "overwrite": True},
@@ -66,6 +66,12 @@ class CLI(LightningCLI):
         """Return Lightning's commands and ``show``, with what is not asked of the user."""
         return {**LightningCLI.subcommands(), "show": {"model", "datamodule", "initializer", "seed", "figures"}}
 
+    @property
+    def _section(self) -> LightningArgumentParser:
+        """The parser of the command that is asked for; the last one's where none is known."""
+        commands = dict(zip(self.subcommands(), self._sections, strict=False))
+        return next((commands[each] for each in self._args if each in commands), self._sections[-1])
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``init:``, ``attention:`` and ``filters:``, apart from ``trainer.callbacks``: YAML replaces lists."""
         parser.add_lightning_class_args(callbacks.InitCallback, "init")
@@ -73,7 +79,7 @@ class CLI(LightningCLI):
         parser.add_lightning_class_args(callbacks.FilterCallback, "filters")
         initializer = {"class_path": f"{Default.__module__}.{Default.__name__}"}
         parser.set_defaults({"init.initializer": initializer, "attention.on_missing": "skip"})
-        self._section = parser
+        self._sections.append(parser)
         for name in FROM_THE_DATA:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 

@@ -113,7 +113,9 @@ def _wrong_choice(found: re.Match[str], message: str, keys: list[str]) -> str:
     given = re.search(r"(?:Got|Given) value: (.*)", message[found.end() :])
     types = re.match(r"(?:\s*- Expected an? <class '\w+'>)*", message[found.end() :])
     valid = [choice.strip("' ") for choice in found[1].split(",")]
-    valid += [name for name in re.findall(r"<class '(\w+)'>", types[0] if types else "") if name != "NoneType"]
+    earlier = re.search(r"((?:- Expected an? <class '\w+'>\s*)+)- $", message[: found.start()])
+    types = f"{earlier[1] if earlier else ''}{types[0] if types else ''}"
+    valid += [name for name in re.findall(r"<class '(\w+)'>", types) if name != "NoneType"]
     *others, last = valid
     expected = f"{', '.join(others)} or {last}" if others else last
     return f"{'.'.join(names)}: expected {expected}" + (f", got {given[1]}" if given else "")

@@ -102,8 +102,8 @@ def test_checkpoints_can_be_switched_off(cli):
 
 def test_a_run_without_a_logger_works(cli, folder):
     cli("fit", "--trainer.logger=false")
-    assert (folder / "experiment.yaml").is_file()
-    assert (folder / "init_report.json").is_file()
+    assert (folder / "lightning_logs" / "version_0" / "experiment.yaml").is_file()
+    assert (folder / "lightning_logs" / "version_0" / "init_report.json").is_file()
 
 
 def test_the_saved_experiment_runs_again_and_gives_the_same_weights(cli):
