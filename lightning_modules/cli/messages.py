@@ -67,16 +67,19 @@ def _unknown_class(found: re.Match[str], message: str, keys: list[str]) -> str:
         return f"{'.'.join(names)}: expected {_kinds(kinds[1])}, got {found[1]}"
     key = ".".join(names).replace(".init_args", "")
     base = next((base for start, base in BASES.items() if key.startswith(start)), object)
-    if (place := found[1].partition(".")[0]) in PACKAGES and Path(place).exists():
-        return f"{key}: '{place}' is a package of this project, which hides your own of that name: rename yours"
     valid = set(_subclass_names(base)) if base is not object else set()
     return f"{'.'.join(names) or 'class_path'}: unknown class '{found[1]}': {nearest(found[1], valid)}"
 
 
 def _unknown_key(found: re.Match[str], message: str, keys: list[str]) -> str:
     name = found[1].lstrip("-").partition("=")[0]
-    if found[1].startswith("-"):
-        return f"unknown key '{name}': {suggest(name, [*keys, 'help', 'config'])}"
+    return f"unknown key '{name}': {suggest(name, [*keys, 'help', 'config'])}"
+
+
+def _unrecognized(found: re.Match[str], message: str, keys: list[str]) -> str:
+    name = found[1]
+    if name.startswith("-"):
+        return _unknown_key(found, message, keys)
     if name.endswith((".yaml", ".yml", ".json")) or Path(name).is_file():
         return f"'{name}' belongs to no option: a configuration is given with -c {name}"
     return f"'{name}' belongs to no option: several values are joined by commas, without spaces"
@@ -129,6 +132,13 @@ def _no_module(found: re.Match[str], message: str, keys: list[str]) -> str:
     return f"{_key(found, message)}: there is no module '{found[1]}' in the present folder or among what is installed"
 
 
+def _no_attribute(found: re.Match[str], message: str, keys: list[str]) -> str:
+    module = found[1]
+    if module in PACKAGES and Path(module).exists():
+        return f"{_key(found, message)}: '{module}' is a package of this project, which hides your own: rename yours"
+    return f"{_key(found, message)}: module '{module}' has no '{found[2]}'"
+
+
 def _no_value(found: re.Match[str], message: str, keys: list[str]) -> str:
     return f"{found[1].rpartition('/')[2]} needs a value after it"
 
@@ -163,7 +173,8 @@ PATTERNS: dict[str, Answer] = {
     r"Option '([\w.]+)' is not accepted": _unknown_argument,
     r"Expected a dot import path string: (\S+)": _unknown_class,
     r"does not accept option '([\w.]+)'": _unknown_key,
-    r"[Uu]nrecognized arguments: (\S+)": _unknown_key,
+    r"[Uu]nrecognized arguments: (\S+)": _unrecognized,
+    r"No (\w+) attribute (\w+)": _no_attribute,
     r"invalid choice: '([^']*)' \(choose from ([^)]*)\)": _unknown_command,
     r"arguments are required: ([\w.]+)": _required,
     r'expected "subcommand" to be one of {(.*?)}': _no_command,
