@@ -289,6 +289,7 @@ class CtrlC(Callback):
 """
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # the resumed run has a folder of its own
 @pytest.mark.parametrize("epoch", [0, 1])
 def test_ctrl_c_says_how_to_go_on(cli, folder, capsys, monkeypatch, epoch):
     (folder / "interrupting_here.py").write_text(INTERRUPTING)
