@@ -63,7 +63,8 @@ def _unknown_class(found: re.Match[str], message: str, keys: list[str]) -> str:
     before = message[: found.start()]
     names = re.findall(r'Parser key "([\w.]+)"', before)
     # A class may be but one of the choices.
-    if kinds := re.search(r"((?:- Expected an? (?:<class '\w+'>|typing\.Literal\[.*?\])\s*)+)- $", before):
+    kinds = re.search(r"((?:- Expected an? (?:<class '\w+'>|typing\.Literal\[.*?\])\s*)+)- $", before)
+    if kinds and _kinds(kinds[1]) not in ("", "list"):
         return f"{'.'.join(names)}: expected {_kinds(kinds[1])}, got {found[1]}"
     key = ".".join(names).replace(".init_args", "")
     base = next((base for start, base in BASES.items() if key.startswith(start)), object)
