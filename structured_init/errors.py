@@ -25,9 +25,13 @@ def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
         ``"did you mean 'x'?"`` or ``"choose from a, b, c, …"``.
     """
     names = sorted(set(valid))
+    same_case = {each.lower(): each for each in reversed(names)}
+    if name.lower() in same_case:
+        return f"did you mean '{same_case[name.lower()]}'?"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = close or difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
     if close:
-        return f"did you mean '{close[0]}'?"
+        return f"did you mean '{same_case.get(close[0], close[0]) if close[0] not in names else close[0]}'?"
     if not names:
         return "there is nothing to choose from"
     return f"choose from {', '.join(names[:limit])}{', …' if len(names) > limit else ''}"

@@ -13,6 +13,7 @@ from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
 from structured_init.report import InitReport, build_report, left_alone
+from structured_init.storage import quantized_layers, refuse_lazy
 from structured_init.writer import Writer
 
 
@@ -123,11 +124,14 @@ def initialize(
     if not isinstance(initializer, Initializer):
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
     draws = Draws(seed)
+    refuse_lazy(model)
     with Writer(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer)
         changes = list(initializer.freezing(weights))
         initializer.plan(weights, rng=draws, batch=batch)
         weights.flush()
+        for name, _ in quantized_layers(model):
+            weights.skip(name, "quantized weights are out of reach: initialize the model before it is quantized")
         report = build_report(weights, initializer, draws.seed, changes)
         if strict and report.left:
             raise StructuredInitError(

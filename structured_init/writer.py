@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from structured_init.errors import StructuredInitError
+from structured_init.storage import refuse_inference
 
 
 class Writer:
@@ -110,6 +111,7 @@ class Writer:
 
 def check(target: Tensor, value: Tensor, name: str) -> None:
     """Raise a ``StructuredInitError`` unless ``value`` can be written into ``target``."""
+    refuse_inference(target, name)
     if value.shape != target.shape:
         raise StructuredInitError(f"'{name}' has shape {tuple(target.shape)}, but its start {tuple(value.shape)}")
     extremes = torch.aminmax(value.to(target.dtype)) if value.numel() else ()  # NaN where there is any

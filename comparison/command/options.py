@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
+from collections.abc import Sequence
 from typing import NoReturn
 
 from comparison.run.time_limit import parse_duration
@@ -12,6 +14,15 @@ from structured_init.errors import StructuredInitError
 
 class _Parser(argparse.ArgumentParser):
     """Raises in place of printing its usage."""
+
+    def parse_known_args(self, args: Sequence[str], namespace: None = None) -> tuple[argparse.Namespace, list[str]]:
+        """Take ``--seeds -1,0`` as one option, whose value is then refused by name; argparse sees two."""
+        joined: list[str] = []
+        for argument in args:
+            if joined[-1:] == ["--seeds"] and re.match(r"-\d", argument):
+                argument = f"{joined.pop()}={argument}"
+            joined.append(argument)
+        return super().parse_known_args(joined, namespace)
 
     def error(self, message: str) -> NoReturn:
         raise StructuredInitError(message)

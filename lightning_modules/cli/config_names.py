@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from lightning_modules.cli.config_files import check_config, refuse_folder
 from lightning_modules.cli.layers import KEY, layers_in, merged
 from lightning_modules.cli.overrides import override_words, split_overrides
 from structured_init.errors import StructuredInitError, nearest
@@ -143,6 +144,7 @@ def _shipped_name(name: str) -> str:
         return matches[0]
     if matches:
         raise StructuredInitError(f"several configurations are named '{name}': choose from {', '.join(matches)}")
+    refuse_folder(name)
     names = known if "/" in short else {key.partition("/")[2] for key in known}
     raise StructuredInitError(f"there is no file '{name}', nor a shipped configuration: {nearest(short, names)}")
 
@@ -151,6 +153,7 @@ def _with_layers(file: Path, above: tuple[Path, ...] = ()) -> tuple[Path, ...]:
     """Return a file after those it is layered over, each before what is layered over it."""
     if file in above:
         raise StructuredInitError(f"'{file}' is layered over itself: take it out of 'layers'")
+    check_config(str(file))
     return (*_layers(file, (*above, file)), file)
 
 

@@ -6,8 +6,9 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from lightning_modules.cli.commands import added_commands, overview
-from structured_init.errors import StructuredInitError, one_line
+from lightning_modules.cli.commands import LIGHTNING, added_commands, overview
+from lightning_modules.cli.quiet import quiet
+from lightning_modules.cli.shadowed import shadowing
 
 if TYPE_CHECKING:
     from lightning_modules.cli.lightning_cli import CLI
@@ -27,28 +28,45 @@ def main(args: list[str] | None = None) -> CLI | None:
         SystemExit: with code 2 after an expected mistake, which gets one line on stderr. A bug keeps its traceback.
     """
     args = sys.argv[1:] if args is None else list(args)
-    if args[:1] in (["--help"], ["-h"]):
-        print(overview())
+    if hidden := shadowing():
+        print(f"structured-init: error: {hidden}", file=sys.stderr)
+        raise SystemExit(2)
+    from structured_init import __version__
+    from structured_init.errors import StructuredInitError, one_line
+
+    if args[:1] in (["--help"], ["-h"], ["help"], ["--version"]):
+        print(f"structured-init {__version__}" if args == ["--version"] else overview())
         return None
     try:
-        added = added_commands().get(args[0]) if args else None
-        return added.load()(args[1:]) if added else _lightning(args)
-    except StructuredInitError as error:
-        print(f"structured-init: error: {one_line(error)}", file=sys.stderr)
+        with quiet():
+            added = added_commands().get(args[0]) if args else None
+            return added.load()(args[1:]) if added else _lightning(args)
+    except Exception as error:
+        said = error if isinstance(error, StructuredInitError) else _answer(error)
+        if said is None:
+            raise
+        print(f"structured-init: error: {one_line(said)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
 def _lightning(args: list[str]) -> CLI:
     """Run a command of Lightning's, or ``show``."""
-    from lightning.pytorch.utilities.exceptions import MisconfigurationException
-
     from lightning_modules.cli.config_names import expand
     from lightning_modules.cli.lightning_cli import CLI
+    from structured_init.errors import StructuredInitError
 
-    try:
-        return CLI(expand(args))
-    except MisconfigurationException as error:
-        raise StructuredInitError(one_line(error)) from error
+    if args and args[0].startswith("-") and (command := next((each for each in args if each in LIGHTNING), None)):
+        raise StructuredInitError(f"the command comes first: structured-init {command} {args[0]} …")
+    return CLI(expand(args))
+
+
+def _answer(error: Exception) -> Exception | None:
+    """Return what Lightning itself says about its arguments; a library that was not imported has said nothing."""
+    if "lightning" not in sys.modules:
+        return None
+    from lightning_modules.cli.library_errors import answer
+
+    return answer(error)
 
 
 def command() -> None:

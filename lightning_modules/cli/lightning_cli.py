@@ -12,21 +12,23 @@ from jsonargparse import Namespace
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
+from lightning_modules.cli.interrupted import resuming
 from lightning_modules.cli.layers import without_layers
-from lightning_modules.cli.messages import explain, original_error, refuse_shadowed, refuse_unwritable
+from lightning_modules.cli.library_errors import check_trainer
+from lightning_modules.cli.messages import explain, original_error, refuse_unwritable
 from lightning_modules.cli.show import Runner
-from lightning_modules.tasks.checkpoint import read_checkpoint
+from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_best
 from structured_init import Default, StructuredInitError
 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # lightning 2.6 calls it by its older names
-refuse_shadowed()
-import callbacks  # noqa: E402
-import callbacks.figures  # noqa: E402
-import lightning_modules  # noqa: E402
-import lightning_modules.data  # noqa: E402
-import structured_init  # noqa: E402
+import callbacks
+import callbacks.figures
+import lightning_modules
+import lightning_modules.data
+import structured_init
 
 # A class resolves in YAML by its bare name once it is imported; the packages import theirs when they are asked for.
 for package in (structured_init, callbacks, lightning_modules, lightning_modules.data):
@@ -34,7 +36,7 @@ for package in (structured_init, callbacks, lightning_modules, lightning_modules
         getattr(package, public)
 
 ABOUT = "Train, evaluate and look at a network with the initialization of the section init."
-SECTIONS = ("init", "attention", "filters")
+SECTIONS = ("trainer", "init", "attention", "filters")
 FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
 
 
@@ -53,6 +55,7 @@ class CLI(LightningCLI):
     """LightningCLI in which a start, captures of attention and filters, and an exact resumption are always there."""
 
     def __init__(self, args: list[str]) -> None:
+        self._args, self._sections = args, []
         super().__init__(
             trainer_class=Runner,
             save_config_kwargs={"config_filename": "experiment.yaml", "overwrite": True},
@@ -68,6 +71,12 @@ class CLI(LightningCLI):
         """Return Lightning's commands and ``show``, with what is not asked of the user."""
         return {**LightningCLI.subcommands(), "show": {"model", "datamodule", "initializer", "seed", "figures"}}
 
+    @property
+    def _section(self) -> LightningArgumentParser:
+        """The parser of the command that is asked for; the last one's where none is known."""
+        commands = dict(zip(self.subcommands(), self._sections, strict=False))
+        return next((commands[each] for each in self._args if each in commands), self._sections[-1])
+
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``init:``, ``attention:`` and ``filters:``, apart from ``trainer.callbacks``: YAML replaces lists."""
         parser.add_lightning_class_args(callbacks.InitCallback, "init")
@@ -75,7 +84,7 @@ class CLI(LightningCLI):
         parser.add_lightning_class_args(callbacks.FilterCallback, "filters")
         initializer = {"class_path": f"{Default.__module__}.{Default.__name__}"}
         parser.set_defaults({"init.initializer": initializer, "attention.on_missing": "skip"})
-        self._section = parser
+        self._sections.append(parser)
         for name in FROM_THE_DATA:
             parser.link_arguments(f"data.{name}", f"model.init_args.{name}", apply_on="instantiate")
 
@@ -89,6 +98,11 @@ class CLI(LightningCLI):
             self.config = parser.parse_args(args)
         except ArgumentError as error:
             raise StructuredInitError(explain(str(error), self._section.get_defaults().keys(branches=True))) from error
+        section = self.config.get(self.config.get("subcommand")) or Namespace()
+        for key in ("seed_everything", "init.seed"):
+            seed = section.get(key) if isinstance(section.get("init"), Namespace) else None
+            if seed is not None and not 0 <= seed < 2**32:
+                raise StructuredInitError(f"{key} is {seed}: a seed is a whole number from 0 to {2**32 - 1}")
 
     def _parse_ckpt_path(self) -> None:
         """Check the file only: ``Task.on_load_checkpoint`` compares the arguments and refuses a difference.
@@ -97,6 +111,7 @@ class CLI(LightningCLI):
         """
         section = self.config[self.config.subcommand]
         path = section.get("ckpt_path")
+        refuse_best(path, self.config.subcommand, section.get("trainer.default_root_dir"))
         if path and path not in ("last", "best", "hpc", "registry") and "://" not in str(path):
             checkpoint = read_checkpoint(path)
             if self.config.subcommand == "fit" and "optimizer_states" not in checkpoint:
@@ -114,6 +129,7 @@ class CLI(LightningCLI):
             if not isinstance(section[name], Namespace):
                 keys = ", ".join(vars(self._section.get_defaults()[name]))
                 raise StructuredInitError(f"'{name}' is a section with the keys {keys}, got {section[name]}")
+        check_trainer(section.trainer)
         if "weights_only" in section and section.weights_only is None:
             section.weights_only = True
 
@@ -140,6 +156,8 @@ class CLI(LightningCLI):
         Raises:
             StructuredInitError: names the argument and both values.
         """
+        if self.subcommand == "fit" and self.datamodule is None and not is_overridden("train_dataloader", self.model):
+            raise StructuredInitError("no data is given: add a configuration with -c, such as data/digits, or --data")
         given = (self.config[self.subcommand].model or {}).get("init_args", {})
         for name in FROM_THE_DATA:
             known = getattr(self.datamodule, name, None) if name in given else None
@@ -162,10 +180,22 @@ class CLI(LightningCLI):
         trainer.callbacks = [*given, *always]
         if trainer.logger in (None, True):
             trainer.logger = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs")
+        elif trainer.logger is False and self.subcommand == "fit":  # a folder of its own, as with a logger
+            trainer.default_root_dir = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs").log_dir
         runner = super().instantiate_trainer(**kwargs)
         for folder in {runner.default_root_dir, *(logger.save_dir for logger in runner.loggers)} - {None}:
             refuse_unwritable(folder)
         return runner
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run the command; one that Ctrl-C ends says how to go on."""
+        try:
+            super()._run_subcommand(subcommand)
+        except (SystemExit, KeyboardInterrupt):  # Lightning answers the second by the first
+            if subcommand == "fit" and self.trainer.interrupted and self.trainer.is_global_zero:
+                print(resuming(self.trainer, self._args), file=sys.stderr)
+                raise SystemExit(130) from None
+            raise
 
     def after_fit(self) -> None:
         """Say where the run is."""

@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
+from lightning_modules.cli.messages import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import WeightProducts, capture_attention, weight_products
@@ -63,6 +64,8 @@ class Runner(Trainer):
             return
         _check_export(export)
         folder = Path(output)
+        for place in (folder, *([Path(export).parent] if export else [])):
+            refuse_unwritable(place)
         others = dict(_others(model, checkpoint, pretrained))
         probe = _probe(model, datamodule)
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))

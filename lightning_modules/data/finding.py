@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+import socket
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from structured_init.errors import StructuredInitError, nearest
 
@@ -48,6 +51,7 @@ def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Datas
     Raises:
         StructuredInitError: no such dataset, a corrupt file.
     """
+    _check_name(name, config, kind)
     if name in kind.embedded:
         return kind.embedded[name]()
     for place in local_places(name, config):
@@ -64,6 +68,7 @@ def open_streams(name: str, config: str | None, kind: Kind) -> Mapping[str, list
     """
     from datasets import load_dataset
 
+    _check_name(name, config, kind)
     if name in kind.embedded:
         return {split: [data.to_iterable_dataset()] for split, data in kind.embedded[name]().items()}
     for place in local_places(name, config):
@@ -143,9 +148,46 @@ def _from_hub(name: str, config: str | None, kind: Kind, *, streaming: bool = Fa
     from datasets.exceptions import DatasetsError
 
     try:
-        return load_dataset(name, config, streaming=streaming)
+        with _offline_if_unreachable():
+            return load_dataset(name, config, streaming=streaming)
     except (DatasetsError, OSError, ValueError) as error:
         raise _no_dataset(name, config, kind, error) from error
+
+
+def _check_name(name: str, config: str | None, kind: Kind) -> None:
+    """Refuse an empty name, which would be the present folder, and a configuration where there is none.
+
+    Raises:
+        StructuredInitError: either of them.
+    """
+    if not name.strip():
+        raise StructuredInitError(f"the name of the dataset is empty: {nearest('', [*kind.embedded, *kind.known])}")
+    if name in kind.embedded and config is not None:
+        raise StructuredInitError(f"'{name}' has no configurations, got config='{config}': leave it out")
+
+
+@contextmanager
+def _offline_if_unreachable() -> Iterator[None]:
+    """Where the hub's name cannot be resolved, let its libraries look into their cache at once.
+
+    They would try again for half a minute before they do.
+    """
+    import datasets.config
+    import huggingface_hub.constants
+
+    host = urlsplit(huggingface_hub.constants.ENDPOINT).hostname
+    proxied = any(os.environ.get(each) for each in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"))
+    try:
+        reachable = proxied or bool(socket.getaddrinfo(host, 443))
+    except OSError:
+        reachable = False
+    before = huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    huggingface_hub.constants.HF_HUB_OFFLINE = before[0] or not reachable
+    datasets.config.HF_HUB_OFFLINE = before[1] or not reachable
+    try:
+        yield
+    finally:
+        huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
 
 
 def _no_dataset(name: str, config: str | None, kind: Kind, error: BaseException) -> StructuredInitError:

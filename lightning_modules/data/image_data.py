@@ -207,6 +207,8 @@ class ImageData(SeededData):
     def _check_arguments(self) -> None:
         check_fractions(fraction=self.fraction, test_fraction=self.test_fraction)
         check_carved(val_fraction=self.val_fraction)
+        if self._image_size is not None and self._image_size < 1:
+            raise StructuredInitError(f"image_size={self._image_size} is not a number of pixels: it is at least 1")
         if self._in_channels not in (None, 1, 3):
             raise StructuredInitError(f"in_channels={self._in_channels} is neither 1 nor 3")
         if (self._mean is None) != (self._std is None):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,6 +41,26 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or not {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
         raise StructuredInitError(f"'{path}' is not a checkpoint of this program (it has no 'state_dict' of Lightning)")
     return checkpoint
+
+
+def refuse_best(path: str | None, command: str, root: str | os.PathLike[str] | None = None) -> None:
+    """Refuse names of checkpoints that only the process which trained would know.
+
+    Args:
+        path: as the user gave it.
+        command: ``fit``, ``test``, …
+        root: the folder of the runs, in which the newest checkpoint is looked for.
+
+    Raises:
+        StructuredInitError: names the newest checkpoint, where there is one.
+    """
+    if path == "" or path == "best" or (path == "last" and command != "fit"):
+        files = Path(root or ".").glob("lightning_logs/*/checkpoints/*.ckpt")
+        newest = max(files, key=lambda file: (file.stat().st_mtime, file.name), default=None)
+        example = f"such as '{newest}'" if newest else "<folder of the run>/checkpoints/last.ckpt"
+        raise StructuredInitError(
+            f"ckpt_path '{path}' names no file, and only the process that trained knows its own: give one, {example}"
+        )
 
 
 def refuse_changed_arguments(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:

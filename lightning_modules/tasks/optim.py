@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -51,6 +54,53 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False) -> list[dict
             groups[decays and id(parameter) not in never].append(parameter)
     decayed, undecayed = {"params": groups[True]}, {"params": groups[False], "weight_decay": 0.0}
     return [group for group in (decayed, undecayed) if group["params"]]
+
+
+def build_optimizer(build: Callable[..., Optimizer], groups: list[dict[str, Any]]) -> Optimizer:
+    """Build an optimizer on parameter groups.
+
+    Args:
+        build: from groups to the optimizer.
+        groups: of :func:`parameter_groups`.
+
+    Raises:
+        StructuredInitError: torch's optimizer refuses a value, or cannot train such groups. A bug in an optimizer of
+            the user's keeps its traceback.
+    """
+    try:
+        optimizer = build(groups)
+    except ValueError as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not frames[-1].filename.startswith(str(Path(torch.optim.__file__).parent)):
+            raise
+        said = str(error)
+        right = next((text for word, text in RANGES.items() if word in said.lower()), None)
+        raise StructuredInitError(f"model.optimizer: {said}{f'; {right}' if right else ''}") from error
+    if isinstance(optimizer, torch.optim.SparseAdam):
+        raise StructuredInitError("model.optimizer: SparseAdam trains sparse gradients alone: take Adam or AdamW")
+    return optimizer
+
+
+# What torch's optimizers accept, by a word of their complaint.
+RANGES = {
+    "learning rate": "a learning rate is 0 or more, such as 1e-3",
+    "beta": "each beta is at least 0 and below 1",
+    "weight_decay": "a weight decay is 0 or more",
+    "momentum": "a momentum is 0 or more",
+    "epsilon": "eps is 0 or more",
+    "per-parameter": "parameters with and without weight decay are two groups: take another optimizer, such as AdamW",
+}
+
+
+def check_rates(**values: float) -> None:
+    """Refuse an argument of the schedule that is negative or no number.
+
+    Raises:
+        StructuredInitError: names it.
+    """
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise StructuredInitError(f"{name} is {value:g}: it is 0 or more")
 
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:

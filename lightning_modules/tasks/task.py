@@ -16,7 +16,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lightning_modules.tasks.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
-from lightning_modules.tasks.optim import check_schedule, parameter_groups, piecewise_linear, warmup_cosine
+from lightning_modules.tasks.optim import (
+    build_optimizer,
+    check_rates,
+    check_schedule,
+    parameter_groups,
+    piecewise_linear,
+    warmup_cosine,
+)
 from structured_init.errors import StructuredInitError
 
 
@@ -50,6 +57,7 @@ class Task(LightningModule):
         decay_all: bool = False,
     ) -> None:
         check_schedule(lr_schedule, warmup_epochs)
+        check_rates(warmup_epochs=warmup_epochs, warmup_lr=warmup_lr, min_lr=min_lr)
         super().__init__()
         with warnings.catch_warnings():  # a network given as an object is noticed here and left out right below
             warnings.simplefilter("ignore")
@@ -79,7 +87,7 @@ class Task(LightningModule):
         groups = parameter_groups(self, decay_all=self.decay_all)
         if not groups:
             raise StructuredInitError("the model has no trainable parameter")
-        optimizer = self.optimizer(groups)
+        optimizer = build_optimizer(self.optimizer, groups)
         total_steps = self.trainer.estimated_stepping_batches
         if not math.isfinite(total_steps):
             raise StructuredInitError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import nn
+from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
 from structured_init.sites.layout import AttentionLayout, Projection
@@ -21,12 +21,12 @@ def checked_layout(layout: object, module: nn.Module) -> AttentionLayout:
 
     Raises:
         StructuredInitError: it is no ``AttentionLayout``, a block lies outside of its parameter, heads lie along the
-            wrong axis, or the parts do not go together.
+            wrong axis, the parts do not go together, or a weight is quantized.
     """
     kind = type(module).__name__
     if not isinstance(layout, AttentionLayout):
         raise StructuredInitError(
-            f"what is registered for {kind} must return an AttentionLayout, not {type(layout).__name__}"
+            f"the function registered for {kind} returned {layout!r}: it must return an AttentionLayout"
         )
     for part in PARTS:
         problem = _problem(part, getattr(layout, part), module)
@@ -47,6 +47,8 @@ def checked_layout(layout: object, module: nn.Module) -> AttentionLayout:
 def _problem(part: str, projection: Projection, module: nn.Module) -> str | None:
     """Say what is wrong with one projection; ``None`` where nothing is known to be."""
     weight, axis = projection.weight, projection.axis
+    if not isinstance(weight, Tensor):  # quantized layers of torch have a method of that name
+        return "is quantized: initialize the model before it is quantized" if callable(weight) else "holds no tensor"
     if weight.ndim != 2 or axis not in (0, 1):
         return f"needs a two-dimensional weight and axis 0 or 1, got shape {tuple(weight.shape)} and axis {axis}"
     for name, layer in module.named_modules():

@@ -7,6 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
+from structured_init.storage import quantized_layers
+
 Layout = TypeVar("Layout")
 Describe = Callable[[Any], Layout]
 
@@ -36,6 +38,8 @@ class Registry(Generic[Layout]):
 def what_the_model_has(model: nn.Module) -> str:
     """Say which classes of a model hold parameters: the end of an error where none of them is known."""
     kinds = {type(part).__name__ for part in model.modules() if next(part.parameters(recurse=False), None) is not None}
+    quantized = {type(part).__name__ for _, part in quantized_layers(model)}
+    kinds |= {f"quantized {kind}, out of reach: initialize the model before it is quantized" for kind in quantized}
     return f"the model has {', '.join(sorted(kinds)) or 'no parameters'}"
 
 

@@ -96,7 +96,7 @@ WRONG = {
         lambda m: layout(m, value=Projection(m.to_v.weight, 4, 2)),
         "output has 2 heads of width 4, which value's 4 heads of width 2 cannot serve$",
     ),
-    "nothing": (lambda m: None, "registered for MyAttention must return an AttentionLayout, not NoneType$"),
+    "nothing": (lambda m: None, "registered for MyAttention returned None: it must return an AttentionLayout$"),
 }
 
 

@@ -102,8 +102,8 @@ def test_checkpoints_can_be_switched_off(cli):
 
 def test_a_run_without_a_logger_works(cli, folder):
     cli("fit", "--trainer.logger=false")
-    assert (folder / "experiment.yaml").is_file()
-    assert (folder / "init_report.json").is_file()
+    assert (folder / "lightning_logs" / "version_0" / "experiment.yaml").is_file()
+    assert (folder / "lightning_logs" / "version_0" / "init_report.json").is_file()
 
 
 def test_the_saved_experiment_runs_again_and_gives_the_same_weights(cli):
@@ -179,7 +179,7 @@ def test_two_starts_see_the_same_batches_and_share_what_neither_sets(cli):
         (["--model.num_classes=3"], "model.init_args.num_classes is 3, but the data has 10: leave it to the data"),
         (["--data.nme=digits"], "ImageData takes no argument 'nme': did you mean 'name'?"),
         (["--trainer.max_epoch=1"], "unknown key 'trainer.max_epoch': did you mean 'trainer.max_epochs'?"),
-        (["--trainer.max_epochs=few"], "trainer.max_epochs: expected int"),
+        (["--trainer.max_epochs=few"], "trainer.max_epochs: expected int, got few"),
         (
             ["--trainer.callbacks=EarlyStoping"],
             "trainer.callbacks: unknown class 'EarlyStoping': did you mean 'EarlyStopping'?",
@@ -221,7 +221,7 @@ def test_a_mistyped_command_is_answered_in_one_line(cli, complaint, folder, argu
             "TorchvisionAugmentation takes no argument 'crop_scal': did you mean 'crop_scale'?",
         ),
         ("filters: false", "'filters' is a section with the keys enabled, figures, got False"),
-        ("model: [", "Problems parsing config: "),
+        ("model: [", "'typo.yaml', line 2, column 1: "),
     ],
 )
 def test_a_mistyped_file_is_answered_in_one_line(cli, complaint, folder, text, message):

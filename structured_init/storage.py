@@ -1,0 +1,44 @@
+"""Which of a model's tensors cannot be initialized, because of how torch stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from structured_init.errors import StructuredInitError
+
+
+def refuse_lazy(model: nn.Module) -> None:
+    """Refuse a model that has parameters without a shape, such as those of ``nn.LazyLinear``.
+
+    Raises:
+        StructuredInitError: names the first of them.
+    """
+    for named in (model.named_parameters(), model.named_buffers()):
+        for name, tensor in named:
+            if is_lazy(tensor):
+                raise StructuredInitError(
+                    f"'{name}' of a lazy layer has no shape yet: call the model once on a batch, then initialize it"
+                )
+
+
+def refuse_inference(tensor: Tensor, name: str) -> None:
+    """Refuse to write to a tensor that was made under ``torch.inference_mode``.
+
+    Raises:
+        StructuredInitError: names the tensor.
+    """
+    if tensor.is_inference() and not torch.is_inference_mode_enabled():
+        raise StructuredInitError(
+            f"'{name}' was made under torch.inference_mode and cannot be changed: build the model outside of it"
+        )
+
+
+def quantized_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers that keep their weights packed, out of reach of parameters and buffers, by name."""
+    for name, module in model.named_modules():
+        if hasattr(module, "_packed_params"):  # torch.ao.nn.quantized, dynamic and static
+            yield name, module

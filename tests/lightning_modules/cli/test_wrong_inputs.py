@@ -1,0 +1,335 @@
+"""Wrong inputs, each with the line that answers it: what is wrong, where, and what would be right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import lightning_modules
+from lightning_modules.cli import main
+
+ROOT = Path(lightning_modules.__file__).parents[1]
+
+# Named by an attack on the command line: arguments of ``fit`` and the whole answer.
+REPORTED = [
+    ("--model.optimizer=AdamW --model.optimizer.lr=-1",
+     "model.optimizer: Invalid learning rate: -1.0; a learning rate is 0 or more, such as 1e-3"),
+    ("--trainer.accelerator=cpuu", "trainer.accelerator: unknown accelerator 'cpuu': did you mean 'cpu'?"),
+    ("--trainer.strategy=dpp", "trainer.strategy: unknown strategy 'dpp': did you mean 'ddp'?"),
+    ("--seed_everything=a", "seed_everything: expected bool or int, got a"),
+    ("--seed_everything=-1", "seed_everything is -1: a seed is a whole number from 0 to 4294967295"),
+    ("--init.seed=a", "init.seed: expected int, got a"),
+    ("--init.seed=-3", "init.seed is -3: a seed is a whole number from 0 to 4294967295"),
+    ("--model.optimizer=AdmaW", "model.optimizer: unknown class 'AdmaW': did you mean 'AdamW'?"),
+    ("--model.optimizer=AdamW --model.optimizer.learning_rate=1",
+     "AdamW takes no argument 'learning_rate': did you mean 'lr'?"),
+    ("--learning_rate=1", "unknown key 'learning_rate': did you mean 'model.optimizer.lr'?"),
+    ("--model.learning_rate=1", "ImageClassifier takes no argument 'learning_rate': did you mean 'optimizer.lr'?"),
+    ("--epochs 3", "unknown key 'epochs': did you mean 'trainer.max_epochs'?"),
+    ("--trainer.epochs=3", "unknown key 'trainer.epochs': did you mean 'trainer.max_epochs'?"),
+    ("--data.name=uoft-cs/cifar1", "*did you mean 'uoft-cs/cifar10'?"),
+    ("-c folder", "'folder' is a folder: name a file in it, choose from folder/inside.yaml"),
+]  # fmt: skip
+
+# Of other kinds, and of our own choosing.
+COMMAND_LINE = [
+    ("-c", "--config needs a value after it"),
+    ("-c=vit_digit", "there is no file 'vit_digit', nor a shipped configuration: did you mean 'vit_digits'?"),
+    ("extra", "'extra' belongs to no option: several values are joined by commas, without spaces"),
+    ("tiny.yaml", "'tiny.yaml' belongs to no option: a configuration is given with -c tiny.yaml"),
+    ("--hepl", "unknown key 'hepl': did you mean 'help'?"),
+    ("--ckpt=x", "unknown key 'ckpt': did you mean 'ckpt_path'?"),
+    ("--batch_size=3", "unknown key 'batch_size': did you mean 'data.batch_size'?"),
+    ("--seed=3", "unknown key 'seed': did you mean 'seed_everything'?"),
+    ("--gpus=1", "unknown key 'gpus': did you mean 'trainer.devices'?"),
+    ("--max_epochs=1", "unknown key 'max_epochs': did you mean 'trainer.max_epochs'?"),
+    ("--colour=red", "unknown key 'colour': choose from attention, ckpt_path, config, *"),
+]
+TRAINER = [
+    ("--trainer.devices=0", "trainer.devices is 0: it is at least 1; -1 takes all GPUs"),
+    ("--trainer.devices=-3", "trainer.devices is -3: it is at least 1; -1 takes all GPUs"),
+    ("--trainer.devices=two", "trainer.devices is 'two': give a number, a list such as [0,1], or auto"),
+    ("--trainer.devices=100000", "trainer.devices is 100000: on a processor it is a number of processes, and there*"),
+    ("--trainer.precision=17", "trainer.precision: expected 64, 32 or 16, got 17"),
+    ("--trainer.precision=fp16", "trainer.precision: expected *16-true, 16-mixed*, got fp16"),
+    ("--trainer.max_epochs=-5", "`max_epochs` must be a non-negative integer or -1. You passed in -5."),
+    ("--trainer.max_epochs=1.5", "trainer.max_epochs: expected int, got 1.5"),
+    ("--trainer.max_epochs=", "trainer.max_epochs: expected int, got nothing"),
+    ("--trainer.max_epochs", "--trainer.max_epochs needs a value after it"),
+    ("--trainer.max_steps=-7", "`max_steps` must be a non-negative integer or -1*"),
+    ("--trainer.limit_train_batches=1.5", "*1.5 for limit_train_batches, it has to be in [0.0, 1.0] or an int."),
+    ("--trainer.val_check_interval=1000", "*must be less than or equal to the number of the training batches (4)*"),
+    ("--trainer.gradient_clip_val=-1", "trainer.gradient_clip_val is -1: it is at least 0"),
+    ("--trainer.gradient_clip_algorithm=nrm", "*nrm is invalid. Allowed algorithms: ['value', 'norm']."),
+    ("--trainer.accumulate_grad_batches=0", "trainer.accumulate_grad_batches is 0: it is at least 1"),
+    ("--trainer.check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch is 0: it is at least 1"),
+    ("--trainer.log_every_n_steps=-1", "trainer.log_every_n_steps is -1: it is at least 0"),
+    ("--trainer.num_nodes=0", "trainer.num_nodes is 0: it is at least 1"),
+    ("--trainer.min_epochs=5 --trainer.max_epochs=2", "trainer.min_epochs is 5, more than trainer.max_epochs, 2"),
+    ("--trainer.logger=TensorBoardLoger", "*unknown class 'TensorBoardLoger': did you mean 'TensorBoardLogger'?"),
+    ("--trainer.profiler=simpl", "*it can only be one of ['simple', 'advanced', 'pytorch', 'xla']"),
+    ("--trainer.max_time=1h", "*is not a valid duration. Expected a string in the format DD:HH:MM:SS."),
+    ("--trainer.fast_dev_run=maybe", "trainer.fast_dev_run: expected int or bool, got maybe"),
+    ("--trainer.deterministic=wran", "trainer.deterministic: expected warn or bool, got wran"),
+    ("--trainer.detect_anomaly=2", "trainer.detect_anomaly: expected bool, got 2"),
+    ("--trainer.callback=EarlyStopping", "unknown key 'trainer.callback': did you mean 'trainer.callbacks'?"),
+    ("--trainer=3", "'trainer' is a section with keys such as trainer.accelerator, *, got 3"),
+]
+DATA = [
+    ("--data.batch_size=0", "batch_size is at least 1 and num_workers at least 0"),
+    ("--data.batch_size=1e9", "data.batch_size: expected int, got 1000000000.0"),
+    ("--data.batch_size=big", "data.batch_size: expected int, got big"),
+    ("--data.fraction=2", "fraction=2.0 is not in (0, 1]"),
+    ("--data.val_fraction=1", "val_fraction=1.0 is not in [0, 1); 0 means no validation"),
+    ("--data.name=", "the name of the dataset is empty: choose from *digits*"),
+    ("--data.name=digitz", "*did you mean 'digits'?"),
+    ("--data.name=bad.parquet", "'bad.parquet' is not a readable Parquet file*"),
+    ("--data.config=plain_text", "'digits' has no configurations, got config='plain_text': leave it out"),
+    ("--data.image_size=-8", "image_size=-8 is not a number of pixels: it is at least 1"),
+    ("--data.image_size=0", "image_size=0 is not a number of pixels: it is at least 1"),
+    ("--data=TextDat", "data: unknown class 'TextDat': did you mean 'TextData'?"),
+    ("--data=ImageClassifier", "data: unknown class 'ImageClassifier': choose from ImageData, RecallData, *"),
+    ("--data=null", "no data is given: add a configuration with -c, such as data/digits, or --data"),
+    ("--data.rand_augment=foo", "rand_augment='foo' is not a RandAugment policy of timm: *"),
+    ("--data.image_column=img2", "dataset 'digits' has no column 'img2': did you mean 'image'?"),
+    ("--data.std=[0]", "give both mean and std, or neither to compute them from the training part"),
+    ("--data.crop_scale=3", "data.crop_scale: expected list, got 3"),
+]
+MODEL = [
+    ("--model.network=null", "a network is named by text, such as vit_nano_*, got None"),
+    ("--model.network=resnet5000", "unknown network 'resnet5000': did you mean 'resnet50'?"),
+    ("--model.network_args.num_heads=3", "num_heads 3 does not divide embed_dim 16"),
+    ("--model.network_args.depth=-1", "depth of network 'vit_nano_patch2_8' is -1: it is a whole number from 0"),
+    ("--model.network_args.depth=two", "depth of network 'vit_nano_patch2_8' is two: it is a whole number from 0"),
+    ("--model.network_args.embed_dim=0", "embed_dim of network 'vit_nano_patch2_8' is 0: it is a whole number from 1"),
+    ("--model.network_args=[1]", "model.network_args: expected dict, got [1]"),
+    ("--model.label_smoothing=2", "label_smoothing must be in [0, 1), not 2.0"),
+    ("--model.mixup=-1", "mixup must be 0 (off) or positive, not -1.0"),
+    ("--model.warmup_epochs=-1", "warmup_epochs is -1: it is 0 or more"),
+    ("--model.min_lr=-1", "min_lr is -1: it is 0 or more"),
+    ("--model.optimizer=AdamW --model.optimizer.lr=fast", "model.optimizer.lr: expected float, got fast"),
+    ("--model.optimizer=AdamW --model.optimizer.betas=[2,3]", "*each beta is at least 0 and below 1"),
+    ("--model.optimizer=AdamW --model.optimizer.betas=0.9", "model.optimizer.betas: expected tuple, got 0.9"),
+    ("--model.optimizer=AdamW --model.optimizer.weight_decay=-1", "*a weight decay is 0 or more"),
+    ("--model.optimizer=SGD --model.optimizer.momentum=-1", "*a momentum is 0 or more"),
+    ("--model.optimizer=LBFGS", "model.optimizer: LBFGS doesn't support per-parameter options*: take another*"),
+    ("--model.optimizer=SparseAdam", "model.optimizer: SparseAdam trains sparse gradients alone: take Adam or AdamW"),
+    ("--model.optimizer=adamw", "model.optimizer: unknown class 'adamw': did you mean 'AdamW'?"),
+    ("--model.lr_schedule=[[0,1]]", "a schedule is a list of pairs*such as [[0, 0], [0.4, 1], [1, 0]]*"),
+    ("--model.lr_schedule=cosine", "model.lr_schedule: expected list, got cosine"),
+    ("--model=Mimetic", "model: unknown class 'Mimetic': choose from CertifiedClassifier, ImageClassifier, *"),
+    ("--model=torch.nn.Linear", "model: torch.nn.Linear is no LightningModule"),
+    ("--model=nothere.Model", "model: there is no module 'nothere' in the present folder or among what is installed"),
+    ("--model=callbacks.Mine", "model: 'callbacks' is a package of this project, which hides your own*rename yours"),
+    ("--model.compile=maybe", "model.compile: expected bool, got maybe"),
+]
+INIT = [
+    ("--init=Mimetic", "'init' is a section with keys such as init.initializer, *, got Mimetic"),
+    ("--init.initializer=mimetic", "init.initializer: unknown class 'mimetic': did you mean 'Mimetic'?"),
+    ("--init.initializer=", "init.initializer: the name of a class is missing"),
+    ("--init.initializer=null", "init.initializer: expected one Initializer, got None"),
+    ("--init.initializer=Compose", "Compose needs the argument 'initializers'"),
+    ("--init.initializer=Impulse --init.initializer.solver=sdv", "init.initializer.solver: expected *, got sdv"),
+    ("--init.initializer=Impulse --init.initializer.kernel_size=4", "*kernel_size must be odd, such as 3 or 5, got 4"),
+    ("--init.initializer=Impulse --init.initializer.kernel_size=99", "*larger than the 4×4 grid of *"),
+    ("--init.initializer=TruncatedNormal --init.initializer.std=-1", "*std must be positive, got -1.0"),
+    ("--init.initializer=Mimetic --init.initializer.where=blocks.99.*", "*selects none of the 2 attention layers*"),
+    ("--init.initializer=Mimetic --init.initializer.qk_sign=3", "init.initializer.qk_sign: expected 1 or -1, got 3"),
+    ("--init.initializer=MimeticStateSpace", "*found no state-space layer that it knows; the model has *"),
+    ("--init.when=now", "init.when: expected fit_start or setup, got now"),
+    ("--attention.samples=-1", "*samples must be at least 1, got -1"),
+    ("--attention.grid=[3,3]", "a grid of 3 × 3 does not fit attention over 16 patches: give the right grid*"),
+    ("--filters.enabled=perhaps", "filters.enabled: expected bool, got perhaps"),
+]
+CHECKPOINT = [
+    ("--ckpt_path=", "ckpt_path '' names no file, and only the process that trained knows its own: give one, *"),
+    ("--ckpt_path=hpc", "*no HPC checkpoint was found*"),
+    ("--ckpt_path=tiny.yaml", "cannot read checkpoint 'tiny.yaml': it is damaged, or it is no checkpoint"),
+    ("--ckpt_path=other.ckpt", "'other.ckpt' is not a checkpoint of this program*"),
+]
+# A file, its text, and the answer.
+FILES = [
+    ("empty.yaml", "", "'empty.yaml' is empty: a configuration has sections such as 'model:' and 'trainer:'"),
+    ("list.yaml", "- a\n- b\n", "'list.yaml' holds no keys: a configuration has sections such as *"),
+    ("scalar.yaml", "hello", "'scalar.yaml' holds no keys: *"),
+    ("binary.yaml", b"\x80\x81", "'binary.yaml' is no configuration: byte 0 is no UTF-8 text; a checkpoint is given *"),
+    ("zeros.yaml", b"\x00\x00", "'zeros.yaml' is no YAML: *"),
+    ("tabs.yaml", "model:\n\tclass_path: A\n", "'tabs.yaml', line 2, column 1: *indent with spaces, not tabs"),
+    ("broken.yaml", "model: [", "'broken.yaml', line 2, column 1: *"),
+    ("broken.json", '{"model": ', "'broken.json', line 2, column 1: *"),
+    ("two.yaml", "a: 1\n---\nb: 2\n", "'two.yaml', line 2, column 1: expected a single document*"),
+    ("alias.yaml", "model: *nope\n", "'alias.yaml', line 1, column 8: *undefined alias*"),
+    ("tag.yaml", "model: !!python/object/apply:os.getcwd []\n", "'tag.yaml', line 1, column 8: *constructor for the*"),
+    ("other.toml", "[trainer]\nmax_epochs=1\n", "'other.toml', line 2, column 1: *YAML or JSON, not TOML"),
+    ("twice.yaml", "init: {seed: 1}\ninit: {seed: 2}\n", "'twice.yaml', line 2: 'init' is given twice, and only the*"),
+    ("deep.yaml", "trainer:\n  max_epochs: 1\n  max_epochs: 2\n", "'deep.yaml', line 3: 'max_epochs' is given twice*"),
+    ("comma.yaml", "model: {init_args: {optimizer: {init_args: {lr: 0,001}}}}",
+     "'comma.yaml', line 1: the key 001 is no name; a decimal is written 0.001"),
+    ("sections.yaml", "trainer: [1, 2]", "'trainer' is a section with*"),
+    ("inside.yaml", "fit: {trainer: {max_epochs: 1}}", "unknown key 'fit.trainer.max_epochs': *'trainer.max_epochs'?"),
+    ("init_arg.yaml", "model: {class_path: ImageClassifier, init_arg: {network: a}}", "*did you mean 'init_args'?"),
+    ("word.yaml", "model: {init_args: {optimizer: {class_path: AdamW, init_args: {lr: 1e-3x}}}}",
+     "model.optimizer.lr: expected float, got 1e-3x"),
+    ("inits.yaml", "init: {initializer: [Mimetic, Default]}",
+     "init.initializer: expected one Initializer, got ['Mimetic', 'Default']: several of them go into Compose*"),
+    ("none.yaml", "init: {initializer: {class_path: Compose, init_args: {initializers: []}}}",
+     "Compose needs at least one initializer; for none, use Default"),
+    ("stop.yaml", "trainer: {callbacks: [{class_path: EarlyStopping}]}", "EarlyStopping needs the argument 'monitor'"),
+    ("metric.yaml", "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/los}}]}",
+     "*metric `val/los` which is not available*`val/loss`*"),
+    ("mode.yaml", "trainer: {callbacks: [{class_path: EarlyStopping, init_args: {monitor: val/loss, mode: most}}]}",
+     "`mode` can be min, max, got most"),
+]  # fmt: skip
+
+
+def matches(said, expected):
+    """Compare with an answer in which * stands for anything, as in a shell, and nothing else is special."""
+    first, *middle, last = expected.split("*") if "*" in expected else (expected, expected)
+    if "*" not in expected:
+        return said == expected
+    rest = said[len(first) :]
+    for part in middle:
+        if part not in rest:
+            return False
+        rest = rest.partition(part)[2]
+    return said.startswith(first) and rest.endswith(last)
+
+
+@pytest.fixture
+def place(folder):
+    """The folder of the small experiment, with a few things that are easily taken for others."""
+    (folder / "folder").mkdir()
+    (folder / "folder" / "inside.yaml").write_text("{}")
+    (folder / "callbacks").mkdir()
+    (folder / "bad.parquet").write_bytes(b"no")
+    torch.save({"weight": torch.ones(2)}, folder / "other.ckpt")
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of a run that comes as far as its first steps
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [*REPORTED, *COMMAND_LINE, *TRAINER, *DATA, *MODEL, *INIT, *CHECKPOINT],
+    ids=lambda each: each.split()[-1][:50] if each.startswith("-") else "",
+)
+def test_a_wrong_command_line_is_answered_in_one_line(cli, complaint, place, arguments, answer):
+    said = complaint(cli, "fit", *arguments.split(" "))
+    assert matches(said, answer), said
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("name", "text", "answer"), FILES, ids=[name for name, *_ in FILES])
+def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text, answer):
+    (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    said = complaint(cli, "fit", "-c", name)
+    assert matches(said, answer), said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ("train -c tiny.yaml", "unknown command 'train': did you mean 'fit'?"),
+        ("FIT", "unknown command 'FIT': did you mean 'fit'?"),
+        ("-c tiny.yaml fit", "the command comes first: structured-init fit -c …"),
+        ("test -c tiny.yaml --ckpt_path last", "ckpt_path 'last' names no file, and only the process that trained*"),
+        ("test -c tiny.yaml --ckpt_path bset", "there is no checkpoint 'bset'"),
+        ("show -c tiny.yaml --output tiny.yaml", "cannot write to 'tiny.yaml': *is a file"),
+        ("show -c tiny.yaml --output /proc/x", "cannot write to '/proc/x': *"),
+        ("show -c tiny.yaml --export /proc/w.safetensors", "cannot write to '/proc': *"),
+        ("show -c tiny.yaml --plan perhaps", "plan: expected bool, got perhaps"),
+        ("show -c tiny.yaml --outptu x", "unknown key 'outptu': did you mean 'output'?"),
+        ("compare -c tiny.yaml --output o --inits default sincos", "'sincos' belongs to no option: *by commas*"),
+        ("compare -c tiny.yaml --output o --inits default --seeds -1,0", "cannot read the seeds '-1,0': write 0,1,2*"),
+    ],
+    ids=lambda each: each[:50],
+)
+def test_a_wrong_use_of_another_command_is_answered_in_one_line(complaint, folder, arguments, answer):
+    said = complaint(main, arguments.split(" "))
+    assert matches(said, answer), said
+
+
+def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint):
+    cli("fit", "--trainer.max_steps=1")
+    said = complaint(cli, "test", "--ckpt_path=best", "--trainer.logger=false")
+    assert said.endswith("give one, such as 'lightning_logs/version_0/checkpoints/last.ckpt'")
+
+
+def test_nothing_is_computed_before_an_output_that_cannot_be_written_is_refused(complaint, folder, monkeypatch):
+    monkeypatch.setattr("lightning_modules.cli.show._look", lambda *anything: pytest.fail("it has computed"))
+    complaint(main, ["show", "-c", "tiny.yaml", "--output", "tiny.yaml/seen"])
+
+
+def test_a_run_without_a_logger_leaves_the_files_of_the_present_folder_alone(cli, folder):
+    (folder / "experiment.yaml").write_text("mine: true")
+    (folder / "init_report.json").write_text("[]")
+    for _ in range(2):
+        cli("fit", "--trainer.logger=false", "--trainer.max_steps=1")
+    assert (folder / "experiment.yaml").read_text() == "mine: true"
+    assert json.loads((folder / "init_report.json").read_text()) == []
+    assert sorted(path.parent.name for path in folder.glob("lightning_logs/*/init_report.json")) == [
+        "version_0", "version_1"
+    ]  # fmt: skip
+
+
+INTERRUPTING = """
+import os, signal
+from lightning.pytorch import Callback
+class CtrlC(Callback):
+    def __init__(self, epoch: int = 1):
+        self.epoch = epoch
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == self.epoch:
+            os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # the resumed run has a folder of its own
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_ctrl_c_says_how_to_go_on(cli, folder, capsys, monkeypatch, epoch):
+    (folder / "interrupting_here.py").write_text(INTERRUPTING)
+    monkeypatch.syspath_prepend(folder)
+    handler = __import__("signal").getsignal(2)
+    with pytest.raises(SystemExit) as stop:
+        cli("fit", "--trainer.max_epochs=2", "--trainer.callbacks=interrupting_here.CtrlC",
+            f"--trainer.callbacks.epoch={epoch}")  # fmt: skip
+    __import__("signal").signal(2, handler)  # Lightning leaves Ctrl-C switched off
+    assert stop.value.code == 130
+    said = capsys.readouterr().err.splitlines()[-1]
+    if epoch == 0:
+        assert said == "structured-init: stopped before the first checkpoint: the same command begins again"
+        return
+    command = said.rpartition("from the last checkpoint: ")[2].split()
+    assert command[-2:] == ["--ckpt_path", "lightning_logs/version_0/checkpoints/last.ckpt"]
+    resumed = main([*command[1:], "--trainer.callbacks.epoch=9"])
+    assert resumed.trainer.current_epoch == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["structured_init", "callbacks", "comparison"])
+def test_a_folder_of_the_users_that_hides_ours_is_one_line(folder, name):
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text("")
+    program = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom lightning_modules.cli import main\nmain(['fit'])\n"
+    (folder / "train.py").write_text(program)
+    surroundings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    result = subprocess.run(
+        [sys.executable, "train.py"], capture_output=True, text=True, cwd=folder, check=False, env=surroundings
+    )
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert f"hides this project's package '{name}': rename yours" in line
+
+
+@pytest.mark.slow
+def test_an_ordinary_run_shows_no_warning_of_a_library(folder):
+    command = [sys.executable, "-m", "lightning_modules.cli", "fit", "-c", "tiny.yaml", "-c", "init/mimetic"]
+    surroundings = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, env=surroundings)
+    lines = result.stderr.splitlines()
+    assert not [line for line in lines if "site-packages" in line or "Warning" in line or "Tip" in line]

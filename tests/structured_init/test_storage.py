@@ -1,0 +1,78 @@
+"""Models whose tensors cannot be initialized are answered in one line that says what to do."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from structured_init import Default, KaimingUniform, Mimetic, StructuredInitError, initialize, register_attention
+
+
+def quantized(model):
+    with warnings.catch_warnings():  # torch 2.11 says that torch.ao moves to torchao
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+@pytest.mark.parametrize("initializer", [Default(), KaimingUniform(), Mimetic()], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_lazy_layer_is_named_with_the_way_out(initializer, dry_run):
+    model = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(4))
+    with pytest.raises(StructuredInitError, match=r"'1\.weight' of a lazy layer .*: call the model once on a batch"):
+        initialize(model, initializer, dry_run=dry_run)
+
+
+def test_a_lazy_layer_that_has_seen_a_batch_is_initialized():
+    model = nn.Sequential(nn.LazyLinear(4))
+    model(torch.ones(1, 3))
+    assert len(initialize(model, KaimingUniform()).changed) == 2
+
+
+def test_quantized_attention_is_named_with_the_way_out(tiny_vit, as_installed):
+    with pytest.raises(
+        StructuredInitError, match="query is quantized: initialize the model before"
+    ):
+        initialize(quantized(tiny_vit()), Mimetic())
+
+
+def test_a_model_of_quantized_layers_alone_is_not_said_to_have_nothing():
+    with pytest.raises(StructuredInitError, match="quantized Linear, out of reach: initialize the model before"):
+        initialize(quantized(nn.Sequential(nn.Linear(4, 4))), KaimingUniform())
+
+
+def test_quantized_layers_beside_others_are_reported_as_skipped(tiny_vit):
+    report = initialize(quantized(tiny_vit()), KaimingUniform())
+    assert {entry.names[0] for entry in report.changed} >= {"patch_embed.proj.weight"}
+    assert report.skipped["blocks.0.mlp.fc1"].startswith("quantized weights are out of reach")
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_parameters_made_under_inference_mode_are_named(tiny_vit, dry_run):
+    with torch.inference_mode():
+        model = tiny_vit()
+    with pytest.raises(StructuredInitError, match=r"'.+' was made under torch.inference_mode .*: build the model"):
+        initialize(model, KaimingUniform(), dry_run=dry_run)
+
+
+def test_parameters_made_under_inference_mode_can_be_left_alone(tiny_vit):
+    with torch.inference_mode():
+        model = tiny_vit()
+    assert initialize(model, Default()).changed == []
+
+
+def test_a_layout_function_without_its_return_is_named(as_installed):
+    class Mine(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.to_q = nn.Linear(4, 4)
+
+    @register_attention(Mine)
+    def mine(module):
+        pass
+
+    said = r"the function registered for Mine returned None: it must return an AttentionLayout"
+    with pytest.raises(StructuredInitError, match=said):
+        initialize(nn.Sequential(Mine()), Mimetic())
