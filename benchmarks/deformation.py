@@ -17,7 +17,8 @@ import pandas as pd
 from comparison.command import compare
 from comparison.report.lines import curve_figure
 from comparison.report.theme import save, settle, styles
-from comparison.results.effects import Metric, curves_by_seed
+from comparison.results.effects import curves_by_seed
+from comparison.results.metric import Metric
 from comparison.results.paired import paired_difference, t_interval
 from comparison.results.records import find_runs, load_curves, load_results
 from comparison.results.tables import difference_text

@@ -4,38 +4,80 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from comparison.report.material import Material
-from comparison.results.effects import Arm, Effect, Effects
+from comparison.report.data import ReportData
+from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.records import point_label
 from comparison.results.tables import decimals, interval_text
 
 LEVEL = "95 %"
 
 
-def lead(material: Material) -> str:
+def lead(data: ReportData) -> str:
     """Return one sentence: what was compared."""
-    manifest = material.manifest
-    starts, seeds = len(manifest["arms"]), len(manifest["seeds"])
-    grid = f" at {len(material.points)} places of a grid" if len(material.points) > 1 else ""
+    manifest = data.manifest
+    initializations, seeds = len(manifest["arms"]), len(manifest["seeds"])
+    grid = f" at {len(data.points)} places of a grid" if len(data.points) > 1 else ""
     rates = ", each with the learning rate chosen for it on the validation split" if manifest["learning_rates"] else ""
     return (
-        f"{count(starts, 'start')} of {title(material)}{grid}, {count(seeds, 'seed')}{rates}: "
-        f"final {material.metric.words}, runs of a seed differing in their start and in nothing else."
+        f"{count(initializations, 'initialization')} of {title(data)}{grid}, {count(seeds, 'seed')}{rates}: "
+        f"final {data.metric.words}, runs of a seed differing in their initialization and in nothing else."
     )
 
 
-def title(material: Material) -> str:
+def title(data: ReportData) -> str:
     """Return the experiment's name."""
-    names = [str(name).rpartition("/")[2].removesuffix(".yaml") for name in material.manifest["experiment"]]
+    names = [str(name).rpartition("/")[2].removesuffix(".yaml") for name in data.manifest["experiment"]]
     return " + ".join(names)
 
 
+def state(data: ReportData) -> str:
+    """Return one sentence on what is missing; empty when all is there."""
+    asked = len(data.manifest["arms"]) * len(data.manifest["seeds"]) * len(data.points)
+    asked *= len(data.manifest["learning_rates"]) or 1
+    complete = sum(run.result is not None for run in data.runs)
+    failed = sum(run.failure is not None for run in data.runs)
+    running = sum(run.result is None and run.failure is None for run in data.runs)
+    parts = [
+        f"{complete} of {asked} runs are complete",
+        f"{failed} failed" if failed else "",
+        f"{running} started and not complete" if running else "",
+        f"{len(data.missing)} not started" if data.missing else "",
+    ]
+    unfinished = failed or running or data.missing
+    return ", ".join(part for part in parts if part) + "." if unfinished else ""
+
+
 def findings(found: Effects) -> list[str]:
-    """Return what the differences to the baseline and to the controls say, at one place of the grid."""
+    """Return what the differences to the baseline and to the controls say, and what diverged, at one place of the grid.
+
+    A run that diverged is a result, and comes first.
+    """
+    return [*_diverged(found), *_differences(found)]
+
+
+def _diverged(found: Effects) -> list[str]:
+    diverged = [arm for arm in found.arms if arm.diverged]
+    if not diverged:
+        return []
+    counts = [f"{arm.name} in {len(arm.diverged)} of {count(arm.seeds, 'seed')}" for arm in diverged]
+    sentences = [f"Diverged: {listed(counts)}."]
+    lost = [arm for arm in diverged if arm.lost]
+    if lost:
+        kept = f"{listed([arm.name for arm in lost])} {'stand' if len(lost) > 1 else 'stands'}"
+        sentences.append(
+            f"What is said of {kept} on the seeds that ended in a number alone, "
+            "and what diverged is nowhere said to be better."
+        )
+    return sentences
+
+
+def _differences(found: Effects) -> list[str]:
     if not found.arms:
         return [f"No complete run has {found.metric.words} yet."]
     if len(found.arms) == 1:
         arm = found.arms[0]
+        if arm.value is None:
+            return ["There is nothing to compare."]
         value = interval_text(arm.value, decimals(found))
         seeds = count(len(arm.by_seed), "seed")
         return [
@@ -43,7 +85,8 @@ def findings(found: Effects) -> list[str]:
         ]
     paired = [effect for arm in found.arms for effect in (arm.baseline, arm.control) if effect]
     if not paired:
-        return [f"No arm shares a complete seed with {found.baseline} yet, so nothing is paired."]
+        number = " that ended in a number" if any(arm.lost for arm in found.arms) else ""
+        return [f"No arm shares a complete seed{number} with {found.baseline} yet, so nothing is paired."]
     if all(effect.interval.samples == 1 for effect in paired):
         return ["There is one seed, so there is no interval: the table shows values, and nothing is shown to differ."]
     sentences = [_against(found, "baseline", f"{found.baseline}")]
@@ -57,10 +100,10 @@ def findings(found: Effects) -> list[str]:
     return [sentence for sentence in sentences if sentence]
 
 
-def all_findings(material: Material) -> list[tuple[str, list[str]]]:
+def all_findings(data: ReportData) -> list[tuple[str, list[str]]]:
     """Return the place of the grid and what was found there, for every place."""
-    several = len(material.points) > 1
-    return [(point_label(found.point) if several else "", findings(found)) for found in material.effects]
+    several = len(data.points) > 1
+    return [(point_label(found.point) if several else "", findings(found)) for found in data.effects]
 
 
 def count(number: int, what: str) -> str:
@@ -83,9 +126,10 @@ def _against(found: Effects, to: str, reference: str) -> str:
     pairs = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to)) and effect.interval.samples > 1]
     if not pairs:
         return ""
-    gains = [pair for pair in pairs if found.metric.is_gain(pair[1].interval) is True]
-    losses = [pair for pair in pairs if found.metric.is_gain(pair[1].interval) is False]
-    equal = [pair for pair in pairs if pair not in gains and pair not in losses]
+    gains = [pair for pair in pairs if pair[1].is_gain is True]
+    losses = [pair for pair in pairs if pair[1].is_gain is False]
+    unjudged = [pair for pair in pairs if pair[1].is_gain is not found.metric.is_gain(pair[1].interval)]
+    equal = [pair for pair in pairs if pair not in gains and pair not in losses and pair not in unjudged]
     parts = []
     for word, chosen in (("better", gains), ("worse", losses)):
         if chosen:
@@ -96,11 +140,14 @@ def _against(found: Effects, to: str, reference: str) -> str:
         if any(effect.interval.excludes_zero for _, effect in equal):
             why += " or has no width, since all seeds agree"
         parts.append(f"not told apart{than}: {_by(found, equal)} ({why})")
+    if unjudged:
+        than = "" if parts else f" against {reference}"
+        parts.append(f"not judged{than}: {_by(found, unjudged)} (the side that looks better diverged in other seeds)")
     text = "; ".join(parts)
     return text[0].upper() + text[1:] + "."
 
 
-def _by(found: Effects, pairs: Sequence[tuple[Arm, Effect]]) -> str:
+def _by(found: Effects, pairs: Sequence[tuple[ArmResult, Effect]]) -> str:
     digits = decimals(found)
     best_first = sorted(pairs, key=lambda pair: pair[1].interval.mean, reverse=found.metric.mode == "max")
     texts = [f"{arm.name} {interval_text(effect.interval, digits, signed=True)}" for arm, effect in best_first]
