@@ -63,10 +63,9 @@ def _diverged(found: Effects) -> list[str]:
     sentences = [f"Diverged: {listed(counts)}."]
     lost = [arm for arm in diverged if arm.lost]
     if lost:
-        kept = f"{listed([arm.name for arm in lost])} {'stand' if len(lost) > 1 else 'stands'}"
         sentences.append(
-            f"What is said of {kept} on the seeds that ended in a number alone, "
-            "and what diverged is nowhere said to be better."
+            f"Means and differences of {listed([arm.name for arm in lost])} stand on the seeds that ended in a number "
+            "alone, and what diverged is nowhere said to be better."
         )
     return sentences
 

@@ -155,7 +155,10 @@ def samples_per_step(experiment: Path) -> float:
     """Return how many samples one optimizer step sees; NaN where the experiment does not say."""
     if not experiment.is_file():
         return math.nan
-    settings = yaml.safe_load(experiment.read_text(encoding="utf-8")) or {}
+    try:
+        settings = yaml.safe_load(experiment.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError:  # damaged, or with a tag that only code could read
+        return math.nan
     trainer = settings.get("trainer") or {}
     size = ((settings.get("data") or {}).get("init_args") or {}).get("batch_size")
     devices = trainer.get("devices", 1)

@@ -21,7 +21,7 @@ def layers(data: ReportData) -> list[Piece] | None:
     order = [name for name in (*SHOWN, "structure_left") if name in values]
     if not order:
         return None
-    lost = sorted({arm for name in order for arm, of in values[name].items() if not np.isfinite([*of.values()]).any()})
+    lost = {arm for name in order for arm, of in values[name].items() if not np.isfinite([*of.values()]).all()}
     marks = Markup("").join(
         Markup('<span><i class="mark" style="background: {}"></i>{}</span>').format(data.colors[arm], arm)
         for arm in data.manifest["arms"]
@@ -30,7 +30,7 @@ def layers(data: ReportData) -> list[Piece] | None:
         WHAT,
         Html(Markup('<div class="legend">{}</div>').format(marks)),
         *(_figure(data, name, values[name], short(names)) for name in order),
-        *([note(f"The attention of {listed(lost)} has no numbers: its runs diverged.")] if lost else []),
+        *([note(f"No line where the attention of a run has no numbers: {listed(sorted(lost))}.")] if lost else []),
     ]
 
 
