@@ -98,8 +98,8 @@ def attention_picker(maps: Arms, profiles: Arms, layers: list[str]) -> Picker:
 def product_picker(products: Mapping[str, Mapping[str, Mapping[str, WeightProducts]]], layers: list[str]) -> Picker:
     """Return the pictures of W_q W_kᵀ of every head and of W_v W_o.
 
-    Each arm and moment has a scale of its own, which its caption names: products of structured starts are a hundred
-    times larger than others.
+    Each arm and moment has a scale of its own, which its caption names: products of structured initializations are a
+    hundred times larger than others.
     """
     first = next(iter(next(iter(products.values())).values()))
     count = max(len(layer.query_key) for layer in first.values())

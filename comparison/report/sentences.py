@@ -141,7 +141,9 @@ def _against(found: Effects, to: str, reference: str) -> str:
         parts.append(f"not told apart{than}: {_by(found, equal)} ({why})")
     if unjudged:
         than = "" if parts else f" against {reference}"
-        parts.append(f"not judged{than}: {_by(found, unjudged)} (the side that looks better diverged in other seeds)")
+        parts.append(
+            f"not judged{than}: {_by(found, unjudged)} (the side that looks better has diverged in some seeds)"
+        )
     text = "; ".join(parts)
     return text[0].upper() + text[1:] + "."
 

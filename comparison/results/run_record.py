@@ -50,7 +50,7 @@ class RunRecord:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Hardware, threads and versions; files written before 0.1 call them ``surroundings``."""
+        """Hardware, threads and versions; older files call them ``surroundings``."""
         result = self.result or {}
         return result.get("environment") or result.get("surroundings") or {}
 
