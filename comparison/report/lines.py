@@ -89,9 +89,18 @@ def _apart(
 
 
 class _Drawn(NamedTuple):
-    """One arm on an axis: the mean at each evaluation, what its band reaches, and how many of its seeds diverged."""
+    """One arm on an axis.
+
+    Attributes:
+        means: at each evaluation.
+        steady: the values that the axis has to hold: the means, or of an arm with diverged seeds those of its others.
+        reached: by its band.
+        diverged: how many of its seeds.
+        seeds: how many there are.
+    """
 
     means: np.ndarray
+    steady: np.ndarray
     reached: tuple[float, ...]
     diverged: int
     seeds: int
@@ -126,16 +135,17 @@ def _draw(axis: Axes, of_arm: Mapping[int, Curve], style: Style, metric: Metric,
     marker = "o" if len(places) == 1 else None
     axis.plot(places, means, color=style.paper, linewidth=width, linestyle=style.dash, marker=marker)
     ends = [value for value in (*low, *high) if math.isfinite(value)] if banded else []
-    return _Drawn(means, (min(ends), max(ends)) if ends else (), diverged, len(of_arm))
+    others = [curve for curve in of_arm.values() if math.isfinite(curve[-1][1])]
+    steady = metric.factor * np.array([value for curve in others for _, value in curve]) if diverged else means
+    return _Drawn(means, steady, (min(ends), max(ends)) if ends and not diverged else (), diverged, len(of_arm))
 
 
 def _limit(axis: Axes, drawn: Mapping[str, _Drawn]) -> None:
     """Set the limits by the means of what did not diverge; wide bands of few seeds are cut rather than flatten them."""
     # A run on its way to infinity would flatten all others.
-    steady = [found for found in drawn.values() if not found.diverged] or list(drawn.values())
-    values = np.concatenate([found.means for found in steady])
+    values = np.concatenate([found.steady for found in drawn.values()])
     values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
-    reached = [value for found in steady for value in found.reached]
+    reached = [value for found in drawn.values() for value in found.reached]
     lowest, highest = float(values.min()), float(values.max())
     margin, room = (share * (highest - lowest or 1) for share in (0.03, 0.2))
     axis.margins(x=0)

@@ -87,7 +87,8 @@ def _differences(found: Effects) -> list[str]:
         number = " that ended in a number" if any(arm.lost for arm in found.arms) else ""
         return [f"No arm shares a complete seed{number} with {found.baseline} yet, so nothing is paired."]
     if all(effect.interval.samples == 1 for effect in paired):
-        return ["There is one seed, so there is no interval: the table shows values, and nothing is shown to differ."]
+        one = "one pair with numbers" if any(arm.lost for arm in found.arms) else "one seed"
+        return [f"There is {one}, so there is no interval: the table shows values, and nothing is shown to differ."]
     sentences = [_against(found, "baseline", f"{found.baseline}")]
     if any(arm.control for arm in found.arms):
         sentences.append(_against(found, "control", "its control, which has the same positions and no attention part"))
