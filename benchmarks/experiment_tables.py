@@ -213,7 +213,8 @@ def draw(curves: pd.DataFrame, folder: Path) -> None:
     """Write the validation accuracy over the steps as ``deformation.svg`` and ``.png``."""
     from comparison.report.lines import curve_figure
     from comparison.report.theme import save, settle, styles
-    from comparison.results.effects import Metric, curves_by_seed
+    from comparison.results.effects import curves_by_seed
+    from comparison.results.metric import Metric
 
     by_arm = curves_by_seed(curves, "val/accuracy", "step")
     figure = curve_figure(by_arm, styles(list(by_arm), DEFAULT), Metric("val/accuracy", "max"), "step", DEFAULT)

@@ -7,6 +7,7 @@ from .exact_resume import ExactResume
 from .filters import FilterCallback
 from .init import InitCallback
 from .representation import RepresentationCallback
+from .weight_products import WeightProductsCallback
 
 __all__ = [
     "AlphaScheduleCallback",
@@ -16,4 +17,5 @@ __all__ = [
     "FilterCallback",
     "InitCallback",
     "RepresentationCallback",
+    "WeightProductsCallback",
 ]

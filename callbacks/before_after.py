@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+
+from structured_init.errors import StructuredInitError
 
 
 class BeforeAndAfter(Callback):
@@ -35,13 +38,13 @@ class BeforeAndAfter(Callback):
         raise NotImplementedError
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the start, in a run that starts at step 0 and does not know it already."""
+        """Look at the model before training, in a run that starts at step 0 and does not know it already."""
         resumed = trainer.ckpt_path is not None and self.before is not None
         if self.enabled and trainer.global_step == 0 and not resumed:
             self.before = self.capture("before", trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the end."""
+        """Look at the model after training."""
         if self.enabled:
             self.capture("after", trainer, pl_module)
 
@@ -52,3 +55,26 @@ class BeforeAndAfter(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take ``before`` of the run that is resumed."""
         self.before = state_dict["before"]
+
+
+def write_on_rank_zero(trainer: Trainer, write: Callable[[], str | None]) -> str | None:
+    """Let rank zero write, and tell every rank what came of it; a fast development run writes nothing.
+
+    Args:
+        trainer: of the run.
+        write: writes the files and returns their path; None where there is nothing to write.
+
+    Raises:
+        StructuredInitError: on every rank, where rank zero could not write: else the others would wait for it in their
+            first step.
+    """
+    path, failure = None, None
+    try:
+        if trainer.is_global_zero and not trainer.fast_dev_run:
+            path = write()
+    except StructuredInitError as error:
+        failure = error
+    path, failure = trainer.strategy.broadcast((path, failure))
+    if failure is not None:
+        raise failure
+    return path

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from callbacks.attention_figures import Drawn, send
 from callbacks.attention_map import SHARDED
-from callbacks.before_after import BeforeAndAfter
+from callbacks.before_after import BeforeAndAfter, write_on_rank_zero
 from callbacks.figures import covariance_figure, filter_figure, save_figure, variance_figure
 from structured_init.analysis.filters import depthwise_filters, filter_change, filter_statistics
-from structured_init.errors import StructuredInitError
 from structured_init.files import replacing, write_json
 from structured_init.sites.depthwise import depthwise_conv_sites
 
@@ -54,16 +53,7 @@ class FilterCallback(BeforeAndAfter):
                     f"filters: not written, no rank holds all of them under {type(trainer.strategy).__name__}"
                 )
             return None
-        path, failure = None, None
-        try:
-            if trainer.is_global_zero and not trainer.fast_dev_run:
-                path = self._write(phase, folder, trainer, depthwise_filters(pl_module))
-        except StructuredInitError as error:
-            failure = error
-        path, failure = trainer.strategy.broadcast((path, failure))
-        if failure is not None:  # on every rank, else the others would wait in their first step
-            raise failure
-        return path
+        return write_on_rank_zero(trainer, lambda: self._write(phase, folder, trainer, depthwise_filters(pl_module)))
 
     def _write(self, phase: str, folder: Path, trainer: Trainer, filters: dict[str, Tensor]) -> str | None:
         if not filters:

@@ -1,7 +1,29 @@
-"""The report of a comparison: one page that needs nothing else, Markdown, tables, and figures for a paper."""
+"""The report of a comparison: one page that needs nothing else, Markdown, tables, and figures for a paper.
+
+A report reads what the runs wrote, as data: it imports and executes nothing that a results folder names, and builds no
+network. A panel of your own is one function::
+
+    from comparison.report import ReportData, figure_settings, new_figure, register_panel, write_report
+
+
+    @register_panel("Seconds per run", after="curves")
+    def seconds(data: ReportData):
+        with figure_settings():
+            figure = new_figure(4.5, 2.0)
+            means = data.results.groupby("arm", sort=False)["seconds"].mean()
+            figure.subplots().barh(means.index, means, color=[data.styles[arm].paper for arm in means.index])
+        return "Mean over seeds.", figure
+
+
+    write_report("runs/digits")
+"""
 
 from __future__ import annotations
 
+from comparison.report.data import ReportData
+from comparison.report.drawing import Drawing
+from comparison.report.registry import Html, register_panel
+from comparison.report.theme import figure_settings, new_figure
 from comparison.report.writing import write_report
 
-__all__ = ["write_report"]
+__all__ = ["Drawing", "Html", "ReportData", "figure_settings", "new_figure", "register_panel", "write_report"]

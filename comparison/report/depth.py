@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
-from comparison.report.theme import FAINT, Style, drawing, new_figure
-from comparison.results.records import Found
+from comparison.report.tensors import read_tensors
+from comparison.report.theme import FAINT, Style, figure_settings, new_figure
+from comparison.results.run_record import RunRecord, read_json
 from structured_init.analysis import STATISTICS, far_mass, structure_left
 from structured_init.analysis.change import is_causal
 
@@ -36,7 +35,7 @@ TITLES: dict[str, str] = {
 Depth = dict[str, dict[str, dict[str, np.ndarray]]]  # statistic → arm → moment → values over layers
 
 
-def attention_statistics(runs: Iterable[Found]) -> tuple[list[str], Depth]:
+def attention_statistics(runs: Iterable[RunRecord]) -> tuple[list[str], Depth]:
     """Return the names of the layers and their statistics, averaged over heads and over the runs of an arm.
 
     Args:
@@ -48,12 +47,12 @@ def attention_statistics(runs: Iterable[Found]) -> tuple[list[str], Depth]:
         path = run.folder / "attention" / "statistics.json"
         if not path.is_file():
             continue
-        for moment, of_layers in _with_newer(run.folder, json.loads(path.read_text(encoding="utf-8"))).items():
+        for moment, of_layers in _with_newer(run.folder, read_json(path)).items():
             layers = layers or list(of_layers)
             if list(of_layers) != layers:
                 continue
             for name in next(iter(of_layers.values())):
-                values = np.array([np.nanmean(of_layers[layer][name]) for layer in layers])
+                values = np.array([mean_over_heads(of_layers[layer][name]) for layer in layers])
                 gathered.setdefault(name, {}).setdefault(run.arm, {}).setdefault(moment, []).append(values)
     return layers, {
         name: {arm: {m: np.mean(v, axis=0) for m, v in moments.items()} for arm, moments in arms.items()}
@@ -62,32 +61,31 @@ def attention_statistics(runs: Iterable[Found]) -> tuple[list[str], Depth]:
 
 
 def depth_figure(
-    name: str, values: Mapping[str, Mapping[str, np.ndarray]], looks: Mapping[str, Style], layers: list[str]
+    name: str, values: Mapping[str, Mapping[str, np.ndarray]], styles: Mapping[str, Style], layers: list[str]
 ) -> Figure:
     """Draw one statistic over depth: before on the left, after on the right, on one scale.
 
     Args:
         name: of the statistic.
-        values: arm → moment → values over layers.
-        looks: style of every arm.
+        values: arm → moment → values over layers; where they are no numbers the line has a gap.
+        styles: style of every arm.
         layers: short names of the layers.
     """
     moments = [moment for moment in MOMENTS if any(moment in of_arm for of_arm in values.values())]
-    with drawing():
+    with figure_settings():
         figure = new_figure(3.5, 2.05)
         axes = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
         for axis, moment in zip(axes, moments, strict=True):
             for arm, of_arm in values.items():
                 if moment in of_arm:
-                    line = {"color": looks[arm].paper, "linestyle": looks[arm].dash, "linewidth": 1.4}
+                    line = {"color": styles[arm].paper, "linestyle": styles[arm].dash, "linewidth": 1.4}
                     axis.plot(range(len(layers)), of_arm[moment], marker="o", markersize=2.3, **line)
             step = -(-len(layers) // 8)
             axis.set_xticks(range(0, len(layers), step), layers[::step])
             axis.grid(axis="x", visible=False)
             axis.set_xlabel("layer" if name == "structure_left" else f"layer, {moment} training")
-        highest = max(float(np.nanmax(v)) for of_arm in values.values() for v in of_arm.values())
-        lowest = min(float(np.nanmin(v)) for of_arm in values.values() for v in of_arm.values())
-        lowest, highest = min(lowest, 0.0), max(highest, 0.0)
+        known = np.concatenate([v[np.isfinite(v)] for of_arm in values.values() for v in of_arm.values()])
+        lowest, highest = float(known.min(initial=0.0)), float(known.max(initial=0.0))
         room = 0.06 * (highest - lowest) or 1.0
         axes[0].set_ylim(lowest - room, highest + room)
         if lowest < 0:
@@ -95,6 +93,13 @@ def depth_figure(
                 axis.axhline(0, color=FAINT, linewidth=0.7)
         figure.suptitle(TITLES.get(name, name), x=0.01, ha="left", fontsize=8.5)
     return figure
+
+
+def mean_over_heads(values: Any) -> float:
+    """Return the mean over the heads that have a number (JSON has null for nan); NaN where none has."""
+    numbers = np.atleast_1d(np.array(values, dtype=float))
+    numbers = numbers[np.isfinite(numbers)]
+    return float(numbers.mean()) if len(numbers) else np.nan
 
 
 def _with_newer(folder: Path, moments: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -107,8 +112,8 @@ def _with_newer(folder: Path, moments: Mapping[str, Mapping[str, Mapping[str, An
     files = {moment: folder / "attention" / f"{moment}.safetensors" for moment in found}
     if not found or not all(file.is_file() for file in files.values()):
         return found
-    maps = {moment: load_file(file) for moment, file in files.items()}
-    places = json.loads((folder / "attention" / "meta.json").read_text(encoding="utf-8"))["captures"]
+    maps = {moment: read_tensors(file) for moment, file in files.items()}
+    places = read_json(folder / "attention" / "meta.json")["captures"]
     for moment, of_layers in found.items():
         for layer, values in of_layers.items():
             place = places[moment]["layers"][layer]

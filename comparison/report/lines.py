@@ -1,4 +1,4 @@
-"""The figures of numbers: learning curves, and paired differences with every seed as a dot."""
+"""The figure of learning curves: the mean of every arm over its seeds, with a band."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from comparison.report.theme import FAINT, INK, Style, drawing, label_ends, new_figure
-from comparison.results.effects import Effects, Metric
-from comparison.results.paired import Interval, t_interval
-from comparison.results.tables import decimals, interval_text
+from comparison.report.theme import FAINT, INK, Style, figure_settings, label_ends, new_figure
+from comparison.results.metric import Metric
+from comparison.results.paired import t_interval
 from comparison.results.targets import Curve
 
 if TYPE_CHECKING:
@@ -27,7 +26,11 @@ FEWEST_FOR_BAND = 3  # at two seeds the band is 13 standard errors wide and hide
 
 
 def curve_figure(
-    curves: Mapping[str, Mapping[int, Curve]], looks: Mapping[str, Style], metric: Metric, axis_name: str, baseline: str
+    curves: Mapping[str, Mapping[int, Curve]],
+    styles: Mapping[str, Style],
+    metric: Metric,
+    axis_name: str,
+    baseline: str,
 ) -> Figure:
     """Draw the mean over seeds of every arm, with its pointwise 95 % t interval as a band.
 
@@ -36,32 +39,36 @@ def curve_figure(
 
     Args:
         curves: arm → seed → [(place on the axis, value)].
-        looks: style of every arm.
+        styles: style of every arm.
         metric: what the values are.
         axis_name: one of ``AXES``.
         baseline: the arm that the small plots repeat.
     """
     draw = _together if len(curves) <= MOST_TOGETHER or baseline not in curves else _apart
-    with drawing():
-        return draw(curves, looks, metric, axis_name, baseline)
+    with figure_settings():
+        return draw(curves, styles, metric, axis_name, baseline)
 
 
 def _together(
-    curves: Mapping[str, Mapping[int, Curve]], looks: Mapping[str, Style], metric: Metric, axis_name: str, _: str
+    curves: Mapping[str, Mapping[int, Curve]], styles: Mapping[str, Style], metric: Metric, axis_name: str, _: str
 ) -> Figure:
     figure = new_figure(6.6, 3.5)
     axis = figure.subplots()
-    drawn = {arm: _draw(axis, of_arm, looks[arm], metric) for arm, of_arm in curves.items()}
+    drawn = {arm: _draw(axis, of_arm, styles[arm], metric) for arm, of_arm in curves.items()}
     axis.set_xlabel(AXES[axis_name])
     axis.set_title(metric.label)
     _limit(axis, drawn)
     figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
-    label_ends(axis, {arm: float(found.means[-1]) for arm, found in drawn.items()}, looks)
+    label_ends(axis, {arm: found.end for arm, found in drawn.items()}, styles, {a: d.name(a) for a, d in drawn.items()})
     return figure
 
 
 def _apart(
-    curves: Mapping[str, Mapping[int, Curve]], looks: Mapping[str, Style], metric: Metric, axis_name: str, baseline: str
+    curves: Mapping[str, Mapping[int, Curve]],
+    styles: Mapping[str, Style],
+    metric: Metric,
+    axis_name: str,
+    baseline: str,
 ) -> Figure:
     others = [arm for arm in curves if arm != baseline]
     rows = math.ceil(len(others) / COLUMNS)
@@ -69,9 +76,9 @@ def _apart(
     axes = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
     drawn = {}
     for axis, arm in zip(axes.flat, others, strict=False):
-        drawn[baseline] = _draw(axis, curves[baseline], looks[baseline], metric, width=1.2)
-        drawn[arm] = _draw(axis, curves[arm], looks[arm], metric, width=1.2)
-        axis.set_title(arm, color=looks[arm].paper, fontweight="bold")
+        drawn[baseline] = _draw(axis, curves[baseline], styles[baseline], metric, width=1.2)
+        drawn[arm] = _draw(axis, curves[arm], styles[arm], metric, width=1.2)
+        axis.set_title(drawn[arm].name(arm), color=styles[arm].paper, fontweight="bold")
     _limit(axes[0, 0], drawn)
     for place, axis in enumerate(axes.flat):
         axis.set_visible(place < len(others))
@@ -82,31 +89,62 @@ def _apart(
 
 
 class _Drawn(NamedTuple):
-    """One arm on an axis: the mean at each evaluation, and what its band reaches."""
+    """One arm on an axis.
+
+    Attributes:
+        means: at each evaluation.
+        steady: the values that the axis has to hold: the means, or of an arm with diverged seeds those of its others.
+        reached: by its band.
+        diverged: how many of its seeds.
+        seeds: how many there are.
+    """
 
     means: np.ndarray
+    steady: np.ndarray
     reached: tuple[float, ...]
+    diverged: int
+    seeds: int
+
+    @property
+    def end(self) -> float:
+        """Where the line of the mean ends; NaN where there is none."""
+        known = self.means[np.isfinite(self.means)]
+        return float(known[-1]) if len(known) else math.nan
+
+    def name(self, arm: str) -> str:
+        """Return the arm's name, with the number of its seeds that diverged."""
+        return f"{arm} ({self.diverged} of {self.seeds} diverged)" if self.diverged else arm
 
 
-def _draw(axis: Axes, of_arm: Mapping[int, Curve], look: Style, metric: Metric, width: float = 1.7) -> _Drawn:
+def _draw(axis: Axes, of_arm: Mapping[int, Curve], style: Style, metric: Metric, width: float = 1.7) -> _Drawn:
+    """Draw the mean of an arm, up to where a seed has diverged; what the others do after that, thin lines show."""
+    diverged = sum(not math.isfinite(curve[-1][1]) for curve in of_arm.values())
     places, means, low, high = mean_curve(list(of_arm.values()))
-    means, low, high = (metric.factor * values for values in (means, low, high))
+    means, low, high = (_finite(metric.factor * values) for values in (means, low, high))
     banded = len(of_arm) >= FEWEST_FOR_BAND
     if banded:
-        axis.fill_between(places, low, high, color=look.paper, alpha=0.14, linewidth=0)
-    elif len(of_arm) > 1:
+        axis.fill_between(places, low, high, color=style.paper, alpha=0.14, linewidth=0)
+    if len(of_arm) > 1 and (diverged or not banded):
         for curve in of_arm.values():
             x, y = np.array(thinned(curve)).T
-            axis.plot(x, metric.factor * y, color=look.paper, alpha=0.35, linewidth=0.7)
+            axis.plot(x, _finite(metric.factor * y), color=style.paper, alpha=0.35, linewidth=0.7)
+            if not math.isfinite(y[-1]):  # a cross where the seed was last seen
+                last = np.flatnonzero(np.isfinite(y))[-1:]
+                axis.plot(x[last], metric.factor * y[last], "x", color=style.paper, markersize=4)
     axis.grid(axis="x", visible=False)
     marker = "o" if len(places) == 1 else None
-    axis.plot(places, means, color=look.paper, linewidth=width, linestyle=look.dash, marker=marker)
-    return _Drawn(means, (float(low.min()), float(high.max())) if banded else ())
+    axis.plot(places, means, color=style.paper, linewidth=width, linestyle=style.dash, marker=marker)
+    ends = [value for value in (*low, *high) if math.isfinite(value)] if banded else []
+    others = [curve for curve in of_arm.values() if math.isfinite(curve[-1][1])]
+    steady = metric.factor * np.array([value for curve in others for _, value in curve]) if diverged else means
+    return _Drawn(means, steady, (min(ends), max(ends)) if ends and not diverged else (), diverged, len(of_arm))
 
 
 def _limit(axis: Axes, drawn: Mapping[str, _Drawn]) -> None:
-    """Set the limits by the means; wide bands of few seeds are cut rather than let them flatten the curves."""
-    values = np.concatenate([found.means for found in drawn.values()])
+    """Set the limits by the means of what did not diverge; wide bands of few seeds are cut rather than flatten them."""
+    # A run on its way to infinity would flatten all others.
+    values = np.concatenate([found.steady for found in drawn.values()])
+    values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
     reached = [value for found in drawn.values() for value in found.reached]
     lowest, highest = float(values.min()), float(values.max())
     margin, room = (share * (highest - lowest or 1) for share in (0.03, 0.2))
@@ -132,7 +170,10 @@ def comparable(curves: pd.DataFrame, complete: Collection[tuple[str, int]]) -> p
 
 
 def mean_curve(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return places, mean, and lower and upper end of the interval at every evaluation that all curves have."""
+    """Return places, mean, and lower and upper end of the interval at every evaluation that all curves have.
+
+    They are NaN from where a curve is no number: a mean of those that are left would be the mean of the lucky ones.
+    """
     length = min(len(curve) for curve in curves)
     kept = [thinned(curve[:length]) for curve in curves]
     values = np.array(kept)  # (seeds, evaluations, 2)
@@ -141,83 +182,12 @@ def mean_curve(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndar
     return values[:, :, 0].mean(axis=0), *ends.T
 
 
+def _finite(values: np.ndarray) -> np.ndarray:
+    """Return values with NaN in place of infinities, which an axis cannot hold."""
+    return np.where(np.isfinite(values), values, np.nan)
+
+
 def thinned(curve: Curve) -> list[tuple[float, float]]:
     """Return at most ``MOST_POINTS`` points of a curve, the first and the last among them."""
     places = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), MOST_POINTS)).round().astype(int))
     return [curve[place] for place in places]
-
-
-def difference_figure(found: Effects, looks: Mapping[str, Style], to: str) -> Figure | None:
-    """Draw paired differences: a dot per seed, the mean and its 95 % t interval.
-
-    Args:
-        found: the effects at one place of the grid.
-        looks: style of every arm.
-        to: ``"baseline"`` or ``"control"``.
-
-    Returns:
-        None where nothing is paired.
-    """
-    shown = [(arm.name, effect) for arm in found.arms if (effect := getattr(arm, to)) is not None]
-    if not shown:
-        return None
-    digits = decimals(found)
-    with drawing():
-        figure = new_figure(4.5, 0.36 * len(shown) + 0.75)
-        axis = figure.subplots()
-        farthest = max(abs(value) for _, effect in shown for value in effect.by_seed.values())
-        finite = [max(abs(e.interval.low), abs(e.interval.high)) for _, e in shown if e.interval.samples > 1]
-        reach = 1.12 * min(max([farthest, *finite]), 2.2 * farthest) or 1.0
-        lowest = min(0.0, *(max(-reach, _low(effect.interval)) for _, effect in shown))
-        highest = max(0.0, *(min(reach, _high(effect.interval)) for _, effect in shown))
-        margin = 0.06 * (highest - lowest) or 1.0
-        axis.set_xlim(lowest - margin, highest + margin)
-        axis.axvline(0, color=FAINT, linewidth=0.9)
-        for row, (arm, effect) in enumerate(shown):
-            _row(axis, row, looks[arm].paper, effect.interval, list(effect.by_seed.values()))
-            text = interval_text(effect.interval, digits, signed=True)
-            kind = found.metric.is_gain(effect.interval)
-            at = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
-            axis.annotate(text, (1.03, row), color=FAINT if kind is None else INK, **at)
-        names = [arm if to == "baseline" else f"{arm} − {effect.reference}" for arm, effect in shown]
-        axis.set_yticks(range(len(shown)), names)
-        for label, (arm, _) in zip(axis.get_yticklabels(), shown, strict=True):
-            label.set_color(looks[arm].paper)
-            label.set_fontweight("bold")
-        axis.set_ylim(len(shown) - 0.45, -0.55)
-        axis.grid(axis="y", visible=False)
-        axis.tick_params(axis="y", pad=7)
-        axis.spines["left"].set_visible(False)
-        unit = f" ({found.metric.unit})" if found.metric.unit else ""
-        better = "" if found.metric.mode == "max" else "; less is better"
-        axis.set_xlabel(f"difference in {found.metric.words}{unit}{better}")
-        axis.set_title(
-            f"Difference to {found.baseline}" if to == "baseline" else "Difference to the same-positions control"
-        )
-        axis.xaxis.set_major_formatter(lambda value, _: _tick(value))
-    return figure
-
-
-def _row(axis: Axes, row: int, color: str, interval: Interval, values: Sequence[float]) -> None:
-    left, right = axis.get_xlim()
-    axis.plot(values, [row + 0.2] * len(values), "o", color=color, markersize=3.4, alpha=0.5, markeredgewidth=0)
-    if not math.isinf(interval.half_width):
-        low, high = max(interval.low, left), min(interval.high, right)
-        axis.plot([low, high], [row, row], color=color, linewidth=2.2, alpha=0.9)
-        for end, shown, mark in ((interval.low, low, "<"), (interval.high, high, ">")):
-            if end != shown:  # the interval goes on beyond the picture
-                axis.plot([shown], [row], mark, color=color, markersize=5, clip_on=False)
-    axis.plot([interval.mean], [row], "D", color=color, markersize=4.6, markeredgecolor="white", markeredgewidth=0.6)
-
-
-def _tick(value: float) -> str:
-    text = f"{value:+g}" if abs(value) > 1e-9 else "0"
-    return text.replace("-", "−")
-
-
-def _low(interval: Interval) -> float:
-    return interval.mean if math.isinf(interval.low) else interval.low
-
-
-def _high(interval: Interval) -> float:
-    return interval.mean if math.isinf(interval.high) else interval.high

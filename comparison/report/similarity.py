@@ -1,4 +1,4 @@
-"""CKA between starts, before and after training, and between before and after of each: all layers × all layers."""
+"""CKA of all layers with all layers: between initializations, before and after training, and of each with itself."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from safetensors.torch import load_file
+import torch
 from torch import Tensor
 
-from comparison.report.panels import png
-from comparison.report.theme import Style, drawing, new_figure
-from comparison.results.records import Found
+from comparison.report.pictures import png
+from comparison.report.tensors import read_tensors
+from comparison.report.theme import Style, figure_settings, new_figure
+from comparison.results.run_record import RunRecord
 from structured_init.analysis import cka_matrix
 from structured_init.errors import StructuredInitError
 
@@ -48,13 +49,13 @@ class Similarity:
         ]
 
     def to_json(self) -> str:
-        """Return the numbers that the page's script reads, safe inside a script element."""
+        """Return the numbers that the page's script reads."""
         numbers = [[None if cell is None else np.round(cell, 3).tolist() for cell in row] for row in self.cells]
         known = {"arms": self.arms, "layers": self.layers, "cells": numbers}
-        return json.dumps(known, separators=(",", ":")).replace("</", "<\\/")
+        return json.dumps(known, separators=(",", ":"))
 
 
-def similarity(arms: Iterable[str], runs: Iterable[Found], layer_names: Mapping[str, str]) -> Similarity | None:
+def similarity(arms: Iterable[str], runs: Iterable[RunRecord], layer_names: Mapping[str, str]) -> Similarity | None:
     """Return the CKA of all pairs of arms, averaged over the seeds that both have; None without representations.
 
     Args:
@@ -75,10 +76,10 @@ def similarity(arms: Iterable[str], runs: Iterable[Found], layer_names: Mapping[
     return Similarity(order, [layer_names.get(layer, layer) for layer in layers], seeds, cells)
 
 
-def similarity_figure(found: Similarity, looks: Mapping[str, Style]) -> Figure:
+def similarity_figure(found: Similarity, styles: Mapping[str, Style]) -> Figure:
     """Draw the square of squares for a paper."""
     count = len(found.arms)
-    with drawing():
+    with figure_settings():
         # By hand: laying out a hundred axes takes longer than drawing them.
         above = 0.35 + 0.03 * max(map(len, found.arms))  # for the title and the slanted names
         wide, tall = 0.66 * count + 1.9, 0.66 * count + 0.05 + above
@@ -95,30 +96,24 @@ def similarity_figure(found: Similarity, looks: Mapping[str, Style]) -> Figure:
                     image = axis.imshow(cell, vmin=0, vmax=1, cmap=COLORS, origin="lower", interpolation="nearest")
                 if i == 0:
                     axis.set_title(
-                        found.arms[j], color=looks[found.arms[j]].paper, loc="left", fontsize=6.5, rotation=30
+                        found.arms[j], color=styles[found.arms[j]].paper, loc="left", fontsize=6.5, rotation=30
                     )
                 if j == 0:
-                    color = looks[found.arms[i]].paper
+                    color = styles[found.arms[i]].paper
                     label = {"rotation": 0, "ha": "right", "va": "center", "fontsize": 6.5}
                     axis.set_ylabel(found.arms[i], color=color, **label)
         beside = figure.add_axes((1 - 0.7 / wide, 0.3, 0.12 / wide, 0.4))
         figure.colorbar(image, cax=beside, label="linear CKA").outline.set_visible(False)
-        title = "Above the diagonal before training, below after; on it, each start before (rows) and after (columns)"
+        title = "Above the diagonal before training, below after; on it, each arm before (rows) and after (columns)"
         figure.suptitle(title, x=0.01, y=1 - 0.06 / tall, ha="left", va="top", fontsize=6.5)
     return figure
 
 
-def _grams(run: Found) -> dict[str, dict[str, Tensor]] | None:
+def _grams(run: RunRecord) -> dict[str, dict[str, Tensor]] | None:
     files = {moment: run.folder / "representations" / f"{moment}.safetensors" for moment in ("before", "after")}
     if not all(file.is_file() for file in files.values()):
         return None
-    # A file does not keep the order of its tensors.
-    return {moment: dict(sorted(load_file(file).items(), key=_natural)) for moment, file in files.items()}
-
-
-def _natural(item: tuple[str, Tensor]) -> list[tuple[int, int | str]]:
-    """Order numbers inside names as numbers: layer 10 comes after layer 9."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in item[0].split(".")]
+    return {moment: read_tensors(file) for moment, file in files.items()}
 
 
 def _cell(
@@ -127,8 +122,11 @@ def _cell(
     if (row, seed) not in grams or (column, seed) not in grams:
         return None
     moments = ("before", "after") if i == j else ("before", "before") if i < j else ("after", "after")
+    ours, theirs = grams[row, seed][moments[0]], grams[column, seed][moments[1]]
+    if not all(torch.isfinite(gram).all() for gram in (*ours.values(), *theirs.values())):
+        return None  # a run that diverged is like nothing, not unlike everything
     try:
-        values = cka_matrix(grams[row, seed][moments[0]], grams[column, seed][moments[1]])
+        values = cka_matrix(ours, theirs)
     except StructuredInitError:  # of other samples: a grid over the data
         return None
     return np.nan_to_num(values.numpy())

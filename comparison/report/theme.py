@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,7 @@ def variables(dark: bool) -> str:
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
+def figure_settings() -> Iterator[None]:
     """Set matplotlib for one figure: text stays text, and nothing depends on the user's settings."""
     import matplotlib
 
@@ -104,7 +105,7 @@ def new_figure(width: float, height: float, layout: str | None = "constrained") 
 
 def settle(figure: Figure) -> None:
     """Place everything once: every writing would do it again, which takes longer than the drawing."""
-    with drawing():
+    with figure_settings():
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
 
@@ -136,7 +137,7 @@ def inline(figure: Figure, name: str, description: str) -> str:
         description: what it shows, for those who do not see it.
     """
     buffer = io.StringIO()
-    with drawing():
+    with figure_settings():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
@@ -155,31 +156,45 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure for a paper, as SVG and as PNG on white, each under its final name only when it is complete."""
     written = []
     for kind in ("svg", "png"):
-        with drawing(), replacing(folder / f"{name}.{kind}") as temporary:
+        with figure_settings(), replacing(folder / f"{name}.{kind}") as temporary:
             metadata = {"Date": None} if kind == "svg" else None
             figure.savefig(temporary, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
         written.append(folder / f"{name}.{kind}")
     return written
 
 
-def label_ends(axis: Axes, ends: Mapping[str, float], looks: Mapping[str, Style], points: float = 9.5) -> None:
+def label_ends(
+    axis: Axes,
+    ends: Mapping[str, float],
+    styles: Mapping[str, Style],
+    texts: Mapping[str, str] | None = None,
+    points: float = 9.5,
+) -> None:
     """Write each arm's name at the right end of its line, moved apart where they would touch, with a thread to the end.
+
+    adjustText is no help here: it pushes the labels of scattered points apart in two dimensions, in small steps until
+    they no longer overlap. These labels stand in one column in the order of their lines, where :func:`spread` gives
+    the nearest places that do not touch at once.
 
     Args:
         axis: with its final limits.
-        ends: arm → where its line ends, on the y axis.
-        looks: style of every arm.
+        ends: arm → where its line ends, on the y axis; NaN where it has no line.
+        styles: style of every arm.
+        texts: arm → what is written; its name when None.
         points: distance of neighbouring labels.
     """
     low, high = axis.get_ylim()
     tall = axis.figure.get_size_inches()[1] * 72 * axis.get_position().height
-    wanted = [(ends[arm] - low) / (high - low) for arm in ends]
+    # What has no end stands lowest, and what ends outside of the axis at its edge.
+    wanted = [min(max((end - low) / (high - low), 0.0), 1.0) if math.isfinite(end) else 0.0 for end in ends.values()]
     places = spread(wanted, points / tall)
     over = max([0.0, *(place - 1 for place in places)])
     for arm, end, place in zip(ends, wanted, places, strict=True):
-        color = looks[arm].paper
+        color = styles[arm].paper
         label = {"color": color, "va": "center", "fontweight": "bold", "annotation_clip": False}
-        axis.annotate(arm, (1.035, place - over), xycoords="axes fraction", **label)
+        axis.annotate((texts or {}).get(arm, arm), (1.035, place - over), xycoords="axes fraction", **label)
+        if not math.isfinite(ends[arm]):
+            continue
         thread = {"transform": axis.transAxes, "clip_on": False, "linewidth": 0.6, "alpha": 0.7}
         axis.plot([1.004, 1.03], [end, place - over], color=color, **thread)
 

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from comparison.report import accounts, page, words
-from comparison.report.drawn import Sheet
-from comparison.report.material import Material, gather
-from comparison.results.effects import Arm, Effect, Effects
+from comparison.report import sentences
+from comparison.report.data import ReportData, read_report_data
+from comparison.report.drawing import Drawing
+from comparison.report.page import Sections, drawings, page, read_panels
+from comparison.report.registry import Html
+from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.paired import Interval
-from comparison.results.tables import headline_table
+from comparison.results.tables import Table
 from structured_init.files import write_text
 
 
@@ -39,76 +41,62 @@ def write_report(
     Raises:
         StructuredInitError: there is no comparison, an arm is unknown, or a file cannot be written.
     """
-    material = gather(folder, baseline, controls)
+    data = read_report_data(folder, baseline, controls)
     path = Path(output) if output is not None else Path(folder) / "report.html"
-    sheet = Sheet(path.parent / "figures")
-    html = page.render(material, sheet)
+    sections = read_panels(data)
     texts = {
-        path: html,
-        path.with_suffix(".md"): markdown(material, sheet),
-        path.with_name("results.csv"): material.results.to_csv(index=False),
-        path.with_name("results.json"): json.dumps(record(material), indent=1) + "\n",
-        path.with_name("curves.csv"): material.curves.to_csv(index=False),
+        path: page(data, sections),
+        path.with_suffix(".md"): markdown(data, sections),
+        path.with_name("results.csv"): data.results.to_csv(index=False),
+        path.with_name("results.json"): json.dumps(_plain(record(data)), indent=1, allow_nan=False) + "\n",
+        path.with_name("curves.csv"): data.curves.to_csv(index=False),
     }
+    figures = [file for each in drawings(sections) if each.save for file in each.write(path.parent / "figures")]
     for file, text in texts.items():
         write_text(file, text)
-    return [*texts, *sheet.written]
+    return [*texts, *figures]
 
 
-def markdown(material: Material, sheet: Sheet) -> str:
-    """Return the tables, what they say, and links to the figures."""
-    parts = [f"# {words.title(material)}", words.lead(material)]
-    if accounts.state(material):
-        parts.append(f"**Not finished.** {accounts.state(material)}")
-    parts.append("## Result")
-    for (name, sentences), found in zip(words.all_findings(material), material.effects, strict=True):
-        parts += [f"### {name}"] * bool(name) + sentences
-        parts += [headline_table(found).markdown()] if found.arms else []
-    parts.append(
-        page.READING.replace(" Bold: the interval excludes zero. Grey: it includes zero, or has no width.", "")
-    )
-    for name, table in accounts.rate_tables(material):
-        parts += [f"## Learning rates {name}".rstrip(), table.markdown()]
-    for name, table, note in accounts.step_tables(material):
-        parts += [f"## Steps to the baseline's result {name}".rstrip(), table.markdown(), note]
-    if sheet.drawn:
-        parts.append("## Figures")
-        parts += [f"![{drawing.text}](figures/{drawing.name}.png)" for drawing in sheet.drawn]
-    starts = accounts.started(material)
-    if starts:
-        parts.append("## What each start changed")
-        parts.append("\n".join(_start_line(start) for start in starts))
-    parts += ["## Runs", f"```\n{material.manifest.get('command', '')}\n```"]
-    for table in (accounts.unfinished_table(material), accounts.surroundings_table(material)):
-        parts += [table.markdown()] if table else []
-    parts.append(accounts.provenance(material))
+def markdown(data: ReportData, sections: Sections) -> str:
+    """Return every panel in Markdown: what it says, its tables, and links to its figures."""
+    parts = [f"# {sentences.title(data)}", sentences.lead(data)]
+    if sentences.state(data):
+        parts.append(f"**Not finished.** {sentences.state(data)}")
+    for panel, shown in sections:
+        parts += [f"## {panel.title}", *(text for piece in shown for text in _markdown(piece))]
     return "\n\n".join(parts) + "\n"
 
 
-def record(material: Material) -> dict[str, Any]:
+def _markdown(piece: str | Table | Drawing | Html) -> list[str]:
+    """Return the paragraphs of a piece."""
+    if isinstance(piece, Table):
+        return [piece.markdown()]
+    if isinstance(piece, str):
+        return [piece]
+    figures = [piece] if isinstance(piece, Drawing) else piece.drawings
+    links = [f"![{drawing.text}](figures/{drawing.name}.png)" for drawing in figures if drawing.save]
+    return [*filter(None, [getattr(piece, "markdown", "")]), *links]
+
+
+def record(data: ReportData) -> dict[str, Any]:
     """Return everything that is in the tables, as plain lists, dicts, strings and numbers."""
     return {
-        "comparison": material.manifest,
-        "controls": material.controls,
-        "effects": [_effects(found) for found in material.effects],
+        "comparison": data.manifest,
+        "controls": data.controls,
+        "effects": [_effects(found) for found in data.effects],
         "runs": [
             {
                 **{"arm": run.arm, "seed": run.seed, "point": dict(run.point), "learning_rate": run.learning_rate},
                 **({"failure": run.failure} if run.failure else {}),
                 **(run.result or {"complete": False}),
             }
-            for run in material.runs
+            for run in data.runs
         ],
         "missing": [
             {"arm": arm, "seed": seed, "point": dict(place), "learning_rate": rate}
-            for arm, seed, place, rate in material.missing
+            for arm, seed, place, rate in data.missing
         ],
     }
-
-
-def _start_line(start: Mapping[str, Any]) -> str:
-    control = f" Its same-positions control is {start['control']}." if start["control"] else ""
-    return " ".join([f"- **{start['name']}**: `{start['initializer']}`. {start['summary']}{control}", *start["notes"]])
 
 
 def _effects(found: Effects) -> dict[str, Any]:
@@ -122,23 +110,48 @@ def _effects(found: Effects) -> dict[str, Any]:
     }
 
 
-def _arm(arm: Arm) -> dict[str, Any]:
+def _arm(arm: ArmResult) -> dict[str, Any]:
     reach = None
     if arm.reach is not None:
         speed_up = _interval(arm.reach.speed_up) if arm.reach.speed_up else None
         reach = {"steps": arm.reach.steps, "speed_up": speed_up, "lower_bounds": arm.reach.bounds}
     return {
-        **{"arm": arm.name, "learning_rate": arm.learning_rate, "by_seed": arm.by_seed, "value": _interval(arm.value)},
-        **{"to_baseline": _effect(arm.baseline), "to_control": _effect(arm.control), "reach": reach},
+        "arm": arm.name,
+        "learning_rate": arm.learning_rate,
+        "by_seed": arm.by_seed,
+        "diverged": list(arm.diverged),
+        "value": arm.value and _interval(arm.value),
+        "to_baseline": _effect(arm.baseline),
+        "to_control": _effect(arm.control),
+        "reach": reach,
     }
 
 
 def _effect(effect: Effect | None) -> dict[str, Any] | None:
     if effect is None:
         return None
-    return {"reference": effect.reference, "by_seed": effect.by_seed, **_interval(effect.interval)}
+    return {
+        "reference": effect.reference,
+        "by_seed": effect.by_seed,
+        "is_gain": effect.is_gain,
+        **_interval(effect.interval),
+    }
 
 
 def _interval(interval: Interval) -> dict[str, Any]:
-    ends = [None if math.isinf(end) else end for end in (interval.low, interval.high)]
-    return {"mean": interval.mean, "low": ends[0], "high": ends[1], "samples": interval.samples, "level": 0.95}
+    return {
+        "mean": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        "samples": interval.samples,
+        "level": 0.95,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with null in place of what JSON has no number for."""
+    if isinstance(value, Mapping):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,7 +1,7 @@
 """Which arm is the same-positions control of which: equal in everything but attention, as the init reports say.
 
-A structured start writes positions as well as attention, and positions alone give much of what it gives. Its control
-writes the same positions and no attention.
+A structured initialization writes positions as well as attention, and positions alone give much of what it gives. Its
+control writes the same positions and no attention.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from comparison.results.records import Found, Manifest
+from comparison.results.records import Manifest
+from comparison.results.run_record import RunRecord
 from structured_init.errors import StructuredInitError, nearest
 
 # Who may have written a control: positions, and what the literature calls its baselines.
@@ -21,7 +22,7 @@ STATISTICS = ("mean", "std", "rms")
 Report = Mapping[str, Any]
 
 
-def find_controls(manifest: Manifest, runs: Iterable[Found]) -> dict[str, str]:
+def find_controls(manifest: Manifest, runs: Iterable[RunRecord]) -> dict[str, str]:
     """Return arm → its control: those named by the user, else those found in the init reports of equal seeds.
 
     Raises:
@@ -55,7 +56,7 @@ def check_controls(controls: Mapping[str, str] | str | None, manifest: Manifest)
 
 
 def is_control(control: Report, arm: Report) -> bool:
-    """Tell whether one start is the same-positions control of another, by their reports at the same seed.
+    """Tell whether one initialization is the same-positions control of another, by their reports at the same seed.
 
     The control has plain writers only and sets positions; the other has an attention part; and every parameter that
     no attention part wrote has the same statistics and trains alike in both.
@@ -82,7 +83,7 @@ def _class(writer: str) -> str:
 
 
 def _is_attention(writer: str) -> bool:
-    """Tell whether a writer is part of an attention start other than its positions (``"Mimetic: query_key"``)."""
+    """Tell whether a writer is a part, other than its positions, that sets attention (``"Mimetic: query_key"``)."""
     return _class(writer) not in PLAIN and writer.partition(":")[2].strip() != "positions"
 
 
@@ -97,7 +98,7 @@ def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def parse_controls(text: str | None) -> dict[str, str] | str:
-    """Return start → control of ``A=B,C=D``, or one name that stands for all."""
+    """Return initialization → control of ``A=B,C=D``, or one name that stands for all."""
     if not text or "=" not in text:
         return text or {}
     pairs = [part.partition("=") for part in text.split(",")]

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from comparison.results.metric import Metric
 from comparison.results.paired import Interval, paired_values, t_interval
-from comparison.results.records import Manifest, Point, at_point, points
+from comparison.results.records import Manifest, at_point, points
+from comparison.results.run_record import Point
 from comparison.results.targets import Curve, Reach, final_mean, reach
 
 if TYPE_CHECKING:
@@ -18,81 +20,32 @@ Values = dict[int, float]
 
 
 @dataclass(frozen=True)
-class Metric:
-    """How a metric is shown.
-
-    Attributes:
-        name: as logged, ``"test/accuracy"``.
-        mode: ``"max"`` where more is better, ``"min"`` where less is.
-    """
-
-    name: str
-    mode: str = "max"
-
-    @property
-    def factor(self) -> float:
-        """Logged values are multiplied by it: accuracy is logged as a fraction and shown in percent."""
-        return 100.0 if "accuracy" in self.name.rpartition("/")[2] else 1.0
-
-    @property
-    def label(self) -> str:
-        """The metric in words, with its unit."""
-        return self.words + (" %" if self.factor == 100 else "")
-
-    @property
-    def words(self) -> str:
-        """The metric in words."""
-        return self.name.replace("/", " ").replace("_", " ")
-
-    @property
-    def unit(self) -> str:
-        """The unit of a difference."""
-        return "points" if self.factor == 100 else ""
-
-    @property
-    def on_validation(self) -> str:
-        """The same metric on the validation split."""
-        return f"val/{self.name.partition('/')[2]}" if self.name.startswith("test/") else self.name
-
-    def is_gain(self, interval: Interval) -> bool | None:
-        """Tell whether a difference is for the better or the worse; None where that is open.
-
-        It is open where the interval includes zero, and where it has no width: seeds that agree to the last digit (a
-        small test split has few possible values) say nothing about other seeds.
-        """
-        if not interval.excludes_zero or has_no_width(interval):
-            return None
-        return (interval.mean > 0) == (self.mode == "max")
-
-
-def has_no_width(interval: Interval) -> bool:
-    """Tell whether all values were equal, but for rounding."""
-    return interval.half_width <= 1e-9 * max(1.0, abs(interval.mean))
-
-
-@dataclass(frozen=True)
 class Effect:
     """A paired difference.
 
     Attributes:
         reference: the arm that is subtracted.
-        by_seed: difference by seed.
+        by_seed: difference by seed, of the seeds in which both have a number.
         interval: their t interval.
+        is_gain: whether the difference is for the better or the worse; None where that is open. It is open too where
+            the arm that looks better has diverged in a seed: the seeds in which it has not are no fair sample of it.
     """
 
     reference: str
     by_seed: Values
     interval: Interval
+    is_gain: bool | None
 
 
 @dataclass(frozen=True)
-class Arm:
+class ArmResult:
     """What one arm gave at one place of the grid.
 
     Attributes:
         name: of the arm.
-        by_seed: final value by seed, in the unit that is shown.
-        value: their t interval.
+        by_seed: final value by seed, in the unit that is shown; seeds that ended in no number are not among them.
+        diverged: the seeds whose run ended without a number in the metric or in a loss.
+        value: t interval of ``by_seed``; None where no seed ended in a number.
         learning_rate: the one chosen; None where none was to be chosen.
         baseline: difference to the baseline; None for the baseline itself, or where nothing is paired.
         control: difference to the same-positions control; None without one.
@@ -101,11 +54,22 @@ class Arm:
 
     name: str
     by_seed: Values
-    value: Interval
+    diverged: tuple[int, ...]
+    value: Interval | None
     learning_rate: float | None
     baseline: Effect | None
     control: Effect | None
     reach: Reach | None
+
+    @property
+    def seeds(self) -> int:
+        """How many seeds are complete, diverged ones among them."""
+        return len({*self.by_seed, *self.diverged})
+
+    @property
+    def lost(self) -> int:
+        """How many seeds ended in no number, so that means and differences stand on the others alone."""
+        return self.seeds - len(self.by_seed)
 
 
 @dataclass(frozen=True)
@@ -116,7 +80,7 @@ class Effects:
         point: the place.
         metric: what is compared.
         baseline: the arm that differences refer to.
-        target: what ``Arm.reach`` refers to, in the unit that is shown; None without curves.
+        target: what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves.
         arms: those with a complete run, in the order in which they were given.
     """
 
@@ -124,7 +88,7 @@ class Effects:
     metric: Metric
     baseline: str
     target: float | None
-    arms: list[Arm]
+    arms: list[ArmResult]
 
 
 def effects(
@@ -161,22 +125,27 @@ def _effects(
     rows = at_point(results, point)
     rows = rows[rows["chosen"].astype(bool)] if len(rows) else rows
     values: dict[str, Values] = {}
+    diverged: dict[str, set[int]] = {}
     rates: dict[str, float] = {}
     for _, row in rows.iterrows():
-        value = row.get(metric.name, math.nan)
-        if not math.isnan(value):
-            values.setdefault(row["arm"], {})[int(row["seed"])] = metric.factor * value
-            rates[row["arm"]] = row["learning_rate"]
-    complete = {arm: set(of_arm) for arm, of_arm in values.items()}
-    target, reaches = _reaches(curves, point, metric, baseline, complete)
+        value, arm, seed = float(row.get(metric.name, math.nan)), row["arm"], int(row["seed"])
+        has_diverged = bool(row.get("diverged", False)) or math.isinf(value)
+        if math.isnan(value) and not has_diverged:
+            continue  # the run has not logged this metric
+        values.setdefault(arm, {}).update({seed: metric.factor * value} if math.isfinite(value) else {})
+        diverged.setdefault(arm, set()).update({seed} if has_diverged else ())
+        rates[arm] = row["learning_rate"]
+    complete = {arm: {*of_arm, *diverged[arm]} for arm, of_arm in values.items()}
+    target, reaches = _reaches(curves, point, metric, baseline, complete, diverged)
     arms = [
-        Arm(
+        ArmResult(
             name=arm,
             by_seed=values[arm],
-            value=t_interval(list(values[arm].values())),
+            diverged=tuple(sorted(diverged[arm])),
+            value=t_interval(list(values[arm].values())) if values[arm] else None,
             learning_rate=rates[arm] if manifest["learning_rates"] else None,
-            baseline=_effect(values, arm, baseline),
-            control=_effect(values, arm, controls.get(arm)),
+            baseline=_effect(metric, values, diverged, arm, baseline),
+            control=_effect(metric, values, diverged, arm, controls.get(arm)),
             reach=reaches.get(arm),
         )
         for arm in manifest["arms"]
@@ -185,22 +154,37 @@ def _effects(
     return Effects(point, metric, baseline, target, arms)
 
 
-def _effect(values: Mapping[str, Values], arm: str, reference: str | None) -> Effect | None:
+def _effect(
+    metric: Metric, values: Mapping[str, Values], diverged: Mapping[str, set[int]], arm: str, reference: str | None
+) -> Effect | None:
     if reference is None or reference == arm or not values[arm].keys() & values.get(reference, {}).keys():
         return None
     differences = paired_values(values[arm], values[reference])
-    return Effect(reference, differences, t_interval(list(differences.values())))
+    interval = t_interval(list(differences.values()))
+    is_gain = metric.is_gain(interval)
+    favoured = arm if is_gain else reference
+    return Effect(reference, differences, interval, None if diverged[favoured] else is_gain)
 
 
 def _reaches(
-    curves: pd.DataFrame | None, point: Point, metric: Metric, baseline: str, complete: Mapping[str, set[int]]
+    curves: pd.DataFrame | None,
+    point: Point,
+    metric: Metric,
+    baseline: str,
+    complete: Mapping[str, set[int]],
+    diverged: Mapping[str, set[int]],
 ) -> tuple[float | None, dict[str, Reach]]:
     """Return the target in the unit that is shown, and how soon each arm's complete runs reach it."""
     if curves is None or not len(curves):
         return None, {}
     shown = at_point(curves[curves["chosen"].astype(bool)], point)
     found = {
-        arm: {seed: curve for seed, curve in of_arm.items() if seed in complete.get(arm, set())}
+        arm: {
+            # Whatever a run was before it diverged, it reaches nothing.
+            seed: [*curve, (curve[-1][0], math.nan)] if seed in diverged[arm] else curve
+            for seed, curve in of_arm.items()
+            if seed in complete.get(arm, set())
+        }
         for arm, of_arm in curves_by_seed(shown, metric.on_validation).items()
     }
     target = final_mean(found.get(baseline, {}))

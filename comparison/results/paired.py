@@ -1,4 +1,4 @@
-"""Comparing starts honestly: differences within a seed, with an interval that covers the truth as often as it says."""
+"""Paired differences within a seed, with intervals that cover the truth as often as they say."""
 
 from __future__ import annotations
 
@@ -45,14 +45,19 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """Return the mean and Student's t interval of a few values: right for normal errors at every n ≥ 2.
 
     Args:
-        values: at least one; with one the interval is infinite.
+        values: at least one; with one the interval is infinite, with one that is no number it is nan.
         level: confidence level.
+
+    Raises:
+        StructuredInitError: no value.
     """
     from scipy import stats
 
     n = len(values)
     if n == 0:
         raise StructuredInitError("an interval needs at least one value")
+    if not all(map(math.isfinite, values)):
+        return Interval(math.nan, math.nan, math.nan, n)
     mean = math.fsum(values) / n
     if n == 1:
         return Interval(mean, -math.inf, math.inf, 1)
@@ -76,6 +81,7 @@ def bootstrap_interval(
         StructuredInitError: fewer than 20 values.
     """
     import numpy as np
+    from scipy import stats
 
     n = len(values)
     if n < FEWEST_FOR_BOOTSTRAP:
@@ -83,10 +89,15 @@ def bootstrap_interval(
             f"a bootstrap of {n} values covers the truth less often than it says: "
             f"give at least {FEWEST_FOR_BOOTSTRAP}, or take t_interval"
         )
-    data = np.asarray(values, dtype=float)
-    drawn = np.random.default_rng(seed).integers(n, size=(resamples, n))
-    low, high = np.quantile(data[drawn].mean(axis=1), [0.5 - level / 2, 0.5 + level / 2])
-    return Interval(math.fsum(values) / n, float(low), float(high), n)
+    found = stats.bootstrap(
+        (np.asarray(values, dtype=float),),
+        np.mean,
+        n_resamples=resamples,
+        confidence_level=level,
+        method="percentile",
+        random_state=np.random.default_rng(seed),  # called rng from SciPy 1.15 on, under which this still works
+    ).confidence_interval
+    return Interval(math.fsum(values) / n, float(found.low), float(found.high), n)
 
 
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> Interval:
@@ -94,7 +105,7 @@ def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], l
 
     Args:
         arm: final value by seed.
-        baseline: final value by seed, of runs that share everything but the start.
+        baseline: final value by seed, of runs that share everything but the initialization.
         level: confidence level.
 
     Raises:

@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from comparison.results.metric import Metric
+from comparison.results.run_record import SETTINGS, Point, RunRecord, read_json, read_run
 from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Manifest = dict[str, Any]
-Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, in the order of the grid
-
-
-@dataclass(frozen=True)
-class Found:
-    """A run as its folder shows it.
-
-    Attributes:
-        arm: the start.
-        seed: of the run.
-        point: values of the grid.
-        learning_rate: where one was given by the comparison.
-        folder: where the run wrote.
-        result: what it gave; None while it is not complete.
-        failure: why it stopped, in one line; None where it did not.
-    """
-
-    arm: str
-    seed: int
-    point: Point
-    learning_rate: float | None
-    folder: Path
-    result: dict[str, Any] | None = field(repr=False)
-    failure: str | None
-
-    @property
-    def key(self) -> tuple[str, int, Point, float | None]:
-        """What tells a run from every other of its comparison."""
-        return self.arm, self.seed, self.point, self.learning_rate
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
@@ -60,15 +31,16 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     path = Path(folder) / "comparison.json"
     if not path.is_file():
         raise StructuredInitError(f"'{folder}' holds no comparison (there is no '{path.name}' in it)")
-    return {"mode": "max", "controls": {}, "grid": {}, "learning_rates": [], "arguments": [], **_read(path)}
+    return {"mode": "max", "controls": {}, "grid": {}, "learning_rates": [], "arguments": [], **read_json(path)}
 
 
-def find_runs(folder: str | os.PathLike[str]) -> list[Found]:
+def find_runs(folder: str | os.PathLike[str]) -> list[RunRecord]:
     """Return every run that was started, by its arm, point, learning rate and seed."""
-    return sorted(_found(folder), key=lambda run: (run.arm, run.point, run.learning_rate or 0.0, run.seed))
+    runs = map(read_run, Path(folder, "runs").glob(f"**/seed_*{SETTINGS}"))
+    return sorted(runs, key=lambda run: (run.arm, run.point, run.learning_rate or 0.0, run.seed))
 
 
-def missing_runs(manifest: Manifest, runs: Iterable[Found]) -> list[tuple[str, int, Point, float | None]]:
+def missing_runs(manifest: Manifest, runs: Iterable[RunRecord]) -> list[tuple[str, int, Point, float | None]]:
     """Return (arm, seed, point, learning rate) of the runs that the comparison asks for and that never started."""
     started = {run.key for run in runs}
     rates = [float(rate) for rate in manifest["learning_rates"]] or [None]
@@ -87,8 +59,9 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
 
     Columns: ``arm``, ``seed``, one per key of the grid (text, as it was given), ``learning_rate`` (NaN where the
     comparison did not set it), ``chosen`` (whether the run counts: it has the learning rate chosen for its arm on the
-    validation split, or none was to be chosen), one per final metric (values as logged: accuracy is a fraction),
-    ``epochs``, ``steps``, ``seconds``. Arms stand in the order in which they were given.
+    validation split, or none was to be chosen), ``diverged`` (whether the run ended without a number in the metric that
+    is compared, or in a loss), one per final metric (values as logged: accuracy is a fraction), ``epochs``, ``steps``,
+    ``seconds``. Arms stand in the order in which they were given.
 
     Args:
         folder: of the comparison; without its runs, ``results.csv`` is read.
@@ -98,18 +71,19 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     manifest, runs = read_manifest(folder), [run for run in find_runs(folder) if run.result is not None]
     if is_published(folder):
         return _stored(Path(folder, "results.csv"), manifest)
-    chosen = chosen_learning_rates(folder)
+    chosen, compared = chosen_learning_rates(folder), Metric(manifest["metric"], manifest["mode"])
     rows = [
         {
             **_keys(run),
             "chosen": is_chosen(run, chosen, manifest),
-            **run.result["metrics"],
+            "diverged": run.diverged((compared.name, compared.on_validation)),
+            **{name: run.metric(name) for name in run.result["metrics"]},
             **{name: run.result.get(name) for name in ("epochs", "steps", "seconds")},
         }
         for run in runs
         if run.result is not None
     ]
-    columns = ["arm", "seed", *manifest["grid"], "learning_rate", "chosen", "epochs", "steps", "seconds"]
+    columns = ["arm", "seed", *manifest["grid"], "learning_rate", "chosen", "diverged", "epochs", "steps", "seconds"]
     return _in_order(pd.DataFrame(rows or None, columns=None if rows else columns), manifest)
 
 
@@ -118,7 +92,7 @@ def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
 
     Columns: ``arm``, ``seed``, one per key of the grid, ``learning_rate``, ``chosen``, ``epoch`` (from 0), ``step``
     (optimizer steps taken), ``samples`` (steps × batch size × accumulated batches × devices; NaN where the batch size
-    is not known), ``seconds`` (of training since the start, where it was logged, else NaN), ``metric``, ``value``.
+    is not known), ``seconds`` (of training since its beginning, where it was logged, else NaN), ``metric``, ``value``.
     Where a resumed run logged a step again, the later value counts. The test split is read once, so it has no curve.
 
     Args:
@@ -149,10 +123,10 @@ def is_published(folder: str | os.PathLike[str]) -> bool:
 def chosen_learning_rates(folder: str | os.PathLike[str]) -> dict[str, dict[str, dict[str, Any]]]:
     """Return point → arm → what was chosen and the validation values it was chosen by; empty without a choice."""
     path = Path(folder) / "learning_rates.json"
-    return _read(path) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
-def is_chosen(run: Found, chosen: Mapping[str, Mapping[str, Mapping[str, Any]]], manifest: Manifest) -> bool:
+def is_chosen(run: RunRecord, chosen: Mapping[str, Mapping[str, Mapping[str, Any]]], manifest: Manifest) -> bool:
     """Tell whether a run has the learning rate chosen for its arm, or none was to be chosen."""
     if run.learning_rate is None:
         return not manifest["learning_rates"]
@@ -181,7 +155,10 @@ def samples_per_step(experiment: Path) -> float:
     """Return how many samples one optimizer step sees; NaN where the experiment does not say."""
     if not experiment.is_file():
         return math.nan
-    settings = yaml.safe_load(experiment.read_text(encoding="utf-8")) or {}
+    try:
+        settings = yaml.safe_load(experiment.read_text(encoding="utf-8")) or {}
+    except yaml.YAMLError:  # damaged, or with a tag that only code could read
+        return math.nan
     trainer = settings.get("trainer") or {}
     size = ((settings.get("data") or {}).get("init_args") or {}).get("batch_size")
     devices = trainer.get("devices", 1)
@@ -223,24 +200,7 @@ def _stored(path: Path, manifest: Manifest) -> pd.DataFrame:
     return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
 
 
-def _found(folder: str | os.PathLike[str]) -> Iterator[Found]:
-    # Settings stand beside a run before it starts, its result inside it when it is complete.
-    for file in Path(folder, "runs").glob("**/seed_*.settings.json"):
-        settings, run = _read(file), file.with_name(file.name.removesuffix(".settings.json"))
-        result, failed = run / "result.json", run.with_name(f"{run.name}.failed.json")
-        rate = settings.get("learning_rate")
-        yield Found(
-            arm=settings["arm"],
-            seed=int(settings["seed"]),
-            point=tuple((key, str(value)) for key, value in (settings.get("point") or {}).items()),
-            learning_rate=None if rate is None else float(rate),
-            folder=run,
-            result=_read(result) if result.is_file() else None,
-            failure=_read(failed).get("reason") if failed.is_file() and not result.is_file() else None,
-        )
-
-
-def _keys(run: Found) -> dict[str, Any]:
+def _keys(run: RunRecord) -> dict[str, Any]:
     rate = math.nan if run.learning_rate is None else run.learning_rate
     return {"arm": run.arm, "seed": run.seed, **dict(run.point), "learning_rate": rate}
 
@@ -254,10 +214,3 @@ def _in_order(table: pd.DataFrame, manifest: Manifest) -> pd.DataFrame:
     order = {arm: place for place, arm in enumerate(manifest["arms"])}
     by_arm = sorted(range(len(table)), key=lambda row: order.get(table["arm"].iloc[row], len(order)))
     return table.iloc[by_arm].reset_index(drop=True)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise StructuredInitError(f"cannot read '{path}': {error}") from error

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from comparison.results.effects import Arm, Effect, Effects, Metric, effects, has_no_width
+from comparison.results.effects import ArmResult, Effect, Effects, effects
+from comparison.results.metric import Metric, has_no_width
 from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, Interval, bootstrap_interval
 from comparison.results.records import Manifest, load_results, point_label, points
 from comparison.results.targets import Reach
@@ -111,9 +112,9 @@ def headline_table(found: Effects) -> Table:
         columns += [f"steps to {target_text(found, digits)}", "speed-up"]
     rows = []
     for arm in found.arms:
-        row = [Cell(arm.name, arm=arm.name), Cell(str(len(arm.by_seed)))]
+        row = [Cell(arm.name, arm=arm.name), Cell(str(arm.seeds), diverged_text(arm))]
         row += [Cell(f"{arm.learning_rate:g}")] if arm.learning_rate is not None else [Cell("")] * with_rates
-        row.append(_value(arm.value, digits))
+        row.append(_value(arm, digits))
         row.append(Cell("baseline") if arm.name == found.baseline else effect_cell(arm, arm.baseline, found, digits))
         row += [effect_cell(arm, arm.control, found, digits, name=True)] if with_control else []
         row += [_steps(arm.reach), _speed_up(arm, found.baseline)] if found.target is not None else []
@@ -127,17 +128,17 @@ def target_text(found: Effects, digits: int) -> str:
     return f"{number(found.target or 0.0, digits)}{unit} ({found.metric.on_validation.partition('/')[0]})"
 
 
-def effect_cell(arm: Arm, effect: Effect | None, found: Effects, digits: int, name: bool = False) -> Cell:
+def effect_cell(arm: ArmResult, effect: Effect | None, found: Effects, digits: int, name: bool = False) -> Cell:
     """Return a paired difference with its interval; with ``name`` it says what was subtracted."""
     if effect is None:
-        return Cell("" if name else "nothing paired")
+        return Cell("" if name else "diverged" if arm.value is None else "nothing paired")
     interval, notes = effect.interval, []
-    kind = {True: "gain", False: "loss", None: "open"}[found.metric.is_gain(interval)]
+    kind = {True: "gain", False: "loss", None: "open"}[effect.is_gain]
     if name:
         notes.append(f"− {effect.reference}")
     if interval.samples == 1:
-        notes.append(ALONE)
-    elif interval.samples != len(arm.by_seed):
+        notes.append(ALONE if arm.seeds == 1 else "1 pair, no interval")
+    elif interval.samples != arm.seeds:
         notes.append(f"{interval.samples} pairs")
     if interval.samples > 1 and has_no_width(interval):
         notes.append("equal in all seeds")
@@ -156,10 +157,13 @@ def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric
         tried = {float(rate): values for rate, values in choice["validation"].items()}
         for rate in rates:
             values = [value for value in tried.get(rate, []) if value is not None]
+            numbers = [value for value in values if math.isfinite(value)]
             taken = choice.get("chosen") is not None and rate == float(choice["chosen"])
-            mean = metric.factor * math.fsum(values) / len(values) if values else math.nan
-            text = f"{mean:.{significant(mean)}f}" if values else ""
-            row.append(Cell(text, "chosen" if taken else "", "gain" if taken else ""))
+            mean = metric.factor * math.fsum(numbers) / len(numbers) if numbers else math.nan
+            text = f"{mean:.{significant(mean)}f}" if numbers else ""
+            lost = f"{len(values) - len(numbers)} of {len(values)} diverged" if len(numbers) < len(values) else ""
+            notes = ["chosen" if taken else "", lost]
+            row.append(Cell(text, ", ".join(filter(None, notes)), "gain" if taken else ""))
         rows.append(row)
     words = Metric(metric.on_validation, metric.mode).label
     return Table(["arm", *(f"{words} at {rate:g}" for rate in rates)], rows)
@@ -185,9 +189,9 @@ def number(value: float, digits: int, signed: bool = False) -> str:
 def decimals(found: Effects) -> int:
     """Return how many decimals a table shows: two digits of a typical half width; one decimal of a percentage."""
     intervals = [effect.interval for arm in found.arms for effect in (arm.baseline, arm.control) if effect]
-    intervals = intervals or [arm.value for arm in found.arms]
-    widths = [i.half_width for i in intervals if 0 < i.half_width < math.inf]
-    largest = max((abs(arm.value.mean) for arm in found.arms), default=1.0)
+    values = [arm.value for arm in found.arms if arm.value is not None]
+    widths = [i.half_width for i in intervals or values if 0 < i.half_width < math.inf]
+    largest = max((abs(value.mean) for value in values), default=1.0)
     digits = 1 - math.floor(math.log10(median(widths))) if widths else significant(largest)
     return min(max(digits, 1), 2) if found.metric.factor == 100 else min(max(digits, 0), 8)
 
@@ -204,8 +208,17 @@ def significant(value: float, digits: int = 3) -> int:
     return min(max(digits - 1 - math.floor(math.log10(abs(value))), 0), 8)
 
 
-def _value(interval: Interval, digits: int) -> Cell:
-    return Cell(interval_text(interval, digits), ALONE if interval.samples == 1 else "")
+def diverged_text(arm: ArmResult) -> str:
+    """Return how many seeds diverged, ``2 of 4 diverged``; empty where none did."""
+    return f"{len(arm.diverged)} of {arm.seeds} diverged" if arm.diverged else ""
+
+
+def _value(arm: ArmResult, digits: int) -> Cell:
+    if arm.value is None:
+        return Cell("diverged")
+    kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
+    alone = (ALONE if arm.seeds == 1 else "no interval") if arm.value.samples == 1 else ""
+    return Cell(interval_text(arm.value, digits), ", ".join(filter(None, [kept, alone])))
 
 
 def _steps(found: Reach | None) -> Cell:
@@ -224,7 +237,7 @@ def _steps(found: Reach | None) -> Cell:
     return Cell(f"{mean:,.0f}", note)
 
 
-def _speed_up(arm: Arm, baseline: str) -> Cell:
+def _speed_up(arm: ArmResult, baseline: str) -> Cell:
     if arm.name == baseline or arm.reach is None or not arm.reach.steps:
         return Cell("")
     ratio = arm.reach.speed_up

@@ -2,7 +2,8 @@
 
 The target is taken on the validation split, where curves exist: the mean of the baseline's final values. A curve is
 linear between its evaluations. Before the first evaluation nothing is known, so a run that is there at once is said to
-need that many steps; a run that never gets there has no number. Steps are paired within a seed as their ratio.
+need that many steps; a run that never gets there has no number, nor has one that diverges in the end, wherever it was
+before. Steps are paired within a seed as their ratio.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class Reach:
 
 
 def final_mean(curves: Mapping[int, Curve]) -> float | None:
-    """Return the mean of the last values of several curves, or None without any."""
-    finals = [curve[-1][1] for curve in curves.values() if curve]
+    """Return the mean of the last values of the curves that end in a number, or None without any."""
+    finals = [curve[-1][1] for curve in curves.values() if curve and math.isfinite(curve[-1][1])]
     return math.fsum(finals) / len(finals) if finals else None
 
 
@@ -47,13 +48,18 @@ def steps_to(curve: Curve, target: float, mode: str = "max") -> float | None:
     """Return the steps at which a curve is first as good as a target, linearly between evaluations, or None.
 
     Args:
-        curve: (steps, value) of every evaluation.
+        curve: (steps, value) of every evaluation; values that are no number are passed over, and a curve that ends in
+            one has diverged and reaches nothing.
         target: value to be reached.
         mode: ``"max"`` where more is better, ``"min"`` where less is.
     """
+    if curve and not math.isfinite(curve[-1][1]):
+        return None
     sign = -1.0 if mode == "min" else 1.0
     before: tuple[float, float] | None = None
     for steps, value in curve:
+        if not math.isfinite(value):
+            continue
         if sign * value >= sign * target:
             if before is None:
                 return float(steps)

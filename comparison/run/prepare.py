@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from callbacks import ElapsedTime, RepresentationCallback
+from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.results.controls import check_controls, parse_controls
 from comparison.run.arms import parse_arms
 from comparison.run.plan import Comparison
@@ -60,7 +60,7 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         comparison,
         **_references(options, comparison, values, known),
         configuration=experiment_of(values),
-        added_callbacks=missing_callbacks(values, (ElapsedTime, RepresentationCallback)),
+        added_callbacks=missing_callbacks(values, (ElapsedTime, RepresentationCallback, WeightProductsCallback)),
     )
     comparison = dataclasses.replace(comparison, changes=_changes(comparison, values))
     if known:

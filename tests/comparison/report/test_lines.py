@@ -6,8 +6,8 @@ import pytest
 from matplotlib.image import imread
 
 from comparison.report.lines import MOST_TOGETHER, curve_figure
-from comparison.report.theme import drawing, new_figure, save, settle, styles
-from comparison.results.effects import Metric
+from comparison.report.theme import figure_settings, new_figure, save, settle, styles
+from comparison.results.metric import Metric
 
 METRIC = Metric("val/accuracy", "max")
 
@@ -57,7 +57,7 @@ def test_only_the_lowest_plot_of_a_column_names_its_places():
 
 @pytest.mark.parametrize("name", ["deform_from_scratch", "mimetic_state_space_no_correlate", "illiterate_fillings"])
 def test_long_names_stay_on_the_paper(name, tmp_path):
-    with drawing():
+    with figure_settings():
         drawn = new_figure(4.5, 2.0)
         axis = drawn.subplots()
         axis.set_yticks([0.5], [name], fontweight="bold")

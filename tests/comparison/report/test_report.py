@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from comparison.report import theme, write_report
-from comparison.report.drawn import short
+from comparison.report.drawing import short
 from comparison.report.lines import comparable, mean_curve
-from comparison.report.panels import BUDGET, Picker, attention_picker
-from comparison.report.strips import strip_figure
+from comparison.report.map_grid import map_grid_figure
+from comparison.report.pictures import BUDGET, Picker, attention_picker
 from comparison.results.records import load_curves, load_results
 from structured_init import StructuredInitError
 
@@ -60,7 +60,7 @@ def test_the_page_is_whole_fetches_nothing_and_names_nothing_twice(comparison, k
 def test_every_section_is_there_and_says_what_was_found(comparison, known_effects):
     folder = comparison(known_effects)
     text = write_report(folder)[0].read_text()
-    for section in ("result", "curves", "steps", "attention", "layers", "similarity", "starts", "runs"):
+    for section in ("result", "curves", "steps", "attention", "layers", "similarity", "initializations", "runs"):
         assert f'<section id="{section}">' in text
     differences = [100 * (known_effects["sincos"][seed] - known_effects["default"][seed]) for seed in range(3)]
     assert f"+{np.mean(differences):.1f}" in text
@@ -189,16 +189,16 @@ def test_what_an_arm_is_called_is_no_markup(comparison):
 
 
 def test_colours_on_the_page_are_variables_and_distinct_per_arm():
-    looks = theme.styles([f"arm {i}" for i in range(14)], "arm 0")
-    assert len({(look.paper, str(look.dash)) for look in looks.values()}) == 14
+    styles = theme.styles([f"arm {i}" for i in range(14)], "arm 0")
+    assert len({(look.paper, str(look.dash)) for look in styles.values()}) == 14
     figure = theme.new_figure(2, 1)
-    with theme.drawing():
+    with theme.figure_settings():
         axis = figure.subplots()
-        axis.plot([0, 1], color=looks["arm 1"].paper)
+        axis.plot([0, 1], color=styles["arm 1"].paper)
         axis.set_title("words stay words")
     text = theme.inline(figure, "name", 'a "description"')
     assert "var(--arm-1)" in text
-    assert looks["arm 1"].paper not in text
+    assert styles["arm 1"].paper not in text
     assert ">words stay words<" in text
     assert all(name.startswith("name-") for name in re.findall(r'\sid="([^"]+)"', text))
 
@@ -239,7 +239,7 @@ def test_pictures_beyond_the_budget_are_thinned_and_the_page_says_so(monkeypatch
     assert (len(whole.layers), len(whole.heads)) == (12, 5)
     size = sum(len(picture) for arm in whole.views["map"].values() for layer in arm["before"] for picture in layer)
     assert size < BUDGET
-    monkeypatch.setattr("comparison.report.panels.BUDGET", size // 3)
+    monkeypatch.setattr("comparison.report.pictures.BUDGET", size // 3)
     thinned = attention_picker(maps, {}, [str(i) for i in range(12)])
     assert isinstance(thinned, Picker)
     assert len(thinned.layers) == len(thinned.views["map"]["a"]["before"]) <= 4
@@ -294,9 +294,9 @@ def test_in_a_browser_it_is_readable_and_its_pickers_work(comparison, known_effe
 
 @pytest.mark.parametrize("arm", ["a", "mimetic_language_negative_and_longer"])
 def test_the_name_of_an_arm_is_never_cut_off_beside_its_maps(arm):
-    looks = {arm: theme.Style("--a", "#000000", "#ffffff", "-")}
+    styles = {arm: theme.Style("--a", "#000000", "#ffffff", "-")}
     maps = {arm: {"before": [torch.rand(4, 4)]}}
-    figure = strip_figure(maps, looks, ["0"], "title", "magma", lambda _: (0, 1))
+    figure = map_grid_figure(maps, styles, ["0"], "title", "magma", lambda _: (0, 1))
     figure.draw_without_rendering()
     assert figure.axes[0].yaxis.get_label().get_window_extent().x0 >= 0
 

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from comparison.results.effects import Metric, effects
+from comparison.results.effects import effects
+from comparison.results.metric import Metric
 from comparison.results.records import load_curves, load_results, read_manifest
 from comparison.results.tables import Cell, Table, headline, headline_table, number
 from comparison.results.targets import reach, steps_to

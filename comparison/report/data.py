@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from comparison.report.theme import Style, styles
 from comparison.results.controls import check_controls, find_controls
-from comparison.results.effects import Effects, Metric, effects
+from comparison.results.effects import Effects, effects
+from comparison.results.metric import Metric
 from comparison.results.records import (
-    Found,
     Manifest,
-    Point,
     chosen_learning_rates,
     find_runs,
     is_chosen,
@@ -23,9 +21,11 @@ from comparison.results.records import (
     load_curves,
     load_results,
     missing_runs,
+    point_label,
     points,
     read_manifest,
 )
+from comparison.results.run_record import Point, RunRecord, read_json
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Material:
+class ReportData:
     """What is known of a comparison.
 
     Attributes:
@@ -44,21 +44,26 @@ class Material:
         curves: one row per logged value.
         controls: arm → its same-positions control.
         effects: what was found, at every place of the grid.
-        looks: style of every arm.
+        styles: style of every arm.
         point: the place of the grid at which weights, attention and representations are shown.
         seed: of the runs whose weights and maps are shown.
     """
 
     folder: Path
     manifest: Manifest
-    runs: list[Found]
+    runs: list[RunRecord]
     results: pd.DataFrame
     curves: pd.DataFrame
     controls: dict[str, str]
     effects: list[Effects]
-    looks: dict[str, Style]
+    styles: dict[str, Style]
     point: Point
     seed: int | None
+
+    @property
+    def colors(self) -> dict[str, str]:
+        """Arm → its colour on the page, a CSS variable."""
+        return {arm: style.variable for arm, style in self.styles.items()}
 
     @property
     def metric(self) -> Metric:
@@ -76,7 +81,7 @@ class Material:
         return missing_runs(self.manifest, self.runs)
 
     @property
-    def complete(self) -> list[Found]:
+    def complete(self) -> list[RunRecord]:
         """The complete runs that count, at the place that is shown."""
         chosen = chosen_learning_rates(self.folder)
         return [
@@ -86,10 +91,26 @@ class Material:
         ]
 
     @property
-    def shown(self) -> dict[str, Found]:
+    def shown(self) -> dict[str, RunRecord]:
         """Arm → the run whose weights and maps are shown, in the order of the arms."""
         of_seed = {run.arm: run for run in self.complete if run.seed == self.seed}
         return {arm: of_seed[arm] for arm in self.manifest["arms"] if arm in of_seed}
+
+    def place_text(self, point: Point) -> str:
+        """Return a place of the grid for reading; empty where there is one alone."""
+        return point_label(point) if len(self.points) > 1 else ""
+
+    def place_name(self, name: str, point: Point) -> str:
+        """Return a file's name, with the place of the grid where there are several."""
+        label = self.place_text(point).replace(", ", "_")
+        return f"{name}_{''.join(c if c.isalnum() or c in '.-' else '_' for c in label)}" if label else name
+
+    def shown_text(self) -> str:
+        """Return of which runs weights and maps are shown, in a sentence or two."""
+        place = f" at {self.place_text(self.point)}" if len(self.points) > 1 else ""
+        absent = [arm for arm in self.manifest["arms"] if arm not in self.shown]
+        lacking = f" No complete run of it: {', '.join(absent)}." if absent else ""
+        return f"Seed {self.seed}{place}.{lacking}"
 
     def reports(self) -> dict[str, dict[str, Any]]:
         """Return arm → the init report of its first run that has one."""
@@ -97,15 +118,15 @@ class Material:
         for run in sorted(self.runs, key=lambda run: run.seed):
             path = run.folder / "init_report.json"
             if run.arm not in found and path.is_file():
-                found[run.arm] = json.loads(path.read_text(encoding="utf-8"))
+                found[run.arm] = read_json(path)
         return {arm: found[arm] for arm in self.manifest["arms"] if arm in found}
 
 
-def gather(
+def read_report_data(
     folder: str | os.PathLike[str],
     baseline: str | None = None,
     controls: Mapping[str, str] | str | None = None,
-) -> Material:
+) -> ReportData:
     """Read a comparison, finished or not.
 
     Args:
@@ -129,7 +150,7 @@ def gather(
     manifest = {**manifest, "baseline": baseline or manifest["baseline"]}
     runs, results, curves = find_runs(folder), load_results(folder), load_curves(folder)
     known = {**find_controls(manifest, runs), **check_controls(controls, manifest)}
-    material = Material(
+    data = ReportData(
         folder=Path(folder),
         manifest=manifest,
         runs=runs,
@@ -137,23 +158,23 @@ def gather(
         curves=curves,
         controls=known,
         effects=effects(results, manifest, known, curves),
-        looks=styles(list(manifest["arms"]), manifest["baseline"]),
+        styles=styles(list(manifest["arms"]), manifest["baseline"]),
         point=_shown_point(manifest, runs),
         seed=None,
     )
-    return replace(material, seed=_shown_seed(material))
+    return replace(data, seed=_shown_seed(data))
 
 
-def _shown_point(manifest: Manifest, runs: list[Found]) -> Point:
+def _shown_point(manifest: Manifest, runs: list[RunRecord]) -> Point:
     """Return the first place of the grid that has complete runs."""
     complete = {run.point for run in runs if run.result is not None}
     places = points(manifest)
     return next((place for place in places if place in complete), places[0])
 
 
-def _shown_seed(material: Material) -> int | None:
+def _shown_seed(data: ReportData) -> int | None:
     """Return the first of the seeds that most arms have."""
     counts: dict[int, int] = {}
-    for run in material.complete:
+    for run in data.complete:
         counts[run.seed] = counts.get(run.seed, 0) + 1
     return min(counts, key=lambda seed: (-counts[seed], seed)) if counts else None

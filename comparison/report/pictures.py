@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
 
 from comparison.report.depth import MOMENTS
-from comparison.results.records import Found
+from comparison.report.tensors import read_tensors
+from comparison.results.run_record import RunRecord, read_json
 from structured_init.analysis import WeightProducts, offset_profile
 
 LARGEST_SIDE = 128  # pixels; larger maps are averaged down
@@ -49,12 +49,12 @@ class Picker:
     scale: list[tuple[float, str]] = field(default_factory=list)
 
     def to_json(self) -> str:
-        """Return what the page's script reads, safe inside a script element."""
+        """Return what the page's script reads."""
         known: dict[str, Any] = {"layers": self.layers, "heads": self.heads, "views": self.views}
-        return json.dumps({**known, "captions": self.captions}, separators=(",", ":")).replace("</", "<\\/")
+        return json.dumps({**known, "captions": self.captions}, separators=(",", ":"))
 
 
-def attention_maps(runs: Mapping[str, Found]) -> tuple[Arms, Arms]:
+def attention_maps(runs: Mapping[str, RunRecord]) -> tuple[Arms, Arms]:
     """Return maps and offset profiles of every arm's run, averaged over samples; the first head is the heads' mean."""
     maps: dict[str, dict[str, dict[str, Tensor]]] = {}
     profiles: dict[str, dict[str, dict[str, Tensor]]] = {}
@@ -62,12 +62,12 @@ def attention_maps(runs: Mapping[str, Found]) -> tuple[Arms, Arms]:
         folder = run.folder / "attention"
         if not (folder / "meta.json").is_file():
             continue
-        captures = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["captures"]
+        captures = read_json(folder / "meta.json")["captures"]
         for moment in MOMENTS:
             path = folder / f"{moment}.safetensors"
             if moment not in captures or not path.is_file():
                 continue
-            stored = load_file(path)
+            stored = read_tensors(path)
             places = {name: place for name, place in captures[moment]["layers"].items() if name in stored}
             maps.setdefault(arm, {})[moment] = {name: _with_mean(stored[name].float().mean(0)) for name in places}
             if all(place["grid"] for place in places.values()):
@@ -98,8 +98,8 @@ def attention_picker(maps: Arms, profiles: Arms, layers: list[str]) -> Picker:
 def product_picker(products: Mapping[str, Mapping[str, Mapping[str, WeightProducts]]], layers: list[str]) -> Picker:
     """Return the pictures of W_q W_kᵀ of every head and of W_v W_o.
 
-    Each arm and moment has a scale of its own, which its caption names: products of structured starts are a hundred
-    times larger than others.
+    Each arm and moment has a scale of its own, which its caption names: products of structured initializations are a
+    hundred times larger than others.
     """
     first = next(iter(next(iter(products.values())).values()))
     count = max(len(layer.query_key) for layer in first.values())
@@ -138,11 +138,11 @@ def png(values: np.ndarray, colors: str) -> str:
 
 
 def largest(arms: Arms) -> float:
-    """Return the upper end of the colour scale: above it lies one value in a thousand."""
+    """Return the upper end of the colour scale: above it lies one value in a thousand of those that are numbers."""
     values = [
         layer.flatten() for moments in arms.values() for of_layers in moments.values() for layer in of_layers.values()
     ]
-    joined = torch.cat(values)
+    joined = _numbers(values)
     return max(joined.kthvalue(max(1, round(0.999 * joined.numel()))).values.item(), 1e-6)
 
 
@@ -150,11 +150,23 @@ def _encoded(arms: Arms, scaled: Any, colors: str) -> dict[str, dict[str, list[l
     """Return arm → moment → pictures [layer][head]."""
     return {
         arm: {
-            moment: [[png(_small(head, scaled), colors) for head in layer] for layer in of_layers.values()]
+            moment: [[_picture(head, scaled, colors) for head in layer] for layer in of_layers.values()]
             for moment, of_layers in moments.items()
         }
         for arm, moments in arms.items()
     }
+
+
+def _picture(values: Tensor, scaled: Any, colors: str) -> str | None:
+    """Return a small picture; none of a head that diverged, whose values are no numbers."""
+    return png(_small(values, scaled), colors) if torch.isfinite(values).all() else None
+
+
+def _numbers(values: list[Tensor]) -> Tensor:
+    """Return all values that are numbers, in one row; a zero where there is none."""
+    joined = torch.cat([value.flatten() for value in values])
+    joined = joined[torch.isfinite(joined)]
+    return joined if len(joined) else joined.new_zeros(1)
 
 
 def _small(values: Tensor, scaled: Any) -> np.ndarray:
@@ -170,7 +182,7 @@ def _with_mean(heads: Tensor) -> Tensor:
 
 
 def _limit(values: list[Tensor]) -> float:
-    joined = torch.cat([value.abs().flatten() for value in values])
+    joined = _numbers(values).abs()
     # Of a 64 × 64 corner the diagonal is 1.6 %: this quantile lies on it where it stands out.
     return max(joined.kthvalue(max(1, round(0.995 * joined.numel()))).values.item(), 1e-9)
 

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from comparison.report.depth import MOMENTS
-from comparison.report.theme import FAINT, Style, drawing, new_figure
+from comparison.report.theme import FAINT, Style, figure_settings, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 MOST_LAYERS = 6
 
 
-def strip_figure(
+def map_grid_figure(
     maps: Mapping[str, Mapping[str, Sequence[Tensor]]],
-    looks: Mapping[str, Style],
+    styles: Mapping[str, Style],
     names: Sequence[str],
     title: str,
     colors: str,
@@ -30,11 +30,11 @@ def strip_figure(
 
     Args:
         maps: arm → moment → a map per layer.
-        looks: style of every arm.
+        styles: style of every arm.
         names: short names of the layers.
         title: what is seen.
         colors: name of the colour map.
-        limits: the ends of the colour scale for the maps of one arm and moment.
+        limits: the ends of the colour scale for the maps of one arm and moment; their values may be no numbers.
         power: of the colour scale; ½ keeps weak structure visible beside peaks.
     """
     from matplotlib.colors import PowerNorm
@@ -44,7 +44,7 @@ def strip_figure(
     kept = sorted({round(place) for place in np.linspace(0, count - 1, min(count, MOST_LAYERS))})
     columns = len(moments) * len(kept) + len(moments) - 1
     side = min(0.72, 6.2 / columns)
-    with drawing():
+    with figure_settings():
         # By hand: laying out a hundred axes takes longer than drawing them.
         left = _widest(maps) + 0.2
         wide, tall = left + side * columns + 0.1, side * len(maps) + 0.55
@@ -59,7 +59,7 @@ def strip_figure(
             axis.spines[:].set_visible(False)
         for number, (row, (arm, of_arm)) in enumerate(zip(axes, maps.items(), strict=True)):
             label = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 4}
-            row[0].set_ylabel(arm, color=looks[arm].paper, **label)
+            row[0].set_ylabel(arm, color=styles[arm].paper, **label)
             for block, moment in enumerate(moments):
                 for place, layer in enumerate(kept):
                     axis = row[block * (len(kept) + 1) + place]

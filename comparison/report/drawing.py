@@ -1,0 +1,54 @@
+"""A figure of a report: for the page as SVG, and for a paper in files of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comparison.report import theme
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its name.
+
+    Attributes:
+        figure: drawn in the colours of paper.
+        name: of its files, and unlike any other on the page.
+        text: what it shows, in a line.
+        save: whether it is written for a paper too.
+    """
+
+    figure: Figure = field(repr=False)
+    name: str
+    text: str
+    save: bool = True
+
+    @cached_property
+    def svg(self) -> str:
+        """The figure as an SVG element for a page."""
+        return theme.inline(self._settled, self.name, self.text)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the figure for a paper, as SVG and as PNG, and return the files."""
+        return theme.save(self._settled, folder, self.name)
+
+    @cached_property
+    def _settled(self) -> Figure:
+        """The figure with everything in its place: it is placed once, whatever is written of it."""
+        theme.settle(self.figure)
+        return self.figure
+
+
+def short(names: list[str]) -> list[str]:
+    """Return the parts of dotted names that differ: ``blocks.0.attn``, ``blocks.1.attn`` → ``0``, ``1``."""
+    parts = [name.split(".") for name in names]
+    if len(parts) < 2 or len({len(part) for part in parts}) > 1:
+        return list(names)
+    differing = [place for place, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
+    return [".".join(part[place] for place in differing) for part in parts]

@@ -1,0 +1,82 @@
+"""The runs: which are missing, how to repeat them, and on what they ran."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from comparison.report.data import ReportData
+from comparison.report.registry import Html, Piece, heading, note, register_panel, table
+from comparison.results.records import point_label
+from comparison.results.tables import Cell, Table
+
+
+@register_panel("Runs and how to repeat them", label="Runs")
+def runs(data: ReportData) -> list[Piece]:
+    """Return the runs without a result, the command, hardware and versions."""
+    unfinished, environment = _unfinished(data), _environment(data)
+    shown: list[Piece] = []
+    if unfinished:
+        shown += [*heading("Without a result"), table(data, unfinished), *heading("Command")]
+    shown.append(_command(data.manifest.get("command", "")))
+    shown += [table(data, environment, "tight")] if environment else []
+    return [*shown, note(_provenance(data))]
+
+
+def _unfinished(data: ReportData) -> Table | None:
+    """Return the runs without a result and what is known of them."""
+    rows = [
+        [run.arm, point_label(run.point), _rate(run.learning_rate), run.seed, run.failure or "started, not complete"]
+        for run in data.runs
+        if run.result is None
+    ]
+    rows += [[arm, point_label(p), _rate(rate), seed, "not started"] for arm, seed, p, rate in data.missing]
+    return _plain(["arm", "at", "learning rate", "seed", "what is known"], rows) if rows else None
+
+
+def _environment(data: ReportData) -> Table | None:
+    """Return hardware, threads and versions of the complete runs."""
+    values: dict[str, list[str]] = {}
+    for run in data.runs:
+        for name, value in run.environment.items():
+            known = values.setdefault(name, [])
+            known.extend([str(value)] if str(value) not in known else [])
+    rows = [
+        [name, "; ".join(found) + (" (differs between runs)" if len(found) > 1 else "")]
+        for name, found in values.items()
+    ]
+    return _plain(["environment", ""], rows) if rows else None
+
+
+def _command(text: str) -> Html:
+    """Return a command that breaks after commas and before options, never within an option's name."""
+    whole = re.sub(r"--[\w.+-]+", lambda name: f"<span>{name[0]}</span>", str(escape(text))).replace(",", ",<wbr>")
+    markup = f'<div class="command"><pre><code>{whole}</code></pre><button type="button" data-copy>Copy</button></div>'
+    return Html(Markup(markup), f"```\n{text}\n```")
+
+
+def _provenance(data: ReportData) -> str:
+    """Return seeds, arguments, time and version, in a line."""
+    seconds = [run.result["seconds"] for run in data.runs if run.result and run.result.get("seconds")]
+    arguments = " ".join(map(str, data.manifest["arguments"]))
+    parts = [
+        f"Seeds {', '.join(map(str, data.manifest['seeds']))}.",
+        f"Further arguments of every run: {arguments}." if arguments else "",
+        f"A complete run took {min(seconds):,.0f} to {max(seconds):,.0f} seconds." if seconds else "",
+        "Tables are in results.csv, curves.csv and results.json, figures for a paper in the folder figures.",
+        f"Written by structured-init {version('structured-init')}.",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _rate(rate: float | None) -> str:
+    return "" if rate is None else f"{rate:g}"
+
+
+def _plain(columns: list[str], rows: list[list[Any]]) -> Table:
+    """Return a table of plain texts, without the columns that are empty in every row."""
+    kept = [place for place in range(len(columns)) if any(row[place] != "" for row in rows)]
+    return Table([columns[i] for i in kept], [[Cell(str(row[i])) for i in kept] for row in rows])

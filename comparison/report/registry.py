@@ -1,0 +1,139 @@
+"""The panels of a report, in their order, and the decorator that adds one.
+
+A panel is a function of the report's data. What it returns is shown on the page and in the Markdown alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from markupsafe import Markup, escape
+
+from comparison.report.data import ReportData
+from comparison.report.drawing import Drawing
+from comparison.results.tables import Table
+from structured_init.errors import StructuredInitError, nearest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Html:
+    """A piece of the page that is neither a sentence, a table nor a figure.
+
+    Attributes:
+        markup: for the page.
+        markdown: the same in Markdown; empty where that cannot say it.
+        drawings: figures inside the markup: they are written for a paper, and linked in the Markdown.
+    """
+
+    markup: Markup
+    markdown: str = ""
+    drawings: Sequence[Drawing] = ()
+
+
+Piece: TypeAlias = "str | Table | Figure | Drawing | Html"
+Content: TypeAlias = "Piece | Sequence[Piece] | None"
+PanelFunction = Callable[[ReportData], Content]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A section of the report.
+
+    Attributes:
+        name: its anchor on the page, and the prefix of figures that have no name of their own.
+        title: its heading.
+        label: its entry in the bar of contents.
+        content: returns what it shows, or nothing where there is nothing to show.
+    """
+
+    name: str
+    title: str
+    label: str
+    content: PanelFunction
+
+
+PANELS: list[Panel] = []  # in the order of the page
+
+
+def register_panel(
+    title: str, *, after: str | None = None, name: str | None = None, label: str | None = None
+) -> Callable[[PanelFunction], PanelFunction]:
+    """Add a panel to every report that is written from now on in this process.
+
+    The function takes :class:`ReportData` and returns one piece, a sequence of pieces, or None where there is nothing
+    to show (then the report has no such section). A piece is a sentence (``str``), a
+    :class:`~comparison.results.tables.Table`, a matplotlib figure (or a :class:`Drawing`, which names it), or
+    :class:`Html`. Registering the same function again, as a notebook does, replaces it.
+
+    Args:
+        title: heading of the panel.
+        after: name of the panel that it follows; last when None.
+        name: its anchor on the page; the function's name when None.
+        label: its entry in the bar of contents; the title when None.
+
+    Raises:
+        StructuredInitError: ``after`` is no panel, or another panel has the name.
+    """
+
+    def register(function: PanelFunction) -> PanelFunction:
+        panel = Panel(name or function.__name__, title, label or title, function)
+        same = [known for known in PANELS if known.name == panel.name]
+        if any(_origin(known.content) != _origin(function) for known in same):
+            raise StructuredInitError(f"there is a panel '{panel.name}' already: give yours another name")
+        others = [known.name for known in PANELS if known.name != panel.name]
+        if after is not None and after not in others:
+            raise StructuredInitError(f"there is no panel '{after}' to come after: {nearest(after, others)}")
+        PANELS[:] = [known for known in PANELS if known.name != panel.name]
+        PANELS.insert(len(PANELS) if after is None else others.index(after) + 1, panel)
+        return function
+
+    return register
+
+
+def pieces(panel: Panel, data: ReportData) -> list[str | Table | Drawing | Html]:
+    """Return what a panel shows, its figures named; empty where it shows nothing.
+
+    What a panel cannot read is said in its place: the rest of the report is not lost with it.
+    """
+    try:
+        content = panel.content(data)
+    except StructuredInitError as error:
+        return [f"Not shown: {error}."]
+    given = [content] if isinstance(content, (str, Table, Drawing, Html)) or hasattr(content, "savefig") else content
+    return [_named(piece, panel, number) for number, piece in enumerate(given or [])]
+
+
+def heading(text: str) -> list[Html]:
+    """Return a heading inside a panel; none where the text is empty."""
+    return [Html(Markup("<h3>{}</h3>").format(text), f"### {text}")] if text else []
+
+
+def note(text: str) -> Html:
+    """Return a paragraph in small type."""
+    return Html(Markup('<p class="small">{}</p>').format(text), str(escape(text).unescape()))
+
+
+def table(data: ReportData, shown: Table, kind: str = "") -> Html:
+    """Return a table in which every arm has the mark of its colour; see :meth:`Table.html` for ``kind``."""
+    return Html(Markup(shown.html(data.colors, kind)), shown.markdown())
+
+
+def _named(piece: Piece, panel: Panel, number: int) -> str | Table | Drawing | Html:
+    if isinstance(piece, (str, Table, Drawing, Html)):
+        return piece
+    if hasattr(piece, "savefig"):
+        titles = (axis.get_title(loc=where) for axis in piece.axes for where in ("left", "center"))
+        text = piece.get_suptitle() or next(filter(None, titles), panel.title)
+        return Drawing(piece, f"{panel.name}_{number}", text)
+    raise StructuredInitError(
+        f"the panel '{panel.name}' returned {type(piece).__name__}: give str, Table, a figure, Drawing or Html"
+    )
+
+
+def _origin(function: PanelFunction) -> tuple[str, str]:
+    return function.__module__, function.__qualname__

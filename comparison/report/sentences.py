@@ -1,0 +1,158 @@
+"""What a comparison found, in sentences that say no more than the intervals do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from comparison.report.data import ReportData
+from comparison.results.effects import ArmResult, Effect, Effects
+from comparison.results.records import point_label
+from comparison.results.tables import decimals, interval_text
+
+LEVEL = "95 %"
+
+
+def lead(data: ReportData) -> str:
+    """Return one sentence: what was compared."""
+    manifest = data.manifest
+    initializations, seeds = len(manifest["arms"]), len(manifest["seeds"])
+    grid = f" at {len(data.points)} places of a grid" if len(data.points) > 1 else ""
+    rates = ", each with the learning rate chosen for it on the validation split" if manifest["learning_rates"] else ""
+    return (
+        f"{count(initializations, 'initialization')} of {title(data)}{grid}, {count(seeds, 'seed')}{rates}: "
+        f"final {data.metric.words}, runs of a seed differing in their initialization and in nothing else."
+    )
+
+
+def title(data: ReportData) -> str:
+    """Return the experiment's name."""
+    names = [str(name).rpartition("/")[2].removesuffix(".yaml") for name in data.manifest["experiment"]]
+    return " + ".join(names)
+
+
+def state(data: ReportData) -> str:
+    """Return one sentence on what is missing; empty when all is there."""
+    asked = len(data.manifest["arms"]) * len(data.manifest["seeds"]) * len(data.points)
+    asked *= len(data.manifest["learning_rates"]) or 1
+    complete = sum(run.result is not None for run in data.runs)
+    failed = sum(run.failure is not None for run in data.runs)
+    running = sum(run.result is None and run.failure is None for run in data.runs)
+    parts = [
+        f"{complete} of {asked} runs are complete",
+        f"{failed} failed" if failed else "",
+        f"{running} started and not complete" if running else "",
+        f"{len(data.missing)} not started" if data.missing else "",
+    ]
+    unfinished = failed or running or data.missing
+    return ", ".join(part for part in parts if part) + "." if unfinished else ""
+
+
+def findings(found: Effects) -> list[str]:
+    """Return what the differences to the baseline and to the controls say, and what diverged, at one place of the grid.
+
+    A run that diverged is a result, and comes first.
+    """
+    return [*_diverged(found), *_differences(found)]
+
+
+def _diverged(found: Effects) -> list[str]:
+    diverged = [arm for arm in found.arms if arm.diverged]
+    if not diverged:
+        return []
+    counts = [f"{arm.name} in {len(arm.diverged)} of {count(arm.seeds, 'seed')}" for arm in diverged]
+    sentences = [f"Diverged: {listed(counts)}."]
+    lost = [arm for arm in diverged if arm.lost]
+    if lost:
+        sentences.append(
+            f"Means and differences of {listed([arm.name for arm in lost])} stand on the seeds that ended in a number "
+            "alone, and what diverged is nowhere said to be better."
+        )
+    return sentences
+
+
+def _differences(found: Effects) -> list[str]:
+    if not found.arms:
+        return [f"No complete run has {found.metric.words} yet."]
+    if len(found.arms) == 1:
+        arm = found.arms[0]
+        if arm.value is None:
+            return ["There is nothing to compare."]
+        value = interval_text(arm.value, decimals(found))
+        seeds = count(len(arm.by_seed), "seed")
+        return [
+            f"{arm.name} reached {value}{' %' if found.metric.factor == 100 else ''} ({seeds}); nothing to compare."
+        ]
+    paired = [effect for arm in found.arms for effect in (arm.baseline, arm.control) if effect]
+    if not paired:
+        number = " that ended in a number" if any(arm.lost for arm in found.arms) else ""
+        return [f"No arm shares a complete seed{number} with {found.baseline} yet, so nothing is paired."]
+    if all(effect.interval.samples == 1 for effect in paired):
+        one = "one pair with numbers" if any(arm.lost for arm in found.arms) else "one seed"
+        return [f"There is {one}, so there is no interval: the table shows values, and nothing is shown to differ."]
+    sentences = [_against(found, "baseline", f"{found.baseline}")]
+    if any(arm.control for arm in found.arms):
+        sentences.append(_against(found, "control", "its control, which has the same positions and no attention part"))
+    intervals = sum(effect.interval.samples > 1 for effect in paired)
+    if intervals > 1:
+        sentences.append(
+            f"These are {intervals} separate {LEVEL} intervals: about one in twenty of them misses the truth."
+        )
+    return [sentence for sentence in sentences if sentence]
+
+
+def all_findings(data: ReportData) -> list[tuple[str, list[str]]]:
+    """Return the place of the grid and what was found there, for every place."""
+    several = len(data.points) > 1
+    return [(point_label(found.point) if several else "", findings(found)) for found in data.effects]
+
+
+def count(number: int, what: str) -> str:
+    """Return a number with its noun."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def plain(title: str) -> str:
+    """Return a figure's title without the markup of its formulas."""
+    return title.replace("^\\top", "ᵀ").replace("$", "")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as one reads them aloud."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _against(found: Effects, to: str, reference: str) -> str:
+    """Say which arms are better, which worse and which not told apart."""
+    pairs = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to)) and effect.interval.samples > 1]
+    if not pairs:
+        return ""
+    gains = [pair for pair in pairs if pair[1].is_gain is True]
+    losses = [pair for pair in pairs if pair[1].is_gain is False]
+    unjudged = [pair for pair in pairs if pair[1].is_gain is not found.metric.is_gain(pair[1].interval)]
+    equal = [pair for pair in pairs if pair not in gains and pair not in losses and pair not in unjudged]
+    parts = []
+    for word, chosen in (("better", gains), ("worse", losses)):
+        if chosen:
+            parts.append(f"{word} than {reference}: {_by(found, chosen)}")
+    if equal:
+        than, many = "" if parts else f" from {reference}", len(equal) > 1
+        why = "the intervals include zero" if many else "the interval includes zero"
+        if any(effect.interval.excludes_zero for _, effect in equal):
+            why += " or has no width, since all seeds agree"
+        parts.append(f"not told apart{than}: {_by(found, equal)} ({why})")
+    if unjudged:
+        than = "" if parts else f" against {reference}"
+        parts.append(
+            f"not judged{than}: {_by(found, unjudged)} (the side that looks better has diverged in some seeds)"
+        )
+    text = "; ".join(parts)
+    return text[0].upper() + text[1:] + "."
+
+
+def _by(found: Effects, pairs: Sequence[tuple[ArmResult, Effect]]) -> str:
+    digits = decimals(found)
+    best_first = sorted(pairs, key=lambda pair: pair[1].interval.mean, reverse=found.metric.mode == "max")
+    texts = [f"{arm.name} {interval_text(effect.interval, digits, signed=True)}" for arm, effect in best_first]
+    texts = [text.replace(" ", "\N{NO-BREAK SPACE}") for text in texts]
+    unit = f" {found.metric.unit}" if found.metric.unit else ""
+    return listed(texts) + unit

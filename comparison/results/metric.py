@@ -1,0 +1,60 @@
+"""How a metric is shown, and which direction of it is better."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from comparison.results.paired import Interval
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is shown.
+
+    Attributes:
+        name: as logged, ``"test/accuracy"``.
+        mode: ``"max"`` where more is better, ``"min"`` where less is.
+    """
+
+    name: str
+    mode: str = "max"
+
+    @property
+    def factor(self) -> float:
+        """Logged values are multiplied by it: accuracy is logged as a fraction and shown in percent."""
+        return 100.0 if "accuracy" in self.name.rpartition("/")[2] else 1.0
+
+    @property
+    def label(self) -> str:
+        """The metric in words, with its unit."""
+        return self.words + (" %" if self.factor == 100 else "")
+
+    @property
+    def words(self) -> str:
+        """The metric in words."""
+        return self.name.replace("/", " ").replace("_", " ")
+
+    @property
+    def unit(self) -> str:
+        """The unit of a difference."""
+        return "points" if self.factor == 100 else ""
+
+    @property
+    def on_validation(self) -> str:
+        """The same metric on the validation split."""
+        return f"val/{self.name.partition('/')[2]}" if self.name.startswith("test/") else self.name
+
+    def is_gain(self, interval: Interval) -> bool | None:
+        """Tell whether a difference is for the better or the worse; None where that is open.
+
+        It is open where the interval includes zero, and where it has no width: seeds that agree to the last digit (a
+        small test split has few possible values) say nothing about other seeds.
+        """
+        if not interval.excludes_zero or has_no_width(interval):
+            return None
+        return (interval.mean > 0) == (self.mode == "max")
+
+
+def has_no_width(interval: Interval) -> bool:
+    """Tell whether all values were equal, but for rounding."""
+    return interval.half_width <= 1e-9 * max(1.0, abs(interval.mean))

@@ -1,0 +1,103 @@
+"""The record of one run of a comparison: what its folder holds, and where.
+
+Beside the folder stand its settings, written before the run starts, and why it failed; inside it the result, written
+when the run is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from structured_init.errors import StructuredInitError
+
+Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, in the order of the grid
+
+SETTINGS, FAILURE = ".settings.json", ".failed.json"  # endings beside the folder of a run
+RESULT = "result.json"  # in it
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run as its folder shows it.
+
+    Attributes:
+        arm: label of its initialization.
+        seed: of the run.
+        point: values of the grid.
+        learning_rate: where one was given by the comparison.
+        folder: where the run wrote.
+        result: what it gave; None while it is not complete.
+        failure: why it stopped, in one line; None where it did not.
+    """
+
+    arm: str
+    seed: int
+    point: Point
+    learning_rate: float | None
+    folder: Path
+    result: dict[str, Any] | None = field(default=None, repr=False)
+    failure: str | None = None
+
+    @property
+    def key(self) -> tuple[str, int, Point, float | None]:
+        """What tells a run from every other of its comparison."""
+        return self.arm, self.seed, self.point, self.learning_rate
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Hardware, threads and versions; older files call them ``surroundings``."""
+        result = self.result or {}
+        return result.get("environment") or result.get("surroundings") or {}
+
+    def metric(self, name: str) -> float:
+        """Return a final metric; NaN where the run did not log it, or it is no number."""
+        return _number((self.result or {}).get("metrics", {}).get(name))
+
+    def diverged(self, metrics: Iterable[str]) -> bool:
+        """Tell whether the complete run ended without a number in one of the metrics, or in any loss."""
+        final = (self.result or {}).get("metrics", {})
+        judged = {*metrics, *(name for name in final if name.rpartition("/")[2].endswith("loss"))}
+        return any(not math.isfinite(_number(final[name])) for name in judged if name in final)
+
+
+def read_run(settings_file: Path) -> RunRecord:
+    """Return the run whose settings stand in a file ``<folder>.settings.json``.
+
+    Raises:
+        StructuredInitError: a file cannot be read.
+    """
+    settings = read_json(settings_file)
+    folder = settings_file.with_name(settings_file.name.removesuffix(SETTINGS))
+    result, failed = folder / RESULT, folder.with_name(folder.name + FAILURE)
+    rate = settings.get("learning_rate")
+    return RunRecord(
+        arm=settings["arm"],
+        seed=int(settings["seed"]),
+        point=tuple((key, str(value)) for key, value in (settings.get("point") or {}).items()),
+        learning_rate=None if rate is None else float(rate),
+        folder=folder,
+        result=read_json(result) if result.is_file() else None,
+        failure=read_json(failed).get("reason") if failed.is_file() and not result.is_file() else None,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file.
+
+    Raises:
+        StructuredInitError: it cannot be read, or is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StructuredInitError(f"cannot read '{path}': {error}") from error
+
+
+def _number(value: Any) -> float:
+    """Return a metric as a number: null, which JSON has for nan, is nan."""
+    return float(value) if isinstance(value, (int, float)) else math.nan

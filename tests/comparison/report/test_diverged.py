@@ -1,0 +1,115 @@
+"""A comparison in which runs diverged has a whole report, with the healthy runs in it and the others counted."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from comparison.report import write_report
+from comparison.report.lines import curve_figure
+from comparison.report.theme import styles
+from comparison.results.metric import Metric
+
+GOOD = {0: 0.80, 1: 0.81, 2: 0.79}
+LOSS = Metric("val/loss", "min")
+
+
+def poison(run):
+    """Everything that a run wrote after its training holds no number."""
+    for path in run.glob("*/after.safetensors"):
+        save_file({name: torch.full_like(each, math.nan) for name, each in load_file(path).items()}, path)
+    path = run / "attention" / "statistics.json"
+    statistics = json.loads(path.read_text())
+    for of_layer in statistics["after"].values():
+        for name, values in of_layer.items():
+            of_layer[name] = [None if name == "entropy" else math.nan for _ in values]
+    path.write_text(json.dumps(statistics))
+
+
+@pytest.fixture
+def diverged(comparison):
+    """``wild`` diverges in one seed of three, ``wilder`` in all."""
+    values = {
+        "default": GOOD,
+        "wild": {0: 0.9, 1: 0.912, 2: math.nan},
+        "wilder": {0: math.nan, 1: math.inf, 2: -math.inf},
+    }
+    folder = comparison(values)
+    for arm, seeds in (("wild", [2]), ("wilder", [0, 1, 2])):
+        for seed in seeds:
+            poison(folder / "runs" / arm / f"seed_{seed}")
+    return folder
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_report_is_whole_and_says_what_diverged(diverged):
+    page, markdown, *_ = write_report(diverged)
+    html = page.read_text()
+    for section in ("result", "curves", "steps", "attention", "layers", "similarity", "initializations", "runs"):
+        assert f'<section id="{section}">' in html
+    assert "Diverged: wild in 1 of 3 seeds and wilder in 3 of 3 seeds." in html
+    assert "Means and differences of wild and wilder stand on the seeds that ended in a number alone" in html
+    assert "Not judged against default: wild" in html.replace("\N{NO-BREAK SPACE}", " ")
+    assert "better than default" not in html.lower()
+    assert "1 of 3 diverged" in markdown.read_text()
+    assert "No line where the attention of a run has no numbers: wild and wilder." in html
+
+
+def test_the_json_of_a_report_has_null_and_no_nan(diverged):
+    write_report(diverged)
+    text = (diverged / "results.json").read_text()
+    arms = {each["arm"]: each for each in json.loads(text, parse_constant=pytest.fail)["effects"][0]["arms"]}
+    assert arms["wilder"]["value"] is None
+    assert arms["wild"]["diverged"] == [2]
+    page = (diverged / "report.html").read_text()
+    for name in ("attention", "similarity"):
+        data = page.split(f'id="data-{name}">')[1].split("</script>")[0]
+        json.loads(data, parse_constant=pytest.fail)  # the browser's JSON has no NaN
+    shown = json.loads(page.split('id="data-attention">')[1].split("</script>")[0])["views"]["map"]["wilder"]
+    assert shown["after"] == [[None] * 3] * 2
+    assert all(picture for layer in shown["before"] for picture in layer)
+
+
+def test_a_comparison_in_which_all_diverged_has_a_report(comparison):
+    nothing = dict.fromkeys(GOOD, math.nan)
+    folder = comparison({"default": nothing, "wild": nothing})
+    for run in (folder / "runs").glob("*/seed_*/"):
+        poison(run)
+    html = write_report(folder)[0].read_text()
+    assert "Diverged: default in 3 of 3 seeds and wild in 3 of 3 seeds." in html
+    assert "nothing is paired" in html
+
+
+def test_a_published_table_keeps_what_diverged(diverged):
+    write_report(diverged)
+    with (diverged / "results.csv").open() as file:
+        rows = {(row["arm"], row["seed"]): row["diverged"] for row in csv.DictReader(file)}
+    assert rows["wild", "1"] == "False"
+    assert rows["wild", "2"] == "True"
+
+
+@pytest.mark.parametrize("end", [math.nan, math.inf, 1e30])
+def test_curves_of_runs_that_diverge_leave_the_others_readable(end):
+    steady = {seed: [(10.0, 2.0), (20.0, 1.0 + 0.1 * seed), (30.0, 0.9)] for seed in range(3)}
+    wild = {0: [(10.0, 3.0), (20.0, 2.5), (30.0, 2.4)], 1: steady[1], 2: [(10.0, 2.0), (20.0, end), (30.0, math.nan)]}
+    figure = curve_figure({"a": steady, "b": wild}, styles(["a", "b"], "a"), LOSS, "step", "a")
+    (axis,) = figure.axes
+    low, high = axis.get_ylim()
+    assert low < 0.9
+    assert 3 < high < 5  # the seeds that did not diverge are in sight too
+    assert [text.get_text() for text in axis.texts] == ["a", "b (1 of 3 diverged)"]
+    crosses = [line for line in axis.lines if line.get_marker() == "x"]
+    assert len(crosses) == 1
+    figure.draw_without_rendering()
+
+
+def test_curves_without_a_number_are_an_empty_plot_that_says_so():
+    nothing = {seed: [(10.0, math.nan), (20.0, math.inf)] for seed in range(3)}
+    figure = curve_figure({"a": nothing}, styles(["a"], "a"), LOSS, "step", "a")
+    assert [text.get_text() for text in figure.axes[0].texts] == ["a (3 of 3 diverged)"]
+    figure.draw_without_rendering()

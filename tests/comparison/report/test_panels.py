@@ -1,0 +1,117 @@
+"""A panel of one's own: one function, on the page, in the Markdown and among the figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from comparison.report import Drawing, figure_settings, new_figure, registry, write_report
+from comparison.results.tables import Cell, Table
+from structured_init import StructuredInitError
+
+VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
+
+EXAMPLE = '''
+from comparison.report import ReportData, figure_settings, new_figure, register_panel
+
+
+@register_panel("Seconds per run", after="curves")
+def seconds(data: ReportData):
+    """Draw the mean time that a run of each initialization took."""
+    means = data.results.groupby("arm", sort=False)["seconds"].mean()
+    with figure_settings():
+        figure = new_figure(4.5, 2.0)
+        axis = figure.subplots()
+        axis.barh(means.index, means, color=[data.styles[arm].paper for arm in means.index])
+        axis.set_title("seconds per run")
+    return "Means over seeds, on the machine named under Runs.", figure
+'''
+
+
+@pytest.fixture(autouse=True)
+def panels():
+    """What a test registers is gone after it."""
+    kept = list(registry.PANELS)
+    yield registry.PANELS
+    registry.PANELS[:] = kept
+
+
+def test_the_documented_panel_is_on_the_page_in_the_markdown_and_among_the_figures(comparison):
+    assert len(EXAMPLE.splitlines()) < 30
+    exec(compile(EXAMPLE, "example", "exec"), {"__name__": "example"})
+    folder = comparison(VALUES, pieces=())
+    page, text, *_ = write_report(folder)
+    html = page.read_text()
+    curves, seconds, steps = (html.index(f'<section id="{name}">') for name in ("curves", "seconds", "steps"))
+    assert curves < seconds < steps
+    assert '<a href="#seconds">Seconds per run</a>' in html
+    assert html[seconds:steps].count("<svg") == 1
+    assert "var(--arm-1)" in html[seconds:steps]
+    assert "Means over seeds, on the machine named under Runs." in html[seconds:steps]
+    markdown = text.read_text()
+    assert "## Seconds per run\n\nMeans over seeds" in markdown
+    assert "![seconds per run](figures/seconds_1.png)" in markdown
+    assert (folder / "figures" / "seconds_1.svg").is_file()
+
+
+def test_the_built_in_panels_are_registered_the_same_way(panels):
+    assert [panel.name for panel in panels] == [
+        *("result", "learning_rates", "curves", "steps", "attention"),
+        *("weight_products", "layers", "similarity", "initializations", "runs"),
+    ]
+
+
+def test_a_panel_gives_tables_and_escaped_text_or_nothing(comparison):
+    @registry.register_panel("Mine & yours")
+    def mine(data):
+        return ["1 < 2", Table(["a"], [[Cell("<i>")]])]
+
+    @registry.register_panel("Nothing")
+    def nothing(data):
+        return None
+
+    html = write_report(comparison(VALUES, pieces=()))[0].read_text()
+    assert "<h2>Mine &amp; yours</h2>" in html
+    assert "<p>1 &lt; 2</p>" in html
+    assert "&lt;i&gt;" in html
+    assert 'id="nothing"' not in html
+
+
+def test_what_a_panel_cannot_read_is_said_in_its_place(comparison):
+    @registry.register_panel("Broken", after="result")
+    def broken(data):
+        raise StructuredInitError("there is no 'file'")
+
+    html = write_report(comparison(VALUES, pieces=()))[0].read_text()
+    assert "Not shown: there is no &#39;file&#39;." in html
+    assert '<section id="runs">' in html
+
+
+def test_the_same_function_again_replaces_its_panel(panels):
+    for title in ("first", "second"):
+        registry.register_panel(title, name="again")(test_the_same_function_again_replaces_its_panel)
+    assert [panel.title for panel in panels if panel.name == "again"] == ["second"]
+
+
+def test_mistakes_are_one_line(comparison):
+    with pytest.raises(StructuredInitError, match="there is no panel 'curve' to come after: did you mean 'curves'"):
+        registry.register_panel("x", after="curve")(lambda data: None)
+    with pytest.raises(StructuredInitError, match="there is a panel 'runs' already"):
+        registry.register_panel("x", name="runs")(lambda data: None)
+
+    @registry.register_panel("Twice")
+    def twice(data):
+        with figure_settings():
+            return [Drawing(new_figure(1, 1), "same", "one"), Drawing(new_figure(1, 1), "same", "two")]
+
+    folder = comparison(VALUES, pieces=())
+    with pytest.raises(StructuredInitError, match="two figures of the report are called 'same'"):
+        write_report(folder)
+
+
+def test_a_panel_that_returns_something_else_says_what_it_may(comparison):
+    @registry.register_panel("Odd")
+    def odd(data):
+        return [3]
+
+    with pytest.raises(StructuredInitError, match="'odd' returned int: give str, Table, a figure, Drawing or Html"):
+        write_report(comparison(VALUES, pieces=()))

@@ -1,0 +1,122 @@
+"""A report reads data: nothing that a results folder holds or names is imported, executed or trusted as markup."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from comparison.report import write_report
+
+VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
+EVIL = """
+from pathlib import Path
+Path({mark!r}).touch()
+class X:
+    def __init__(self, *_, **__):
+        Path({mark!r}).touch()
+"""
+
+
+class Touch:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (Path(self.path),)
+
+
+@pytest.fixture
+def malicious(comparison, tmp_path):
+    """A finished comparison in which all that could be executed is poisoned, and the mark that this would leave."""
+    folder, mark = comparison(VALUES), tmp_path / "executed"
+    evil = EVIL.format(mark=str(mark))
+    for run in (folder / "runs").glob("*/seed_*/"):
+        for place in (run, folder, tmp_path):
+            (place / "evilmod.py").write_text(evil)
+        (run / "experiment.yaml").write_text(
+            "model: {class_path: evilmod.X}\ninit: {initializer: {class_path: evilmod.X}}\n"
+            "trainer: {callbacks: [{class_path: evilmod.X}]}\ndata: {class_path: evilmod.X}\n"
+        )
+        (run / "checkpoints").mkdir()
+        (run / "checkpoints" / "last.ckpt").write_bytes(pickle.dumps(Touch(str(mark))))
+        (run / "hparams.yaml").write_text(f"!!python/object/apply:os.mkdir ['{mark}']\n")
+    return folder, mark
+
+
+def test_nothing_that_a_folder_names_is_executed(malicious, tmp_path):
+    folder, mark = malicious
+    code = "import sys; from comparison.command import report; report(sys.argv[1:])"
+    # As a user would run it beside the folder: what lies there could be imported.
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[3]}:{tmp_path}"},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (folder / "report.html").is_file()
+    assert not mark.exists()
+
+
+def test_the_poison_would_work(malicious, monkeypatch):
+    """Else the test above could not fail."""
+    folder, mark = malicious
+    pickle.loads((folder / "runs" / "default" / "seed_0" / "checkpoints" / "last.ckpt").read_bytes())
+    assert mark.exists()
+    mark.unlink()
+    monkeypatch.syspath_prepend(str(folder))
+    __import__("evilmod").X()
+    assert mark.exists()
+
+
+def test_a_yaml_tag_in_an_experiment_executes_nothing(malicious):
+    folder, mark = malicious
+    experiment = folder / "runs" / "default" / "seed_0" / "experiment.yaml"
+    experiment.write_text(f"data: !!python/object/apply:os.mkdir ['{mark}']\n")
+    page, *_ = write_report(folder)
+    assert page.is_file()  # the number of samples is not known, and that is all
+    assert not mark.exists()
+
+
+def test_a_report_loads_no_trainer_and_no_network_library(malicious):
+    folder, _ = malicious
+    code = (
+        "import sys; from comparison.command import report; report(sys.argv[1:]);"
+        "print('LOADED', *{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "LOADED" in loaded, done.stderr[-2000:]
+    assert not loaded & {"lightning", "timm", "transformers", "lightning_modules", "callbacks", "evilmod"}
+
+
+def test_markup_in_names_and_layers_stays_text(comparison):
+    folder = comparison({"default": VALUES["default"], "</script><b>": VALUES["sincos"]})
+    for path in (folder / "runs").rglob("attention/*.json"):
+        path.write_text(path.read_text().replace("network.blocks.0.attn", "<!--<script>0"))
+    html = write_report(folder)[0].read_text()
+    assert "</script><b>" not in html
+    assert "<!--<script>" not in html
+
+
+def test_a_damaged_file_of_tensors_is_a_line_in_its_panel_and_the_rest_is_there(comparison):
+    folder = comparison(VALUES)
+    (folder / "runs" / "default" / "seed_0" / "attention" / "after.safetensors").write_bytes(b"\0" * 9)
+    html = write_report(folder)[0].read_text()
+    assert "Not shown: cannot read" in html
+    assert '<section id="similarity">' in html
+    assert json.loads((folder / "results.json").read_text())["effects"][0]["arms"]

@@ -1,0 +1,104 @@
+"""A run that diverged is a result: counted, never dropped in silence, never in favour of its initialization."""
+
+import json
+import math
+
+import pytest
+
+from comparison.results.effects import effects
+from comparison.results.paired import t_interval
+from comparison.results.records import load_curves, load_results, read_manifest
+from comparison.results.tables import headline, headline_table, learning_rate_table
+from comparison.results.targets import final_mean, steps_to
+
+GOOD = {0: 0.80, 1: 0.81, 2: 0.79, 3: 0.80}
+BETTER = {0: 0.90, 1: 0.912, 2: 0.89, 3: 0.90}
+HALF = {0: 0.90, 1: 0.912, 2: math.nan, 3: math.inf}
+
+
+def found(folder):
+    (each,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
+    return each, {arm.name: arm for arm in each.arms}
+
+
+def test_seeds_that_diverged_are_counted_and_a_gain_of_the_others_is_not_claimed(comparison):
+    each, arms = found(comparison({"default": GOOD, "steady": BETTER, "wild": HALF}, pieces=()))
+    assert arms["wild"].diverged == (2, 3)
+    assert (arms["wild"].seeds, arms["wild"].lost) == (4, 2)
+    assert set(arms["wild"].by_seed) == {0, 1}
+    assert arms["steady"].baseline.is_gain is True
+    assert arms["wild"].baseline.interval.mean == pytest.approx(10.1)
+    assert arms["wild"].baseline.is_gain is None
+    row = headline_table(each).rows[2]
+    assert (row[1].text, row[1].note) == ("4", "2 of 4 diverged")
+    assert row[2].note == "of the 2 with a number"
+    assert "2 pairs" in row[3].note
+    assert row[3].kind == "open"
+
+
+def test_a_baseline_that_diverged_is_not_favoured_either(comparison):
+    baseline = {**BETTER, 3: math.nan}
+    _, arms = found(comparison({"default": baseline, "worse": GOOD}, pieces=()))
+    interval = arms["worse"].baseline.interval
+    assert interval.high < 0  # over the seeds in which the baseline has a number
+    assert arms["worse"].baseline.is_gain is None
+
+
+def test_an_arm_that_diverged_in_every_seed_is_shown(comparison):
+    folder = comparison({"default": GOOD, "wild": dict.fromkeys(GOOD, math.nan)}, pieces=())
+    _, arms = found(folder)
+    assert arms["wild"].value is None
+    text = headline(folder, read_manifest(folder))
+    assert "| wild | 4 (4 of 4 diverged) | diverged | diverged |" in text
+    assert "default" in text.splitlines()[2]
+
+
+def test_a_loss_that_is_no_number_is_a_divergence_though_accuracy_has_one(comparison):
+    folder = comparison({"default": GOOD, "wild": BETTER}, pieces=())
+    path = folder / "runs" / "wild" / "seed_1" / "result.json"
+    result = json.loads(path.read_text())
+    result["metrics"]["val/loss"] = None  # as JSON without NaN has it
+    path.write_text(json.dumps(result))
+    _, arms = found(folder)
+    assert arms["wild"].diverged == (1,)
+    assert arms["wild"].lost == 0
+    assert arms["wild"].baseline.is_gain is None
+    assert arms["wild"].reach.steps[1] is None  # its accuracy passed the target before
+    assert arms["wild"].reach.speed_up is None
+
+
+def test_a_run_that_has_not_logged_the_metric_is_no_divergence(comparison):
+    folder = comparison({"default": GOOD, "untested": BETTER}, pieces=())
+    for path in (folder / "runs" / "untested").glob("seed_*/result.json"):
+        result = json.loads(path.read_text())
+        del result["metrics"]["test/accuracy"]
+        path.write_text(json.dumps(result))
+    _, arms = found(folder)
+    assert list(arms) == ["default"]
+
+
+def test_results_say_which_runs_diverged(comparison):
+    table = load_results(comparison({"default": GOOD, "wild": HALF}, pieces=()))
+    assert list(table["diverged"]) == [False] * 4 + [False, False, True, True]
+
+
+def test_a_curve_that_ends_in_no_number_reaches_nothing_and_gaps_are_passed_over():
+    assert steps_to([(10, 0.2), (20, 0.8), (30, math.nan)], 0.5) is None
+    assert steps_to([(10, 0.2), (20, math.nan), (30, 0.8)], 0.5) == pytest.approx(20)
+    assert final_mean({0: [(10, 0.4)], 1: [(10, math.nan)], 2: [(10, 0.6)]}) == pytest.approx(0.5)
+    assert final_mean({0: [(10, math.inf)]}) is None
+
+
+def test_an_interval_of_what_is_no_number_is_none_and_excludes_nothing():
+    for values in ([1.0, math.nan], [math.inf, -math.inf], [math.inf]):
+        interval = t_interval(values)
+        assert math.isnan(interval.mean)
+        assert not interval.excludes_zero
+
+
+def test_a_learning_rate_that_diverged_says_so(comparison):
+    each, _ = found(comparison({"default": GOOD}, pieces=()))
+    choice = {"default": {"chosen": 0.001, "validation": {"0.001": [0.5, 0.6], "30": [math.nan, 0.1]}}}
+    _, good, bad = learning_rate_table(choice, each.metric).rows[0]
+    assert (good.text, good.note) == ("55.0", "chosen")
+    assert (bad.text, bad.note) == ("10.0", "1 of 2 diverged")
