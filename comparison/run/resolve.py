@@ -25,7 +25,14 @@ ANYWHERE = [
 NOT_THE_EXPERIMENT = ("seed_everything", "ckpt_path", "weights_only", "trainer.logger")
 
 
-class Parsed(CLI):
+class Built(CLI):
+    """Builds everything that a command line asks for, and runs nothing."""
+
+    def run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+
+class Parsed(Built):
     """Parses a command line, checks it, and builds nothing."""
 
     def instantiate_classes(self) -> None:
@@ -33,16 +40,6 @@ class Parsed(CLI):
 
     def after_instantiate_classes(self) -> None:
         """Compare nothing: nothing is built."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
-
-
-class Built(CLI):
-    """Builds everything that a command line asks for, and runs nothing."""
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
 
 
 def resolve(arguments: Sequence[str]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import callbacks.figures  # noqa: E402
 import lightning_modules  # noqa: E402
 import lightning_modules.data  # noqa: E402
 import structured_init  # noqa: E402
+from callbacks.lightning_private import CommandLine  # noqa: E402
 
 # A class resolves in YAML by its bare name once it is imported; the packages import theirs when they are asked for.
 for package in (structured_init, callbacks, lightning_modules, lightning_modules.data):
@@ -44,7 +45,7 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **{"exit_on_error": False, "allow_abbrev": False, **kwargs})
 
 
-class CLI(LightningCLI):
+class CLI(CommandLine, LightningCLI):
     """LightningCLI in which a start, captures of attention and filters, and an exact resumption are always there."""
 
     def __init__(self, args: list[str]) -> None:
@@ -85,7 +86,7 @@ class CLI(LightningCLI):
         except ArgumentError as error:
             raise StructuredInitError(explain(str(error), self._section.get_defaults().keys(branches=True))) from error
 
-    def _parse_ckpt_path(self) -> None:
+    def check_checkpoint(self) -> None:
         """Check the file only: ``Task.on_load_checkpoint`` compares the arguments and refuses a difference.
 
         Lightning's own method would let the checkpoint's arguments silently replace the user's.
