@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
+from comparison.run.environment import environment
 from comparison.run.progress import epoch
 from comparison.run.run import Run
 from comparison.run.run_log import read_rows
-from comparison.run.surroundings import surroundings
 from structured_init.files import write_text
 
 DIGITS = [
@@ -184,7 +184,7 @@ def main() -> None:
         "again. At the end results, logged validation and test values, weights, optimizer states, attention maps and "
         "representations were equal, bit for bit, to those of a comparison that was left alone.\n",
         *lines,
-        "\n" + ", ".join(f"{name} {value}" for name, value in surroundings().items()) + ".",
+        "\n" + ", ".join(f"{name} {value}" for name, value in environment().items()) + ".",
         "\nMade by `python -m benchmarks.compare_kills`.",
     ]
     write_text(arguments.output / "compare_kills.md", "\n".join(text) + "\n")

@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 
 from comparison.command.options import compare_parser
+from comparison.run.environment import environment
 from comparison.run.prepare import prepare
 from comparison.run.run import Run, train
-from comparison.run.surroundings import surroundings
 from structured_init.files import write_text
 
 RUNS = ["-c", "vit_digits", "--inits", "default,sincos,mimetic_host", "--seeds", "0-3", "--threads", "1"]
@@ -93,7 +93,7 @@ def write(arguments: argparse.Namespace, whole: Seconds, single: list[Seconds]) 
         "|---|---|---|---|---|",
         *rows,
         "\nA comparison trains its runs in one process, which imports the libraries once; alone, each run does.",
-        "\n" + ", ".join(f"{name} {value}" for name, value in surroundings().items()) + ".",
+        "\n" + ", ".join(f"{name} {value}" for name, value in environment().items()) + ".",
         f"\n{arguments.note}\n" if arguments.note else "",
         "Made by `python -m benchmarks.compare_overhead`.",
     ]

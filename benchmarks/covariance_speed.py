@@ -22,7 +22,7 @@ from torch import nn
 
 from benchmarks.init_time import SEED
 from benchmarks.timing import Stopwatch, Times, alternate, seconds
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from structured_init import FilterCovariance, depthwise_conv_sites, initialize
 from structured_init.conv.covariance import closed_form, initializer, project, sigma_at
 from structured_init.files import write_json, write_text
@@ -40,7 +40,7 @@ def main() -> None:
     with threadpool_limits(1):
         record = {
             "settings": {"model": arguments.model, "repeats": arguments.repeats, **SCHEDULE},
-            "surroundings": surroundings(),
+            "surroundings": environment(),
             **measure(timm.create_model(arguments.model), arguments.repeats),
         }
     write_json(arguments.output / "covariance_speed.json", record)

@@ -40,7 +40,7 @@ from benchmarks.init_shapes import (
 from benchmarks.init_time import SEED
 from benchmarks.memory import hand_back, peak
 from benchmarks.timing import seconds
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from structured_init import Initializer, StructuredInitError, initialize
 from structured_init.files import write_json, write_text
 
@@ -72,7 +72,7 @@ def main() -> None:
         "settings": {key: str(value) for key, value in vars(arguments).items() if key != "output"}
     }
     with threadpool_limits(1):
-        record["surroundings"] = {**surroundings(), "seed": SEED}
+        record["surroundings"] = {**environment(), "seed": SEED}
         for part in arguments.parts:
             record[part] = MEASURES[part](arguments)
             write_json(arguments.output / "init_scale.json", record)

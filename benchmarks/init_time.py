@@ -26,7 +26,7 @@ from torch import Tensor
 from benchmarks.memory import hand_back, peak
 from benchmarks.published_starts import adam_start, mimetic_start, svd_layer, svd_start
 from benchmarks.timing import Stopwatch, Times, alternate, seconds
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.networks.vision_transformer import vision_transformer
 from structured_init import (
     Impulse,
@@ -72,7 +72,7 @@ def main() -> None:
     torch.set_num_threads(1)
     record: dict[str, Any] = {"settings": {key: str(value) for key, value in vars(arguments).items()}}
     with threadpool_limits(1):
-        record["surroundings"] = surroundings()
+        record["surroundings"] = environment()
         for part in arguments.parts:
             record[part] = MEASURES[part](arguments)
             write(arguments.output, record)

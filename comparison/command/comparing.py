@@ -16,7 +16,7 @@ from rich.markdown import Markdown
 from comparison.report import write_report
 from comparison.run.launch import Launcher, LocalLauncher, launch, variables
 from comparison.run.learning_rates import choose, chosen_runs, write_choices
-from comparison.run.lock import held
+from comparison.run.lock import locked
 from comparison.run.plan import Comparison
 from comparison.run.prepare import prepare
 from comparison.run.progress import following, table
@@ -56,7 +56,7 @@ def _compare(
     with variables(limit.environment):
         launcher = _launcher(options)
         try:
-            with held(comparison.folder):
+            with locked(comparison.folder):
                 failed, left = _train(comparison, launcher, console, limit)
         finally:
             launcher.close()

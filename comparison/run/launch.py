@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Protocol
 
 import torch
+from filelock import FileLock
 
 from comparison.run.run import Run, train
 from comparison.run.time_limit import UNLIMITED, TimeLimit
@@ -110,8 +111,11 @@ def note_failure(run: Run, reason: str, trace: str | None = None) -> str:
 def _output_to(run: Run) -> Iterator[None]:
     """Send what this process and its children print to the run's log, which only one process at a time can hold."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    with run.beside("log").open("a", encoding="utf-8") as log:
-        _lock(log.fileno())  # a worker of a killed comparison may still be about to end
+    # A worker of a killed comparison may still be about to end.
+    with (
+        FileLock(run.folder.with_name(f".{run.folder.name}.lock")),
+        run.beside("log").open("a", encoding="utf-8") as log,
+    ):
         sys.stdout.flush()
         sys.stderr.flush()
         kept = [(stream, os.dup(stream)) for stream in (1, 2)]
@@ -125,13 +129,6 @@ def _output_to(run: Run) -> Iterator[None]:
             for stream, copy in kept:
                 os.dup2(copy, stream)
                 os.close(copy)
-
-
-def _lock(descriptor: int) -> None:
-    with contextlib.suppress(ImportError):  # Windows has no fcntl
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
 
 
 # Local processes ------------------------------------------------------------------------------------------------------

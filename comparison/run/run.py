@@ -19,9 +19,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
+from comparison.run.environment import environment
 from comparison.run.resolve import Built
 from comparison.run.stopping import StopAtDeadline, Stopped, last_file
-from comparison.run.surroundings import surroundings
 from comparison.run.time_limit import DEADLINE, reached
 from lightning_modules.cli.config_names import expand
 from lightning_modules.cli.lightning_cli import CLI
@@ -126,7 +126,7 @@ def _fit(run: Run, begin: float) -> dict[str, Any]:
         "steps": trainer.global_step,
         "seconds": before + time.perf_counter() - begin,
         "tested": run.tested,
-        "surroundings": surroundings(),
+        "surroundings": environment(),
     }
     write_json(run.result_file, result)
     return result

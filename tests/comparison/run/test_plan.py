@@ -1,9 +1,13 @@
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from comparison.run.arms import parse_arms
-from comparison.run.lock import held
+from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
 from structured_init import StructuredInitError
 
@@ -99,12 +103,26 @@ def test_the_manifest_is_plain_and_complete(tmp_path):
     assert manifest["arms"]["wide"] == {"init": "impulse", "overrides": {"kernel_size": "5"}, "changes": {}}
 
 
-def test_one_comparison_at_a_time_holds_a_folder_and_the_next_one_may(tmp_path):
+def test_one_comparison_at_a_time_has_a_folder_and_the_next_one_may(tmp_path):
     with (
-        held(tmp_path),
-        pytest.raises(StructuredInitError, match=r"is in use by another comparison \(process \d+ on "),
-        held(tmp_path),
+        locked(tmp_path),
+        pytest.raises(StructuredInitError, match=rf"is in use by another comparison \(process {os.getpid()} on "),
+        locked(tmp_path),
     ):
         pass
-    with held(tmp_path):  # the file is still there: it is the hold that counts
-        assert (tmp_path / ".lock").is_file()
+    with locked(tmp_path):
+        assert (tmp_path / ".lock.holder").is_file()
+    assert not (tmp_path / ".lock.holder").exists()
+
+
+def test_a_killed_comparison_leaves_its_folder_to_the_next_one(tmp_path):
+    """What it has left in the folder says that it is in use; the lock went with its process."""
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom comparison.run.lock import locked\n"
+        "with locked(Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / ".lock.holder").is_file()
+    with locked(tmp_path):
+        pass
