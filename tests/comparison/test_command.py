@@ -162,8 +162,9 @@ def test_a_grid_is_crossed_with_starts_and_seeds(compare, folder):
         (["--inits", "sincs"], "there is no start 'sincs', neither shipped nor a file: did you mean 'sincos'?"),
         (
             ["--inits", "default,learned=covariance_learned{covariances=lost.ckpt}"],
-            "start 'learned': FilterCovariance: there is no file 'lost.ckpt'",
+            "initialization 'learned': FilterCovariance: there is no file 'lost.ckpt'",
         ),
+        (["--inits", "default,lost=covariance"], "initialization 'lost': "),
         (["--inits", "default,impulse{kernel=5}"], "Impulse takes no argument 'kernel': did you mean 'kernel_size'?"),
         (["--inits", "default,impulse{kernel_size=4}"], "Impulse: kernel_size must be"),
         (
