@@ -13,9 +13,9 @@ from torch import Tensor
 from callbacks.attention_figures import Drawn, send
 from callbacks.attention_map import SHARDED
 from callbacks.before_after import BeforeAndAfter
+from callbacks.diagnostics import is_fatal, note_missing
 from callbacks.figures import covariance_figure, filter_figure, save_figure, variance_figure
 from structured_init.analysis.filters import depthwise_filters, filter_change, filter_statistics
-from structured_init.errors import StructuredInitError
 from structured_init.files import replacing, write_json
 from structured_init.sites.depthwise import depthwise_conv_sites
 
@@ -38,7 +38,8 @@ class FilterCallback(BeforeAndAfter):
         before: path of the filters before training, None where there are none.
 
     Raises:
-        StructuredInitError: the files cannot be written.
+        StructuredInitError: before training, the files cannot be written. What goes wrong otherwise is a warning and
+            an entry in ``missing.json``.
     """
 
     def __init__(self, enabled: bool = True, figures: bool = True) -> None:
@@ -58,11 +59,13 @@ class FilterCallback(BeforeAndAfter):
         try:
             if trainer.is_global_zero and not trainer.fast_dev_run:
                 path = self._write(phase, folder, trainer, depthwise_filters(pl_module))
-        except StructuredInitError as error:
+        except Exception as error:
             failure = error
         path, failure = trainer.strategy.broadcast((path, failure))
-        if failure is not None:  # on every rank, else the others would wait in their first step
+        if is_fatal(failure, phase):  # on every rank, else the others would wait in their first step
             raise failure
+        if failure is not None:
+            note_missing(trainer, "filters", phase, failure)
         return path
 
     def _write(self, phase: str, folder: Path, trainer: Trainer, filters: dict[str, Tensor]) -> str | None:

@@ -1,6 +1,7 @@
 """The command ``compare``, with an experiment of seconds; runs are trained in this process, one after the other."""
 
 import json
+import math
 import os
 
 import pytest
@@ -101,6 +102,17 @@ def test_a_failing_run_stops_no_other_and_is_tried_again(compare, folder, capsys
     compare("--inits", "default", "--seeds", "0,1")
     assert not failed.exists()
     assert len(results(folder / "out")) == 2
+
+
+@pytest.mark.filterwarnings("ignore:(attention|representations|filters)")
+def test_a_run_that_diverges_is_complete_with_what_it_gave_and_is_not_tried_again(compare, folder):
+    diverging = ["--inits", "default", "--seeds", "0", "--model.init_args.optimizer.init_args.lr", "1e30"]
+    for _ in range(2):
+        compare(*diverging)
+    assert Here.trained == [("default", 0, None)]
+    ((_, metrics),) = results(folder / "out").items()
+    assert math.isnan(metrics["test/loss"])
+    assert not list(folder.glob("out/runs/**/*.failed.json"))
 
 
 def test_the_learning_rate_is_chosen_on_validation_and_only_its_test_split_is_read(compare, folder):

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from comparison.run.arms import parse_arms
 from comparison.run.plan import Comparison
 from comparison.run.run import last_checkpoint, train
-from comparison.run.run_log import read_rows
+from comparison.run.run_log import RunLog, read_rows
 from lightning_modules.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
@@ -120,6 +120,29 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_left_alone(a_run, step):
     Stop.at = None
     train(stopped)
     assert_same(undisturbed, stopped)
+
+
+@pytest.mark.parametrize("row", [1, 3, 5])
+def test_a_row_that_was_due_when_a_run_was_killed_is_not_lost(a_run, monkeypatch, row):
+    """The row of an epoch is written right after its checkpoint; here the run dies in between."""
+    undisturbed, killed = a_run("undisturbed"), a_run("killed")
+    train(undisturbed)
+    assert "train/loss" in read_rows(undisturbed.folder / "metrics.csv")[row]
+    log, rows = RunLog.log_metrics, []
+
+    def die(self, metrics, step=None):
+        rows.append(step)
+        if len(rows) == row + 1:
+            raise RuntimeError("stopped here")
+        log(self, metrics, step)
+
+    monkeypatch.setattr(RunLog, "log_metrics", die)
+    with pytest.raises(RuntimeError, match="stopped here"):
+        train(killed)
+    assert len(read_rows(killed.folder / "metrics.csv")) == row
+    monkeypatch.setattr(RunLog, "log_metrics", log)
+    train(killed)
+    assert_same(undisturbed, killed)
 
 
 def test_a_run_that_was_killed_after_its_last_step_does_what_was_left(a_run):
