@@ -35,7 +35,7 @@ class BeforeAndAfter(Callback):
         raise NotImplementedError
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the start, in a run that starts at step 0 and does not know it already."""
+        """Look at the untrained model, in a run that starts at step 0 and does not know it already."""
         resumed = trainer.ckpt_path is not None and self.before is not None
         if self.enabled and trainer.global_step == 0 and not resumed:
             self.before = self.capture("before", trainer, pl_module)

@@ -1,4 +1,4 @@
-"""Real samples for a start that asks for them, taken from the training data without touching its order."""
+"""Real samples for an initialization that asks for them, taken from the training data without touching its order."""
 
 from __future__ import annotations
 

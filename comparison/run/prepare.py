@@ -141,7 +141,7 @@ def _references(
         mode = known["mode"]
     baseline = options.baseline or known.get("baseline") or ("default" if "default" in arms else next(iter(arms)))
     if baseline not in arms:
-        raise StructuredInitError(f"--baseline '{baseline}' is none of the starts: {nearest(baseline, arms)}")
+        raise StructuredInitError(f"--baseline '{baseline}' is none of the initializations: {nearest(baseline, arms)}")
     controls = parse_controls(options.control) or known.get("controls", {})
     controls = check_controls(controls, {"arms": arms, "baseline": baseline})
     return {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
@@ -246,7 +246,7 @@ def _refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
 def _refuse_ours(key: str) -> None:
     for name in OURS:
         if key == name or key.startswith(f"{name}."):
-            way_out = {"init": "give starts with --inits", "seed_everything": "give seeds with --seeds"}
+            way_out = {"init": "give initializations with --inits", "seed_everything": "give seeds with --seeds"}
             raise StructuredInitError(
                 f"'{key}' is what a comparison sets for each run" + (f": {way_out[name]}" if name in way_out else "")
             )

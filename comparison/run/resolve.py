@@ -78,7 +78,7 @@ def _leaves(prefix: str, values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
 
 
 def experiment_of(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values that make the experiment: all but the start, the seed and where things are written."""
+    """Return the values that make the experiment: all but the initialization, the seed and where things are written."""
     return {
         key: value
         for key, value in values.items()

@@ -61,7 +61,7 @@ def test_a_folder_grows_by_starts_seeds_and_values(tmp_path):
     [
         ({"configuration": {"trainer.max_epochs": 3}}, "trainer.max_epochs is 2 there, 3 here"),
         ({"threads": 2}, "--threads is 1 there, 2 here"),
-        ({"changes": {"default": {"init.x": 1}}}, "start 'default': init.x is 0 there, 1 here"),
+        ({"changes": {"default": {"init.x": 1}}}, "initialization 'default': init.x is 0 there, 1 here"),
         ({"grid": {"k": ["1"]}}, "--grid is nothing there, k here"),
         ({"learning_rates": [0.1]}, r"--learning-rates is nothing there, \[0.1\] here"),
     ],
