@@ -193,8 +193,8 @@ def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Se
 def _plan(comparison: Comparison, initializers: Mapping[str, Initializer], built: CLI, further: Sequence[str]) -> None:
     """Plan every initialization on its network at the first point of the grid; nothing is written.
 
-    A network is built once for all arms that have the same. Not planned is what needs samples, and what a module
-    builds later than in its constructor.
+    A network is built once for all arms that have the same. It stays quick: solvers take no step, and not planned is
+    what needs samples, or what a module builds later than in its constructor.
 
     Args:
         comparison: what is compared.
@@ -214,7 +214,18 @@ def _plan(comparison: Comparison, initializers: Mapping[str, Initializer], built
                 models[network] = build([*comparison.arm_arguments(arm, place), *further]).model
             model, initializer = models[network], initializers[label]
             if not initializer.needs_batch and next(model.parameters(), None) is not None:
+                _leave_out_iterations(initializer)
                 initialize(model, initializer, seed=comparison.seeds[0], dry_run=True)
+
+
+def _leave_out_iterations(part: Any) -> None:
+    """Let solvers inside an initializer take no step: what they begin with fits where their solution does."""
+    if isinstance(getattr(part, "iterations", None), int):
+        part.iterations = 0
+    for each in vars(part).values() if hasattr(part, "__dict__") else ():
+        for inner in each if isinstance(each, (list, tuple)) else [each]:
+            if type(inner).__module__.startswith("structured_init."):
+                _leave_out_iterations(inner)
 
 
 def _network_of(comparison: Comparison, label: str) -> str:

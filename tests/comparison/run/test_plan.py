@@ -9,7 +9,8 @@ import pytest
 from comparison.run.arms import parse_arms
 from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
-from structured_init import StructuredInitError
+from comparison.run.prepare import _leave_out_iterations
+from structured_init import AdamSolver, Compose, Impulse, Positions, StructuredInitError
 
 
 def comparison(folder, inits="default,sincos", **changes):
@@ -126,3 +127,9 @@ def test_a_killed_comparison_leaves_its_folder_to_the_next_one(tmp_path):
     assert (tmp_path / ".lock.holder").is_file()
     with locked(tmp_path):
         pass
+
+
+def test_planning_takes_no_step_of_a_solver():
+    initializer = Compose([Positions("sincos"), Impulse(solver=AdamSolver(iterations=10_000))])
+    _leave_out_iterations(initializer)
+    assert initializer.initializers[1].solver.iterations == 0
