@@ -25,7 +25,7 @@ from benchmarks.memory import keep_memory, status
 from benchmarks.overhead_cases import CPU, Case, Examples
 from benchmarks.timing import spread
 from callbacks import AttentionMapCallback
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.networks import create_network
 from structured_init.analysis import capture_attention
 from structured_init.files import write_json, write_text
@@ -170,7 +170,10 @@ def main() -> None:
     keep_memory()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    record: dict[str, Any] = {"settings": {"rounds": arguments.rounds, "seed": 0}, "surroundings": surroundings()}
+    record: dict[str, Any] = {
+        "settings": {"rounds": arguments.rounds, "seed": 0},
+        "surroundings": environment(),
+    }
     record["captures"] = list(map(partial(one_capture, rounds=arguments.rounds), MODELS))
     record["training"] = steps_of_training(arguments.rounds)
     write_json(arguments.output / "capture_speed.json", record)

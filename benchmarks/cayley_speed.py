@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from structured_init.files import write_json, write_text
 from structured_init.layers import CayleyConv2d
 from structured_init.layers.cayley_transform import inverse
@@ -77,7 +77,7 @@ def main() -> None:
             rows.append({"channels": channels, "size": size, "mode": mode, "seconds": seconds})
             print(row(rows[-1]), flush=True)
     settings = {key: value for key, value in vars(arguments).items() if key != "output"}
-    record = {"settings": settings, "surroundings": surroundings(), "rows": rows}
+    record = {"settings": settings, "surroundings": environment(), "rows": rows}
     write_json(arguments.output / "cayley_speed.json", record)
     write_text(arguments.output / "cayley_speed.md", table(rows) + "\n")
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from callbacks.figures import save_figure
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.data import ImageData
 from structured_init.analysis.channel_mixing import (
     channel_matrix,
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    record: dict[str, Any] = {"surroundings": surroundings(), "seeds": arguments.seeds, "pixels": PIXELS}
+    record: dict[str, Any] = {"surroundings": environment(), "seeds": arguments.seeds, "pixels": PIXELS}
     record["residuals"] = {
         f"patch {patch}, filter {size}": case(arguments.data, patch, size, range(arguments.seeds))
         for patch, size in CASES

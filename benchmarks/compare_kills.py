@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
+from comparison.run.environment import environment
 from comparison.run.progress import epoch
 from comparison.run.run import Run
 from comparison.run.run_log import read_rows
-from comparison.run.surroundings import surroundings
 from structured_init.files import write_text
 
 DIGITS = [
@@ -148,12 +148,8 @@ def assert_same(one: Path, other: Path) -> None:
 
 
 def logged(run: Run) -> list[dict[str, str]]:
-    """Return the rows of a run without the times.
-
-    A row of training values is written right after the checkpoint of its epoch: a kill between the two loses it.
-    """
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
-    return [row for row in rows if row.get("val/loss") or row.get("test/loss")]
+    """Return all rows of a run without the times."""
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
 
 
 def assert_equal(one: object, other: object, where: Path) -> None:
@@ -181,10 +177,10 @@ def main() -> None:
         "# A comparison that was killed",
         f"\n    structured-init compare {' '.join(DIGITS)}",
         f"\n{len(lines)} times SIGKILL to all of its processes (seed {arguments.seed}), each time the same command "
-        "again. At the end results, logged validation and test values, weights, optimizer states, attention maps and "
+        "again. At the end results, all logged values but times, weights, optimizer states, attention maps and "
         "representations were equal, bit for bit, to those of a comparison that was left alone.\n",
         *lines,
-        "\n" + ", ".join(f"{name} {value}" for name, value in surroundings().items()) + ".",
+        "\n" + ", ".join(f"{name} {value}" for name, value in environment().items()) + ".",
         "\nMade by `python -m benchmarks.compare_kills`.",
     ]
     write_text(arguments.output / "compare_kills.md", "\n".join(text) + "\n")

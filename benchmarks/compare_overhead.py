@@ -1,12 +1,11 @@
-"""What a comparison costs beside its runs: the whole command against the same runs started one by one.
+"""What a comparison costs beside training and evaluation: the whole command against the same runs' `fit` and `test`.
 
 python -m benchmarks.compare_overhead --output runs/compare_overhead
 
-12 runs of one thread each. One side is `structured-init compare`, one run at a time, from the start of the command to
-its end: checks, runs, report. The other is each run in a process of its own that trains and tests it and does nothing
-else. Both sides start at the same moment, so that what else the machine does meets them alike; the side that ends
-first leaves the other more of the machine, which favours the other. Overhead is comparison / sum of the runs − 1, by
-the clock and in seconds of the processor, which other processes do not touch.
+The 9 runs of `make demo`. One side is `structured-init compare` from the start of the command to its end: imports,
+checks, runs, report. The other is each run in a process of its own, of which only `Trainer.fit` and `Trainer.test`
+count. Both sides start at the same moment, so that what else the machine does meets them alike. Seconds are those of
+the processor, of all processes of a side: the clock would also count that 9 runs do not divide by the 2 at a time.
 """
 
 from __future__ import annotations
@@ -19,17 +18,32 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
+from lightning.pytorch import Trainer
 
 from comparison.command.options import compare_parser
+from comparison.run.environment import environment
 from comparison.run.prepare import prepare
 from comparison.run.run import Run, train
-from comparison.run.surroundings import surroundings
-from structured_init.files import write_text
+from structured_init.files import write_json, write_text
 
-RUNS = ["-c", "vit_digits", "--inits", "default,sincos,mimetic_host", "--seeds", "0-3", "--threads", "1"]
-Seconds = dict[str, float]
+RUNS = ["-c", "vit_digits", "--inits", "default,sincos,mimetic_host", "--seeds", "0,1,2", "--parallel", "2"]
+# Run a command; write the processor's seconds of all it started, also of what outlives it (PR_SET_CHILD_SUBREAPER).
+MEASURE = """
+import ctypes, json, os, resource, subprocess, sys
+ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+code = subprocess.call(sys.argv[2:])
+try:
+    while True:
+        os.wait()
+except ChildProcessError:
+    pass
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+open(sys.argv[1], "w").write(json.dumps({"seconds": used.ru_utime + used.ru_stime}))
+sys.exit(code)
+"""
 
 
 def main() -> None:
@@ -37,63 +51,78 @@ def main() -> None:
     arguments = parse()
     if arguments.one:
         torch.set_num_threads(1)
+        seconds = timing_trainer()
         train(Run(arguments.output, json.loads(arguments.one.read_text())))
+        write_json(arguments.one.with_suffix(".seconds.json"), seconds)
         return
     words = [*RUNS, "--output", str(arguments.output / "comparison"), "--trainer.max_epochs", str(arguments.epochs)]
     options, further = compare_parser().parse_known_args(words)
     runs = prepare(options, further, "").runs(identity="")
     arguments.output.mkdir(parents=True)
     with ThreadPoolExecutor(2) as pool:
-        whole = pool.submit(timed, ["-m", "lightning_modules.cli", "compare", *words, "--no-open"])
+        whole = pool.submit(comparison, words, arguments.output / "comparison.seconds.json")
         single = pool.submit(lambda: [alone(run, arguments.output / "single" / str(i)) for i, run in enumerate(runs)])
     write(arguments, whole.result(), single.result())
 
 
-def alone(run: Run, folder: Path) -> Seconds:
-    """Time a run in a process of its own, in a folder of its own."""
+def timing_trainer() -> dict[str, float]:
+    """Let Lightning's trainer count the processor's seconds of its fits and tests; give where it counts them."""
+    seconds = {"fit": 0.0, "test": 0.0}
+
+    def counted(name: str) -> Any:
+        whole = getattr(Trainer, name)
+
+        def call(*given: Any, **named: Any) -> Any:
+            begin = time.process_time()
+            try:
+                return whole(*given, **named)
+            finally:
+                seconds[name] += time.process_time() - begin
+
+        return call
+
+    for name in seconds:
+        setattr(Trainer, name, counted(name))
+    return seconds
+
+
+def alone(run: Run, folder: Path) -> float:
+    """Return the seconds of a run's fit and test, in a process and a folder of its own."""
     place = "--trainer.logger.init_args.folder="
     words = [f"{place}{folder.resolve()}" if word.startswith(place) else word for word in run.settings["arguments"]]
     file = folder.with_name(f"{folder.name}.json")
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({**run.settings, "arguments": words}))
-    return timed(["-m", "benchmarks.compare_overhead", "--one", str(file), "--output", str(folder.resolve())])
+    call(["-m", "benchmarks.compare_overhead", "--one", str(file), "--output", str(folder.resolve())])
+    return sum(json.loads(file.with_suffix(".seconds.json").read_text()).values())
 
 
-def timed(command: list[str]) -> Seconds:
-    """Run python; return the seconds of the clock, and those of the processor with all that the process waited for."""
-    begin = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+def comparison(words: list[str], file: Path) -> float:
+    """Return the seconds of a whole comparison, of all its processes."""
+    call(["-c", MEASURE, str(file), sys.executable, "-m", "lightning_modules.cli", "compare", *words, "--no-open"])
+    return json.loads(file.read_text())["seconds"]
+
+
+def call(command: list[str]) -> None:
+    """Run python."""
+    quiet = subprocess.DEVNULL
+    subprocess.run(
+        [sys.executable, *command], env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=quiet, stderr=quiet, check=True
     )
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{command} ended with exit code {process.returncode}")
-    return {"clock": time.perf_counter() - begin, "processor": usage.ru_utime + usage.ru_stime}
 
 
-def write(arguments: argparse.Namespace, whole: Seconds, single: list[Seconds]) -> None:
+def write(arguments: argparse.Namespace, whole: float, single: list[float]) -> None:
     """Write the table."""
-    kinds = ("clock", "processor")
-    total = {kind: sum(seconds[kind] for seconds in single) for kind in kinds}
-    rows = [
-        f"| {kind} | {total[kind]:.0f} | {total[kind] / len(single):.1f} | {whole[kind]:.0f} | "
-        f"{100 * (whole[kind] / total[kind] - 1):+.1f} % |"
-        for kind in kinds
-    ]
+    total = sum(single)
     said = "\n".join((__doc__ or "").split("\n")[4:]).strip()
     text = [
-        "# What a comparison costs beside its runs",
+        "# What a comparison costs beside training and evaluation",
         f"\n    structured-init compare {' '.join(RUNS)} --trainer.max_epochs {arguments.epochs}",
         f"\n{said}\n",
-        f"| seconds of the | {len(single)} runs one by one | mean of one | comparison | overhead |",
+        f"| | fit and test of {len(single)} runs | mean of one | comparison | comparison / fit and test |",
         "|---|---|---|---|---|",
-        *rows,
-        "\nA comparison trains its runs in one process, which imports the libraries once; alone, each run does.",
-        "\n" + ", ".join(f"{name} {value}" for name, value in surroundings().items()) + ".",
+        f"| seconds of the processor | {total:.0f} | {total / len(single):.1f} | {whole:.0f} | {whole / total:.3f} |",
+        "\n" + ", ".join(f"{name} {value}" for name, value in environment().items()) + ".",
         f"\n{arguments.note}\n" if arguments.note else "",
         "Made by `python -m benchmarks.compare_overhead`.",
     ]

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import Compose
 
 from benchmarks.timing import alternate, seconds, spread
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.data.augment import Augmentation
 from lightning_modules.data.images import ImageSet
 from lightning_modules.data.loader import EpochSampler
@@ -202,7 +202,7 @@ def main() -> None:
     settings = {"images": arguments.images, "size": arguments.size, "rounds": arguments.rounds, "seed": 0}
     rows = [measure(recipe, pixels, arguments.rounds) for recipe in RECIPES]
     workers = [handed_on(pixels, count, arguments.rounds) for count in WORKERS]
-    record = {"settings": settings, "surroundings": surroundings(), "rows": rows, "workers": workers}
+    record = {"settings": settings, "surroundings": environment(), "rows": rows, "workers": workers}
     write_json(arguments.output / "data_speed.json", record)
     write_text(arguments.output / "data_speed.md", table(record))
     print(table(record))

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.networks import create_network
 from structured_init.files import write_json, write_text
 
@@ -99,7 +99,13 @@ def measure() -> dict[str, Any]:
         }
         rows.append({"device": device.name, "step_ms": {name: 1e3 * each for name, each in seconds.items()}})
     settings = {"network": NETWORK, "batch": BATCH, "epochs": EPOCHS, "images": IMAGES, "counted": SMALL, "seed": 0}
-    return {"settings": settings, "step": counted, "steps": steps, "rows": rows, "surroundings": surroundings()}
+    return {
+        "settings": settings,
+        "step": counted,
+        "steps": steps,
+        "rows": rows,
+        "surroundings": environment(),
+    }
 
 
 def table(record: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.data.image_data import ImageData
 from lightning_modules.networks.vision_transformer import vision_transformer
 from structured_init import (
@@ -153,7 +153,7 @@ def real_images(count: int) -> Tensor:
 def write(arguments: argparse.Namespace, rows: list[dict]) -> None:
     """Write the numbers as JSON and the table, means over seeds, as Markdown."""
     settings = {key: value for key, value in vars(arguments).items() if key != "output"}
-    record = {"settings": settings, "surroundings": surroundings(), "rows": rows}
+    record = {"settings": settings, "surroundings": environment(), "rows": rows}
     write_json(arguments.output / "impulse_mass.json", record)
     write_text(arguments.output / "impulse_mass.md", table(rows) + "\n")
     print(table(rows))

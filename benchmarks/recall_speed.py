@@ -36,7 +36,7 @@ from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
 
 from benchmarks.memory import keep_memory
 from benchmarks.timing import spread
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.data.recall.recall_set import RecallSet
 from lightning_modules.data.recall.tasks import create_task
 from lightning_modules.networks.sequence.backbones import create_backbone
@@ -72,7 +72,7 @@ def main() -> None:
             rows.append(measure(name, batch, options.rounds, options.seed))
             print(row(rows[-1]), flush=True)
     settings = {"threads": options.threads, "rounds": options.rounds, "seed": options.seed, "seconds of a turn": TURN}
-    versions = surroundings() | ({"mambapy": version("mambapy")} if is_mambapy_available() else {})
+    versions = environment() | ({"mambapy": version("mambapy")} if is_mambapy_available() else {})
     record = {"settings": settings, "load at the start": round(load, 1), "surroundings": versions, "rows": rows}
     write_json(options.output / "recall_speed.json", record)
     write_text(options.output / "recall_speed.md", text(record))

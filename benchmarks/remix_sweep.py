@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from comparison.results.paired import t_interval
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.cli.config_names import read_config, shipped_configs
 from lightning_modules.data.image_data import ImageData
 from lightning_modules.networks import create_network
@@ -56,7 +56,7 @@ def main() -> None:
             "images": len(images),
             "alphas": ALPHAS,
         },
-        "surroundings": surroundings(),
+        "surroundings": environment(),
         "accuracies": accuracies,
     }
     write_json(arguments.output / "remix_sweep.json", record)

@@ -30,7 +30,7 @@ from transformers.models.mamba.modeling_mamba import mamba_selective_scan
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 
 from benchmarks.memory import keep_memory
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.networks.state_space import use_chunked_scan
 from structured_init.files import write_json, write_text
 from structured_init.ssm.head_scan import head_scan
@@ -65,7 +65,7 @@ def main() -> None:
                 )
                 print(row(rows[-1]), flush=True)
     settings = {key: value for key, value in vars(arguments).items() if key != "output"}
-    record = {"settings": settings, "surroundings": surroundings(), "rows": rows}
+    record = {"settings": settings, "surroundings": environment(), "rows": rows}
     write_json(arguments.output / "scan_speed.json", record)
     write_text(arguments.output / "scan_speed.md", table(rows) + "\n")
 

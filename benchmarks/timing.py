@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from structured_init.files import write_json, write_text
 
 SEED = 0  # of every initialization that is timed
@@ -56,7 +56,7 @@ def measure_parts(
     torch.set_num_threads(1)
     settings = {key: str(value) for key, value in vars(options).items() if key != "output"}
     with threadpool_limits(1):
-        record: dict[str, Any] = {"settings": settings, "surroundings": {**surroundings(), "seed": SEED}}
+        record: dict[str, Any] = {"settings": settings, "surroundings": {**environment(), "seed": SEED}}
         for part in options.parts:
             record[part] = measures[part](options)
             write_json(options.output / f"{name}.json", record)

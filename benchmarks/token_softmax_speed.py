@@ -18,7 +18,7 @@ from torch import Tensor
 
 from benchmarks.memory import keep_memory
 from benchmarks.timing import alternate, seconds, spread
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from structured_init.files import write_json, write_text
 from structured_init.layers.token_softmax import token_softmax_attention
 
@@ -105,7 +105,11 @@ def main() -> None:
     keep_memory()
     torch.set_num_threads(1)
     rows = [measure(shape, arguments.rounds) for shape in SHAPES]
-    record = {"settings": {"rounds": arguments.rounds, "seed": 0}, "surroundings": surroundings(), "rows": rows}
+    record = {
+        "settings": {"rounds": arguments.rounds, "seed": 0},
+        "surroundings": environment(),
+        "rows": rows,
+    }
     write_json(arguments.output / "token_softmax_speed.json", record)
     write_text(arguments.output / "token_softmax_speed.md", table(record))
     print(table(record))

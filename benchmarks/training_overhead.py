@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from benchmarks.memory import keep_memory
 from benchmarks.overhead_cases import CPU, GPU, Case, Examples
 from callbacks import ExactResume
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.tasks.optim import parameter_groups
 from lightning_modules.tasks.task import Task
 from structured_init.files import write_json, write_text
@@ -188,7 +188,12 @@ def main() -> None:
     }
     settings = {"turns": arguments.turns, "steps of a turn": TURN[arguments.device], "seed": 0}
     about = {"device": arguments.device, "precision": arguments.precision, "settings": settings}
-    record = {**about, "load at the start": round(os.getloadavg()[0], 1), "surroundings": surroundings(), "results": []}
+    record = {
+        **about,
+        "load at the start": round(os.getloadavg()[0], 1),
+        "surroundings": environment(),
+        "results": [],
+    }
     for name, case in cases.items():
         record["results"].append(measure(name, case, arguments.turns, arguments.device, arguments.precision))
         write_json(arguments.output / "training_overhead.json", record)

@@ -22,7 +22,7 @@ from torch import nn
 
 from benchmarks.memory import keep_memory
 from benchmarks.timing import spread
-from comparison.run.surroundings import surroundings
+from comparison.run.environment import environment
 from lightning_modules.networks import create_network
 from structured_init.files import write_json, write_text
 
@@ -144,7 +144,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     settings = list(dict.fromkeys(["float32", *arguments.settings]))
     about = {"device": arguments.device, "threads": arguments.threads, "rounds": arguments.rounds, "seed": 0}
-    record = {**about, "surroundings": surroundings(), "rows": []}
+    record = {**about, "surroundings": environment(), "rows": []}
     for name, batch in NETWORKS[arguments.device].items():
         record["rows"].append(measure(name, batch, arguments.device, arguments.rounds, settings))
         write_json(arguments.output / "training_settings.json", record)

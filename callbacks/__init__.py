@@ -1,4 +1,4 @@
-"""Callbacks for Lightning: start a model, capture its attention and its filters, resume exactly."""
+"""Callbacks for Lightning: initialize a model, capture its attention and its filters, resume exactly."""
 
 import lazy_loader
 

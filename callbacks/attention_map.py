@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from callbacks.attention_figures import draw, send
+from callbacks.diagnostics import is_fatal, note_missing
 from callbacks.probe_batch import ProbeBatch, probe_batch
 from structured_init.analysis import NoAttentionError, capture_attention, summarize, to_csv
 from structured_init.errors import StructuredInitError
@@ -54,7 +55,9 @@ class AttentionMapCallback(Callback):
             samples, layers, statistics and the first sample's tokens, all of plain types.
 
     Raises:
-        StructuredInitError: in ``setup``, a folder that cannot be written to; before training, no attention seen.
+        StructuredInitError: in ``setup``, a folder that cannot be written to; before training, no attention seen. What
+            goes wrong otherwise, such as the maps of a training that diverged, is a warning and an entry in
+            ``missing.json``: nothing that looks at a training ends it.
     """
 
     def __init__(
@@ -128,15 +131,17 @@ class AttentionMapCallback(Callback):
                 record = self._record(phase, folder, trainer, pl_module, probe, maps)
                 if not trainer.fast_dev_run:
                     self._write(phase, folder, trainer, record, maps)
-        except StructuredInitError as error:
-            failure = error
+        except Exception as error:
+            record, failure = None, error
         failure, record = trainer.strategy.broadcast((failure, record))
         if record is not None:
             self.records[phase] = record
         if isinstance(failure, NoAttentionError) and self.on_missing == "skip":
             rank_zero_info(f"attention: {failure}")
-        elif failure is not None:
+        elif is_fatal(failure, phase):
             raise failure
+        elif failure is not None:
+            note_missing(trainer, "attention", phase, failure)
 
     def _maps(self, trainer: Trainer, pl_module: LightningModule) -> tuple[ProbeBatch, dict[str, Tensor]]:
         probe = probe_batch(trainer, pl_module, self.samples, self.seed)

@@ -7,7 +7,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from structured_init.errors import StructuredInitError
+from callbacks.diagnostics import is_fatal, note_missing
 
 
 class BeforeAndAfter(Callback):
@@ -57,24 +57,30 @@ class BeforeAndAfter(Callback):
         self.before = state_dict["before"]
 
 
-def write_on_rank_zero(trainer: Trainer, write: Callable[[], str | None]) -> str | None:
+def write_on_rank_zero(trainer: Trainer, what: str, phase: str, write: Callable[[], str | None]) -> str | None:
     """Let rank zero write, and tell every rank what came of it; a fast development run writes nothing.
+
+    What goes wrong after training is a warning and an entry in ``missing.json``: no diagnosis ends a training.
 
     Args:
         trainer: of the run.
+        what: is written, such as ``"filters"``.
+        phase: ``"before"`` or ``"after"``.
         write: writes the files and returns their path; None where there is nothing to write.
 
     Raises:
-        StructuredInitError: on every rank, where rank zero could not write: else the others would wait for it in their
-            first step.
+        StructuredInitError: on every rank, where rank zero could not write before training: else the others would wait
+            for it in their first step.
     """
     path, failure = None, None
     try:
         if trainer.is_global_zero and not trainer.fast_dev_run:
             path = write()
-    except StructuredInitError as error:
+    except Exception as error:
         failure = error
     path, failure = trainer.strategy.broadcast((path, failure))
-    if failure is not None:
+    if is_fatal(failure, phase):
         raise failure
+    if failure is not None:
+        note_missing(trainer, what, phase, failure)
     return path

@@ -37,7 +37,8 @@ class FilterCallback(BeforeAndAfter):
         before: path of the filters before training, None where there are none.
 
     Raises:
-        StructuredInitError: the files cannot be written.
+        StructuredInitError: before training, the files cannot be written. What goes wrong otherwise is a warning and
+            an entry in ``missing.json``.
     """
 
     def __init__(self, enabled: bool = True, figures: bool = True) -> None:
@@ -53,7 +54,9 @@ class FilterCallback(BeforeAndAfter):
                     f"filters: not written, no rank holds all of them under {type(trainer.strategy).__name__}"
                 )
             return None
-        return write_on_rank_zero(trainer, lambda: self._write(phase, folder, trainer, depthwise_filters(pl_module)))
+        return write_on_rank_zero(
+            trainer, "filters", phase, lambda: self._write(phase, folder, trainer, depthwise_filters(pl_module))
+        )
 
     def _write(self, phase: str, folder: Path, trainer: Trainer, filters: dict[str, Tensor]) -> str | None:
         if not filters:

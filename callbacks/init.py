@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, Wei
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
 
+from callbacks.lightning_private import averaged_model
 from callbacks.training_batch import training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
 from structured_init.files import write_json
@@ -213,7 +214,7 @@ def publish(account: dict[str, Any], trainer: Trainer) -> None:
 def synchronize_averages(trainer: Trainer, pl_module: LightningModule) -> None:
     """Copy the new values into averaged models, which were deep-copied before."""
     for callback in trainer.callbacks:
-        average = getattr(callback, "_average_model", None)
+        average = averaged_model(callback)
         if isinstance(callback, WeightAveraging) and average is not None:
             copies = chain(average.module.parameters(), average.module.buffers())
             for copy, tensor in zip(copies, chain(pl_module.parameters(), pl_module.buffers()), strict=True):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from callbacks.attention_map import SHARDED
 from callbacks.before_after import BeforeAndAfter
+from callbacks.diagnostics import is_fatal, note_missing
 from callbacks.probe_batch import probe_batch
 from structured_init.analysis.representations import gram_matrices, repeated_blocks
 from structured_init.errors import StructuredInitError
@@ -37,7 +38,8 @@ class RepresentationCallback(BeforeAndAfter):
         before: path of the matrices before training, None where there are none.
 
     Raises:
-        StructuredInitError: the files cannot be written.
+        StructuredInitError: before training, the files cannot be written. What goes wrong otherwise is a warning and
+            an entry in ``missing.json``.
     """
 
     def __init__(self, samples: int = 256, batch_size: int = 64, seed: int = 0, enabled: bool = True) -> None:
@@ -58,15 +60,19 @@ class RepresentationCallback(BeforeAndAfter):
                 grams = self._grams(trainer, pl_module)
         except StructuredInitError as error:
             missing = error
+        except Exception as error:
+            missing, failure = error, error
         try:
             if trainer.is_global_zero and missing is None and not trainer.fast_dev_run:
                 path = self._write(phase, folder, grams)
-        except StructuredInitError as error:
+        except Exception as error:
             failure = error
         path, missing, failure = trainer.strategy.broadcast((path, missing, failure))
-        if failure is not None:  # on every rank, else the others would wait in their first step
+        if is_fatal(failure, phase):  # on every rank, else the others would wait in their first step
             raise failure
-        if missing is not None:
+        if failure is not None:
+            note_missing(trainer, "representations", phase, failure)
+        elif missing is not None:
             rank_zero_info(f"representations: {missing}")
         return path
 

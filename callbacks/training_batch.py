@@ -1,4 +1,4 @@
-"""Real samples for a start that asks for them, taken from the training data without touching its order."""
+"""Real samples for an initialization that asks for them, taken from the training data without touching its order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
+from callbacks.lightning_private import training_source
 from callbacks.probe_batch import collect, first_loader, inputs_of
 from structured_init.analysis.undisturbed import own_random_state
 from structured_init.errors import StructuredInitError
@@ -68,7 +69,7 @@ def _training_data(trainer: Trainer, early: bool) -> Any:
     """Return the training loaders, asking the module or the datamodule for another one where they are not there yet."""
     if trainer.train_dataloader is not None:
         return trainer.train_dataloader
-    source = trainer.fit_loop._data_source
+    source = training_source(trainer)
     if source.instance is None or not source.is_defined():
         return None
     try:

@@ -44,7 +44,8 @@ class WeightProductsCallback(BeforeAndAfter):
         before: path of the products before training, None where there are none.
 
     Raises:
-        StructuredInitError: the files cannot be written.
+        StructuredInitError: before training, the files cannot be written. What goes wrong otherwise is a warning and
+            an entry in ``missing.json``.
     """
 
     def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
@@ -55,7 +56,7 @@ class WeightProductsCallback(BeforeAndAfter):
                 name = type(trainer.strategy).__name__
                 rank_zero_info(f"weight products: not written, no rank holds all of them under {name}")
             return None
-        return write_on_rank_zero(trainer, lambda: self._write(phase, folder, pl_module))
+        return write_on_rank_zero(trainer, "weight products", phase, lambda: self._write(phase, folder, pl_module))
 
     def _write(self, phase: str, folder: Path, pl_module: LightningModule) -> str | None:
         tensors, summaries = {}, {}

@@ -16,7 +16,7 @@ from rich.markdown import Markdown
 from comparison.report import write_report
 from comparison.run.launch import Launcher, LocalLauncher, launch, variables
 from comparison.run.learning_rates import choose, chosen_runs, write_choices
-from comparison.run.lock import held
+from comparison.run.lock import locked
 from comparison.run.plan import Comparison
 from comparison.run.prepare import prepare
 from comparison.run.progress import following, table
@@ -52,11 +52,12 @@ def _compare(
         from comparison.run.ray_launcher import import_ray
 
         import_ray()  # before the work of checking everything else
+    local = _local(options)  # imports the libraries for the processes that train, beside what is prepared here
     comparison = prepare(options, further, command)
     with variables(limit.environment):
-        launcher = _launcher(options)
+        launcher = local or _ray(options)
         try:
-            with held(comparison.folder):
+            with locked(comparison.folder):
                 failed, left = _train(comparison, launcher, console, limit)
         finally:
             launcher.close()
@@ -118,9 +119,13 @@ def _follow(
     return progress.failed
 
 
-def _launcher(options: argparse.Namespace) -> Launcher:
-    if options.launcher == "local":
-        return LocalLauncher(options.parallel, options.threads, options.gpus_per_run)
+def _local(options: argparse.Namespace) -> Launcher | None:
+    if options.launcher == "ray":
+        return None
+    return LocalLauncher(options.parallel, options.threads, options.gpus_per_run)
+
+
+def _ray(options: argparse.Namespace) -> Launcher:
     from comparison.run.ray_launcher import RayLauncher
 
     return RayLauncher(options.ray_address, options.threads, options.cpus_per_run, options.gpus_per_run)

@@ -32,20 +32,20 @@ def compare_parser() -> argparse.ArgumentParser:
     """Return the parser of ``compare``."""
     parser = _Parser(
         prog="structured-init compare",
-        description="Train an experiment from several starts with the same seeds, and report the paired differences.",
+        description="Train an experiment from several initializations with the same seeds; report paired differences.",
         epilog="Any further --key value goes to every run. The same command again goes on where it was stopped.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
     add = parser.add_argument
     add("-c", "--config", action="append", required=True, metavar="EXPERIMENT", help="a configuration; several layer")
-    add("--inits", required=True, metavar="A,B,…", help="starts: default,wide=impulse{kernel_size=5},my_start.yaml")
+    add("--inits", required=True, metavar="A,B,…", help="such as default,wide=impulse{kernel_size=5},mine.yaml")
     add("--seeds", default="0,1,2", metavar="0,1,2", help="or 0-4 (default: %(default)s)")
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
-    add("--baseline", metavar="START", help="what differences refer to (default: 'default', else the first)")
-    add("--control", metavar="START", help="same-positions control, of all or as START=CONTROL,… (default: found)")
+    add("--baseline", metavar="INIT", help="what differences refer to (default: 'default', else the first)")
+    add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")
     add("--grid", action="append", default=[], metavar="KEY=a,b", help="repeat all of it at each value; several cross")
-    add("--learning-rates", default="", metavar="a,b", help="choose one per start on the validation split")
+    add("--learning-rates", default="", metavar="a,b", help="choose one per initialization on the validation split")
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: the task's)")
     add("--parallel", type=_positive, default=1, metavar="N", help="runs at a time on this machine (default: 1)")
@@ -69,8 +69,8 @@ def report_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("folder", metavar="DIR", help="folder of the comparison")
-    add("--baseline", metavar="START", help="what differences refer to (default: the comparison's)")
-    add("--control", metavar="START", help="same-positions control, of all or as START=CONTROL,… (default: found)")
+    add("--baseline", metavar="INIT", help="what differences refer to (default: the comparison's)")
+    add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")
     add("--output", metavar="FILE", help="the page (default: DIR/report.html); figures and tables go beside it")
     return parser
 

@@ -14,12 +14,12 @@ from structured_init.errors import StructuredInitError, nearest
 
 @dataclass(frozen=True)
 class Arm:
-    """One start among those compared, or a variant of the network.
+    """One initialization among those compared, or a variant of the network.
 
     Attributes:
         label: how tables, figures and folders name it.
         init: a name of ``configs/init``, one of another folder of ``configs`` with the folder before it, or the path of
-            a configuration. Whatever else than a start the configuration says is layered over the experiment.
+            a configuration. Whatever else than an initialization the configuration says is layered over the experiment.
         overrides: arguments of the initializer to replace, as text.
     """
 
@@ -28,7 +28,7 @@ class Arm:
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     def arguments(self) -> list[str]:
-        """Return the part of a command line that asks for this start, good from any folder."""
+        """Return the part of a command line that asks for this initialization, good from any folder."""
         shipped = self.init if "/" in self.init else f"init/{self.init}"
         path = str(Path(self.init).resolve()) if Path(self.init).is_file() else shipped
         return ["-c", path, *override_words(self.overrides)]
@@ -43,16 +43,18 @@ def parse_arms(text: str) -> dict[str, Arm]:
             brackets of any kind do not separate.
 
     Raises:
-        StructuredInitError: no entry, an unknown start (the nearest is named), a malformed entry, a label given twice.
+        StructuredInitError: no entry, an unknown name (the nearest is named), a malformed entry, a label given twice.
     """
     arms: dict[str, Arm] = {}
     for entry in split_outside_brackets(text):
         arm = _arm(entry)
         if arm.label in arms:
-            raise StructuredInitError(f"two starts are labelled '{arm.label}': name one, as in other={arm.init}")
+            raise StructuredInitError(
+                f"two initializations are labelled '{arm.label}': name one, as in other={arm.init}"
+            )
         arms[arm.label] = arm
     if not arms:
-        raise StructuredInitError("--inits names no start: give some, as in --inits default,sincos,mimetic")
+        raise StructuredInitError("--inits names no initialization: give some, as in --inits default,sincos,mimetic")
     return arms
 
 
@@ -69,9 +71,7 @@ def _arm(entry: str) -> Arm:
         label = "_".join(words)
     label = label.strip()
     if not re.fullmatch(r"\w[\w.+-]*", label):
-        raise StructuredInitError(
-            f"'{label}' cannot be a label: letters, digits and . _ + - are, as in my-start={init}"
-        )
+        raise StructuredInitError(f"'{label}' cannot be a label: letters, digits and . _ + - are, as in mine={init}")
     return Arm(label, init, overrides)
 
 
@@ -88,4 +88,6 @@ def _existing(init: str) -> str:
         return init
     if short in known:
         return short
-    raise StructuredInitError(f"there is no start '{init}', neither shipped nor a file: {nearest(short, known)}")
+    raise StructuredInitError(
+        f"there is no initialization '{init}', neither shipped nor a file: {nearest(short, known)}"
+    )

@@ -12,10 +12,12 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
+from filelock import FileLock
 
 from comparison.run.run import Run, train
 from comparison.run.time_limit import UNLIMITED, TimeLimit
@@ -24,6 +26,7 @@ from structured_init.files import write_json
 
 Ended = tuple[Run, str | None]  # a run, and why it failed
 # After a process was killed, multiprocessing warns on the terminal of what it had shared.
+WARM = "comparison.run.warm"  # what processes that train are forked from has imported
 QUIET = {"PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))}
 
 
@@ -110,8 +113,11 @@ def note_failure(run: Run, reason: str, trace: str | None = None) -> str:
 def _output_to(run: Run) -> Iterator[None]:
     """Send what this process and its children print to the run's log, which only one process at a time can hold."""
     run.folder.parent.mkdir(parents=True, exist_ok=True)
-    with run.beside("log").open("a", encoding="utf-8") as log:
-        _lock(log.fileno())  # a worker of a killed comparison may still be about to end
+    # A worker of a killed comparison may still be about to end.
+    with (
+        FileLock(run.folder.with_name(f".{run.folder.name}.lock")),
+        run.beside("log").open("a", encoding="utf-8") as log,
+    ):
         sys.stdout.flush()
         sys.stderr.flush()
         kept = [(stream, os.dup(stream)) for stream in (1, 2)]
@@ -127,18 +133,14 @@ def _output_to(run: Run) -> Iterator[None]:
                 os.close(copy)
 
 
-def _lock(descriptor: int) -> None:
-    with contextlib.suppress(ImportError):  # Windows has no fcntl
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
 # Local processes ------------------------------------------------------------------------------------------------------
 
 
 class LocalLauncher:
     """A process per place, which trains one run after the other; one whose run failed or had ranks is replaced.
+
+    Where the system can fork, processes come from one that has imported the libraries and done nothing else. It begins
+    when the launcher is made, beside whatever comes before the first run.
 
     Args:
         places: runs at a time.
@@ -157,7 +159,7 @@ class LocalLauncher:
             )
         gpus = int(gpus)
         self.places = places
-        self._context = multiprocessing.get_context("spawn")
+        self._context = _warm_context(threads)
         devices = visible_devices()
         visible = [",".join(devices[place * gpus : (place + 1) * gpus]) for place in range(places)]
         self._environments = [
@@ -200,9 +202,10 @@ class LocalLauncher:
 class _Worker:
     """One process and the run that it trains."""
 
-    def __init__(self, context: multiprocessing.context.SpawnContext, environment: dict[str, str]) -> None:
+    def __init__(self, context: Any, environment: dict[str, str]) -> None:
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, environment))  # no daemon: its loaders have workers
+        whole = {**os.environ, **environment}  # one that is forked has the variables of when the first was begun
+        self.process = context.Process(target=_serve, args=(theirs, whole))  # no daemon: its loaders have workers
         with variables(environment), _without_interrupts():  # both count while the process imports its libraries
             self.process.start()
         theirs.close()
@@ -233,6 +236,17 @@ class _Worker:
         return run, reason
 
 
+def _warm_context(threads: int) -> Any:
+    """Return how processes are begun, and begin the one that the others are forked from."""
+    if sys.platform != "linux":  # elsewhere system libraries may not be forked
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([WARM])
+    with variables({"OMP_NUM_THREADS": str(threads), **QUIET}), _without_interrupts():
+        forkserver.ensure_running()
+    return context
+
+
 def visible_devices() -> list[str]:
     """Return the names of this machine's CUDA devices, those alone that this process may use."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -250,6 +264,7 @@ def how_it_died(exitcode: int | None) -> str:
 
 def _serve(connection: Connection, environment: dict[str, str]) -> None:
     """Train what comes, until the comparison ends or is killed."""
+    os.environ.clear()
     os.environ.update(environment)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -1,4 +1,4 @@
-"""One learning rate per start, chosen on the validation split: a start and its learning rate belong together."""
+"""One learning rate per initialization, chosen on the validation split: the two belong together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Choices = dict[str, dict[str, dict[str, Any]]]
 
 
 def choose(comparison: Comparison, runs: Sequence[Run]) -> Choices:
-    """Choose for every point and start the learning rate whose final validation value is best on average over seeds.
+    """Choose the learning rate of every point and initialization: the best mean over seeds of final validation values.
 
     The test split plays no part. A learning rate at which a seed failed, or ended in no number, is not chosen; one
     that shares the best mean with another gives way to the smaller of them.
@@ -28,8 +28,8 @@ def choose(comparison: Comparison, runs: Sequence[Run]) -> Choices:
         runs: all of its runs; those that are not complete count as failed.
 
     Returns:
-        Point → start → ``chosen``, which is ``None`` where every learning rate has failed, and the final validation
-        values per learning rate and seed.
+        Point → initialization → ``chosen``, which is ``None`` where every learning rate has failed, and the final
+        validation values per learning rate and seed.
 
     Raises:
         StructuredInitError: complete runs have logged no such value.
@@ -61,7 +61,7 @@ def chosen_runs(choices: Choices, runs: Sequence[Run]) -> list[Run]:
 
 
 def write_choices(comparison: Comparison, choices: Choices) -> None:
-    """Write ``learning_rates.json``; what it says of other points and starts stays."""
+    """Write ``learning_rates.json``; what it says of other points and initializations stays."""
     path = comparison.folder / "learning_rates.json"
     known: Choices = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     merged = {point: {**known.get(point, {}), **choices.get(point, {})} for point in {**known, **choices}}

@@ -8,38 +8,33 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from structured_init.errors import StructuredInitError
+from structured_init.files import write_text
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold a folder. The system lets go of it when this process ends, however it ends: no lock is ever stale.
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other comparisons out of a folder. The system unlocks it when this process ends, however it ends.
 
     Raises:
-        StructuredInitError: another process holds it, or it cannot be written to.
+        StructuredInitError: another process has locked it, or it cannot be written to.
     """
+    holder = folder / ".lock.holder"  # not in the lock itself, which every process that tries it empties
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("a+", encoding="utf-8")
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        who = f" ({holder.read_text(encoding='utf-8').strip()})" if holder.is_file() else ""
+        raise StructuredInitError(f"'{folder}' is in use by another comparison{who}") from None
     except OSError as error:
         raise StructuredInitError(f"cannot write to '{folder}': {error.strerror}") from None
-    with file:
-        if not _lock(file.fileno()):
-            file.seek(0)
-            raise StructuredInitError(f"'{folder}' is in use by another comparison ({file.read().strip()})")
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        yield
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
+    with lock:
+        write_text(holder, f"process {os.getpid()} on {socket.gethostname()}\n")
+        try:
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
+            lock.release()

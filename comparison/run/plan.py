@@ -25,23 +25,23 @@ Point = dict[str, str]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Starts × seeds × the points of a grid × learning rates, everything else equal.
+    """Initializations × seeds × the points of a grid × learning rates, everything else equal.
 
     Attributes:
         folder: of the comparison.
         experiment: configurations, as given.
-        arms: the starts by label.
-        seeds: of the runs; the same seed gives the same data order, augmentation and dropout under every start.
+        arms: the initializations by label.
+        seeds: of the runs; the same one gives every initialization the same data order, augmentation and dropout.
         arguments: further ones for every run.
         grid: values by dotted key; every combination is a point.
-        learning_rates: to choose from, per start and point; empty leaves the experiment's.
+        learning_rates: to choose from, per initialization and point; empty leaves the experiment's.
         threads: of every run; part of its identity.
-        metric: what the starts are judged by.
+        metric: what initializations are judged by.
         mode: ``"max"`` or ``"min"``.
-        baseline: label of the start that differences refer to.
-        controls: start → its same-positions control, where the user names it.
+        baseline: label of the initialization that differences refer to.
+        controls: initialization → its same-positions control, where the user names it.
         configuration: every value of the experiment by dotted name.
-        changes: the values by which each start differs from the experiment.
+        changes: the values by which each initialization differs from the experiment.
         added_callbacks: names of those that every run gets.
         command: how to repeat all this.
     """
@@ -201,7 +201,9 @@ def _differences(known: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[
         yield "--threads", known["threads"], ours["threads"]
     yield from _unequal("", known["configuration"], ours["configuration"])
     for label in known["arms"].keys() & ours["arms"].keys():
-        yield from _unequal(f"start '{label}': ", known["arms"][label]["changes"], ours["arms"][label]["changes"])
+        yield from _unequal(
+            f"initialization '{label}': ", known["arms"][label]["changes"], ours["arms"][label]["changes"]
+        )
     if list(known["grid"]) != list(ours["grid"]):
         yield "--grid", ", ".join(known["grid"]) or ABSENT, ", ".join(ours["grid"]) or ABSENT
     if bool(known["learning_rates"]) != bool(ours["learning_rates"]):

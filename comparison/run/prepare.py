@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,17 @@ from comparison.run.plan import Comparison
 from comparison.run.resolve import (
     ANYWHERE,
     build,
-    build_initializer,
     experiment_of,
     headline,
+    initializer_of,
     metric_names,
     missing_callbacks,
-    resolve,
+    parse,
+    values_of,
 )
+from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.overrides import split_outside_brackets
+from structured_init import Initializer, initialize
 from structured_init.errors import StructuredInitError, nearest
 
 OURS = ("init", "seed_everything", "ckpt_path", "trainer.logger")  # what a comparison sets for each run
@@ -32,7 +36,9 @@ SECTIONS = ("trainer", "model", "data", "attention", "filters", "weights_only", 
 
 
 def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -> Comparison:
-    """Return the comparison that is asked for, all of it checked: each start, each point of the grid, the metric.
+    """Return the comparison that is asked for, all of it checked: initializations, points of the grid, the metric.
+
+    Every initialization is planned on the network that it is for, of which nothing is kept.
 
     Args:
         options: of ``compare``.
@@ -55,17 +61,20 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         command=command,
     )
     known = comparison.known() or {}
-    values = resolve([*comparison.configurations(), *further])
+    values = values_of(parse([*comparison.configurations(), *further]))
     comparison = dataclasses.replace(
         comparison,
         **_references(options, comparison, values, known),
         configuration=experiment_of(values),
         added_callbacks=missing_callbacks(values, (ElapsedTime, RepresentationCallback, WeightProductsCallback)),
     )
-    comparison = dataclasses.replace(comparison, changes=_changes(comparison, values))
+    initializers, changes = _initializations(comparison, values)
+    comparison = dataclasses.replace(comparison, changes=changes)
     if known:
         comparison.grown(known)  # refuses another experiment
-    _check_metric(comparison, values, ANYWHERE if options.launcher == "ray" else [])
+    anywhere = ANYWHERE if options.launcher == "ray" else []
+    built = _check_points(comparison, values, anywhere)
+    _plan(comparison, initializers, built, anywhere)
     return comparison
 
 
@@ -133,37 +142,35 @@ def _references(
         mode = known["mode"]
     baseline = options.baseline or known.get("baseline") or ("default" if "default" in arms else next(iter(arms)))
     if baseline not in arms:
-        raise StructuredInitError(f"--baseline '{baseline}' is none of the starts: {nearest(baseline, arms)}")
+        raise StructuredInitError(f"--baseline '{baseline}' is none of the initializations: {nearest(baseline, arms)}")
     controls = parse_controls(options.control) or known.get("controls", {})
     controls = check_controls(controls, {"arms": arms, "baseline": baseline})
     return {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
 
 
-def _changes(comparison: Comparison, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Parse each start, and each point of the grid and learning rate with the first; return what the starts change."""
-    first, *_ = comparison.arms.values()
-    place, *points = comparison.points()
-    rate, *rates = [*comparison.learning_rates, None][: max(1, len(comparison.learning_rates))]
-    changes = {}
+def _initializations(
+    comparison: Comparison, values: Mapping[str, Any]
+) -> tuple[dict[str, Initializer], dict[str, dict[str, Any]]]:
+    """Parse each arm; return its initializer, and the values by which it differs from the experiment."""
+    initializers, changes = {}, {}
     for label, arm in comparison.arms.items():
-        try:
-            given = resolve(comparison.arm_arguments(arm, {}))
-            build_initializer(comparison.arm_arguments(arm, {}))
-        except StructuredInitError as error:
-            raise StructuredInitError(f"start '{label}': {error}") from None
+        with _naming(label):
+            parsed = parse(comparison.arm_arguments(arm, {}))
+            initializers[label] = initializer_of(parsed)
+        given = values_of(parsed)
         changes[label] = {
             key: given.get(key)
             for key in sorted(values.keys() | given.keys())
             if key.startswith("init.") or values.get(key) != given.get(key)
         }
-    for point, each in [*((point, rate) for point in [place, *points]), *((place, other) for other in rates)]:
-        if point or each is not None:
-            resolve(comparison.arm_arguments(first, point, each))
-    return changes
+    return initializers, changes
 
 
-def _check_metric(comparison: Comparison, values: Mapping[str, Any], further: Sequence[str]) -> None:
-    """Build the experiment, with further arguments, at every point of the grid, and look for the metric there.
+def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Sequence[str]) -> CLI:
+    """Build the first arm at every point of the grid, parse it at every learning rate, and look for the metric.
+
+    Returns:
+        What was built at the first point.
 
     Raises:
         StructuredInitError: the task does not log the metric, or something cannot be built.
@@ -172,11 +179,69 @@ def _check_metric(comparison: Comparison, values: Mapping[str, Any], further: Se
     if split not in ("val", "test") or not name:
         raise StructuredInitError(f"--metric is 'test/…' or 'val/…', not '{comparison.metric}'")
     first, *_ = comparison.arms.values()
-    for point in comparison.points():
-        logged = metric_names(build([*comparison.arm_arguments(first, point), *further]))
+    place, *others = comparison.points()
+    for rate in comparison.learning_rates:
+        parse(comparison.arm_arguments(first, place, rate))
+    built = build([*comparison.arm_arguments(first, place), *further])
+    for cli in (built, *(build([*comparison.arm_arguments(first, point), *further]) for point in others)):
+        logged = metric_names(cli)
         if logged and comparison.metric not in logged and name != headline(dict(values))[0]:
             final = {each for each in logged if not each.startswith("train/")}
             raise StructuredInitError(f"the task logs no '{comparison.metric}': {nearest(comparison.metric, final)}")
+    return built
+
+
+def _plan(comparison: Comparison, initializers: Mapping[str, Initializer], built: CLI, further: Sequence[str]) -> None:
+    """Plan every initialization on its network at the first point of the grid; nothing is written.
+
+    A network is built once for all arms that have the same. It stays quick: solvers take no step, and not planned is
+    what needs samples, or what a module builds later than in its constructor.
+
+    Args:
+        comparison: what is compared.
+        initializers: of the arms.
+        built: the first arm.
+        further: arguments for building.
+
+    Raises:
+        StructuredInitError: names the arm; a required part finds no place in the network.
+    """
+    place, *_ = comparison.points()
+    models = {_network_of(comparison, next(iter(comparison.arms))): built.model}
+    for label, arm in comparison.arms.items():
+        network = _network_of(comparison, label)
+        with _naming(label):
+            if network not in models:
+                models[network] = build([*comparison.arm_arguments(arm, place), *further]).model
+            model, initializer = models[network], initializers[label]
+            if not initializer.needs_batch and next(model.parameters(), None) is not None:
+                _leave_out_iterations(initializer)
+                initialize(model, initializer, seed=comparison.seeds[0], dry_run=True)
+
+
+def _leave_out_iterations(part: Any) -> None:
+    """Let solvers inside an initializer take no step: what they begin with fits where their solution does."""
+    if isinstance(getattr(part, "iterations", None), int):
+        part.iterations = 0
+    for each in vars(part).values() if hasattr(part, "__dict__") else ():
+        for inner in each if isinstance(each, (list, tuple)) else [each]:
+            if type(inner).__module__.startswith("structured_init."):
+                _leave_out_iterations(inner)
+
+
+def _network_of(comparison: Comparison, label: str) -> str:
+    """Return what an arm changes beside its initialization; arms that change the same have the same network."""
+    changes = comparison.changes[label]
+    return repr({key: value for key, value in changes.items() if not key.startswith("init.")})
+
+
+@contextlib.contextmanager
+def _naming(label: str) -> Iterator[None]:
+    """Say in an expected error which initialization it is about."""
+    try:
+        yield
+    except StructuredInitError as error:
+        raise StructuredInitError(f"initialization '{label}': {error}") from None
 
 
 def _refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
@@ -193,7 +258,7 @@ def _refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
 def _refuse_ours(key: str) -> None:
     for name in OURS:
         if key == name or key.startswith(f"{name}."):
-            way_out = {"init": "give starts with --inits", "seed_everything": "give seeds with --seeds"}
+            way_out = {"init": "give initializations with --inits", "seed_everything": "give seeds with --seeds"}
             raise StructuredInitError(
                 f"'{key}' is what a comparison sets for each run" + (f": {way_out[name]}" if name in way_out else "")
             )

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
-from lightning.pytorch.loops.fit_loop import _FitLoop
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from callbacks import ElapsedTime
-from comparison.run.resolve import Built
-from comparison.run.stopping import Stopped, StoppingEpochLoop, last_file, logged_steps
-from comparison.run.surroundings import surroundings
+from callbacks.lightning_private import finish_when_done
+from comparison.run.environment import environment
+from comparison.run.resolve import Built, FitCLI
+from comparison.run.stopping import StopAtDeadline, Stopped, last_file
 from comparison.run.time_limit import DEADLINE, reached
 from lightning_modules.cli.config_names import expand
 from lightning_modules.cli.lightning_cli import CLI
@@ -115,7 +115,7 @@ def _fit(run: Run, begin: float) -> dict[str, Any]:
         resumed, before = [], 0.0
     else:
         state = read_checkpoint(checkpoint)
-        resumed = ["--ckpt_path", str(checkpoint), f"--trainer.logger.init_args.resumed_at={logged_steps(state)}"]
+        resumed = ["--ckpt_path", str(checkpoint)]
         before = state["callbacks"].get(ElapsedTime.__name__, {}).get("seconds", 0.0)
         del state
     trainer, metrics = perform(("fit", "test") if run.tested else ("fit",), [*run.settings["arguments"], *resumed])
@@ -126,7 +126,7 @@ def _fit(run: Run, begin: float) -> dict[str, Any]:
         "steps": trainer.global_step,
         "seconds": before + time.perf_counter() - begin,
         "tested": run.tested,
-        "surroundings": surroundings(),
+        "surroundings": environment(),
     }
     write_json(run.result_file, result)
     return result
@@ -134,7 +134,7 @@ def _fit(run: Run, begin: float) -> dict[str, Any]:
 
 def _test(run: Run, result: dict[str, Any], begin: float) -> None:
     """Read the test split for a run that was trained before."""
-    _, metrics = perform(("test",), [*run.settings["arguments"], "--trainer.logger.init_args.resumed_at=null"])
+    _, metrics = perform(("test",), run.settings["arguments"])
     result["metrics"] |= metrics
     result["seconds"] += time.perf_counter() - begin
     write_json(run.result_file, {**result, "tested": True})
@@ -193,20 +193,12 @@ def _test_metrics(cli: CLI, **arguments: Any) -> dict[str, float]:
     return {name: float(value) for part in parts for name, value in part.items()}
 
 
-class _FinishingLoop(_FitLoop):
-    """Ends a training that was killed after its last checkpoint: Lightning's would skip what comes at the end."""
-
-    @property
-    def skip(self) -> bool:
-        return self.trainer.limit_train_batches == 0
-
-
-class _Finishing(CLI):
+class _Finishing(FitCLI):
     """Trains, and does what comes at the end of a training in any case."""
 
     def instantiate_trainer(self, **kwargs: Any) -> Runner:
-        trainer: Trainer = super().instantiate_trainer(**kwargs)
-        trainer.fit_loop.__class__ = _FinishingLoop
+        trainer = super().instantiate_trainer(**kwargs)
+        finish_when_done(trainer)
         if DEADLINE in os.environ:
-            trainer.fit_loop.epoch_loop.__class__ = StoppingEpochLoop
+            trainer.callbacks.append(StopAtDeadline())
         return trainer

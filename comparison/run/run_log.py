@@ -3,71 +3,102 @@
 from __future__ import annotations
 
 import csv
-import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from lightning.pytorch.core.saving import save_hparams_to_yaml
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities import rank_zero_only
 
 from structured_init.files import replacing
 
+Row = dict[str, Any]
 
-class RunLog(CSVLogger):
-    """Lightning's ``CSVLogger`` in a given folder, which a resumed run goes on with: ``CSVLogger`` would start anew.
+
+class RunLog(Logger):
+    """Writes ``metrics.csv`` and ``hparams.yaml`` into a given folder, and goes on there where a run goes on.
+
+    Lightning's ``CSVLogger`` deletes what a killed run has left in its folder. This one adds to it; `ExactResume` keeps
+    the number of rows in each checkpoint, and takes back what was logged after it.
 
     Args:
         folder: of the run.
-        resumed_at: number of steps at which the run goes on: what was logged from there on is logged again. ``None``
-            keeps everything.
     """
 
-    def __init__(self, folder: str, resumed_at: int | None = 0) -> None:
-        super().__init__(os.path.dirname(folder), name="", version=os.path.basename(folder))
-        self.resumed_at = resumed_at
+    def __init__(self, folder: str) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self._rows: list[Row] | None = None  # of the file, once it has been read
+        self._hyperparameters: dict[str, Any] = {}
 
     @property
-    def experiment(self) -> ExperimentWriter:
-        """The writer, which has first put the file in order."""
-        if self._experiment is None:
-            self._experiment = _Writer(self.log_dir, self.resumed_at)
-        return self._experiment
+    def name(self) -> str:
+        return ""
 
+    @property
+    def version(self) -> str:
+        return ""
 
-class _Writer(ExperimentWriter):
-    def __init__(self, log_dir: str, resumed_at: int | None) -> None:
-        super().__init__(log_dir)
-        path = Path(self.metrics_file_path)
-        rows = read_rows(path, resumed_at)
-        if rows:
-            self.metrics_keys = list(rows[0])
-            self._write(rows)
+    @property
+    def save_dir(self) -> str:
+        """The folder; Lightning puts checkpoints and the experiment there."""
+        return str(self.folder)
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        """Add a row; on the disk when this returns."""
+        rows = self._known()
+        row = {**metrics, "step": len(rows) if step is None else step}
+        fields = list(rows[0]) if rows else []
+        if row.keys() <= set(fields):
+            rows.append(row)
+            with self._file.open("a", newline="") as file:
+                csv.DictWriter(file, fields).writerow(row)
         else:
-            path.unlink(missing_ok=True)
+            self._replace([*rows, row])
 
-    def _check_log_dir_exists(self) -> None:
-        """Leave what is there, where Lightning would delete it with a warning."""
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *_: Any, **__: Any) -> None:
+        self._hyperparameters.update(params if isinstance(params, dict) else vars(params))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        save_hparams_to_yaml(str(self.folder / "hparams.yaml"), self._hyperparameters)
 
-    def _rewrite_with_new_header(self, fieldnames: list[str]) -> None:
-        self._write(read_rows(Path(self.metrics_file_path)), fieldnames)
+    def state_dict(self) -> dict[str, int]:
+        """Return how many rows there are: those of a checkpoint."""
+        return {"rows": len(self._known())}
 
-    def _write(self, rows: list[dict[str, str]], fieldnames: list[str] | None = None) -> None:
-        """Replace the file at once, so that no kill loses what was logged."""
-        with replacing(self.metrics_file_path) as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames or self.metrics_keys)
+    @rank_zero_only
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Take back the rows that were logged after the checkpoint."""
+        if len(self._known()) > state_dict["rows"]:
+            self._replace(self._known()[: state_dict["rows"]])
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "metrics.csv"
+
+    def _known(self) -> list[Row]:
+        if self._rows is None:
+            self._rows = read_rows(self._file)
+            if self._rows and rank_zero_only.rank == 0:
+                self._replace(self._rows)  # without a row that a kill has cut off
+        return self._rows
+
+    def _replace(self, rows: Sequence[Row]) -> None:
+        """Write the file anew, at once, so that no kill loses what was logged."""
+        fields = sorted({name for row in rows for name in row})
+        self._rows = [{name: row.get(name, "") for name in fields} for row in rows]
+        with replacing(self._file) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, fields)
             writer.writeheader()
-            writer.writerows(rows)
+            writer.writerows(self._rows)
 
 
-def read_rows(path: Path, before_step: int | None = None) -> list[dict[str, str]]:
-    """Return the complete rows of a metrics file, those of earlier steps alone where a step is given.
-
-    Args:
-        path: of the file, which need not exist.
-        before_step: number of a step.
-    """
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Return the complete rows of a metrics file, which need not exist."""
     if not path.is_file():
         return []
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     complete = [line for line in lines if line.endswith("\n")]  # the last one may have been cut off by a kill
-    rows = [row for row in csv.DictReader(complete) if (row.get("step") or "").isdecimal() and None not in row]
-    return [row for row in rows if before_step is None or int(row["step"]) < before_step]
+    return [row for row in csv.DictReader(complete) if (row.get("step") or "").isdecimal() and None not in row]

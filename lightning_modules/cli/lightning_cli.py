@@ -29,6 +29,7 @@ import callbacks.figures
 import lightning_modules
 import lightning_modules.data
 import structured_init
+from callbacks.lightning_private import CommandLine
 
 # A class resolves in YAML by its bare name once it is imported; the packages import theirs when they are asked for.
 for package in (structured_init, callbacks, lightning_modules, lightning_modules.data):
@@ -51,7 +52,7 @@ class Parser(LightningArgumentParser):
         return super().parse_string(without_layers(content), *args, **kwargs)
 
 
-class CLI(LightningCLI):
+class CLI(CommandLine, LightningCLI):
     """LightningCLI in which a start, captures of attention and filters, and an exact resumption are always there."""
 
     def __init__(self, args: list[str]) -> None:
@@ -104,7 +105,7 @@ class CLI(LightningCLI):
             if seed is not None and not 0 <= seed < 2**32:
                 raise StructuredInitError(f"{key} is {seed}: a seed is a whole number from 0 to {2**32 - 1}")
 
-    def _parse_ckpt_path(self) -> None:
+    def check_checkpoint(self) -> None:
         """Check the file only: ``Task.on_load_checkpoint`` compares the arguments and refuses a difference.
 
         Lightning's own method would let the checkpoint's arguments silently replace the user's.

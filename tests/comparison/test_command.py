@@ -1,6 +1,7 @@
 """The command ``compare``, with an experiment of seconds; runs are trained in this process, one after the other."""
 
 import json
+import math
 import os
 
 import pytest
@@ -103,6 +104,18 @@ def test_a_failing_run_stops_no_other_and_is_tried_again(compare, folder, capsys
     assert len(results(folder / "out")) == 2
 
 
+@pytest.mark.filterwarnings("ignore:(attention|representations|filters)")
+def test_a_run_that_diverges_is_complete_with_what_it_gave_and_is_not_tried_again(compare, folder, monkeypatch):
+    monkeypatch.setattr(comparing, "_report", lambda *_: None)
+    diverging = ["--inits", "default", "--seeds", "0", "--model.init_args.optimizer.init_args.lr", "1e30"]
+    for _ in range(2):
+        compare(*diverging)
+    assert Here.trained == [("default", 0, None)]
+    ((_, metrics),) = results(folder / "out").items()
+    assert math.isnan(metrics["test/loss"])
+    assert not list(folder.glob("out/runs/**/*.failed.json"))
+
+
 def test_the_learning_rate_is_chosen_on_validation_and_only_its_test_split_is_read(compare, folder):
     compare("--inits", "default", "--seeds", "0,1", "--learning-rates", "1e-30,0.01", "--metric", "test/loss")
     found = results(folder / "out")
@@ -159,11 +172,15 @@ def test_a_grid_is_crossed_with_starts_and_seeds(compare, folder):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--inits", "sincs"], "there is no start 'sincs', neither shipped nor a file: did you mean 'sincos'?"),
+        (
+            ["--inits", "sincs"],
+            "there is no initialization 'sincs', neither shipped nor a file: did you mean 'sincos'",
+        ),
         (
             ["--inits", "default,learned=covariance_learned{covariances=lost.ckpt}"],
-            "start 'learned': FilterCovariance: there is no file 'lost.ckpt'",
+            "initialization 'learned': FilterCovariance: there is no file 'lost.ckpt'",
         ),
+        (["--inits", "default,lost=covariance"], "initialization 'lost': "),
         (["--inits", "default,impulse{kernel=5}"], "Impulse takes no argument 'kernel': did you mean 'kernel_size'?"),
         (["--inits", "default,impulse{kernel_size=4}"], "Impulse: kernel_size must be"),
         (
@@ -173,11 +190,14 @@ def test_a_grid_is_crossed_with_starts_and_seeds(compare, folder):
         (["--inits", "default", "--grid", "data.fraction=0.5,2"], "fraction=2.0 is not in (0, 1]"),
         (["--inits", "default", "--metric", "test/acuracy"], "the task logs no 'test/acuracy': did you mean"),
         (["--inits", "default", "--metric", "accuracy"], "--metric is 'test/…' or 'val/…', not 'accuracy'"),
-        (["--inits", "default", "--baseline", "sincos"], "--baseline 'sincos' is none of the starts"),
+        (["--inits", "default", "--baseline", "sincos"], "--baseline 'sincos' is none of the initializations"),
         (["--inits", "default,codes", "--control", "sincos"], "'sincos' is no arm of this comparison"),
         (["--inits", "default", "--trainer.max_epoch=1"], "unknown key 'trainer.max_epoch'"),
         (["--inits", "default", "--seds", "1"], "unknown option '--seds': did you mean 'seeds'?"),
-        (["--inits", "default", "--init.seed=1"], "'init.seed' is what a comparison sets for each run: give starts"),
+        (
+            ["--inits", "default", "--init.seed=1"],
+            "'init.seed' is what a comparison sets for each run: give init",
+        ),
         (["--inits", "default", "--parallel", "0"], "argument --parallel: expected a positive number, got '0'"),
         (["--inits", "default", "-c", "vit_digts"], "there is no file 'vit_digts', nor a shipped configuration"),
         (["--inits", "default", "--data.name", "nowhere"], "nowhere"),

@@ -32,9 +32,7 @@ def test_a_lazy_layer_that_has_seen_a_batch_is_initialized():
 
 
 def test_quantized_attention_is_named_with_the_way_out(tiny_vit, as_installed):
-    with pytest.raises(
-        StructuredInitError, match="query is quantized: initialize the model before"
-    ):
+    with pytest.raises(StructuredInitError, match="query is quantized: initialize the model before"):
         initialize(quantized(tiny_vit()), Mimetic())
 
 

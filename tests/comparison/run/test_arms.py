@@ -47,9 +47,9 @@ def test_a_value_may_hold_commas_in_brackets_and_equals_signs():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("defalt", "there is no start 'defalt', neither shipped nor a file: did you mean 'default'?"),
-        ("default,default", "two starts are labelled 'default': name one, as in other=default"),
-        ("", "--inits names no start"),
+        ("defalt", "there is no initialization 'defalt', neither shipped nor a file: did you mean 'default'?"),
+        ("default,default", "two initializations are labelled 'default': name one, as in other=default"),
+        ("", "--inits names no initialization"),
         ("impulse{kernel_size=5", "the brackets in 'impulse{kernel_size=5' do not match"),
         ("impulse{kernel_size}", "cannot read 'kernel_size' in 'impulse{kernel_size}': write argument=value"),
         ("a/b=default", "'a/b' cannot be a label"),

@@ -1,11 +1,16 @@
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import pytest
 
 from comparison.run.arms import parse_arms
-from comparison.run.lock import held
+from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
-from structured_init import StructuredInitError
+from comparison.run.prepare import _leave_out_iterations
+from structured_init import AdamSolver, Compose, Impulse, Positions, StructuredInitError
 
 
 def comparison(folder, inits="default,sincos", **changes):
@@ -57,7 +62,7 @@ def test_a_folder_grows_by_starts_seeds_and_values(tmp_path):
     [
         ({"configuration": {"trainer.max_epochs": 3}}, "trainer.max_epochs is 2 there, 3 here"),
         ({"threads": 2}, "--threads is 1 there, 2 here"),
-        ({"changes": {"default": {"init.x": 1}}}, "start 'default': init.x is 0 there, 1 here"),
+        ({"changes": {"default": {"init.x": 1}}}, "initialization 'default': init.x is 0 there, 1 here"),
         ({"grid": {"k": ["1"]}}, "--grid is nothing there, k here"),
         ({"learning_rates": [0.1]}, r"--learning-rates is nothing there, \[0.1\] here"),
     ],
@@ -99,12 +104,32 @@ def test_the_manifest_is_plain_and_complete(tmp_path):
     assert manifest["arms"]["wide"] == {"init": "impulse", "overrides": {"kernel_size": "5"}, "changes": {}}
 
 
-def test_one_comparison_at_a_time_holds_a_folder_and_the_next_one_may(tmp_path):
+def test_one_comparison_at_a_time_has_a_folder_and_the_next_one_may(tmp_path):
     with (
-        held(tmp_path),
-        pytest.raises(StructuredInitError, match=r"is in use by another comparison \(process \d+ on "),
-        held(tmp_path),
+        locked(tmp_path),
+        pytest.raises(StructuredInitError, match=rf"is in use by another comparison \(process {os.getpid()} on "),
+        locked(tmp_path),
     ):
         pass
-    with held(tmp_path):  # the file is still there: it is the hold that counts
-        assert (tmp_path / ".lock").is_file()
+    with locked(tmp_path):
+        assert (tmp_path / ".lock.holder").is_file()
+    assert not (tmp_path / ".lock.holder").exists()
+
+
+def test_a_killed_comparison_leaves_its_folder_to_the_next_one(tmp_path):
+    """What it has left in the folder says that it is in use; the lock went with its process."""
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom comparison.run.lock import locked\n"
+        "with locked(Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / ".lock.holder").is_file()
+    with locked(tmp_path):
+        pass
+
+
+def test_planning_takes_no_step_of_a_solver():
+    initializer = Compose([Positions("sincos"), Impulse(solver=AdamSolver(iterations=10_000))])
+    _leave_out_iterations(initializer)
+    assert initializer.initializers[1].solver.iterations == 0

@@ -152,7 +152,7 @@ def test_a_run_whose_time_is_up_when_it_starts_still_makes_a_step_or_validates(a
 def test_a_validation_that_would_last_beyond_the_deadline_is_not_begun(a_run, monkeypatch):
     undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
     train(undisturbed)
-    monkeypatch.setattr(stopping.StoppingEpochLoop, "_longest", FAR)
+    monkeypatch.setattr(stopping.StopAtDeadline, "on_validation_end", lambda stop, *_: setattr(stop, "_longest", FAR))
     assert [go_on(stopped) for _ in range(3)] == [3, 6, 6]
     assert_same(undisturbed, stopped)
 

@@ -13,7 +13,7 @@ import structured_init
 LIBRARIES = ("torch", "torchvision", "lightning", "timm", "transformers", "datasets")
 
 
-def surroundings() -> dict[str, str | int]:
+def environment() -> dict[str, str | int]:
     """Return the processor, the threads of this process and the versions of what computes."""
     return {
         "processor": _processor(),
