@@ -41,26 +41,26 @@ MUTATIONS = [
         f"{LIBRARY}/draws.py",
         "\\0{part}",
         "",
-        f"{PROMISES} structured_init/test_draws.py structured_init/test_initialize.py",
+        f"structured_init/test_draws.py structured_init/test_initialize.py {PROMISES}",
     ),
-    Mutation(f"{LIBRARY}/draws.py", "{self.seed}\\0", "", f"{PROMISES} structured_init/test_draws.py"),
+    Mutation(f"{LIBRARY}/draws.py", "{self.seed}\\0", "", f"structured_init/test_draws.py {PROMISES}"),
     Mutation(
         f"{LIBRARY}/plan.py",
         "/ count), math.sqrt(square",
         "/ (count - 1)), math.sqrt(square",
-        f"{PROMISES} structured_init/test_report.py",
+        f"structured_init/test_report.py {PROMISES}",
     ),
     Mutation(
         f"{LIBRARY}/plan.py",
         'if part != "_orig_mod")',
         'if part != "_orig")',
-        f"{PROMISES} structured_init/test_initialize.py",
+        f"structured_init/test_initialize.py {PROMISES}",
     ),
     Mutation(
         f"{LIBRARY}/plan.py",
         "update = self.updates.get(id(tensor))",
         "update = None",
-        f"{PROMISES} structured_init/test_initialize.py",
+        f"structured_init/test_initialize.py {PROMISES}",
     ),
     Mutation(
         f"{LIBRARY}/plan.py", "        self._pending.clear()", "        pass", "structured_init/test_initialize.py"
@@ -69,46 +69,46 @@ MUTATIONS = [
         f"{LIBRARY}/writer.py",
         "            if kind is not None:",
         "            if kind is KeyboardInterrupt:",
-        f"{PROMISES} structured_init/test_failure.py",
+        f"structured_init/test_failure.py {PROMISES}",
     ),
     Mutation(
         f"{LIBRARY}/writer.py",
         "            target.requires_grad_(trainable)\n        for",
         "            pass\n        for",
-        f"{PROMISES} structured_init/test_failure.py",
+        f"structured_init/test_failure.py {PROMISES}",
     ),
     Mutation(
         f"{LIBRARY}/writer.py",
         "self._file.seek(offset)",
         "self._file.seek(0)",
-        f"{PROMISES} structured_init/test_failure.py",
+        f"structured_init/test_failure.py {PROMISES}",
     ),
     Mutation(
-        f"{LIBRARY}/writer.py", "if tensor.is_meta:", "if False:", f"{PROMISES} structured_init/test_initialize.py"
+        f"{LIBRARY}/writer.py", "if tensor.is_meta:", "if False:", f"structured_init/test_initialize.py {PROMISES}"
     ),
     Mutation(
         f"{LIBRARY}/writer.py",
         "torch.promote_types(value.dtype, torch.float32)",
         "value.dtype",
-        f"{PROMISES} structured_init/test_initialize.py structured_init/test_failure.py",
+        f"structured_init/test_initialize.py structured_init/test_failure.py {PROMISES}",
     ),
     Mutation(
         f"{LIBRARY}/initializer.py",
         "Weights(model, None if dry_run else writer)",
         "Weights(model, writer)",
-        f"{PROMISES} structured_init/test_initialize.py",
+        f"structured_init/test_initialize.py {PROMISES}",
     ),
     Mutation(
         f"{LIBRARY}/initializer.py",
         "        if not dry_run:\n",
         "        if True:\n",
-        f"{PROMISES} structured_init/test_initialize.py",
+        f"structured_init/test_initialize.py {PROMISES}",
     ),
     Mutation(
         f"{LIBRARY}/initializer.py",
         "if p.requires_grad != trainable]",
         "]",
-        f"{PROMISES} structured_init/test_initialize.py",
+        f"structured_init/test_initialize.py {PROMISES}",
     ),
     Mutation(
         f"{LIBRARY}/files.py",
