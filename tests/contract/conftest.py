@@ -256,6 +256,12 @@ def share(promise: int, promises: int) -> list[Pair]:
     return chosen
 
 
+@pytest.fixture(scope="session")
+def hosts() -> dict[str, Host]:
+    """All hosts by name."""
+    return HOSTS
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "any_pair" in metafunc.fixturenames:
         metafunc.parametrize("any_pair", PAIRS, ids=lambda pair: pair.name)
