@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; processes that tests start inherit it
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+from pathlib import Path
 
 import jaxtyping
 import pytest
 import torch
 
 from lightning_modules.cli import main
+
+sys.path.append(str(Path(__file__).parent))
+import warm_process
 
 torch.set_num_threads(1)
 TINY = """
@@ -38,6 +42,17 @@ attention:
   figures: false
 """
 TIME_LIMIT = 240  # seconds; a rank that waits for one that has failed would wait for half an hour
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Put the files with long tests first, and keep tests that share an expensive fixture in one process of xdist."""
+    long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("distributed")}
+    items.sort(key=lambda item: item.path not in long)
+    for item in items:
+        shared = {"two_processes", "tokenizers"}.intersection(getattr(item, "fixturenames", ()))
+        if shared and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {shared.pop()}"))
 
 
 @pytest.fixture
@@ -69,26 +84,13 @@ def two_processes(request, tmp_path_factory):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0"}
-    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    logs = [folder / f"{rank}.log" for rank in range(2)]
     ranks = [
-        subprocess.Popen(
-            [sys.executable, request.path, folder],
-            env={**common, "LOCAL_RANK": str(rank)},
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        warm_process.start(request.path, [str(folder)], {**common, "LOCAL_RANK": str(rank)}, folder, logs[rank])
         for rank in range(2)
     ]
-    try:
-        outputs = [process.communicate(timeout=TIME_LIMIT)[0] for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    failed = [output[-5000:] for process, output in zip(ranks, outputs, strict=True) if process.returncode]
-    assert not failed, "\n".join(failed)  # all of them: the first to fail takes the other down
+    warm_process.wait(ranks, logs, TIME_LIMIT)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -192,7 +192,7 @@ def _offset_index(rows: int, columns: int) -> Int[Tensor, "patches patches"]:
 def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid) -> Bool[Tensor, "heads patches patches"]:
     """Mark, for each head, the pairs (query, target) that are its offset apart."""
     rows, columns = grid
-    offsets = torch.as_tensor(offsets)
+    offsets = torch.as_tensor(offsets).cpu()  # as are the grid's
     wanted = (offsets[:, 0] + rows - 1) * (2 * columns - 1) + offsets[:, 1] + columns - 1
     reachable = (offsets[:, 0].abs() < rows) & (offsets[:, 1].abs() < columns)
     return (_offset_index(rows, columns) == wanted[:, None, None]) & reachable[:, None, None]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 
 import pytest
+import warm_process
+
+HELD = ["restored", "sharded", "broadcast"]
 
 # Two ranks with different global seeds; each prints one line per check that held.
 RANK = """
@@ -68,18 +68,9 @@ def test_two_ranks_hold_the_single_process_plan(tmp_path):
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    shared = {**os.environ, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", RANK],
-            env={**shared, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
-    for (out, err), rank in zip(outputs, ranks, strict=True):
-        assert rank.returncode == 0, err
-        assert out.split() == ["restored", "sharded", "broadcast"]
+    shared = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    script, logs = tmp_path / "rank.py", [tmp_path / f"{rank}.log" for rank in range(2)]
+    script.write_text(RANK)
+    ranks = [warm_process.start(script, [], {**shared, "RANK": str(rank)}, tmp_path, logs[rank]) for rank in range(2)]
+    for said in warm_process.wait(ranks, logs, 120):
+        assert [line for line in said.split() if line in HELD] == HELD

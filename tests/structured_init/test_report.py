@@ -19,32 +19,9 @@ from structured_init import (
     Mimetic,
     Positions,
     StructuredInitError,
-    TruncatedNormal,
     initialize,
 )
 from structured_init.plan import CHUNK, Statistics
-
-
-def test_every_parameter_has_its_entry_in_the_order_of_the_model(tiny_vit):
-    model = tiny_vit()
-    report = initialize(model, Mimetic())
-    assert [entry.names for entry in report.entries] == [(name,) for name, _ in model.named_parameters()]
-    assert [entry.shape for entry in report.entries] == [tuple(p.shape) for p in model.parameters()]
-    untouched = [entry for entry in report.entries if not entry.set_by]
-    assert all(entry.before is None and entry.after is None for entry in untouched)
-    assert len(untouched) + len(report.changed) == len(list(model.parameters()))
-
-
-def test_statistics_are_those_of_the_tensor_before_and_after(tiny_vit):
-    model = tiny_vit()
-    before = {name: value.detach().double().numpy().copy() for name, value in model.named_parameters()}
-    report = initialize(model, Compose([KaimingUniform(), Mimetic()]))
-    after = {name: value.detach().double().numpy() for name, value in model.named_parameters()}
-    for entry in report.changed:
-        for found, values in ((entry.before, before), (entry.after, after)):
-            value = values[entry.names[0]]
-            expected = value.mean(), value.std(), np.sqrt((value**2).mean())
-            assert (found.mean, found.std, found.rms) == pytest.approx(expected, rel=1e-6, abs=1e-12), entry.names
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -181,40 +158,9 @@ def test_a_norm_that_the_start_itself_sets_is_no_training(tiny_vit):
     assert initialize(tiny_vit(), Slope()).warnings == []
 
 
-def test_initializing_twice_is_no_training(tiny_vit):
-    model = tiny_vit()
-    start = Compose([KaimingUniform(), Mimetic()])
-    initialize(model, start)
-    first = {name: value.clone() for name, value in model.state_dict().items()}
-    assert initialize(model, start).warnings == []
-    assert all(torch.equal(value, first[name]) for name, value in model.state_dict().items())
-
-
-@pytest.mark.parametrize(
-    "name", ["resnet10t", "convnext_atto", "mixer_s32_224", "mobilenetv3_small_050", "xcit_nano_12_p16_224"]
-)
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "xcit_nano_12_p16_224"])
 def test_fresh_timm_models_do_not_look_trained(name):
     assert initialize(timm.create_model(name, num_classes=3), KaimingUniform()).warnings == []
-
-
-def fresh_transformers():
-    transformers = pytest.importorskip("transformers")
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-    words = {"vocab_size": 20, "max_position_embeddings": 8, **small}
-    return {
-        "vit": lambda: transformers.ViTModel(transformers.ViTConfig(image_size=8, patch_size=4, **small)),
-        "bert": lambda: transformers.BertModel(transformers.BertConfig(**words)),
-        "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**words)),
-        "gpt2": lambda: transformers.GPT2Model(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=20)),
-        "mamba": lambda: transformers.MambaModel(
-            transformers.MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=20)
-        ),
-    }
-
-
-@pytest.mark.parametrize("name", ["vit", "bert", "llama", "gpt2", "mamba"])
-def test_fresh_transformers_models_do_not_look_trained(name):
-    assert initialize(fresh_transformers()[name](), TruncatedNormal()).warnings == []
 
 
 def test_fresh_torch_models_do_not_look_trained():

@@ -1,7 +1,6 @@
 """Each metric against a hand-computed case, and against its function over all batches at once."""
 
 import math
-import os
 import pickle
 import socket
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm_process
 
 from structured_init import analysis
 from structured_init.analysis import (
@@ -285,18 +285,11 @@ def test_two_processes_see_all_samples(tmp_path):
         port = probe.getsockname()[1]
     root, out = Path(__file__).parents[3], str(tmp_path / "rank")
     script = RANK.format(folder=str(Path(__file__).parent), out=out)
-    common = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    common |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(root)}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", script], env={**common, "RANK": str(rank)}, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
-    try:
-        errors = [process.communicate(timeout=200)[1].decode() for process in ranks]
-    finally:
-        for process in ranks:
-            process.kill()
-    assert [process.returncode for process in ranks] == [0, 0], errors
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
+    path, logs = tmp_path / "ranks.py", [tmp_path / f"{rank}.log" for rank in range(2)]
+    path.write_text(script)
+    ranks = [warm_process.start(path, [], {**common, "RANK": str(rank)}, root, logs[rank]) for rank in range(2)]
+    warm_process.wait(ranks, logs, 200)
     found = [torch.load(out + str(rank)) for rank in range(2)]
     grams = [{"": torch.stack([gram_matrix(features(base + rank)) for rank in range(2)])} for base in (0, 10)]
     expected = {name: function(maps()) for name, (_, function) in CASES.items()}

@@ -1,0 +1,263 @@
+"""Sixty-odd realistic bugs: file, the text that is right, the text that is wrong, and the tests that should see it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """One bug: ``old`` stands exactly once in ``file``; ``tests`` are separated by spaces, below ``tests/``."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+LIBRARY, MAPS = "structured_init", "structured_init/analysis/statistics.py"
+PROMISES = "contract/test_promises.py"
+OF_MAPS = "structured_init/analysis/test_statistics.py"
+CKA, OF_CKA = "structured_init/analysis/cka.py", "structured_init/analysis/test_cka.py"
+MIMETIC, OF_MIMETIC = "structured_init/attention/mimetic.py", "structured_init/test_mimetic.py"
+STATES, OF_STATES = "structured_init/ssm/mimetic.py", "structured_init/test_mimetic_state_space.py"
+FILTERS, OF_FILTERS = "structured_init/conv/filters.py", "structured_init/test_spatial_filters.py"
+SCAN, OF_SCAN = "structured_init/ssm/scan.py", "structured_init/test_scan.py"
+INIT, OF_INIT = "callbacks/init.py", "callbacks/test_init_callback.py"
+MASKS, OF_MASKS = "lightning_modules/data/text/masking.py", "lightning_modules/data/test_text_data.py"
+LOSS, OF_LOSS = "lightning_modules/tasks/language/loss.py", "lightning_modules/tasks/language/test_loss.py"
+MIX, OF_MIX = "lightning_modules/tasks/image/mixing.py", "lightning_modules/tasks/image/test_mixing.py"
+PROOF = "lightning_modules/tasks/certified/certificate.py"
+OF_PROOF = "lightning_modules/tasks/certified/test_certified_metrics.py"
+PAIRED, OF_PAIRED = "comparison/results/paired.py", "comparison/results/test_paired.py"
+TARGETS, OF_TARGETS = (
+    "comparison/results/targets.py",
+    "comparison/results/test_tables.py comparison/report/test_report.py",
+)
+CLOCK, OF_CLOCK = "comparison/run/time_limit.py", "comparison/run/test_time_limit.py"
+ALPHA, OF_ALPHA = "callbacks/alpha_schedule.py", "callbacks/test_alpha_schedule.py"
+MUTATIONS = [
+    # The overlay, the writer, the draws, the report
+    Mutation(
+        f"{LIBRARY}/draws.py",
+        "\\0{part}",
+        "",
+        f"structured_init/test_draws.py structured_init/test_initialize.py {PROMISES}",
+    ),
+    Mutation(f"{LIBRARY}/draws.py", "{self.seed}\\0", "", f"structured_init/test_draws.py {PROMISES}"),
+    Mutation(
+        f"{LIBRARY}/plan.py",
+        "/ count), math.sqrt(square",
+        "/ (count - 1)), math.sqrt(square",
+        f"structured_init/test_report.py {PROMISES}",
+    ),
+    Mutation(
+        f"{LIBRARY}/plan.py",
+        'if part != "_orig_mod")',
+        'if part != "_orig")',
+        f"structured_init/test_initialize.py {PROMISES}",
+    ),
+    Mutation(
+        f"{LIBRARY}/plan.py",
+        "update = self.updates.get(id(tensor))",
+        "update = None",
+        f"structured_init/test_initialize.py {PROMISES}",
+    ),
+    Mutation(
+        f"{LIBRARY}/plan.py", "        self._pending.clear()", "        pass", "structured_init/test_initialize.py"
+    ),
+    Mutation(
+        f"{LIBRARY}/writer.py",
+        "            if kind is not None:",
+        "            if kind is KeyboardInterrupt:",
+        f"structured_init/test_failure.py {PROMISES}",
+    ),
+    Mutation(
+        f"{LIBRARY}/writer.py",
+        "            target.requires_grad_(trainable)\n        for",
+        "            pass\n        for",
+        f"structured_init/test_failure.py {PROMISES}",
+    ),
+    Mutation(
+        f"{LIBRARY}/writer.py",
+        "self._file.seek(offset)",
+        "self._file.seek(0)",
+        f"structured_init/test_failure.py {PROMISES}",
+    ),
+    Mutation(
+        f"{LIBRARY}/writer.py", "if tensor.is_meta:", "if False:", f"structured_init/test_initialize.py {PROMISES}"
+    ),
+    Mutation(
+        f"{LIBRARY}/writer.py",
+        "torch.promote_types(value.dtype, torch.float32)",
+        "value.dtype",
+        f"structured_init/test_initialize.py structured_init/test_failure.py {PROMISES}",
+    ),
+    Mutation(
+        f"{LIBRARY}/initializer.py",
+        "Weights(model, None if dry_run else writer)",
+        "Weights(model, writer)",
+        f"structured_init/test_initialize.py {PROMISES}",
+    ),
+    Mutation(
+        f"{LIBRARY}/initializer.py",
+        "        if not dry_run:\n",
+        "        if True:\n",
+        f"structured_init/test_initialize.py {PROMISES}",
+    ),
+    Mutation(
+        f"{LIBRARY}/initializer.py",
+        "if p.requires_grad != trainable]",
+        "]",
+        f"structured_init/test_initialize.py {PROMISES}",
+    ),
+    Mutation(
+        f"{LIBRARY}/files.py",
+        "temporary.replace(final)",
+        "temporary.read_bytes()",
+        "structured_init/test_files_and_errors.py",
+    ),
+    # Initializers
+    Mutation(MIMETIC, "mul_(alpha / math.sqrt(dim))", "mul_(alpha / dim)", OF_MIMETIC),
+    Mutation(MIMETIC, "math.sqrt(3 / dim)", "math.sqrt(1 / dim)", OF_MIMETIC),
+    Mutation(MIMETIC, "vo_sign: Literal[1, -1] = -1", "vo_sign: Literal[1, -1] = 1", OF_MIMETIC),
+    Mutation(
+        MIMETIC,
+        "return left, right.mT\n\n\ndef split_identity",
+        "return left, right\n\n\ndef split_identity",
+        OF_MIMETIC,
+    ),
+    Mutation(MIMETIC, "return left.mT, right.mT", "return left, right", OF_MIMETIC),
+    Mutation(
+        MIMETIC,
+        "(right / group).repeat",
+        "right.repeat",
+        "structured_init/test_hosts_transformers.py structured_init/test_mimetic_language.py",
+    ),
+    Mutation(
+        MIMETIC,
+        "turns[head // group]",
+        "turns[0]",
+        "structured_init/test_mimetic_language.py structured_init/test_hosts_transformers.py",
+    ),
+    Mutation(
+        f"{LIBRARY}/attention/position.py",
+        "return self.gain * self.std * torch",
+        "return self.std * torch",
+        "structured_init/test_positions.py",
+    ),
+    Mutation(
+        f"{LIBRARY}/attention/conditioned.py",
+        'generator = rng.generator(site.name, "key")',
+        "pass",
+        "structured_init/test_conditioned.py",
+    ),
+    Mutation(f"{LIBRARY}/attention/skipless.py", "mul_(-0.5)", "mul_(0.5)", "structured_init/test_skipless.py"),
+    Mutation(STATES, "torch.full_like(A_log, -c)", "torch.full_like(A_log, c)", OF_STATES),
+    Mutation(STATES, "return step + math.log(-math.expm1(-step))", "return math.log(step)", OF_STATES),
+    Mutation(STATES, "taps[:, -1] = 1", "taps[:, 0] = 1", OF_STATES),
+    Mutation(STATES, "site.C = (other + B) / 2", "site.C = (other + B)", OF_STATES),
+    Mutation(FILTERS, "math.sqrt(3 * energy", "math.sqrt(energy", OF_FILTERS),
+    Mutation(FILTERS, "(2 * variance)", "variance", OF_FILTERS),
+    Mutation(
+        f"{LIBRARY}/conv/orthogonal.py", "(size - 1) // 2", "size // 2", "structured_init/test_delta_orthogonal.py"
+    ),
+    Mutation(
+        f"{LIBRARY}/transfer/elements.py",
+        "if teacher % student == 0:",
+        "if True:",
+        "structured_init/test_weight_selection.py",
+    ),
+    # Layers and scans
+    Mutation(SCAN, "later = adjoint[0] * decay[0]", "later = adjoint[0]", OF_SCAN),
+    Mutation(SCAN, "state = states[-1].clone()", "state = states[0].clone()", OF_SCAN),
+    Mutation(
+        f"{LIBRARY}/layers/sequence_pooling.py",
+        "masked_fill(~mask",
+        "masked_fill(mask",
+        "structured_init/layers/test_sequence_pooling.py",
+    ),
+    Mutation(
+        f"{LIBRARY}/layers/sorting.py",
+        "[torch.maximum(first, second), torch.minimum(first, second)]",
+        "[torch.minimum(first, second), torch.maximum(first, second)]",
+        "structured_init/layers/test_sorting.py",
+    ),
+    # Analysis
+    Mutation(MAPS, "maps[..., prefix_tokens:, prefix_tokens:]", "maps[..., prefix_tokens:, :]", OF_MAPS),
+    Mutation(MAPS, "rows = -torch.special", "rows = torch.special", OF_MAPS),
+    Mutation(MAPS, "offsets[..., 1] + columns - 1\n\n", "offsets[..., 1] + columns\n\n", OF_MAPS),
+    Mutation(MAPS, "places[None, :, :] - places[:, None, :]", "places[:, None, :] - places[None, :, :]", OF_MAPS),
+    Mutation(MAPS, ").to(patches.device) > radius", ") > radius", "contract/test_devices.py"),
+    Mutation(CKA, "rows = 2 * (row_sums", "rows = (row_sums", OF_CKA),
+    Mutation(CKA, "flat = flat - flat.mean(dim=0)", "flat = flat - flat.mean()", OF_CKA),
+    Mutation(
+        f"{LIBRARY}/analysis/undisturbed.py",
+        "            module.training = training",
+        "            pass",
+        "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",
+    ),
+    Mutation(
+        f"{LIBRARY}/analysis/undisturbed.py",
+        "        random.setstate(python)",
+        "        pass",
+        "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",
+    ),
+    # Callbacks
+    Mutation(INIT, "if trainer.ckpt_path is not None and not hasattr", "if not hasattr", OF_INIT),
+    Mutation(INIT, "checkpoint[ACCOUNT] = getattr(pl_module, ACCOUNT, {})", "checkpoint[ACCOUNT] = {}", OF_INIT),
+    Mutation(INIT, 'os.environ.get("PL_GLOBAL_SEED", 0)', '"0"', OF_INIT),
+    Mutation(
+        INIT,
+        "chain(average.module.parameters(), average.module.buffers())",
+        "chain(pl_module.parameters(), pl_module.buffers())",
+        OF_INIT,
+    ),
+    Mutation(ALPHA, "(1 - math.cos(math.pi * progress)) / 2", "(1 - math.cos(math.pi * progress))", OF_ALPHA),
+    Mutation(ALPHA, "(now - self.begin) / (until - self.begin)", "now / until", OF_ALPHA),
+    Mutation(
+        "callbacks/before_after.py",
+        "trainer.global_step == 0 and not resumed",
+        "not resumed",
+        "callbacks/test_before_after.py callbacks/test_attention_map.py",
+    ),
+    # Tasks and data
+    Mutation(MASKS, "self._special[ids] | ~present", "~present", OF_MASKS),
+    Mutation(MASKS, "(fate >= 0.8) & (fate < 0.9)", "(fate >= 0.8)", OF_MASKS),
+    Mutation("lightning_modules/data/text/blocks.py", "present & ~begins", "present", OF_MASKS),
+    Mutation(
+        "lightning_modules/data/split.py",
+        "np.argsort(counts - exact",
+        "np.argsort(exact - counts",
+        "lightning_modules/data/test_image_data.py",
+    ),
+    Mutation(
+        LOSS,
+        "F.pad(values[:, 1:], (0, 1)",
+        "F.pad(values[:, :-1], (1, 0)",
+        f"{OF_LOSS} lightning_modules/tasks/language/test_model.py",
+    ),
+    Mutation(LOSS, "(1 - label_smoothing) * nats", "nats", OF_LOSS),
+    Mutation(MIX, "return mixed, 1 - (bottom", "return mixed, (bottom", OF_MIX),
+    Mutation(MIX, "labels.roll(1, 0)", "labels.roll(-1, 0)", OF_MIX),
+    Mutation(PROOF, "others.amax(1)", "others.mean(1)", OF_PROOF),
+    Mutation(
+        PROOF,
+        "epsilon * lipschitz * needed",
+        "epsilon * needed",
+        f"{OF_PROOF} lightning_modules/tasks/certified/test_certified_soundness.py",
+    ),
+    # The comparison
+    Mutation(PAIRED, "for value in values) / (n - 1)", "for value in values) / n", OF_PAIRED),
+    Mutation(PAIRED, "0.5 + level / 2, n - 1", "level, n - 1", OF_PAIRED),
+    Mutation(PAIRED, "set(arm) & set(baseline)", "set(arm)", OF_PAIRED),
+    Mutation(TARGETS, 'sign = -1.0 if mode == "min" else 1.0', "sign = 1.0", OF_TARGETS),
+    Mutation(TARGETS, "share * (steps - before[0])", "(steps - before[0])", OF_TARGETS),
+    Mutation(CLOCK, '"m": 60', '"m": 6', OF_CLOCK),
+    Mutation(
+        "comparison/run/learning_rates.py",
+        'sign = 1 if comparison.mode == "max" else -1',
+        "sign = 1",
+        "comparison/run/test_learning_rates.py",
+    ),
+    Mutation("comparison/run/arms.py", 'letter == "," and depth == 0', 'letter == ","', "comparison/run/test_arms.py"),
+]

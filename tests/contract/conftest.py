@@ -1,0 +1,278 @@
+"""One table of host models, one of initializers, and which of them go together.
+
+A test that asks for `pair` runs on a selection in which every initializer and every host stands at least once, and all
+tests together see every pair that goes together. A test that asks for `any_pair` runs on the full product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import timm
+import torch
+import transformers
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from structured_init import (
+    AdamSolver,
+    Compose,
+    Conditioned,
+    Default,
+    DeltaOrthogonal,
+    FilterCovariance,
+    Impulse,
+    Initializer,
+    KaimingUniform,
+    Mimetic,
+    MimeticStateSpace,
+    MlpMean,
+    Positions,
+    Skipless,
+    SparePositions,
+    SpatialFilters,
+    TruncatedNormal,
+    WeightSelection,
+)
+
+WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8}
+TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+TEXT = {"vocab_size": 13, "max_position_embeddings": 12, **TOKENS}
+VIT = {"img_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 5}
+WHISPER = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4}
+WHISPER |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 13}
+WHISPER |= {"num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": 7, **TOKENS}
+SWIN = {"img_size": 16, "patch_size": 2, "window_size": 4, "embed_dim": 8, "depths": (1, 1), "num_heads": (2, 2)}
+
+
+def images(device: str, size: int = 8) -> dict[str, Tensor]:
+    return {"x": torch.zeros(2, 3, size, size, device=device)}
+
+
+def pixel_values(device: str) -> dict[str, Tensor]:
+    return {"pixel_values": torch.zeros(2, 3, 8, 8, device=device)}
+
+
+def ids(device: str) -> dict[str, Tensor]:
+    return {"input_ids": torch.zeros(2, 6, dtype=torch.long, device=device)}
+
+
+def features(device: str) -> dict[str, Tensor]:
+    return {"src": torch.zeros(2, 6, 16, device=device)}
+
+
+def two_sequences(device: str) -> dict[str, Tensor]:
+    return {name: torch.zeros(2, 6, 16, device=device) for name in ("tgt", "memory")}
+
+
+def sound_and_ids(device: str) -> dict[str, Tensor]:
+    shape = {"input_features": torch.zeros(2, 4, 12, device=device)}
+    return {**shape, "decoder_input_ids": torch.zeros(2, 6, dtype=torch.long, device=device)}
+
+
+def first_argument(make: Callable, name: str) -> Callable[[str], dict[str, Tensor]]:
+    return lambda device: {name: next(iter(make(device).values()))}
+
+
+class Host(NamedTuple):
+    """How a small model is built, what comes in, and the kinds of site that it has."""
+
+    build: Callable[[], nn.Module]
+    inputs: Callable[[str], dict[str, Tensor]]
+    has: set[str]
+
+
+class Method(NamedTuple):
+    """How an initializer is built, the kinds of site it cannot do without, and whether it draws random numbers."""
+
+    build: Callable[[], Initializer]
+    needs: set[str]
+    draws: bool = True
+
+
+def torch_convolutions() -> nn.Module:
+    depthwise = nn.Conv2d(8, 8, 3, groups=8)
+    return nn.Sequential(nn.Conv2d(3, 8, 3), depthwise, nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 16, 5))
+
+
+def gpt2() -> nn.Module:
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=12, vocab_size=13, **TOKENS)
+    return transformers.GPT2Model(config)
+
+
+def tied_llama() -> nn.Module:
+    groups = {"num_key_value_heads": 2, "head_dim": 6, "tie_word_embeddings": True}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**WIDTH, **TEXT, **groups))
+
+
+def mamba() -> nn.Module:
+    sizes = {"hidden_size": 8, "state_size": 4, "num_hidden_layers": 2, "vocab_size": 13, "time_step_rank": 2}
+    return transformers.MambaModel(transformers.MambaConfig(**sizes, **TOKENS))
+
+
+def mamba2() -> nn.Module:
+    sizes = {"hidden_size": 8, "expand": 2, "num_heads": 4, "head_dim": 4, "n_groups": 2, "state_size": 4}
+    return transformers.Mamba2Model(
+        transformers.Mamba2Config(**sizes, num_hidden_layers=2, vocab_size=13, chunk_size=4, **TOKENS)
+    )
+
+
+def torch_encoder() -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2, enable_nested_tensor=False)
+
+
+def resnet() -> nn.Module:
+    block = timm.models.resnet.BasicBlock
+    return timm.models.resnet.ResNet(block, (1, 1, 1, 1), channels=(8, 8, 16, 16), stem_width=8, num_classes=3)
+
+
+def convnext() -> nn.Module:
+    return timm.models.convnext.ConvNeXt(depths=(1, 1, 1, 1), dims=(8, 8, 16, 16), num_classes=3)
+
+
+def mixer() -> nn.Module:
+    return timm.models.mlp_mixer.MlpMixer(img_size=8, patch_size=2, num_blocks=2, embed_dim=16, num_classes=3)
+
+
+LAYERS = {"layers", "linear"}  # "linear": of torch's own classes, which GPT-2's transposed projections are not
+SEEN = LAYERS | {"attention", "square", "positions", "grid", "mlp"}  # "square": heads × head_dim = width
+READ = LAYERS | {"attention", "square", "positions", "mlp"}
+HOSTS = {
+    "ViT of timm": Host(lambda: VisionTransformer(**VIT), images, SEEN),
+    "ViT without class token": Host(
+        lambda: VisionTransformer(**VIT, class_token=False, global_pool="avg"), images, SEEN | {"no prefix"}
+    ),
+    "ViT with norms and registers": Host(
+        lambda: VisionTransformer(**VIT, qk_norm=True, init_values=1e-5, reg_tokens=2), images, SEEN
+    ),
+    "Swin": Host(
+        lambda: timm.models.swin_transformer.SwinTransformer(**SWIN, num_classes=3),
+        lambda device: images(device, 16),
+        LAYERS | {"attention", "square", "mlp"},
+    ),
+    "ConvMixer": Host(
+        lambda: timm.models.convmixer.ConvMixer(8, 3, kernel_size=3, patch_size=2, num_classes=3),
+        images,
+        LAYERS | {"depthwise"},
+    ),
+    "ConvNeXt": Host(convnext, lambda device: images(device, 32), LAYERS | {"depthwise", "mlp"}),
+    "MLP-Mixer": Host(mixer, images, LAYERS | {"mlp"}),
+    "ResNet": Host(resnet, lambda device: images(device, 32), LAYERS),
+    "encoder of torch": Host(torch_encoder, features, LAYERS | {"attention", "square", "mlp"}),
+    "decoder of torch": Host(
+        lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True), 2),
+        two_sequences,
+        LAYERS | {"attention", "square", "mlp"},
+    ),
+    "convolutions of torch": Host(torch_convolutions, first_argument(images, "input"), LAYERS | {"depthwise"}),
+    "ViT of transformers": Host(
+        lambda: transformers.ViTModel(transformers.ViTConfig(**WIDTH, image_size=8, patch_size=2)), pixel_values, SEEN
+    ),
+    "BERT": Host(lambda: transformers.BertModel(transformers.BertConfig(**WIDTH, **TEXT)), ids, READ),
+    "GPT-2": Host(gpt2, ids, READ - {"linear"}),
+    "Llama with tied embeddings": Host(tied_llama, ids, LAYERS | {"attention", "mlp"}),
+    "Whisper": Host(lambda: transformers.WhisperModel(transformers.WhisperConfig(**WHISPER)), sound_and_ids, READ),
+    "Mamba": Host(mamba, ids, LAYERS | {"state space", "depthwise"}),
+    "Mamba-2": Host(mamba2, ids, LAYERS | {"state space", "depthwise"}),
+    "no layers": Host(lambda: nn.Sequential(nn.Embedding(13, 4), nn.LayerNorm(4)), first_argument(ids, "input"), set()),
+}
+
+
+def teacher() -> nn.Module:
+    return VisionTransformer(**{**VIT, "embed_dim": 32, "num_heads": 4})
+
+
+def mimetic_everywhere() -> Initializer:
+    return Compose([KaimingUniform(), Mimetic(), Positions(trainable=False)])
+
+
+ON_GRID = {"attention", "positions", "grid"}
+METHODS = {
+    "Default": Method(Default, set(), draws=False),
+    "TruncatedNormal": Method(lambda: TruncatedNormal(convolutions=True), {"layers"}),
+    "KaimingUniform": Method(KaimingUniform, {"layers"}),
+    "Positions": Method(Positions, {"positions", "grid"}, draws=False),
+    "Positions, Gaussian": Method(lambda: Positions("gaussian"), {"positions"}),
+    "Positions, codes, fixed": Method(lambda: Positions("codes", trainable=False), {"positions", "grid"}),
+    "Mimetic": Method(lambda: Mimetic(positions="keep"), {"attention"}),
+    "Mimetic, circulated": Method(lambda: Mimetic(positions="keep", orientation="circulated"), {"attention", "square"}),
+    "Mimetic on Kaiming, fixed positions": Method(mimetic_everywhere, ON_GRID),
+    "Impulse, SVD": Method(Impulse, ON_GRID),
+    "Impulse, separable": Method(lambda: Impulse(solver="separable"), ON_GRID),
+    "Impulse, Adam": Method(
+        lambda: Impulse(solver=AdamSolver(iterations=3), positions="keep"), ON_GRID | {"no prefix"}
+    ),
+    "SparePositions": Method(SparePositions, {"attention", "positions"}, draws=False),
+    "Conditioned": Method(Conditioned, {"attention"}),
+    "Skipless": Method(Skipless, {"attention"}),
+    "MimeticStateSpace": Method(MimeticStateSpace, {"state space"}, draws=False),
+    "MimeticStateSpace, drawn": Method(lambda: MimeticStateSpace(match_scale="unit"), {"state space"}),
+    "FilterCovariance": Method(FilterCovariance, {"depthwise"}),
+    "SpatialFilters, fixed": Method(lambda: SpatialFilters("impulse", frozen=True), {"depthwise"}),
+    "DeltaOrthogonal": Method(DeltaOrthogonal, {"linear"}),
+    "MlpMean": Method(lambda: MlpMean(0.1), {"mlp"}, draws=False),
+    "WeightSelection": Method(lambda: WeightSelection(teacher(), missing="keep"), set(), draws=False),
+}
+
+
+class Pair:
+    """An initializer and a host, built anew at every call."""
+
+    def __init__(self, method: str, host: str) -> None:
+        self.name = f"{method} | {host}"
+        self.draws = METHODS[method].draws
+        self.serves = METHODS[method].needs <= HOSTS[host].has
+        self._method, self._host = METHODS[method].build, HOSTS[host].build
+
+    def model(self, seed: int = 0) -> nn.Module:
+        return seeded(self._host, seed)
+
+    def initializer(self) -> Initializer:
+        return seeded(self._method, 1)
+
+
+def seeded(build: Callable[[], Any], seed: int) -> Any:
+    """Call ``build`` under a seed; the global random state comes back as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return build()
+
+
+PAIRS = [Pair(method, host) for method in METHODS for host in HOSTS]
+GOOD = [pair for pair in PAIRS if pair.serves]
+
+
+def share(promise: int, promises: int) -> list[Pair]:
+    """The pairs on which one of several promises is tried: every method, every host, and each pair somewhere."""
+    chosen = GOOD[promise::promises]
+    seen = {part for pair in chosen for part in pair.name.split(" | ")}
+    for pair in GOOD[promise:] + GOOD[:promise]:
+        new = set(pair.name.split(" | ")) - seen
+        if new:
+            chosen.append(pair)
+            seen |= new
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def hosts() -> dict[str, Host]:
+    """All hosts by name."""
+    return HOSTS
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "any_pair" in metafunc.fixturenames:
+        metafunc.parametrize("any_pair", PAIRS, ids=lambda pair: pair.name)
+    if "host" in metafunc.fixturenames:
+        metafunc.parametrize("host", HOSTS.values(), ids=HOSTS.keys())
+    if "pair" in metafunc.fixturenames:
+        promises = [name for name, test in vars(metafunc.module).items() if "pair" in wanted(test)]
+        pairs = share(promises.index(metafunc.definition.originalname), len(promises))
+        metafunc.parametrize("pair", pairs, ids=lambda pair: pair.name)
+
+
+def wanted(test: object) -> tuple[str, ...]:
+    """The names of a test's arguments."""
+    return test.__code__.co_varnames[: test.__code__.co_argcount] if hasattr(test, "__code__") else ()

@@ -1,0 +1,161 @@
+"""Nothing is made on the wrong device: hosts, captures, metrics and layers run on CUDA tensors that hold no memory.
+
+`FakeTensorMode` computes shapes, types and devices alone, so that a machine without a GPU sees what a GPU would refuse.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import nullcontext, suppress
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+
+from lightning_modules.networks import create_network
+from structured_init import analysis, layers
+from structured_init.analysis import capture_attention
+
+MAPS = (2, 2, 17, 17)  # two samples, two heads, a class token and 4×4 patches
+GRID = {"grid": (4, 4), "prefix_tokens": 1}
+HEADS = {"num_heads": 2}
+
+
+@pytest.fixture
+def fake_cuda():
+    """Tensors of device cuda on any machine; new ones are on the CPU, as in a program that forgets the device."""
+    with FakeTensorMode(), torch.no_grad():
+        yield
+
+
+def like(tensor):
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+
+
+def moved(model):
+    """Do what ``model.to("cuda")`` does to parameters and buffers, and to nothing else that a module may hold."""
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = nn.Parameter(like(parameter))
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = like(buffer)
+    return model
+
+
+@pytest.fixture
+def on_cuda(host, monkeypatch):
+    """The host, built with real numbers and then moved to the device, whose random state no machine without it has."""
+    fork = torch.random.fork_rng
+    monkeypatch.setattr(torch.random, "fork_rng", lambda *_, **__: fork(devices=[]))
+    monkeypatch.setattr(torch.cuda, "default_generators", [torch.Generator()])
+    if "attention" not in host.has:
+        pytest.skip("the host has no attention")
+    model = host.build().eval()
+    with FakeTensorMode(), torch.no_grad():
+        yield moved(model)
+
+
+def tensors(output):
+    """Every tensor of a result, however nested."""
+    if isinstance(output, torch.Tensor):
+        return [output]
+    if isinstance(output, dict):
+        output = output.values()
+    return [t for each in output for t in tensors(each)] if isinstance(output, list | tuple | type({}.values())) else []
+
+
+def test_maps_are_captured_from_a_model_on_the_device(host, on_cuda):
+    maps = capture_attention(on_cuda, **host.inputs("cuda"))
+    assert maps
+    assert all(map.shape[0] >= 2 and map.shape[-1] == map.shape[-2] for map in maps.values())
+
+
+def statistics():
+    """The functions of attention maps that are listed in the analysis package, with what they ask for besides."""
+    asked = {
+        "offsets": lambda: torch.ones(2, 2, dtype=torch.long, device="cuda"),
+        **{k: lambda v=v: v for k, v in GRID.items()},
+    }
+    for name in sorted(analysis.__all__):
+        function = getattr(analysis, name)
+        if inspect.isfunction(function) and next(iter(inspect.signature(function).parameters), "") in (
+            "maps",
+            "before",
+        ):
+            names = list(inspect.signature(function).parameters)
+            if "filter" not in name and (names[:2] == ["before", "after"] or names[0] == "maps"):
+                yield name, {key: asked[key] for key in names if key in asked}
+
+
+@pytest.mark.parametrize("name", dict(statistics()))
+def test_statistics_of_maps_run_on_the_device(name, fake_cuda):
+    function = getattr(analysis, name)
+    maps = torch.rand(MAPS, device="cuda").softmax(-1)
+    count = 2 if "after" in inspect.signature(function).parameters else 1
+    with suppress(DynamicOutputShapeException, DataDependentOutputException):  # as far as no number is needed
+        function(*[maps] * count, **{key: make() for key, make in dict(statistics())[name].items()})
+
+
+METRICS = {
+    "ArgmaxAccuracy": GRID, "AttentionEntropy": HEADS, "DiagonalMass": HEADS | {"prefix_tokens": 1},
+    "Diagonality": HEADS | GRID, "EffectiveRank": HEADS, "FarMass": HEADS | GRID, "ImpulseMass": GRID,
+    "MeanAttentionDistance": HEADS | GRID, "OffsetProfile": HEADS | GRID, "ProfileEnergy": HEADS | GRID,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_count_on_the_device(name):
+    """On meta: torchmetrics copies its states, and a copy of a fake tensor belongs to another mode."""
+    offsets = {"offsets": torch.ones(2, 2, dtype=torch.long)} if "num_heads" not in METRICS[name] else {}
+    metric = getattr(analysis, name)(**METRICS[name], **offsets).to("meta")
+    metric.update(torch.rand(MAPS, device="meta").softmax(-1))
+    with suppress(NotImplementedError):  # of torch's bincount on meta
+        assert {tensor.device.type for tensor in tensors(metric.compute())} == {"meta"}
+
+
+@pytest.fixture
+def any_autocast(monkeypatch):
+    """Autocast knows no meta tensors."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())
+
+
+LAYERS = {
+    "CayleyConv2d": (lambda: layers.CayleyConv2d(4, 4, 3), (2, 4, 8, 8)),
+    "CayleyConv2d with strides": (lambda: layers.CayleyConv2d(4, 4, 3, stride=2), (2, 4, 8, 8)),
+    "CayleyLinear": (lambda: layers.CayleyLinear(6, 4), (2, 6)),
+    "GroupSort": (lambda: layers.GroupSort(2), (2, 4, 8, 8)),
+    "MaxMin": (layers.MaxMin, (2, 4, 8, 8)),
+    "SequencePooling": (lambda: layers.SequencePooling(8), (2, 5, 8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_evaluate_on_the_device_and_train_on_meta(name, any_autocast):
+    build, shape = LAYERS[name]
+    layer, inputs = build().to("meta"), torch.rand(shape, device="meta", requires_grad=True)
+    layer(inputs).sum().backward()
+    assert inputs.grad.device.type == "meta"
+    assert {p.grad.device.type for p in layer.parameters()} <= {"meta"}
+    layer = build()
+    with FakeTensorMode(), torch.no_grad():
+        assert moved(layer)(torch.rand(shape, device="cuda")).device.type == "cuda"
+        assert layer.eval()(torch.rand(shape, device="cuda")).device.type == "cuda"
+
+
+@pytest.mark.parametrize("network", ["cct_2_3x2_32", "cvt_7_4_32", "vit_nano_patch2_8", "convmixer_8_2_k3_p2"])
+def test_networks_by_name_run_on_the_device_and_train_on_meta(network, any_autocast):
+    size = 8 if network.endswith("_8") else 32
+    model = create_network(network, num_classes=3, image_size=size, in_channels=3).to("meta")
+    model(torch.rand(2, 3, size, size, device="meta")).sum().backward()
+    assert {p.grad.device.type for p in model.parameters() if p.grad is not None} == {"meta"}
+    model = create_network(network, num_classes=3, image_size=size, in_channels=3)
+    with FakeTensorMode(), torch.no_grad():
+        assert moved(model)(torch.rand(2, 3, size, size, device="cuda")).device.type == "cuda"

@@ -1,0 +1,74 @@
+"""Processes that start warm: forked from one server that has imported torch, Lightning and the model libraries once.
+
+A new interpreter needs 7 CPU seconds for these imports, every time. The server is a process of its own, so that nothing
+of the tests' state is in what it forks; it imports none of this project's files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import runpy
+import sys
+import warnings
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+LIBRARIES = ["torch", "lightning.pytorch", "timm", "transformers", "torchmetrics", "datasets", "warm_process"]
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(LIBRARIES)
+
+
+def start(
+    script: str | Path, arguments: list[str], environment: dict[str, str], folder: Path, log: Path
+) -> BaseProcess:
+    """Run a script as ``python script arguments`` would, from a folder, with all that it prints in ``log``."""
+    process = _CONTEXT.Process(target=_run, args=(str(script), arguments, environment, str(folder), str(log)))
+    with _imported_as_a_module():
+        process.start()
+    return process
+
+
+@contextlib.contextmanager
+def _imported_as_a_module():
+    main, spec = sys.modules["__main__"], sys.modules["__main__"].__spec__
+    file = main.__dict__.pop("__file__", None)
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__spec__ = spec
+        if file is not None:
+            main.__file__ = file
+
+
+def wait(processes: list[BaseProcess], logs: list[Path], seconds: float) -> list[str]:
+    """Wait for processes to end; give what they printed, and fail with what those that failed have printed."""
+    try:
+        for process in processes:
+            process.join(seconds)
+        codes = [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    said = [log.read_text(errors="replace") for log in logs]
+    failed = [text[-5000:] for text, code in zip(said, codes, strict=True) if code != 0]
+    assert not failed, "\n".join(failed)  # all of them: the first to fail takes the others down
+    return said
+
+
+def _run(script: str, arguments: list[str], environment: dict[str, str], folder: str, log: str) -> None:
+    descriptor = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.environ.update(environment)
+    os.chdir(folder)
+    warnings.resetwarnings()
+    warnings.simplefilter("ignore" if os.environ.get("PYTHONWARNINGS") == "ignore" else "default")
+    import torch
+
+    torch.set_num_threads(1)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, str(Path(script).parent))
+    runpy.run_path(script, run_name="__main__")
