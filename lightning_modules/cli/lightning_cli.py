@@ -188,10 +188,10 @@ class CLI(CommandLine, LightningCLI):
             refuse_unwritable(folder)
         return runner
 
-    def _run_subcommand(self, subcommand: str) -> None:
+    def run_subcommand(self, subcommand: str) -> None:
         """Run the command; one that Ctrl-C ends says how to go on."""
         try:
-            super()._run_subcommand(subcommand)
+            super().run_subcommand(subcommand)
         except (SystemExit, KeyboardInterrupt):  # Lightning answers the second by the first
             if subcommand == "fit" and self.trainer.interrupted and self.trainer.is_global_zero:
                 print(resuming(self.trainer, self._args), file=sys.stderr)
