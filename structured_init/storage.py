@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from structured_init.errors import StructuredInitError
+from structured_init.names import named_plain_modules
 
 
 def refuse_lazy(model: nn.Module) -> None:
@@ -39,6 +40,6 @@ def refuse_inference(tensor: Tensor, name: str) -> None:
 
 def quantized_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers that keep their weights packed, out of reach of parameters and buffers, by name."""
-    for name, module in model.named_modules():
+    for name, module in named_plain_modules(model):
         if hasattr(module, "_packed_params"):  # torch.ao.nn.quantized, dynamic and static
             yield name, module

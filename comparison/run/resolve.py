@@ -34,14 +34,14 @@ class FitCLI(CLI):
         return {"fit": CLI.subcommands()["fit"]}
 
 
-class Built(FitCLI):
+class BuildOnly(FitCLI):
     """Builds everything that a command line asks for, and runs nothing."""
 
     def run_subcommand(self, subcommand: str) -> None:
         """Run nothing."""
 
 
-class Parsed(Built):
+class ParseOnly(BuildOnly):
     """Parses a command line, checks it, and builds nothing."""
 
     def instantiate_classes(self) -> None:
@@ -51,17 +51,17 @@ class Parsed(Built):
         """Compare nothing: nothing is built."""
 
 
-def parse(arguments: Sequence[str]) -> Parsed:
+def parse(arguments: Sequence[str]) -> ParseOnly:
     """Parse the arguments of ``fit``, and build nothing.
 
     Raises:
         StructuredInitError: a mistake in them.
     """
     with _quiet():
-        return Parsed(expand(["fit", *arguments]))
+        return ParseOnly(expand(["fit", *arguments]))
 
 
-def values_of(parsed: Parsed) -> dict[str, Any]:
+def values_of(parsed: ParseOnly) -> dict[str, Any]:
     """Return every value that a ``fit`` would have, by its dotted name, as plain types."""
     values = yaml.safe_load(parsed.parser.dump(parsed.config, skip_none=False, skip_validation=True))["fit"]
     return dict(sorted(_leaves("", values)))
@@ -93,10 +93,10 @@ def build(arguments: Sequence[str]) -> CLI:
         StructuredInitError: a mistake in the arguments.
     """
     with _quiet():
-        return Built(expand(["fit", *arguments]))
+        return BuildOnly(expand(["fit", *arguments]))
 
 
-def initializer_of(parsed: Parsed) -> Initializer:
+def initializer_of(parsed: ParseOnly) -> Initializer:
     """Build the initializer alone.
 
     Raises:

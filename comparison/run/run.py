@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
 from comparison.run.environment import environment
-from comparison.run.resolve import Built, FitCLI
+from comparison.run.resolve import BuildOnly, FitCLI
 from comparison.run.stopping import StopAtDeadline, Stopped, last_file
 from comparison.run.time_limit import DEADLINE, reached
 from lightning_modules.cli.config_names import expand
@@ -126,7 +126,7 @@ def _fit(run: Run, begin: float) -> dict[str, Any]:
         "steps": trainer.global_step,
         "seconds": before + time.perf_counter() - begin,
         "tested": run.tested,
-        "surroundings": environment(),
+        "environment": environment(),
     }
     write_json(run.result_file, result)
     return result
@@ -151,7 +151,7 @@ def perform(steps: Sequence[str], arguments: Sequence[str]) -> tuple[Trainer, di
         Stopped: on every rank, where the deadline came first.
     """
     with _ranks_perform(steps, arguments):
-        cli = (_Finishing if "fit" in steps else Built)(expand(arguments))
+        cli = (_Finishing if "fit" in steps else BuildOnly)(expand(arguments))
         last = last_file(cli.trainer)
         metrics: dict[str, float] = {}
         if "fit" in steps:

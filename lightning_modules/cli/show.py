@@ -69,19 +69,19 @@ class Runner(Trainer):
         others = dict(_others(model, checkpoint, pretrained))
         probe = _probe(model, datamodule)
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
-        looks = {"as built": _look(model, probe)}
+        views = {"as built": _view(model, probe)}
         report = initialize(model, initializer, seed=seed)
-        looks[label] = _look(model, probe)
-        looks.update({name: _look(other, probe if name == "checkpoint" else None) for name, other in others.items()})
+        views[label] = _view(model, probe)
+        views.update({name: _view(other, probe if name == "checkpoint" else None) for name, other in others.items()})
         print(report.table())
         report.save(folder / "init_report.json")
-        written = [folder / "init_report.json", *_draw(looks, folder, figures)]
+        written = [folder / "init_report.json", *_draw(views, folder, figures)]
         if export:
             written.append(_export(model, export, {"initializer": report.initializer, "seed": str(report.seed)}))
         print("\nwritten: " + ", ".join(map(str, written)))
 
 
-class Look(NamedTuple):
+class View(NamedTuple):
     """What is seen of a model, by layer.
 
     Attributes:
@@ -95,22 +95,22 @@ class Look(NamedTuple):
     filters: dict[str, Tensor]
 
 
-def _look(model: nn.Module, probe: Any) -> Look:
-    """Look at what the model has."""
+def _view(model: nn.Module, probe: Any) -> View:
+    """Return what is seen of a model."""
     products = {
         site.name: WeightProducts(*(product[..., :CORNER, :CORNER].clone() for product in weight_products(site)))
         for site in attention_sites(model)
     }
     inputs, named = ((), probe) if isinstance(probe, dict) else ((probe,), {})
     seen = capture_attention(model, *inputs, **named) if probe is not None and products else {}
-    return Look(products, {name: maps.mean(0) for name, maps in seen.items()}, depthwise_filters(model))
+    return View(products, {name: maps.mean(0) for name, maps in seen.items()}, depthwise_filters(model))
 
 
-def _draw(looks: dict[str, Look], folder: Path, figures: ModuleType) -> Iterator[Path]:
+def _draw(views: dict[str, View], folder: Path, figures: ModuleType) -> Iterator[Path]:
     """Draw what there is to draw, and yield the files."""
-    products = {label: look.products for label, look in looks.items() if look.products}
-    maps = {label: look.maps for label, look in looks.items() if look.maps}
-    filters = {label: look.filters for label, look in looks.items() if look.filters}
+    products = {label: view.products for label, view in views.items() if view.products}
+    maps = {label: view.maps for label, view in views.items() if view.maps}
+    filters = {label: view.filters for label, view in views.items() if view.filters}
     # Each model on its own scale: trained and default products are a hundred times smaller than structured ones.
     for name, figure, shown in (
         ("weight_products.png", partial(figures.product_figure, same_scale=False), products),

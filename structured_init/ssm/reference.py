@@ -18,7 +18,7 @@ from structured_init.initializer import Initializer
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.select import Where
-from structured_init.sites.state_space import StateSpaceSite
+from structured_init.sites.state_space import StateSpaceSite, state_space_sites
 from structured_init.sites.state_space_choice import required_state_space_sites
 from structured_init.ssm.measures import measures
 from structured_init.ssm.output_scale import scan_scale
@@ -100,8 +100,7 @@ class MambaReference(Initializer):
         self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        everywhere = required_state_space_sites(weights, None, None, WHO)
-        layers = self.num_layers or len(everywhere)
+        layers = self.num_layers or len(state_space_sites(weights))
         for site in weights.each(required_state_space_sites(weights, self.where, None, WHO)):
             before = measures(site, scan_scale(site))
             self._linears(site, weights, rng, 1 / math.sqrt(layers) if self.rescale_residual else 1.0)

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from structured_init.errors import StructuredInitError
 
-RULES = ("row", "file")
-
 
 class Rows(Protocol):
     """Rows of a column, or lines of a file with their ends; can be iterated again and again."""

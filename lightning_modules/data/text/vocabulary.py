@@ -16,7 +16,6 @@ PAD, UNKNOWN, BEGIN, END, MASK = "<pad>", "<unk>", "<s>", "</s>", "<mask>"
 SPECIAL = (PAD, UNKNOWN, BEGIN, END, MASK)
 TRAINED = ("bpe", "wordpiece")
 FROM_TEXT = ("characters", *TRAINED)
-_BYTES = 256
 _ALPHABET = 1000  # characters that a WordPiece vocabulary holds at most; rarer ones are unknown
 
 

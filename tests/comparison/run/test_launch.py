@@ -102,7 +102,7 @@ def test_runs_elsewhere_stop_when_the_time_is_up_and_go_on_exactly(folder, how, 
 def test_the_number_of_threads_is_that_of_the_comparison(folder):
     runs = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], threads=2).runs(identity="")
     assert trained(runs, LocalLauncher(1, threads=2)) == {}
-    assert runs[0].result["surroundings"]["threads"] == 2
+    assert runs[0].result["environment"]["threads"] == 2
 
 
 @pytest.mark.slow

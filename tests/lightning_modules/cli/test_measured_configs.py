@@ -15,7 +15,7 @@ import yaml
 from jsonargparse import ActionConfigFile
 
 from callbacks import InitCallback
-from comparison.run.resolve import Parsed
+from comparison.run.resolve import ParseOnly
 from lightning_modules.cli.config_names import config_names, expand, read_config
 from lightning_modules.cli.lightning_cli import Parser
 
@@ -25,7 +25,7 @@ MEASURED = json.loads(Path(__file__).with_name("measured_configs.json").read_tex
 @pytest.fixture(scope="module")
 def resolve():
     """Return every value that a command line gives: of ``fit``, and of the section ``init`` alone, which is faster."""
-    whole, init = Parsed(expand(["fit", "-c", "vit_digits"])).parser, Parser()
+    whole, init = ParseOnly(expand(["fit", "-c", "vit_digits"])).parser, Parser()
     init.add_argument("-c", action=ActionConfigFile)
     init.add_lightning_class_args(InitCallback, "init")
 

@@ -261,7 +261,7 @@ def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint):
 
 
 def test_nothing_is_computed_before_an_output_that_cannot_be_written_is_refused(complaint, folder, monkeypatch):
-    monkeypatch.setattr("lightning_modules.cli.show._look", lambda *anything: pytest.fail("it has computed"))
+    monkeypatch.setattr("lightning_modules.cli.show._view", lambda *anything: pytest.fail("it has computed"))
     complaint(main, ["show", "-c", "tiny.yaml", "--output", "tiny.yaml/seen"])
 
 
