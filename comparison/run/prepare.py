@@ -216,7 +216,8 @@ def _plan(comparison: Comparison, initializers: Mapping[str, Initializer], built
             model, initializer = models[network], initializers[label]
             if not initializer.needs_batch and next(model.parameters(), None) is not None:
                 _leave_out_iterations(initializer)
-                initialize(model, initializer, seed=comparison.seeds[0], dry_run=True)
+                strict = bool(comparison.changes[label].get("init.strict"))
+                initialize(model, initializer, seed=comparison.seeds[0], dry_run=True, strict=strict)
 
 
 def _leave_out_iterations(part: Any) -> None:

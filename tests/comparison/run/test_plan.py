@@ -1,16 +1,19 @@
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from comparison.run.arms import parse_arms
 from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
-from comparison.run.prepare import _leave_out_iterations
-from structured_init import AdamSolver, Compose, Impulse, Positions, StructuredInitError
+from comparison.run.prepare import _leave_out_iterations, _plan
+from structured_init import AdamSolver, Compose, Impulse, Mimetic, Positions, StructuredInitError
 
 
 def comparison(folder, inits="default,sincos", **changes):
@@ -133,3 +136,18 @@ def test_planning_takes_no_step_of_a_solver():
     initializer = Compose([Positions("sincos"), Impulse(solver=AdamSolver(iterations=10_000))])
     _leave_out_iterations(initializer)
     assert initializer.initializers[1].solver.iterations == 0
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path, strict):
+    """With ``init.strict``, attention that is left alone ends a run; so it ends the planning."""
+
+    class Attention(torch.nn.Linear):
+        """Of a class that nobody has described."""
+
+    model = torch.nn.Module()
+    model.known, model.attention = torch.nn.TransformerEncoderLayer(8, 2, 8), Attention(8, 8)
+    asked = comparison(tmp_path, "mine=mimetic", changes={"mine": {"init.strict": strict}})
+    refused = pytest.raises(StructuredInitError, match="'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
+    with refused if strict else contextlib.nullcontext():
+        _plan(asked, {"mine": Mimetic(positions="keep")}, SimpleNamespace(model=model), [])
