@@ -51,10 +51,10 @@ MUTATIONS = [
         f"structured_init/test_report.py {PROMISES}",
     ),
     Mutation(
-        f"{LIBRARY}/plan.py",
-        'if part != "_orig_mod")',
-        'if part != "_orig")',
-        f"structured_init/test_initialize.py {PROMISES}",
+        f"{LIBRARY}/names.py",
+        "if part not in UNMISTAKABLE and part != child:",
+        "if part not in UNMISTAKABLE:",
+        f"structured_init/test_names.py {PROMISES}",
     ),
     Mutation(
         f"{LIBRARY}/plan.py",
@@ -259,5 +259,10 @@ MUTATIONS = [
         "sign = 1",
         "comparison/run/test_learning_rates.py",
     ),
-    Mutation("comparison/run/arms.py", 'letter == "," and depth == 0', 'letter == ","', "comparison/run/test_arms.py"),
+    Mutation(
+        "lightning_modules/cli/overrides.py",
+        'letter == "," and depth == 0',
+        'letter == ","',
+        "comparison/run/test_arms.py",
+    ),
 ]
