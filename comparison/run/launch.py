@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver
@@ -17,16 +16,15 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
 import torch
-from filelock import FileLock
 
-from comparison.run.run import Run, train
+from comparison.run.execute import execute, note_failure
+from comparison.run.run import Run
 from comparison.run.time_limit import UNLIMITED, TimeLimit
-from structured_init.errors import StructuredInitError, one_line
-from structured_init.files import write_json
+from structured_init.errors import StructuredInitError
 
 Ended = tuple[Run, str | None]  # a run, and why it failed
+WARM = "comparison.run.warm"  # what the process that others are forked from has imported
 # After a process was killed, multiprocessing warns on the terminal of what it had shared.
-WARM = "comparison.run.warm"  # what processes that train are forked from has imported
 QUIET = {"PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))}
 
 
@@ -81,56 +79,6 @@ def launch(
             running -= 1
             ended(run, reason)
         ended()
-
-
-# In a process that trains --------------------------------------------------------------------------------------------
-
-
-def execute(run: Run) -> str | None:
-    """Train a run with everything it prints in its log; return why it failed, in one line; ``None`` if it did not."""
-    with _output_to(run):
-        torch.set_num_threads(run.settings["threads"])
-        try:
-            train(run)
-        except StructuredInitError as error:
-            return note_failure(run, one_line(error))
-        except Exception as error:  # a bug, or what a library raised: it must not stop the other runs
-            traceback.print_exc()
-            message = one_line(error)
-            reason = type(error).__name__ + (f": {message}" if message else "")
-            return note_failure(run, reason[:500], traceback.format_exc())
-        run.failure_file.unlink(missing_ok=True)
-        return None
-
-
-def note_failure(run: Run, reason: str, trace: str | None = None) -> str:
-    """Write beside the run why it failed, and return it."""
-    write_json(run.failure_file, {"reason": reason, "traceback": trace})
-    return reason
-
-
-@contextlib.contextmanager
-def _output_to(run: Run) -> Iterator[None]:
-    """Send what this process and its children print to the run's log, which only one process at a time can hold."""
-    run.folder.parent.mkdir(parents=True, exist_ok=True)
-    # A worker of a killed comparison may still be about to end.
-    with (
-        FileLock(run.folder.with_name(f".{run.folder.name}.lock")),
-        run.beside("log").open("a", encoding="utf-8") as log,
-    ):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        kept = [(stream, os.dup(stream)) for stream in (1, 2)]
-        try:
-            for stream, _ in kept:
-                os.dup2(log.fileno(), stream)
-            yield
-        finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            for stream, copy in kept:
-                os.dup2(copy, stream)
-                os.close(copy)
 
 
 # Local processes ------------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from comparison.run.launch import Ended, execute, note_failure
+from comparison.run.execute import execute, note_failure
+from comparison.run.launch import Ended
 from comparison.run.run import Run
 from comparison.run.time_limit import DEADLINE
 from structured_init.errors import StructuredInitError, one_line

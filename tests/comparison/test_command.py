@@ -7,7 +7,7 @@ import os
 import pytest
 
 from comparison.command import comparing
-from comparison.run.launch import note_failure
+from comparison.run.execute import note_failure
 from comparison.run.run import train
 from lightning_modules.cli import main
 from structured_init.errors import one_line

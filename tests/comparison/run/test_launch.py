@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from comparison.run import launch as launching
+from comparison.run import execute as executing
 from comparison.run.arms import parse_arms
 from comparison.run.launch import LocalLauncher, how_it_died, launch, visible_devices
 from comparison.run.plan import Comparison
@@ -141,8 +141,8 @@ def test_a_run_that_fails_or_whose_process_dies_stops_no_other(folder, monkeypat
 
 def test_what_a_run_prints_is_in_its_log_and_nowhere_else(folder, monkeypatch, capfd):
     (run, *_) = of(folder / "out")
-    monkeypatch.setattr(launching, "train", lambda run: (os.write(1, b"heard\n"), os.write(2, b"and this\n")))
-    assert launching.execute(run) is None
+    monkeypatch.setattr(executing, "train", lambda run: (os.write(1, b"heard\n"), os.write(2, b"and this\n")))
+    assert executing.execute(run) is None
     assert run.beside("log").read_text() == "heard\nand this\n"
     assert capfd.readouterr() == ("", "")
 

@@ -148,6 +148,6 @@ def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path,
     model = torch.nn.Module()
     model.known, model.attention = torch.nn.TransformerEncoderLayer(8, 2, 8), Attention(8, 8)
     asked = comparison(tmp_path, "mine=mimetic", changes={"mine": {"init.strict": strict}})
-    refused = pytest.raises(StructuredInitError, match="'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
+    refused = pytest.raises(StructuredInitError, match=r"'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
     with refused if strict else contextlib.nullcontext():
         _plan(asked, {"mine": Mimetic(positions="keep")}, SimpleNamespace(model=model), [])

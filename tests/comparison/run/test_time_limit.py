@@ -13,7 +13,8 @@ from lightning.pytorch import Callback
 from comparison.command import comparing
 from comparison.run import stopping
 from comparison.run.arms import parse_arms
-from comparison.run.launch import LocalLauncher, execute, launch
+from comparison.run.execute import execute
+from comparison.run.launch import LocalLauncher, launch
 from comparison.run.plan import Comparison
 from comparison.run.run import last_checkpoint, train
 from comparison.run.run_log import read_rows
