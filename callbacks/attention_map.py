@@ -125,7 +125,7 @@ class AttentionMapCallback(Callback):
         folder = _folder(trainer)
         record, failure = None, None
         try:
-            if trainer.is_global_zero or _is_sharded(trainer):
+            if trainer.is_global_zero or is_sharded(trainer):
                 probe, maps = self._maps(trainer, pl_module)
             if trainer.is_global_zero:
                 record = self._record(phase, folder, trainer, pl_module, probe, maps)
@@ -223,7 +223,8 @@ def _folder(trainer: Trainer) -> Path:
     return Path(trainer.log_dir or trainer.default_root_dir) / "attention"
 
 
-def _is_sharded(trainer: Trainer) -> bool:
+def is_sharded(trainer: Trainer) -> bool:
+    """Tell whether no rank holds all weights."""
     return any(cls.__name__ in SHARDED for cls in type(trainer.strategy).__mro__)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from callbacks.attention_figures import Drawn, send
-from callbacks.attention_map import SHARDED
+from callbacks.attention_map import is_sharded
 from callbacks.before_after import BeforeAndAfter, write_on_rank_zero
 from callbacks.figures import covariance_figure, filter_figure, save_figure, variance_figure
 from structured_init.analysis.filters import depthwise_filters, filter_change, filter_statistics
@@ -48,7 +49,7 @@ class FilterCallback(BeforeAndAfter):
     def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
         """Write on rank zero, and tell every rank how it went."""
         folder = Path(trainer.log_dir or trainer.default_root_dir) / "filters"  # a collective: every rank asks
-        if any(cls.__name__ in SHARDED for cls in type(trainer.strategy).__mro__):
+        if is_sharded(trainer):
             if phase == "before" and depthwise_conv_sites(pl_module):
                 rank_zero_info(
                     f"filters: not written, no rank holds all of them under {type(trainer.strategy).__name__}"
@@ -117,5 +118,5 @@ def _save(path: Path, filters: Mapping[str, Tensor]) -> None:
 
 
 def _plain(value: float) -> float | None:
-    """Return a number that JSON has: null for nan."""
-    return value if value == value else None
+    """Return a number that JSON has: null for nan and infinity."""
+    return value if math.isfinite(value) else None

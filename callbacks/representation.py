@@ -10,7 +10,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import save_file
 from torch import Tensor
 
-from callbacks.attention_map import SHARDED
+from callbacks.attention_map import is_sharded
 from callbacks.before_after import BeforeAndAfter
 from callbacks.diagnostics import is_fatal, note_missing
 from callbacks.probe_batch import probe_batch
@@ -53,10 +53,9 @@ class RepresentationCallback(BeforeAndAfter):
     def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
         """Capture where the weights are, write on rank zero, and tell every rank how it went."""
         folder = Path(trainer.log_dir or trainer.default_root_dir) / "representations"  # a collective: every rank asks
-        sharded = any(cls.__name__ in SHARDED for cls in type(trainer.strategy).__mro__)
         path, missing, failure = None, None, None
         try:
-            if trainer.is_global_zero or sharded:
+            if trainer.is_global_zero or is_sharded(trainer):
                 grams = self._grams(trainer, pl_module)
         except StructuredInitError as error:
             missing = error

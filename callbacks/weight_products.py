@@ -13,7 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import save_file
 
-from callbacks.attention_map import SHARDED
+from callbacks.attention_map import is_sharded
 from callbacks.before_after import BeforeAndAfter, write_on_rank_zero
 from structured_init.analysis import WeightProducts, weight_products
 from structured_init.errors import StructuredInitError
@@ -51,7 +51,7 @@ class WeightProductsCallback(BeforeAndAfter):
     def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
         """Write on rank zero, and tell every rank how it went."""
         folder = Path(trainer.log_dir or trainer.default_root_dir) / "weight_products"  # a collective: every rank asks
-        if any(cls.__name__ in SHARDED for cls in type(trainer.strategy).__mro__):
+        if is_sharded(trainer):
             if phase == "before" and attention_sites(pl_module):
                 name = type(trainer.strategy).__name__
                 rank_zero_info(f"weight products: not written, no rank holds all of them under {name}")

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from callbacks import FilterCallback
+from callbacks.filters import described
 from structured_init.analysis.filters import FILTER_STATISTICS, empirical_covariance
 from structured_init.errors import StructuredInitError
 
@@ -153,3 +154,10 @@ def test_tensorboard_gets_the_figures(tmp_path):
     logger = Logger(tmp_path)
     fit(tmp_path, FilterCallback(), logger=logger, max_epochs=1)
     assert logger.board.shown == [(f"filters/{name}", 2) for name in ("covariances", "filters", "variances")]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_statistics_of_filters_that_diverged_are_null_which_json_has(value):
+    filters = {"conv": torch.full((2, 3, 3), value)}
+    statistics = described({"before": filters, "after": filters})
+    assert {number for moment in statistics.values() for number in moment["conv"].values()} == {None}
