@@ -60,6 +60,10 @@ def test_parts_are_stratified_and_disjoint(pictures):
     assert not set(data.val_set.rows) & set(data.train_set.rows)
 
 
+def test_what_is_left_over_goes_to_the_class_with_the_largest_remainder():
+    assert stratified_counts(np.array([7, 4, 1]), 0.25).tolist() == [2, 1, 0]  # of 1.75, 1 and 0.25
+
+
 def test_a_smaller_fraction_is_part_of_a_larger_one_and_validation_stays(pictures):
     small, large = (ImageData(str(pictures), val_fraction=0.25, fraction=share, batch_size=4) for share in (0.25, 0.5))
     small.setup("fit")
