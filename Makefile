@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test fast-test lint bench bench-gpu clean
+.PHONY: demo test fast-test mutations lint bench bench-gpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -33,6 +33,9 @@ test: $(READY)  ## run all tests
 
 fast-test: $(READY)  ## run the tests that take seconds
 	@OMP_NUM_THREADS=1 NOTEBOOK_EPOCHS=2 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not distributed" $(ARGS)
+
+mutations: $(READY)  ## put 71 bugs into copies of the tree, one at a time, and see that the tests catch them (10 minutes)
+	@$(BIN)/python -W ignore -m benchmarks.mutations --output benchmarks/results
 
 lint: $(READY)  ## check style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

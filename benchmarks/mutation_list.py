@@ -189,7 +189,7 @@ MUTATIONS = [
     Mutation(MAPS, "places[None, :, :] - places[:, None, :]", "places[:, None, :] - places[None, :, :]", OF_MAPS),
     Mutation(MAPS, ").to(patches.device) > radius", ") > radius", "contract/test_devices.py"),
     Mutation(CKA, "rows = 2 * (row_sums", "rows = (row_sums", OF_CKA),
-    Mutation(CKA, "flat = flat - flat.mean(dim=0)", "flat = flat - flat.mean()", OF_CKA),
+    Mutation(CKA, "[..., None, :] - 2 * gram)", "[..., None, :] - gram)", OF_CKA),
     Mutation(
         f"{LIBRARY}/analysis/undisturbed.py",
         "            module.training = training",
@@ -223,7 +223,12 @@ MUTATIONS = [
     # Tasks and data
     Mutation(MASKS, "self._special[ids] | ~present", "~present", OF_MASKS),
     Mutation(MASKS, "(fate >= 0.8) & (fate < 0.9)", "(fate >= 0.8)", OF_MASKS),
-    Mutation("lightning_modules/data/text/blocks.py", "present & ~begins", "present", OF_MASKS),
+    Mutation(
+        "lightning_modules/data/text/blocks.py",
+        "present & ~begins",
+        "present",
+        "lightning_modules/data/test_text_packing.py",
+    ),
     Mutation(
         "lightning_modules/data/split.py",
         "np.argsort(counts - exact",

@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -12,10 +14,10 @@
 # ---
 
 # %% [markdown]
-# # Quickstart: choose how a network starts
+# # Quickstart: choose how a network is initialized
 #
-# A small vision transformer on 1,797 real 8×8 digits, from three starts. Everything but the start is the same: data
-# order, augmentation, dropout. No download.
+# A small vision transformer on 1,797 real 8×8 digits, from three initializations. Everything but the initialization is
+# the same: data order, augmentation, dropout. No download.
 
 # %%
 import os
@@ -77,9 +79,9 @@ images, labels = next(iter(data.val_dataloader()))
 map_figure({"mimetic, untrained": maps(model)})
 
 # %% [markdown]
-# ## Train from three starts
+# ## Train from three initializations
 #
-# `InitCallback` applies the start when training begins; one callback object may serve any number of models.
+# `InitCallback` applies the initialization when training begins; one callback object may serve any number of models.
 # `AttentionMapCallback` captures the maps before and after.
 
 

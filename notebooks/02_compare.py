@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -14,8 +16,8 @@
 # %% [markdown]
 # # From a comparison to a figure for a paper
 #
-# `structured-init compare` trains an experiment from several starts and writes a report. What it found is two tidy
-# tables: one row per run, one row per logged value.
+# `structured-init compare` trains an experiment from several initializations and writes a report. What it found
+# is two tidy tables: one row per run, one row per logged value.
 
 # %%
 from pathlib import Path
@@ -28,7 +30,8 @@ from comparison.results.records import load_curves, load_results
 # %% [markdown]
 # ## A finished comparison
 #
-# Five starts of a small ViT on real 8×8 digits, five seeds. Give the `--output` of your own comparison instead.
+# Five initializations of a small ViT on real 8×8 digits, five seeds. Give the `--output` of your own comparison
+# instead.
 
 # %%
 folder = Path("../benchmarks/results/compare_digits")
@@ -41,7 +44,7 @@ results = load_results(folder)
 results[["arm", "seed", "test/accuracy", "steps", "seconds"]]
 
 # %% [markdown]
-# Runs of a seed differ in their start and in nothing else, so differences are taken within a seed.
+# Runs of a seed differ in their initialization and in nothing else, so differences are taken within a seed.
 
 # %%
 accuracy = {

@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -34,7 +36,7 @@ from structured_init.analysis.filters import depthwise_filters, filter_statistic
 epochs = int(os.environ.get("NOTEBOOK_EPOCHS", 8))
 
 # %% [markdown]
-# ## What the start looks like
+# ## What the initialization looks like
 #
 # The closed form's covariance depends on the depth of the layer: nearly impulses first, wide blobs last. A panel is a
 # grid of blocks, one per weight of the filter; the block shows that weight's covariance with all weights.
@@ -51,10 +53,10 @@ def classifier():
     )
 
 
-built, started = classifier(), classifier()
-report = initialize(started, FilterCovariance(), seed=0)
+built, structured = classifier(), classifier()
+report = initialize(structured, FilterCovariance(), seed=0)
 print(report.summary())
-moments = {"as built": depthwise_filters(built), "covariance": depthwise_filters(started)}
+moments = {"as built": depthwise_filters(built), "covariance": depthwise_filters(structured)}
 covariance_figure(moments)
 
 # %%
@@ -73,7 +75,7 @@ for label, layers in moments.items():
 # %% [markdown]
 # ## Frozen or trained
 #
-# A frozen start trains no filter, in this run and in one resumed from it: only channels are mixed.
+# A frozen initialization trains no filter, in this run and in one resumed from it: only channels are mixed.
 
 
 # %%

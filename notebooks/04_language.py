@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -12,10 +14,10 @@
 # ---
 
 # %% [markdown]
-# # Language: the two signs of a structured start
+# # Language: the two signs of a structured initialization
 #
-# A small GPT on the characters of the reference text inside Python, from three starts. Everything but the start is the
-# same: data order and dropout. No download.
+# A small GPT on the characters of the reference text inside Python, from three initializations. Everything but the
+# initialization is the same: data order and dropout. No download.
 
 # %%
 import os
@@ -53,7 +55,7 @@ print({name: tuple(values.shape) for name, values in batch.items()})
 print(data.tokenizer.decode(batch["input_ids"][1].tolist()))
 
 # %% [markdown]
-# ## The starts
+# ## The initializations
 #
 # For language, two second-hand accounts give two readings of the query–key sign; neither is confirmed. The model's own
 # positions are kept: a sequence has no grid.
@@ -178,7 +180,7 @@ token_figure({"before": maps(started["mimetic +"]), "after": maps(chosen)}, char
 # %% [markdown]
 # ## A sample
 #
-# Of the default start. `sample_tokens` writes samples during a training, from a generator of their own.
+# Of the default initialization. `sample_tokens` writes samples during a training, from a generator of their own.
 
 # %%
 generator = torch.Generator().manual_seed(0)

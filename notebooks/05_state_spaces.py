@@ -5,6 +5,8 @@
 #     text_representation:
 #       extension: .py
 #       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -55,7 +57,7 @@ for row in ids[:3].tolist():
     print("".join("abcdefghijklmnopqrstuvwxyz$|.*"[token] for token in row))
 
 # %% [markdown]
-# ## Both starts
+# ## Both initializations
 #
 # The moduli of the scan's matrices, every row made to sum to one, averaged over 64 strings: `$`, 8 letters, `|`, and 8
 # letters. Heads of a layer share B and C; A and Δ are their own.
@@ -89,8 +91,9 @@ print(report.summary())
 map_figure({"default": maps(default), "mimetic": maps(mimetic)})
 
 # %% [markdown]
-# Under the mimetic start every token looks at itself, and a letter behind the bar also at itself in the string: the
-# second diagonal, which the library's start has not. All heads do the same until training tells them apart.
+# Under the mimetic initialization every token looks at itself, and a letter behind the bar also at itself in the
+# string: the second diagonal, which the library's initialization has not. All heads do the same until training tells
+# them apart.
 #
 # What the report measured in the first layer:
 
@@ -101,8 +104,8 @@ for name, (before, after) in next(iter(report.measures.values())).items():
 # %% [markdown]
 # ## What each component does
 #
-# Each alone over the library's start, then all but one, in the first layer. `own letter` is what a letter behind the
-# bar pays to itself in the string, `size` what a row of moduli sums to before that is made one.
+# Each alone over the library's initialization, then all but one, in the first layer. `own letter` is what a letter
+# behind the bar pays to itself in the string, `size` what a row of moduli sums to before that is made one.
 
 # %%
 components = ("decay", "step", "correlate", "convolution")
@@ -206,10 +209,11 @@ map_figure({label: moments[label] for label in ("default, before", "default, aft
 map_figure({label: moments[label] for label in ("mimetic, before", "mimetic, after")})
 
 # %% [markdown]
-# The mimetic start's second diagonal has moved by one token, to the letter that comes next. The default start has made
-# one, uneven from place to place, and on strings longer than those of training it has fewer letters right.
+# The mimetic initialization's second diagonal has moved by one token, to the letter that comes next. The default
+# initialization has made one, uneven from place to place, and on strings longer than those of training it has fewer
+# letters right.
 #
-# That is one seed, and a run that ends when copying has just been learned: with 500 steps the default start was ahead
-# at 8 letters, with `NOTEBOOK_STEPS=400` it had no string right and the mimetic start half of them.
+# That is one seed, and a run that ends when copying has just been learned: with 500 steps the default initialization
+# was ahead at 8 letters, with `NOTEBOOK_STEPS=400` it had no string right and the mimetic initialization half of them.
 # `structured-init compare -c mamba2_copying_short --inits default,mimetic_state_space --learning-rates 1e-3,3e-3,1e-2`
-# chooses a learning rate for each start, pairs runs over seeds and gives intervals.
+# chooses a learning rate for each initialization, pairs runs over seeds and gives intervals.

@@ -1,4 +1,4 @@
-"""Choose how a network starts, in one line, for any architecture, and see what it did."""
+"""Choose how a network is initialized, in one line, for any architecture, and see what it did."""
 
 import lazy_loader
 

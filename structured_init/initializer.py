@@ -18,7 +18,7 @@ from structured_init.writer import Writer
 
 
 class Initializer(ABC):
-    """How a network starts: an object with plain, documented arguments that plans new weights.
+    """How a network is initialized: an object with plain, documented arguments that plans new weights.
 
     Subclass it and write :meth:`plan`; store every constructor argument under its own name.
     """
@@ -42,7 +42,7 @@ class Initializer(ABC):
         return False
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
-        """Say which parameters this start freezes or thaws; by default it leaves all as the host has them.
+        """Say which parameters this initialization freezes or thaws; by default it leaves all as the host has them.
 
         This is apart from the values because freezing must be known before optimizers and wrappers are built, and on
         a resumed run as well, where no value is written.

@@ -1,4 +1,4 @@
-"""The few matrix factorizations that several starts share, in float64 unless asked otherwise."""
+"""The few matrix factorizations that several initializations share, in float64 unless asked otherwise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STRIP = 256  # rows drawn at a time: a multiple of 16, in which torch gives the 
 def signed_svd(matrix: Float64[Tensor, "rows columns"]) -> tuple[Tensor, Tensor, Tensor]:
     """Singular value decomposition with the signs fixed: each left vector's largest entry is positive.
 
-    LAPACK leaves the signs open, and they differ between libraries; fixed signs make a start reproducible.
+    LAPACK leaves the signs open, and they differ between libraries; fixed signs make an initialization reproducible.
 
     Returns:
         U (rows, r), S (r,), V (columns, r) with matrix = U diag(S) Vᵀ and r = min(rows, columns).

@@ -1,4 +1,4 @@
-"""The MLP start: a first layer whose entries have a mean that is not zero."""
+"""The MLP initialization: a first layer whose entries have a mean that is not zero."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shifted_layers(layout: MlpLayout, gated: Gated) -> list[FirstLayer]:
 
 
 class MlpMean(Initializer):
-    """W_1 ← W_1 + μ·1 in every MLP: the first layer gets a mean, over whatever the host or an earlier start drew.
+    """W_1 ← W_1 + μ·1 in every MLP: the first layer gets a mean, over whatever the host or an earlier initializer drew.
 
     Behind a LayerNorm with weight 1 and bias 0 tokens sum to zero, so the network computes the same at the start, and
     only its gradients differ.

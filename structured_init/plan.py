@@ -195,7 +195,7 @@ class Weights:
             self.warnings.append(what)
 
     def measure(self, name: str, values: Mapping[str, tuple[float, float]]) -> None:
-        """Record what a start did to a site beyond its entries' statistics: quantity → (before, after)."""
+        """Record what an initialization did to a site beyond its entries' statistics: quantity → (before, after)."""
         earlier = self.measures.setdefault(name, {})
         for quantity, (before, after) in values.items():
             earlier[quantity] = (earlier.get(quantity, (before,))[0], after)

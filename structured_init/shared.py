@@ -25,7 +25,9 @@ def note_shared(weights: Weights) -> None:
             continue
         runs_them = any(isinstance(child, nn.ModuleList) and len(child) == groups for child in module.children())
         if runs_them and _was_set(weights, module):
-            weights.note(name, f"its {layers} layers share {groups} set(s) of weights: one start for all that share")
+            weights.note(
+                name, f"its {layers} layers share {groups} set(s) of weights: one initialization for all that share"
+            )
 
 
 def stale_magnitudes(weights: Weights) -> Iterator[str]:

@@ -53,7 +53,7 @@ class Parser(LightningArgumentParser):
 
 
 class CLI(CommandLine, LightningCLI):
-    """LightningCLI in which a start, captures of attention and filters, and an exact resumption are always there."""
+    """LightningCLI with an initialization, captures of attention and filters, and an exact resumption in every run."""
 
     def __init__(self, args: list[str]) -> None:
         self._args, self._sections = args, []
@@ -202,7 +202,7 @@ class CLI(CommandLine, LightningCLI):
         """Say where the run is."""
         folder = self.trainer.log_dir  # a collective: every rank asks
         if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
-            print(f"written: {folder} (report of the start, attention, metrics, checkpoints)")
+            print(f"written: {folder} (report of the initialization, attention, metrics, checkpoints)")
 
     def _say_what_is_evaluated(self) -> None:
         """A start is applied by a fit alone, so without a checkpoint the weights are those of the host library."""

@@ -46,7 +46,7 @@ def convmixer(
     spatial_activation: bool = True,
     **timm_args: Any,
 ) -> ConvMixer:
-    """Build a ConvMixer with PyTorch's default start.
+    """Build a ConvMixer with PyTorch's default initialization.
 
     Args:
         dim: channels.

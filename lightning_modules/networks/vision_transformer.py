@@ -43,9 +43,9 @@ def vision_transformer(
     positions: str = "learned",
     **timm_args: Any,
 ) -> VisionTransformer:
-    """Build a vision transformer as the papers on structured starts use it: no class token, mean pooling, ``fc_norm``.
+    """Build a vision transformer of the papers on structured initialization: no class token, mean pooling, ``fc_norm``.
 
-    Its weights are timm's default start (truncated normal, std .02, zero biases).
+    Its weights are timm's default initialization (truncated normal, std .02, zero biases).
 
     Args:
         image_size: side of the square image in pixels.

@@ -83,7 +83,7 @@ def impulse_mass_change(
     Args:
         before: attention maps at the start.
         after: maps after training.
-        offsets: the start's own (rows down, columns right) per head, for instance ``best_offset(before, grid)``.
+        offsets: the initialization's own (rows down, columns right) per head, such as ``best_offset(before, grid)``.
         grid: rows and columns of patches.
         prefix_tokens: number of leading tokens that are no patches.
     """

@@ -205,8 +205,8 @@ class ProfileEnergy(MeanMap):
 class StructureLeft(Sums):
     """Cosine between maps before and after training, less uniform attention, per head (H,), from −1 to 1.
 
-    Ours. One where the pattern of the start is still there, sharper or softer; zero where nothing of it is. See
-    ``structure_left``.
+    Ours. One where the pattern of the initialization is still there, sharper or softer; zero where nothing of it is.
+    See ``structure_left``.
 
     Args:
         num_heads: H.

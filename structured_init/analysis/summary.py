@@ -79,7 +79,7 @@ def summarize_change(
     offsets: Tensor | None = None,
     window: int = 3,
 ) -> dict[str, list]:
-    """Return how much of a layer's start is left after training, per head, as plain lists.
+    """Return how much of a layer's initialization is left after training, per head, as plain lists.
 
     Args:
         before: attention maps at the start (B, H, N, N).
@@ -91,7 +91,7 @@ def summarize_change(
 
     Returns:
         ``structure_left`` (see there), ``impulse_mass_before``, ``impulse_mass_after`` and ``impulse_mass_change`` at
-        the start's offsets, and ``offset``, a list of [rows, columns].
+        the initialization's offsets, and ``offset``, a list of [rows, columns].
     """
     if grid is None:
         grid, prefix_tokens = (1, before.shape[-1]), 0

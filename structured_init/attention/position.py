@@ -1,4 +1,4 @@
-"""Positions alone: the control for every query–key start, since positions give much of the published gain."""
+"""Positions alone: the control for every query–key initialization, since positions give much of the published gain."""
 
 from __future__ import annotations
 

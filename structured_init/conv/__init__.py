@@ -1,4 +1,4 @@
-"""Starts of convolutions."""
+"""Initializations of convolutions."""
 
 from structured_init.conv.covariance import FilterCovariance, LearnedCovariances, estimate_covariances
 from structured_init.conv.filters import SpatialFilters

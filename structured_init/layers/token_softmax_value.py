@@ -30,8 +30,8 @@ class TokenSoftmaxValue(nn.Module):
     ========  =================================
 
     Without V, that is in ``replace`` and in ``remix`` towards α = 1, attention that looks everywhere returns 1/M in
-    every coordinate: at the published start of CCT-2/3x2 it differs from that by 3e-4 of it. bfloat16 and float16 round
-    this away, of which both modes warn, except under ``torch.compile``.
+    every coordinate: at the published initialization of CCT-2/3x2 it differs from that by 3e-4 of it. bfloat16 and
+    float16 round this away, of which both modes warn, except under ``torch.compile``.
 
     Args:
         mode: one of these.

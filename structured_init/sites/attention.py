@@ -129,16 +129,16 @@ class AttentionSite:
         self._set(self.layout.output, value)
 
     def note(self, what: str) -> None:
-        """Record in the report what this host does to a start."""
+        """Record in the report what this host does to an initialization."""
         self._weights.note(self.name, what)
 
     def note_query_key(self) -> None:
-        """Record in the report what this host does to a query–key start."""
+        """Record in the report what this host does to a query–key initialization."""
         for caveat in query_key_caveats(self.layout):
             self.note(caveat)
 
     def note_value_output(self, *, residual_scale: str = "replace") -> None:
-        """Record in the report what this host does to a value–output start, and what that did to the host's scale."""
+        """Record in the report what this host does to a value–output initialization, and what became of its scale."""
         for caveat in value_output_caveats(self.layout, self.branch_scale, residual_scale):
             self.note(caveat)
 

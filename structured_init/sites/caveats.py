@@ -1,4 +1,4 @@
-"""What a host does to a start: one wording for the report, whichever initializer writes."""
+"""What a host does to an initialization: one wording for the report, whichever initializer writes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to 
 
 
 def query_key_caveats(layout: AttentionLayout) -> list[str]:
-    """Say what the host does to a query–key start."""
+    """Say what the host does to a query–key initialization."""
     caveats = []
     if layout.query_key_norm:
         caveats.append("the host normalizes queries and keys: the strength of the query–key part has no effect")
@@ -24,7 +24,7 @@ def query_key_caveats(layout: AttentionLayout) -> list[str]:
 def value_output_caveats(
     layout: AttentionLayout, branch_scale: float | None, residual_scale: str = "replace"
 ) -> list[str]:
-    """Say what the host does to a value–output start, which has replaced or kept the host's scale for depth."""
+    """Say what the host does to a value–output initialization, which has replaced or kept its scale for depth."""
     caveats = []
     if layout.value_norm:
         caveats.append("the host normalizes between values and output: the strength of the values has no effect")

@@ -71,7 +71,7 @@ class AttentionLayout:
     Attributes:
         query, key, value, output: the projections; key and value may have fewer heads than query.
         scale: the factor on q·k before the softmax; 1/√k where the host does not say otherwise.
-        query_key_norm: the host normalizes q and k, so the scale of a query–key start has no effect.
+        query_key_norm: the host normalizes q and k, so the scale of a query–key initialization has no effect.
         value_norm: the host normalizes between W_v and W_o, so the scale of W_v has no effect.
         rope: the host turns q and k by their positions, in pairs of coordinates.
         residual_depth: where the host divides the output projection's own start by √(this many residual branches).

@@ -214,7 +214,7 @@ class StateSpaceSite:
             return torch.func.functional_call(_Select(self.module, self.layout.select), present, (hidden,))
 
     def note(self, what: str) -> None:
-        """Record in the report what this host does to a start."""
+        """Record in the report what this host does to an initialization."""
         self._weights.note(self.name, what)
 
     def warn(self, what: str) -> None:

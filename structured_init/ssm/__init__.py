@@ -1,4 +1,4 @@
-"""Starts of state-space models, and the scan at their heart."""
+"""Initializations of state-space models, and the scan at their heart."""
 
 from structured_init.ssm.mimetic import MimeticStateSpace
 from structured_init.ssm.reference import MambaReference

@@ -34,7 +34,7 @@ def match_distance(
 
 
 def measures(site: StateSpaceSite, scale: ScanScale | None) -> dict[str, float]:
-    """Return what the report says of a layer, before and after a start.
+    """Return what the report says of a layer, before and after an initialization.
 
     Args:
         site: the layer.

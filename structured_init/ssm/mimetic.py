@@ -35,10 +35,10 @@ def slow_decay(A_log: Float[Tensor, "heads decays"], c: float, reading: DecayRea
     """Return the A_log of 2410.11135's A = −exp(−c · A_log), as the host's own A = −exp(A_log) needs it.
 
     Args:
-        A_log: the host's start.
+        A_log: the host's initialization.
         c: strength.
-        reading: ``"scale"`` multiplies the host's start by −c: A_n = −n^(−c) in Mamba-1, whose first state still decays
-            by e^(−Δ) a token. ``"fill"`` sets −c everywhere, A = −e^(−c).
+        reading: ``"scale"`` multiplies the host's initialization by −c: A_n = −n^(−c) in Mamba-1, whose first state
+            still decays by e^(−Δ) a token. ``"fill"`` sets −c everywhere, A = −e^(−c).
     """
     return torch.full_like(A_log, -c) if reading == "fill" else -c * A_log
 
@@ -63,9 +63,9 @@ def noisy_match(
 class MimeticStateSpace(Initializer):
     """A ≈ 1, Δ ≈ 1, C correlated with B, and an identity convolution, in Mamba and Mamba-2.
 
-    Each component can be switched off; then the host's own start stays. Output and input projections, gates, D, norms
-    and embeddings are never touched. A scan without decay sums all tokens that it has seen; where its output would grow
-    out of bounds, W_B and W_C are made smaller (``scan_scale``), which is ours.
+    Each component can be switched off; then the host's own initialization stays. Output and input projections, gates,
+    D, norms and embeddings are never touched. A scan without decay sums all tokens that it has seen; where its output
+    would grow out of bounds, W_B and W_C are made smaller (``scan_scale``), which is ours.
 
     Not known from the paper, and therefore arguments: whether A_log is set to a value or multiplied
     (``decay_reading``), whether Δ depends on the input (``input_dependent_step``), how C is correlated with B
@@ -75,7 +75,7 @@ class MimeticStateSpace(Initializer):
     Args:
         decay: write A.
         decay_reading: ``"fill"``, A_log = −c, as a public port has it, or ``"scale"``, A_log = −c times the host's, as
-            the paper's formula reads with the host's own start.
+            the paper's formula reads with the host's own initialization.
         decay_c: c; the paper uses 8, and 2 and 4 in comparisons. At Δ = 1, filled, 8 is a half-life of 2,066 tokens.
         step: write Δ.
         step_value: Δ.

@@ -12,6 +12,8 @@ from timm.layers import Attention
 from torch import nn
 
 from structured_init import Conditioned, StructuredInitError, attention_sites, initialize
+from structured_init.attention.conditioned import semi_orthogonal_heads
+from structured_init.draws import Draws
 
 SHAPES = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -153,3 +155,9 @@ def test_wrong_arguments_are_one_line(as_installed, arguments, message):
     with pytest.raises(StructuredInitError) as caught:
         Conditioned(**arguments)
     assert str(caught.value) == message
+
+
+def test_keys_are_drawn_under_their_own_name_whatever_the_queries_took():
+    (site,), _ = started(layer(6, 2, 3))
+    generator = Draws(3).generator("attn", "key")
+    assert torch.equal(site.key, semi_orthogonal_heads(2, 6, 3, generator=generator))

@@ -2,7 +2,8 @@
 
 Letters: B batch, T tokens of a text, N tokens of the encoder, E word_embed_dim, D embed_dim.
 
-The public code has text models that run without a mask and without positions only; these follow its sizes and start.
+The public code has text models that run without a mask and without positions only; these follow its sizes and its
+initialization.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from lightning_modules.networks.compact_transformer.tokenizer import (
     POOL_PADDING,
     POOL_STRIDE,
+    initialize_convolutions,
     side_after,
-    start_convolutions,
 )
 from structured_init.errors import StructuredInitError
 
@@ -50,7 +50,7 @@ class TextTokenizer(nn.Module):
         pooling = [nn.ReLU(), nn.MaxPool2d((POOL, 1), (POOL_STRIDE, 1), (POOL_PADDING, 0))] if pooled else []
         self.conv_layers = nn.Sequential(convolution, *pooling)
         self.kernel_size, self.stride, self.padding, self.pooled = kernel_size, stride, padding, pooled
-        start_convolutions(self)
+        initialize_convolutions(self)
 
     def tokens(self, seq_len: int) -> int:
         """Return N for texts of T tokens.

@@ -58,7 +58,7 @@ class ConvTokenizer(nn.Module):
                 for i in range(conv_layers)
             )
         )
-        start_convolutions(self)
+        initialize_convolutions(self)
 
     def side(self, image_size: int) -> int:
         """Return the tokens along a side of the image.
@@ -107,7 +107,7 @@ class PatchTokenizer(nn.Module):
         self.patch_size = patch_size
         # Nested and named as in CCT, so that one map of names serves both.
         self.conv_layers = nn.Sequential(nn.Sequential(nn.Conv2d(in_channels, embed_dim, patch_size, patch_size)))
-        start_convolutions(self)
+        initialize_convolutions(self)
 
     def side(self, image_size: int) -> int:
         """Return the tokens along a side of the image.
@@ -129,8 +129,8 @@ def side_after(size: int, kernel_size: int, stride: int, padding: int) -> int:
     return (size + 2 * padding - kernel_size) // stride + 1
 
 
-def start_convolutions(module: nn.Module) -> None:
-    """Draw the weights of convolutions from N(0, 2 / fan_in), as published; biases keep torch's start."""
+def initialize_convolutions(module: nn.Module) -> None:
+    """Draw the weights of convolutions from N(0, 2 / fan_in), as published; biases keep torch's default."""
     for part in module.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight)

@@ -102,7 +102,7 @@ def grid_of(site: AttentionSite) -> tuple[int, int]:
 
 
 def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int) -> None:
-    """Raise one line where a layer cannot hold an impulse start, whatever the solver."""
+    """Raise one line where a layer cannot hold an impulse initialization, whatever the solver."""
     rows, columns = grid_of(site)
     if positions is not None and two_dimensional(positions.site) != (rows, columns):
         raise StructuredInitError(

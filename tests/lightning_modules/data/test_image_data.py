@@ -13,6 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from lightning_modules.data import ImageData
+from lightning_modules.data.split import stratified_counts
 
 
 def batches(data: ImageData, epoch: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -58,6 +59,10 @@ def test_parts_are_stratified_and_disjoint(pictures):
     assert np.bincount(data.val_set.labels).tolist() == [4, 3, 2, 1]
     assert np.bincount(data.train_set.labels).tolist() == [8, 6, 4, 2]
     assert not set(data.val_set.rows) & set(data.train_set.rows)
+
+
+def test_what_is_left_over_goes_to_the_class_with_the_largest_remainder():
+    assert stratified_counts(np.array([7, 4, 1]), 0.25).tolist() == [2, 1, 0]  # of 1.75, 1 and 0.25
 
 
 def test_a_smaller_fraction_is_part_of_a_larger_one_and_validation_stays(pictures):
