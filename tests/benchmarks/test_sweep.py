@@ -86,7 +86,11 @@ def test_an_initialization_differs_from_its_control_in_attention_alone(tiny_vit,
     differing = {
         key for key, value in models[0].state_dict().items() if not torch.equal(value, models[1].state_dict()[key])
     }
-    parts = ("qkv.weight", "proj.weight") if name in ("separable_spare", "separable_weak") else ("qkv.weight",)
+    parts = (
+        ("qkv.weight", "proj.weight")
+        if name in ("separable_spare", "separable_values", "separable_weak")
+        else ("qkv.weight",)
+    )
     assert differing == {f"blocks.{layer}.attn.{part}" for layer in range(2) for part in parts}
 
 
