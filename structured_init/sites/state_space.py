@@ -210,8 +210,9 @@ class StateSpaceSite:
             return None
         tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
         present = {f"module.{name}": self._weights.read(tensor) for name, tensor in tensors}
+        inputs = hidden.to(self._weights.read(self.layout.B.weight).dtype)
         with torch.no_grad():
-            return torch.func.functional_call(_Select(self.module, self.layout.select), present, (hidden,))
+            return torch.func.functional_call(_Select(self.module, self.layout.select), present, (inputs,))
 
     def note(self, what: str) -> None:
         """Record in the report what this host does to an initialization."""

@@ -61,7 +61,7 @@ def built(tree):
         return [built(each) for each in tree]
     if not isinstance(tree, dict):
         return tree
-    arguments = {name: built(value) for name, value in tree["init_args"].items()}
+    arguments = {name: built(value) for name, value in tree.get("init_args", {}).items()}
     return getattr(structured_init, tree["class_path"])(**arguments)
 
 

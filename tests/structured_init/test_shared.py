@@ -30,7 +30,7 @@ def test_layers_that_albert_runs_several_times_are_noted():
     sizes = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8, "embedding_size": 4, "vocab_size": 11}
     model = transformers.AlbertModel(transformers.AlbertConfig(**sizes, num_hidden_layers=6, num_hidden_groups=1))
     assert initialize(model, Default()).notes == {}
-    note = "its 6 layers share 1 set(s) of weights: one start for all that share"
+    note = "its 6 layers share 1 set(s) of weights: one initialization for all that share"
     assert initialize(model, KaimingUniform()).notes == {"encoder": note}
     model = transformers.AlbertModel(transformers.AlbertConfig(**sizes, num_hidden_layers=2, num_hidden_groups=2))
     assert initialize(model, KaimingUniform()).notes == {}
