@@ -1,4 +1,4 @@
-"""Callbacks for Lightning: start a model, capture its attention and its filters, resume exactly."""
+"""Callbacks for Lightning: initialize a model, capture its attention and its filters, resume exactly."""
 
 from .alpha_schedule import AlphaScheduleCallback
 from .attention_map import AttentionMapCallback

@@ -29,7 +29,7 @@ TOO_LATE = {  # by name, so that nothing has to be installed to ask
 
 
 class InitCallback(Callback):
-    """Start the model with an initializer before training, and keep its report.
+    """Initialize the model with an initializer before training, and keep its report.
 
     The values are written in place at ``on_fit_start``, after DDP's broadcast, after the optimizers are built and
     after a checkpoint is restored; they are equal on every rank, and the global random state is untouched. What the
@@ -83,7 +83,7 @@ class InitCallback(Callback):
             refuse_what_comes_too_early(trainer)
         freeze(pl_module, self.initializer)
         if self.when == "setup":
-            self._start(trainer, pl_module)
+            self._initialize(trainer, pl_module)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Note where the weights came from.
@@ -99,14 +99,14 @@ class InitCallback(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._freeze_late_layers(trainer, pl_module)
         if self.when == "fit_start":
-            self._start(trainer, pl_module)
+            self._initialize(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Publish the account here: only now every strategy has restored its checkpoint."""
         account = getattr(pl_module, ACCOUNT)
         if account.get("initializer", repr(self.initializer)) != repr(self.initializer):
             rank_zero_warn(
-                f"the model was already started with {account['initializer']} and keeps it; "
+                f"the model was already initialized with {account['initializer']} and keeps it; "
                 "build a new model to start anew"
             )
         if account:
@@ -120,7 +120,7 @@ class InitCallback(Callback):
         if trainer.ckpt_path is not None and not hasattr(pl_module, ACCOUNT):
             setattr(pl_module, ACCOUNT, {})
 
-    def _start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _initialize(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if hasattr(pl_module, ACCOUNT):
             return
         if self.when == "setup" and next(pl_module.parameters(), None) is None:
@@ -174,7 +174,7 @@ def refuse_what_checkpoints_lose(report: InitReport, model: LightningModule) -> 
     for entry in report.changed:
         if not saved.intersection(entry.names):
             raise StructuredInitError(
-                f"'{entry.names[0]}' is no part of a checkpoint, so its start would be lost: register it again, "
+                f"'{entry.names[0]}' is no part of a checkpoint, so its new value would be lost: register it again, "
                 "persistent, with register_buffer(name, buffer)"
             )
 

@@ -95,7 +95,7 @@ def initialize(
     broadcast: bool = False,
     strict: bool = False,
 ) -> InitReport:
-    """Start ``model`` with ``initializer``, in place.
+    """Initialize ``model`` with ``initializer``, in place.
 
     Parameters keep their identity, dtype and device; the global random state is untouched. A failure leaves the model
     as it was. Beyond the model, memory holds about one layer (see ``docs/scaling.md``); what was overwritten is kept in

@@ -119,7 +119,7 @@ class InitReport:
 
 def left_alone(report: InitReport, limit: int = 3) -> str:
     """Say how much of the attention was left alone, and name the first few layers with the reason."""
-    few = [f"{name} ({report.skipped[name]})" for name in report.left[:limit]]
+    few = [f"{name} ({report.skipped.get(name, 'skipped')})" for name in report.left[:limit]]
     more = ", …" if len(report.left) > limit else ""
     return f"{len(report.left)} of {len(report.attention)} attention layers left alone: {', '.join(few)}{more}"
 
@@ -138,7 +138,8 @@ def build_report(
         initializer=repr(initializer),
         seed=seed,
         entries=[_entry(weights, tensor, names, future) for tensor, names in _accounted(weights)],
-        skipped=dict(weights.skipped),
+        # What one part of a Compose leaves alone and another writes is not skipped.
+        skipped={name: why for name, why in weights.skipped.items() if not weights.attention.get(name, False)},
         notes=dict(weights.notes),
         warnings=warnings,
         trainable_parameters=sum(size for size, trainable in sizes if trainable),

@@ -94,7 +94,7 @@ class Writer:
         except OSError as error:
             raise StructuredInitError(
                 f"'{name}' could not be kept for the case of a failure ({error.strerror}): the temporary file in"
-                f" {tempfile.gettempdir()} takes as much as the start sets; TMPDIR says where it stands"
+                f" {tempfile.gettempdir()} takes as much as the initialization sets; TMPDIR says where it stands"
             ) from error
         self._journal[id(target)] = (target, offset)
 
@@ -113,10 +113,10 @@ def check(target: Tensor, value: Tensor, name: str) -> None:
     """Raise a ``StructuredInitError`` unless ``value`` can be written into ``target``."""
     refuse_inference(target, name)
     if value.shape != target.shape:
-        raise StructuredInitError(f"'{name}' has shape {tuple(target.shape)}, but its start {tuple(value.shape)}")
+        raise StructuredInitError(f"'{name}' has shape {tuple(target.shape)}, but its new value {tuple(value.shape)}")
     extremes = torch.aminmax(value.to(target.dtype)) if value.numel() else ()  # NaN where there is any
     if not all(map(torch.isfinite, extremes)):
-        raise StructuredInitError(f"the start computed for '{name}' holds values that are not finite in {target.dtype}")
+        raise StructuredInitError(f"the new value of '{name}' holds values that are not finite in {target.dtype}")
 
 
 def full_value(tensor: Tensor, name: str, *, own: bool = False) -> Tensor:

@@ -1,4 +1,9 @@
-"""Where runs are trained: in processes of this machine, or on a Ray cluster."""
+"""Where runs are trained: in processes of this machine, or on a Ray cluster.
+
+Ray alone would do both, and is what a cluster needs. On one machine it would be a dependency of everyone's, it takes
+seconds to start, and its workers import every library anew; here a run is forked from a process that has imported them
+once. submitit hands scripts to SLURM, which ``srun structured-init compare --time-limit`` does without it.
+"""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from lightning_modules.cli.commands import LIGHTNING, added_commands, overview
+from lightning_modules.cli.commands import ADDED, LIGHTNING, added_commands, overview
 from lightning_modules.cli.quiet import quiet
 from lightning_modules.cli.shadowed import shadowing
 
@@ -40,6 +40,8 @@ def main(args: list[str] | None = None) -> CLI | None:
     try:
         with quiet():
             added = added_commands().get(args[0]) if args else None
+            if added is None and args and args[0] in ADDED:
+                raise StructuredInitError(f"'{args[0]}' is found once the project is installed: pip install -e .")
             return added.load()(args[1:]) if added else _lightning(args)
     except Exception as error:
         said = error if isinstance(error, StructuredInitError) else _answer(error)

@@ -205,7 +205,7 @@ class CLI(CommandLine, LightningCLI):
             print(f"written: {folder} (report of the initialization, attention, metrics, checkpoints)")
 
     def _say_what_is_evaluated(self) -> None:
-        """A start is applied by a fit alone, so without a checkpoint the weights are those of the host library."""
+        """A fit alone applies an initialization: without a checkpoint the weights are those of the host library."""
         if not self.config_init[self.subcommand].get("ckpt_path") and self.trainer.is_global_zero:
             print("structured-init: no --ckpt_path was given: these are untrained weights", file=sys.stderr)
 

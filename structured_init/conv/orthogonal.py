@@ -20,7 +20,7 @@ WHO = "DeltaOrthogonal"
 
 
 class DeltaOrthogonal(Initializer):
-    """Start every ``nn.Conv1d/2d/3d`` as an orthogonal matrix (Haar) on the pixel at its centre.
+    """Initialize every ``nn.Conv1d/2d/3d`` as an orthogonal matrix (Haar) on the pixel at its centre.
 
     With stride 1 and padding of the kernel's half, every singular value of the layer is ``gain``, under zero padding
     too. The centre of an even kernel is ⌊(k − 1)/2⌋, where ``padding="same"`` has it. Each group has a matrix of its
@@ -29,8 +29,8 @@ class DeltaOrthogonal(Initializer):
 
     Args:
         gain: factor of the matrix; must be positive.
-        linear: start ``nn.Linear`` in the same way, with a semi-orthogonal weight as ``nn.init.orthogonal_`` has it.
-        zero_bias: set the biases of what is started to zero, without which no norm is kept.
+        linear: initialize ``nn.Linear`` as well, with a semi-orthogonal weight as ``nn.init.orthogonal_`` has it.
+        zero_bias: set the biases of what is initialized to zero, without which no norm is kept.
         where: which layers, by name pattern or by a predicate of the module; ``None`` for all.
 
     Source: Xiao et al., 1806.05393, algorithm 2; TensorFlow's ``ConvolutionDeltaOrthogonal``.
@@ -54,11 +54,11 @@ class DeltaOrthogonal(Initializer):
             raise StructuredInitError(f"{WHO} found no {layer}{asked}; {what_the_model_has(weights.model)}")
         for name, module in weights.each(chosen):
             if isinstance(module._parameters.get("weight"), nn.Parameter):
-                self._start(weights, rng, name, module)
+                self._initialize(weights, rng, name, module)
             else:
                 weights.skip(name, "its weight is computed by a parametrization")
 
-    def _start(self, weights: Weights, rng: Draws, name: str, module: nn.Module) -> None:
+    def _initialize(self, weights: Weights, rng: Draws, name: str, module: nn.Module) -> None:
         weight = weights.edit(module.weight, WHO)
         generator = rng.generator(weights.names(module.weight)[0], WHO)
         groups = getattr(module, "groups", 1)

@@ -33,9 +33,9 @@ def value_output_caveats(
         caveats.append(f"{group} heads share a value: the rank of the value–output product is at most {rank}")
     if layout.residual_depth:
         caveats.append(
-            f"the host starts the output projection 1/√{layout.residual_depth} smaller, for its depth: "
+            f"the host draws the output projection 1/√{layout.residual_depth} smaller, for its depth: "
             + ("replaced, scale included" if residual_scale == "replace" else "that scale is kept")
         )
     if branch_scale is not None and branch_scale < HIDDEN_BRANCH:
-        caveats.append(f"LayerScale {branch_scale:.0e} hides the branch: its start barely reaches the output")
+        caveats.append(f"LayerScale {branch_scale:.0e} hides the branch: its initialization barely reaches the output")
     return caveats

@@ -388,7 +388,7 @@ def test_another_start_for_a_started_model_is_warned_of_and_not_applied(trainer,
     model, watch = Classifier(), Watch()
     trainer(InitCallback(Constant(2.0))).fit(model)
     trained = state(model)
-    with pytest.warns(UserWarning, match=r"already started with Constant\(value=2.0\) and keeps it"):
+    with pytest.warns(UserWarning, match=r"already initialized with Constant\(value=2.0\) and keeps it"):
         trainer(InitCallback(Constant(3.0)), watch).fit(model)
     assert same(watch.start, trained)
     assert json.loads((tmp_path / REPORT).read_text())["initializer"] == "Constant(value=2.0)"
@@ -398,7 +398,7 @@ def test_another_start_for_a_started_model_is_warned_of_and_not_applied(trainer,
 def test_resuming_with_another_start_is_warned_of_and_not_applied(trainer, checkpoint, when):
     path, weights = checkpoint(InitCallback(KaimingUniform()))
     watch = Watch()
-    with pytest.warns(UserWarning, match=r"already started with KaimingUniform\(\) and keeps it"):
+    with pytest.warns(UserWarning, match=r"already initialized with KaimingUniform\(\) and keeps it"):
         trainer(InitCallback(Constant(), when=when), watch, epochs=2).fit(Classifier(), ckpt_path=path)
     assert same(watch.start, weights)
 

@@ -193,8 +193,8 @@ def test_a_buffer_can_be_set_and_is_reported():
     ("value", "message"),
     [
         (torch.full((5, 16), float("nan")), r"'head.weight' holds values that are not finite in torch.float32"),
-        (torch.zeros(16, 5), r"'head.weight' has shape \(5, 16\), but its start \(16, 5\)"),
-        (torch.zeros(16), r"'head.weight' has shape \(5, 16\), but its start \(16,\)"),
+        (torch.zeros(16, 5), r"'head.weight' has shape \(5, 16\), but its new value \(16, 5\)"),
+        (torch.zeros(16), r"'head.weight' has shape \(5, 16\), but its new value \(16,\)"),
     ],
 )
 def test_a_value_that_cannot_stand_there_is_refused(tiny_vit, value, message):

@@ -129,8 +129,8 @@ def test_tiny_singular_values_cost_the_factors_neither_the_product_nor_the_balan
     torch.testing.assert_close(left * singular @ right.mT, matrix, rtol=0, atol=1e-14)
     value, output = left * singular.sqrt(), right * singular.sqrt()
     torch.testing.assert_close(value.norm(dim=0), singular.sqrt(), rtol=0, atol=1e-12)
-    # Balanced: W_vᵀ W_v = W_o W_oᵀ up to √(n ε) s₁, whatever the small ones are: an eigenvalue of the n × n matrix MᵀM is
-    # found to n ε s₁², which is the square of what a singular value that should be zero can become.
+    # Balanced: W_vᵀ W_v = W_o W_oᵀ up to √(n ε) s₁, whatever the small ones are: an eigenvalue of MᵀM, which is
+    # n × n, is found to n ε s₁², the square of what a singular value that should be zero can become.
     noise = math.sqrt(5 * torch.finfo(torch.float64).eps) * 2.0
     torch.testing.assert_close(value.mT @ value, output.mT @ output, rtol=0, atol=noise)
     assert torch.isfinite(value).all()

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+import comparison as comparison_package
 from comparison.report import Drawing, figure_settings, new_figure, registry, write_report
 from comparison.results.tables import Cell, Table
 from structured_init import StructuredInitError
 
 VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
 
-EXAMPLE = '''
-from comparison.report import ReportData, figure_settings, new_figure, register_panel
-
-
-@register_panel("Seconds per run", after="curves")
-def seconds(data: ReportData):
-    """Draw the mean time that a run of each initialization took."""
-    means = data.results.groupby("arm", sort=False)["seconds"].mean()
-    with figure_settings():
-        figure = new_figure(4.5, 2.0)
-        axis = figure.subplots()
-        axis.barh(means.index, means, color=[data.styles[arm].paper for arm in means.index])
-        axis.set_title("seconds per run")
-    return "Means over seeds, on the machine named under Runs.", figure
-'''
+PAGE = (Path(comparison_package.__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
+EXAMPLE = re.search(r"## A panel of the report\n.*?```python\n(.*?)```", PAGE, re.DOTALL)[1]
 
 
 @pytest.fixture(autouse=True)

@@ -277,3 +277,11 @@ def test_a_folder_of_the_users_that_hides_ours_is_named(tmp_path):
     result = subprocess.run([sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode != 0
     assert "hides this project's package 'callbacks': rename yours" in result.stderr.splitlines()[-1]
+
+
+def test_a_clone_that_is_not_installed_says_how_compare_is_found(monkeypatch, complaint):
+    from lightning_modules.cli import entry
+
+    monkeypatch.setattr(entry, "added_commands", dict)
+    said = complaint(main, ["compare", "--help"])
+    assert said == "'compare' is found once the project is installed: pip install -e ."
