@@ -46,7 +46,15 @@ class Here:
 
 
 @pytest.fixture
-def compare(folder, monkeypatch):
+def reports(monkeypatch):
+    """Leave the report out, which takes longer than the small runs; give what a test calls to have it again."""
+    written = comparing._report
+    monkeypatch.setattr(comparing, "_report", lambda *_: None)
+    return lambda: monkeypatch.setattr(comparing, "_report", written)
+
+
+@pytest.fixture
+def compare(folder, monkeypatch, reports):
     """Run ``structured-init compare`` on the small experiment."""
     monkeypatch.setattr(comparing, "LocalLauncher", Here)
     monkeypatch.setattr(Here, "failing", set())
@@ -67,7 +75,8 @@ def results(folder):
     }
 
 
-def test_a_comparison_ends_with_its_table_and_report_and_is_not_repeated(compare, folder, capsys):
+def test_a_comparison_ends_with_its_table_and_report_and_is_not_repeated(compare, folder, capsys, reports):
+    reports()
     compare("--inits", "default,sincos", "--seeds", "0,1")
     said = capsys.readouterr().out
     assert results(folder / "out").keys() == {(arm, seed, None) for arm in ("default", "sincos") for seed in (0, 1)}
@@ -78,15 +87,19 @@ def test_a_comparison_ends_with_its_table_and_report_and_is_not_repeated(compare
     manifest = json.loads((folder / "out" / "comparison.json").read_text())
     assert (manifest["metric"], manifest["mode"], manifest["baseline"]) == ("test/accuracy", "max", "default")
     assert manifest["command"].startswith("structured-init compare -c tiny.yaml --output out")
-    Here.trained.clear()
-    compare("--inits", "default,sincos,mine=sincos{gain=0.5}", "--seeds", "0,1")
-    assert Here.trained == [("mine", 0, None), ("mine", 1, None)]
-    grown = json.loads((folder / "out" / "comparison.json").read_text())
-    assert list(grown["arms"]) == ["default", "sincos", "mine"]
-    assert grown["arms"]["mine"]["changes"]["init.initializer.gain"] == 0.5
     (folder / "out" / "report.html").unlink()
     main(["report", "out"])
     assert (folder / "out" / "report.html").is_file()
+
+
+def test_a_comparison_that_grows_trains_what_is_new_alone(compare, folder):
+    compare("--inits", "default,sincos", "--seeds", "0")
+    Here.trained.clear()
+    compare("--inits", "default,sincos,mine=sincos{gain=0.5}", "--seeds", "0")
+    assert Here.trained == [("mine", 0, None)]
+    grown = json.loads((folder / "out" / "comparison.json").read_text())
+    assert list(grown["arms"]) == ["default", "sincos", "mine"]
+    assert grown["arms"]["mine"]["changes"]["init.initializer.gain"] == 0.5
 
 
 def test_a_failing_run_stops_no_other_and_is_tried_again(compare, folder, capsys):
@@ -106,7 +119,6 @@ def test_a_failing_run_stops_no_other_and_is_tried_again(compare, folder, capsys
 
 @pytest.mark.filterwarnings("ignore:(attention|representations|filters)")
 def test_a_run_that_diverges_is_complete_with_what_it_gave_and_is_not_tried_again(compare, folder, monkeypatch):
-    monkeypatch.setattr(comparing, "_report", lambda *_: None)
     diverging = ["--inits", "default", "--seeds", "0", "--model.init_args.optimizer.init_args.lr", "1e30"]
     for _ in range(2):
         compare(*diverging)
