@@ -31,9 +31,10 @@ class ExactResume(L.Callback):
     In every checkpoint, for every rank: the python, numpy, torch and CUDA random states, the metrics accumulated in
     the epoch so far (torchmetrics and logged values), and the gradients in the middle of an accumulation; whether a
     validation was due right after it, and the row of metrics that loggers get right after it: a run that is killed in
-    between has lost it, so a resumed run logs it first. A logger with `state_dict` and `load_state_dict` gets its own
-    state back before. The position in the epoch is the train loader's own state (`ResumableLoader`), which Lightning
-    saves; another loader must have `state_dict` and `load_state_dict`, or a warning says so.
+    between has lost it, so a resumed run logs it first, on rank 0, whose row it is. A logger with `state_dict` and
+    `load_state_dict` gets its own state back before. The position in the epoch is the train loader's own state
+    (`ResumableLoader`), which Lightning saves; another loader must have `state_dict` and `load_state_dict`, or a
+    warning says so.
 
     Exact means the same hardware, the same number of threads and processes, and checkpoints that Lightning makes
     between two steps (not in an exception). What a module draws in its own `on_train_start` comes a second time.
@@ -87,11 +88,11 @@ class ExactResume(L.Callback):
 
 
 def _continue_logs(trainer: L.Trainer, state: State) -> None:
-    """Give loggers their states back, and the row that came right after the checkpoint."""
+    """Give loggers their states back, and the row that came right after the checkpoint, which is rank 0's, to its."""
     for logger, known in zip(trainer.loggers, state.get("loggers", []), strict=False):
         if known is not None and hasattr(logger, "load_state_dict"):
             logger.load_state_dict(known)
-    row = state.get("row")  # a checkpoint of an earlier version has none
+    row = state.get("row") if trainer.is_global_zero else None  # a checkpoint of an earlier version has none
     for logger in trainer.loggers if row else []:
         logger.log_metrics(metrics=row["metrics"], step=row["step"])
         logger.save()

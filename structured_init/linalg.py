@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from scipy import fft
-from scipy.linalg import eigh, lapack
+from scipy.linalg import eigh, get_blas_funcs, lapack
 from torch import Tensor
 
 SUBSET = 5  # LAPACK finds a fifth of the eigenvectors or less faster alone than with all others
@@ -57,11 +57,26 @@ def gram(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "columns column
     return torch.from_numpy(columns.T @ columns)
 
 
+def add_gram(
+    total: Float[Tensor, "columns columns"], matrix: Float[Tensor, "rows columns"]
+) -> Float[Tensor, "columns columns"]:
+    """Add MᵀM to ``total`` in its memory, and return it; what is below its diagonal is not kept up to date.
+
+    Args:
+        total: a contiguous matrix of M's precision.
+        matrix: M, contiguous.
+    """
+    (add,) = get_blas_funcs(("syrk",), dtype=total.numpy().dtype)
+    # The transposes have the order of memory that BLAS writes to in place; their lower triangle is the upper one here.
+    add(1.0, matrix.numpy().T, beta=1.0, c=total.numpy().T, lower=1, overwrite_c=1)
+    return total
+
+
 def leading_eigenvectors(symmetric: Float[Tensor, "size size"], rank: int) -> Float[Tensor, "size rank"]:
     """Return the eigenvectors of the largest eigenvalues, descending, at most as many as there are.
 
     Args:
-        symmetric: a matrix equal to itself transposed, whose memory is used up.
+        symmetric: a matrix equal to itself transposed, whose memory is used up; read are its diagonal and above.
         rank: how many.
     """
     size = symmetric.shape[0]

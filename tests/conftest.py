@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported; processes that tests start inherit it
@@ -81,15 +80,7 @@ def as_installed():
 def two_processes(request, tmp_path_factory):
     """Run the test's own file as a script in two processes; give what each rank has written to ``<rank>.json``."""
     folder = tmp_path_factory.mktemp("two_processes")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}
-    logs = [folder / f"{rank}.log" for rank in range(2)]
-    ranks = [
-        warm_process.start(request.path, [str(folder)], {**common, "LOCAL_RANK": str(rank)}, folder, logs[rank])
-        for rank in range(2)
-    ]
+    ranks, logs = warm_process.start_ranks(request.path, [str(folder)], {}, folder)
     warm_process.wait(ranks, logs, TIME_LIMIT)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

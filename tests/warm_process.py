@@ -10,6 +10,7 @@ import contextlib
 import multiprocessing
 import os
 import runpy
+import socket
 import sys
 import warnings
 from multiprocessing.process import BaseProcess
@@ -41,6 +42,22 @@ def _imported_as_a_module():
         main.__spec__ = spec
         if file is not None:
             main.__file__ = file
+
+
+def start_ranks(
+    script: str | Path, arguments: list[str], environment: dict[str, str], folder: Path
+) -> tuple[list[BaseProcess], list[Path]]:
+    """Start a script twice, as the two ranks of one run; give the processes and the files with what they print."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "NODE_RANK": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    logs = [folder / f"{rank}.log" for rank in range(2)]
+    ranks = [
+        start(script, arguments, {**environment, **common, "LOCAL_RANK": str(rank)}, folder, log)
+        for rank, log in enumerate(logs)
+    ]
+    return ranks, logs
 
 
 def wait(processes: list[BaseProcess], logs: list[Path], seconds: float) -> list[str]:

@@ -20,7 +20,12 @@ ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, Impor
 LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (lightning, jsonargparse))
 OURS = tuple(
     str(Path(__file__).parents[2] / folder)
-    for folder in ("lightning_modules/cli", "lightning_modules/tasks/task.py", "comparison")
+    for folder in (
+        "lightning_modules/cli",
+        "lightning_modules/tasks/task.py",
+        "callbacks/lightning_private.py",
+        "comparison",
+    )
 )
 
 

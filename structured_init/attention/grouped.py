@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.linalg import gram, leading_eigenvectors
+from structured_init.linalg import add_gram, gram, leading_eigenvectors
 
 Factors = tuple[Float[Tensor, "D rank"], Float[Tensor, "rank D"]]
 
@@ -66,11 +66,14 @@ def share_key(
     """
     total: Tensor | None = None
     for target in once:
-        total = gram(target) if total is None else total.add_(gram(target))
+        total = gram(target) if total is None else add_gram(total, target)
+        del target  # before the next is drawn: two matrices are held, the sum and one target
     assert total is not None, "a group has at least one head"
     right = leading_eigenvectors(total, rank)
+    del total
     right *= right.gather(0, right.abs().argmax(dim=0, keepdim=True)).sign()
-    left = torch.stack([target @ right for target in again])
+    # A loop's variable would hold one target while the next is drawn.
+    left = torch.stack(list(map(lambda target: target @ right, again)))
     singular = left.square().sum(dim=(0, 1)).sqrt()
     left /= singular.where(singular > 0, 1)
     return halves(left, singular, right, rank)

@@ -1,13 +1,11 @@
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
+import warm_process
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
@@ -349,11 +347,8 @@ with open(f"{sys.argv[1]}/rank{trainer.global_rank}.json", "w") as file:
 def test_two_processes_capture_what_one_does(tmp_path, strategy):
     (tmp_path / "tests_module.py").write_text(Path(__file__).read_text())
     (tmp_path / "script.py").write_text(SCRIPT)
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}:{tmp_path}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path), strategy]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    started, logs = warm_process.start_ranks(tmp_path / "script.py", [str(tmp_path), strategy], {}, tmp_path)
+    warm_process.wait(started, logs, 240)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert ranks[0] == ranks[1]
     alone = AttentionMapCallback(samples=2, figures=False)

@@ -1,13 +1,11 @@
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
+import warm_process
 from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer
@@ -244,11 +242,8 @@ def test_two_processes_keep_what_one_does_and_fail_together(tmp_path):
     (tmp_path / "tests_module.py").write_text(Path(__file__).read_text())
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "in_the_way").write_text("")
-    root = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": f"{root}:{tmp_path}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr[-3000:]
+    started, logs = warm_process.start_ranks(tmp_path / "script.py", [str(tmp_path)], {}, tmp_path)
+    warm_process.wait(started, logs, 240)
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     assert ranks[0] == ranks[1]
     (path, error), (_, failure) = ranks[0]

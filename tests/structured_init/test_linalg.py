@@ -11,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structured_init import linalg
-from structured_init.linalg import random_orthogonal, signed_svd, spread, truncated_svd
+from structured_init.linalg import (
+    add_gram,
+    gram,
+    leading_eigenvectors,
+    random_orthogonal,
+    signed_svd,
+    spread,
+    truncated_svd,
+)
 
 SIZES = st.integers(1, 12)
 EVERYWHERE = settings(max_examples=40, deadline=None, derandomize=True)
@@ -168,3 +176,16 @@ def test_spread_gives_each_column_an_equal_share_whatever_the_columns_were():
     torch.testing.assert_close(shares, torch.full_like(shares, lengths.square().mean().item()), rtol=0.2, atol=0)
     other, _ = spread(left, left, generator=torch.Generator().manual_seed(1))
     assert not torch.equal(mixed, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_product_is_added_in_place_and_its_eigenvectors_are_those_of_the_whole_sum(dtype):
+    first, second = torch.randn(2, 7, 7, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    expected, kept = gram(first) + gram(second), second.clone()
+    total = gram(first)
+    added = add_gram(total, second)
+    assert added.data_ptr() == total.data_ptr()
+    assert torch.equal(second, kept)
+    torch.testing.assert_close(total.triu(), expected.triu())
+    found, wanted = leading_eigenvectors(total, 3), leading_eigenvectors(expected, 3)
+    torch.testing.assert_close(found @ found.mT, wanted @ wanted.mT)

@@ -50,7 +50,6 @@ class StreamLoader:
     ) -> None:
         self.groups, self.blocks = groups, blocks
         self.batch_size, self.batches_per_epoch, self.num_workers = batch_size, batches_per_epoch, num_workers
-        self.sampler = self  # Lightning says the epoch to a loader's sampler
         self._epoch = 0
         self._start: tuple[int, Place] = (0, (0, 0, 0))  # batches given out in this epoch, where to go on
         self._furthest = self._start
@@ -58,6 +57,11 @@ class StreamLoader:
 
     def __len__(self) -> int:
         return self.batches_per_epoch
+
+    @property
+    def sampler(self) -> StreamLoader:
+        """Return the loader itself: Lightning says the epoch to a loader's sampler."""
+        return self
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch where the one before it ended."""
@@ -118,30 +122,10 @@ class StreamLoader:
         return spare[1] if spare is not None and spare[0] == place else self._batches(place)
 
     def _batches(self, place: Place) -> Iterator[tuple[Batch, Place]]:
-        """Yield batches and the place after each."""
+        """Return an iterator over batches and the place after each."""
         groups = copy.copy(self.groups)
         groups.start = place[:2]
-        # With one worker per process, a group at a time; its generator is its own, not torch's global one.
-        loader = DataLoader(
-            groups, batch_size=None, collate_fn=as_it_is, num_workers=self.num_workers, generator=torch.Generator()
-        )
-        parts: list[Batch] = []
-        missing, skip = self.batch_size, place[2]
-        for group in loader:
-            blocks = self.blocks(group)
-            order = self._order(group, len(blocks))
-            while skip < len(order):
-                taken = order[skip : skip + missing]
-                parts.append(blocks.__getitems__([(group.epoch, int(index)) for index in taken]))
-                skip, missing = skip + len(taken), missing - len(taken)
-                if missing == 0:
-                    yield _joined(parts), (group.epoch, group.number, skip)
-                    parts, missing = [], self.batch_size
-            skip = 0
-
-    def _order(self, group: Group, count: int) -> np.ndarray:
-        seed = int(derive_seeds(self.groups.seed, group.epoch, group.number)[0])
-        return np.random.default_rng(seed).permutation(count)
+        return _batches_of(groups, self.blocks, self.batch_size, self.num_workers, place[2])
 
 
 def gathered(place: Place) -> list[Place]:
@@ -156,3 +140,38 @@ def _joined(parts: list[Batch]) -> Batch:
     if any("segment_ids" in part for part in parts):
         parts = [{"segment_ids": torch.ones_like(part["input_ids"]), **part} for part in parts]
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _batches_of(
+    groups: Groups, blocks_of: Callable[[Group], Blocks], batch_size: int, num_workers: int, skip: int
+) -> Iterator[tuple[Batch, Place]]:
+    """Yield batches and the place after each.
+
+    It does not hold the loader, which holds it. In a reference cycle, Python closes the workers' queues before torch
+    can tell the workers to stop, and torch then waits 5 seconds for each of them.
+
+    Args:
+        groups: from the first one on.
+        blocks_of: makes the blocks of a group.
+        batch_size: B.
+        num_workers: processes that read and tokenize.
+        skip: how many blocks of the first group were given out.
+    """
+    # With one worker per process, a group at a time; its generator is its own, not torch's global one.
+    loader = DataLoader(
+        groups, batch_size=None, collate_fn=as_it_is, num_workers=num_workers, generator=torch.Generator()
+    )
+    parts: list[Batch] = []
+    missing = batch_size
+    for group in loader:
+        blocks = blocks_of(group)
+        seed = int(derive_seeds(groups.seed, group.epoch, group.number)[0])
+        order = np.random.default_rng(seed).permutation(len(blocks))
+        while skip < len(order):
+            taken = order[skip : skip + missing]
+            parts.append(blocks.__getitems__([(group.epoch, int(index)) for index in taken]))
+            skip, missing = skip + len(taken), missing - len(taken)
+            if missing == 0:
+                yield _joined(parts), (group.epoch, group.number, skip)
+                parts, missing = [], batch_size
+        skip = 0

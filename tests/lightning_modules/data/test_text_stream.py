@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import random
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,23 @@ def test_batches_do_not_depend_on_the_number_of_workers(folder, objective):
     assert equal(runs[0], runs[1])
     assert equal(runs[0], runs[2])
     assert not equal(runs[0], epochs(data(folder, objective=objective, seed=1).train_dataloader(), 0, 1, 2))
+
+
+def test_workers_of_a_dropped_loader_end_at_once(folder):
+    """Left to the garbage collector, each would be waited for, 5 seconds long."""
+    gc.collect()
+    before = set(multiprocessing.active_children())
+    loader = data(folder, num_workers=2).train_dataloader()
+    epochs(loader, 0)
+    workers = set(multiprocessing.active_children()) - before
+    assert len(workers) == 2
+    gc.disable()
+    try:
+        del loader
+        assert not workers & set(multiprocessing.active_children())
+    finally:
+        gc.enable()
+    assert all(worker.exitcode == 0 for worker in workers)  # told to stop, not killed
 
 
 def test_an_epoch_goes_on_where_the_one_before_ended(folder):
