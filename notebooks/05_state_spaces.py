@@ -34,6 +34,7 @@ from structured_init import Default, MimeticStateSpace, initialize, state_space_
 from structured_init.analysis import capture_attention
 from structured_init.analysis.implicit_attention import implicit_attention
 from structured_init.ssm.measures import measures
+from structured_init.ssm.output_scale import scan_scale
 
 steps = int(os.environ.get("NOTEBOOK_STEPS", 500))
 
@@ -124,7 +125,11 @@ def look(start):
     with torch.no_grad():
         matrix, _ = implicit_attention(site.module, backbone.layers[0].norm(backbone.embeddings(ids)))
     attention = maps(model)[site.name]
-    return attention, {**measures(site), "own letter": paid(attention, 9).mean(), "size": matrix.abs().sum(-1).mean()}
+    return attention, {
+        **measures(site, scan_scale(site)),
+        "own letter": paid(attention, 9).mean(),
+        "size": matrix.abs().sum(-1).mean(),
+    }
 
 
 starts = {"default": Default(), **alone, **without, "mimetic": MimeticStateSpace()}
