@@ -81,6 +81,7 @@ def _run(script: str, arguments: list[str], environment: dict[str, str], folder:
         os.dup2(descriptor, stream)
     os.environ.update(environment)
     os.chdir(folder)
+    multiprocessing.set_start_method("fork", force=True)  # as in any script; workers would import all anew
     warnings.resetwarnings()
     warnings.simplefilter("ignore" if os.environ.get("PYTHONWARNINGS") == "ignore" else "default")
     import torch

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import warm_process
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lightning_modules
@@ -66,9 +67,10 @@ def test_a_module_in_the_present_folder_can_be_named(folder):
     (folder / "my_package_here.py").write_text(
         "from lightning_modules import ImageClassifier\nclass Mine(ImageClassifier):\n    pass\n"
     )
-    command = [str(Path(sys.executable).with_name("structured-init"))]  # python -c would have the folder on its path
-    command += ["fit", "-c", "tiny.yaml", "--model", "my_package_here.Mine", "--print_config"]
-    printed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    command = Path(sys.executable).with_name("structured-init")  # python -c would have the folder on its path
+    arguments = ["fit", "-c", "tiny.yaml", "--model", "my_package_here.Mine", "--print_config"]
+    log = folder / "printed"
+    (printed,) = warm_process.wait([warm_process.start(command, arguments, {}, folder, log)], [log], 120)
     assert "class_path: my_package_here.Mine" in printed
 
 
