@@ -20,6 +20,7 @@ Values = dict[int, float]  # seed → percent
 TITLES = {
     "mqar_learning_rates": "Associative recall, 4 pairs in 32 tokens, state 16: which learning rates succeed",
     "mqar_components": "The same: each component removed",
+    "mqar_reference": "The same: mamba-ssm's own initialization, and the mimetic one over it",
     "mqar_states": "The same: other states",
     "copying_learning_rates": "Copying up to 12 of 26 letters, state 16, 1,000 steps: which learning rates succeed",
     "copying": "The same in 1,600 steps, at the rate that was best for both",
