@@ -11,7 +11,7 @@ from torch import Tensor
 
 from callbacks.lightning_private import training_source
 from callbacks.probe_batch import collect, first_loader, inputs_of
-from structured_init.analysis.undisturbed import own_random_state
+from structured_init.undisturbed import own_random_state
 from structured_init.errors import StructuredInitError
 
 WHO = "the initializer"

@@ -107,7 +107,8 @@ def initialize(
         seed: with the names of the parameters, all that the draws depend on. Names are relative to ``model``:
             inside of another module of one's own, the same network has other names and other draws. Wrappers
             (``torch.compile``, checkpointing, DDP, FSDP, averaging, PEFT) change neither.
-        batch: some real inputs, for the methods that can use them.
+        batch: some real inputs, for the methods that can use them; with them attention of unknown classes is found,
+            and every layout checked, in one forward pass. Without, what the host library offers serves.
         dry_run: only plan: the report says what would be written, and the model is not touched. Memory then holds
             every change at once.
         broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
@@ -126,7 +127,7 @@ def initialize(
     draws = Draws(seed)
     refuse_lazy(model)
     with Writer(broadcast=broadcast) as writer, parametrize.cached():
-        weights = Weights(model, None if dry_run else writer)
+        weights = Weights(model, None if dry_run else writer, batch)
         changes = list(initializer.freezing(weights))
         initializer.plan(weights, rng=draws, batch=batch)
         weights.flush()

@@ -69,10 +69,14 @@ class Weights:
     Args:
         model: any module.
         writer: where changes go; ``None`` to only plan.
+        batch: what the model takes, to find and check attention with.
     """
 
-    def __init__(self, model: nn.Module, writer: Writer | None = None) -> None:
+    def __init__(self, model: nn.Module, writer: Writer | None = None, batch: object = None) -> None:
         self.model = model
+        self.batch = batch
+        self.watched: list | None = None  # what one forward pass showed of attention, once it was run
+        self.unwatched: str | None = None  # why it could not be run
         self.writer = writer
         self.updates: dict[int, Update] = {}
         self.skipped: dict[str, str] = {}

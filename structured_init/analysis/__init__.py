@@ -40,7 +40,7 @@ from structured_init.analysis.statistics import (
     uniform_far_mass,
 )
 from structured_init.analysis.summary import STATISTICS, summarize, summarize_change, to_csv
-from structured_init.analysis.undisturbed import undisturbed
+from structured_init.undisturbed import undisturbed
 
 if TYPE_CHECKING:
     from structured_init.analysis.metrics import (

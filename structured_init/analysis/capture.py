@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.analysis.tap import Adapter, AttentionTap, looks_like_attention
-from structured_init.analysis.undisturbed import undisturbed
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.names import named_plain_modules
 from structured_init.sites.registry import Registry
 from structured_init.sites.select import selects
+from structured_init.undisturbed import undisturbed
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
 MEBIBYTE = 2**20

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from structured_init.analysis.lipschitz_rules import Bounds, register_lipschitz
 from structured_init.analysis.singular_values import CONVOLUTIONS, TRANSPOSED, layer_extremes
-from structured_init.analysis.undisturbed import undisturbed
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_json
 from structured_init.layers import CayleyConv2d, CayleyLinear
 from structured_init.names import plain_name
+from structured_init.undisturbed import undisturbed
 
 __all__ = ["LayerSpectrum", "LipschitzReport", "lipschitz_bound", "lipschitz_report", "register_lipschitz"]
 

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.cka import gram_matrix
-from structured_init.analysis.undisturbed import undisturbed
 from structured_init.errors import StructuredInitError
+from structured_init.undisturbed import undisturbed
 
 Grams = dict[str, Float[Tensor, "batches samples samples"]]
 

@@ -8,21 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import wraps
+from typing import Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
+from structured_init.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.block import is_cross_attention, layer_scale
 from structured_init.sites.caveats import query_key_caveats, value_output_caveats
-from structured_init.sites.geometry import checked_layout
-from structured_init.sites.layout import AttentionLayout, Projection, TokenLayout
+from structured_init.sites.geometry import PARTS, checked_layout
 from structured_init.sites.position import token_layouts
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
 from structured_init.sites.unknown import WAY_OUT, unknown_attention
+from structured_init.sites.watched import check_sites, watched_attention
 
 ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
 
@@ -41,9 +44,13 @@ class AttentionSite:
         grid: (rows, columns) of the tokens, or ``None``.
         prefix_tokens: tokens before the grid.
         branch_scale: the mean |LayerScale| on its way into the residual stream; ``None`` where there is none.
+        how: how its layout is known: ``"written"`` for its class, or ``"watched"`` in a forward pass.
+        checked: whether logits and outputs predicted from its layout were those of a forward pass.
     """
 
     branch_scale: float | None = None
+    how: Literal["written", "watched"] = "written"
+    checked: bool = False
 
     def __init__(
         self, name: str, module: nn.Module, layout: AttentionLayout, tokens: TokenLayout | None, weights: Weights
@@ -178,7 +185,11 @@ def register_attention(
     tokens = TokenLayout(grid, prefix_tokens) if grid is not None or prefix_tokens else None
 
     def decorate(describe: Describe) -> Describe:
-        ATTENTION.add(cls, lambda module: (checked_layout(describe(module), module), tokens))
+        @wraps(describe)
+        def checked(module: nn.Module) -> tuple[AttentionLayout, TokenLayout | None]:
+            return checked_layout(describe(module), module), tokens
+
+        ATTENTION.add(cls, checked)
         return describe
 
     return decorate
@@ -206,13 +217,40 @@ def attention_sites(model: nn.Module | Weights, where: Where = None, *, cross: b
         layout, own = describe(module)
         block, around = modules.get(name.rpartition(".")[0]), _enclosing(tokens, name)
         layout = _in_its_place(layout, block, name, around)
-        if layout.cross and not cross:
-            continue
         site = AttentionSite(name, module, layout, layout.tokens or _completed(own, around), weights)
         site.branch_scale = layer_scale(block)
-        if selects(where, name, site):
-            sites.append(site)
+        sites.append(site)
+    sites = _in_order(sites + _watched_sites(weights, sites, tokens, modules), modules)
+    return [site for site in sites if (cross or not site.cross) and selects(where, site.name, site)]
+
+
+def _watched_sites(
+    weights: Weights, written: list[AttentionSite], tokens: dict[str, TokenLayout], modules: dict[str, nn.Module]
+) -> list[AttentionSite]:
+    """Return the attention that watching finds beside what layouts were written for.
+
+    A model is watched where it has attention of unknown classes, or where a batch was given and nothing is known.
+    """
+    unknown = unknown_attention(weights.model, ATTENTION)
+    if not unknown and (written or weights.batch is None):
+        return []
+    known = {id(getattr(site.layout, part).weight) for site in written for part in PARTS}
+    sites = []
+    for found in watched_attention(weights):
+        if found.layout is None or id(found.layout.query.weight) in known:
+            continue
+        around = _enclosing(tokens, found.name)
+        site = AttentionSite(found.name, modules[found.name], found.layout, found.layout.tokens or around, weights)
+        site.branch_scale = layer_scale(modules.get(found.name.rpartition(".")[0]))
+        site.how, site.checked = "watched", True
+        sites.append(site)
     return sites
+
+
+def _in_order(sites: list[AttentionSite], modules: dict[str, nn.Module]) -> list[AttentionSite]:
+    """Return sites in the order of the model."""
+    place = {name: number for number, name in enumerate(modules)}
+    return sorted(sites, key=lambda site: place[site.name])
 
 
 def _completed(own: TokenLayout | None, around: TokenLayout | None) -> TokenLayout | None:
@@ -230,7 +268,7 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
     """
     chosen = attention_sites(weights, where, cross=True)
     sites = [site for site in chosen if cross or not site.cross]
-    unknown = {} if callable(where) else unknown_attention(weights.model, ATTENTION)
+    unknown = {} if callable(where) else _left_unknown(weights)
     unknown = {name: kind for name, kind in unknown.items() if selects(where, name, None)}
     if not sites:
         raise StructuredInitError(_why_none(weights, where, who, chosen, unknown))
@@ -238,22 +276,36 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
         if site not in sites:
             weights.skip(site.name, "cross-attention is left alone unless asked for: cross=True")
     for name, kind in unknown.items():
-        weights.skip(name, f"{kind} is not known: {WAY_OUT}")
+        weights.skip(name, kind)
+    check_sites(weights, sites, ATTENTION)
     weights.sought([site.name for site in sites], [*(site.name for site in chosen), *unknown])
     return sites
 
 
+def _left_unknown(weights: Weights) -> dict[str, str]:
+    """Return name → what is known of every module that is called attention and is no site."""
+    sites = {site.name for site in attention_sites(weights, cross=True)}
+    reasons = {found.name: found.reason for found in weights.watched or () if found.reason}
+    unknown = {}
+    for name, kind in unknown_attention(weights.model, ATTENTION).items():
+        if any(site == name or site.startswith(f"{name}.") for site in sites):
+            continue
+        reason = next((why for inner, why in reasons.items() if inner == name or inner.startswith(f"{name}.")), None)
+        unknown[name] = f"{kind} has no layout: {reason}" if reason else f"{kind} is not known: {WAY_OUT}"
+    return unknown
+
+
 def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSite], unknown: dict[str, str]) -> str:
     """Say in one line why no attention layer is left to write to, and the way out."""
-    kinds = ", ".join(sorted(set(unknown.values())))
+    kinds = "; ".join(sorted(set(unknown.values())))
     if chosen:
-        beside = f"; the model also has {kinds}: {WAY_OUT}" if kinds else ""
+        beside = f"; the model also has {kinds}" if kinds else ""
         found = f"{who} found nothing but cross-attention ({_few(chosen)}), which is left alone unless cross=True"
         return found + beside
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         return f"{who}: where={where!r} selects none of the {len(everywhere)} attention layers ({_few(everywhere)})"
-    if kinds := ", ".join(sorted(set(unknown_attention(weights.model, ATTENTION).values()))):
-        has = f"the model has {kinds}: {WAY_OUT}"
+    if kinds := "; ".join(sorted(set(_left_unknown(weights).values()))):
+        has = f"the model has {kinds}" + (f" ({weights.unwatched})" if weights.unwatched else "")
     else:
         has = what_the_model_has(weights.model)
     return f"{who} found no attention layer that it knows; {has}"

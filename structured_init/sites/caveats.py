@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from structured_init.sites.layout import AttentionLayout
+from structured_init.layout import AttentionLayout
 
 HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to see
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.sites.layout import AttentionLayout, Projection
+from structured_init.layout import AttentionLayout, Projection
 from structured_init.sites.registry import class_path
 
 # Layer class → the axis of its weight along which its outputs lie; by path, so that nothing is imported to look.

@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
+from structured_init.layout import TokenLayout
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
-from structured_init.sites.layout import TokenLayout
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
 

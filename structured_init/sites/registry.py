@@ -23,6 +23,11 @@ class Registry(Generic[Layout]):
         """Register a function for a class, given itself or as ``"package.module.Class"``; the last one wins."""
         self._describe[cls if isinstance(cls, str) else class_path(cls)] = describe
 
+    def foreign(self, module: nn.Module) -> bool:
+        """Say whether a module's function was registered from outside of this library."""
+        describe = self.find(module)
+        return describe is not None and not _home(describe).startswith("structured_init.")
+
     def find(self, module: nn.Module) -> Describe[Layout] | None:
         """Return the function for the module's nearest registered class in its method resolution order."""
         for cls in type(module).__mro__:
@@ -33,6 +38,11 @@ class Registry(Generic[Layout]):
     def known(self) -> list[str]:
         """Return the registered class paths, sorted."""
         return sorted(self._describe)
+
+
+def _home(describe: Callable) -> str:
+    """Return the module that a function was written in."""
+    return getattr(getattr(describe, "__wrapped__", describe), "__module__", "") or ""
 
 
 def what_the_model_has(model: nn.Module) -> str:

@@ -18,9 +18,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
+from structured_init.layout import Projection
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
-from structured_init.sites.layout import Projection
 from structured_init.sites.registry import Registry
 from structured_init.sites.select import Where, selects
 

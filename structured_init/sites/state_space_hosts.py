@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.sites.layout import Projection
+from structured_init.layout import Projection
 from structured_init.sites.state_space import Selection, StateSpaceLayout, register_state_space
 
 

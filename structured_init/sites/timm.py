@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from structured_init.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.sites.attention import register_attention
-from structured_init.sites.layout import AttentionLayout, Projection, TokenLayout
 from structured_init.sites.position import register_positions
 
 CLASS_TOKEN = TokenLayout(grid=None, prefix_tokens=1)  # it alone asks, so there is no map from grid to grid

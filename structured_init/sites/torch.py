@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from structured_init.layout import AttentionLayout, Projection
 from structured_init.sites.attention import register_attention
-from structured_init.sites.layout import AttentionLayout, Projection
 
 
 @register_attention("torch.nn.modules.activation.MultiheadAttention")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from structured_init.layout import AttentionLayout, Projection
 from structured_init.sites.attention import register_attention
-from structured_init.sites.layout import AttentionLayout, Projection
 
 MODELS = "transformers.models"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from structured_init.sites.layout import TokenLayout
+from structured_init.layout import TokenLayout
 from structured_init.sites.position import register_positions
 
 MODELS = "transformers.models"

@@ -13,10 +13,10 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from structured_init.analysis.undisturbed import undisturbed
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite
+from structured_init.undisturbed import undisturbed
 
 PseudoInput = Literal["P", "U", "G", "A", "B"]
 

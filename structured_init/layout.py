@@ -5,7 +5,7 @@ Letters: H heads, D embed_dim, k head_dim. Row vectors: q = x W_q.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float
@@ -33,7 +33,7 @@ class Projection:
         step: from the beginning of one head to that of the next; ``head_dim`` where nothing lies between them.
     """
 
-    weight: Tensor
+    weight: Tensor = field(repr=False)
     heads: int
     head_dim: int
     axis: int = 0
@@ -65,6 +65,50 @@ class Projection:
 
 
 @dataclass(frozen=True)
+class StridedProjection:
+    """One of the four matrices where it is no block of rows or columns: heads in any order, channels in any stride.
+
+    Interleaved heads, parameters of three axes (heads, width, head_dim) and convolutions of kernel 1 are such, and
+    queries of several heads that stand before the key that they share.
+
+    Attributes:
+        weight: the host's parameter, of any shape.
+        starts: for every head, the index (of the flattened parameter) of its entry (0, 0).
+        head_dim: how many channels a head has.
+        width: D, the size of the other axis.
+        steps: from one channel of a head to the next, and from one entry of the other axis to the next.
+    """
+
+    weight: Tensor = field(repr=False)
+    starts: tuple[int, ...]
+    head_dim: int
+    width: int
+    steps: tuple[int, int]
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are."""
+        return len(self.starts)
+
+    def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
+        """Return the heads, as a copy."""
+        flat = weights.read(self.weight).reshape(-1)
+        return torch.stack([flat.as_strided((self.head_dim, self.width), self.steps, start) for start in self.starts])
+
+    def set(self, weights: Weights, value: Float[Tensor, "heads head_dim width"], by: str) -> None:
+        """Write the heads into the overlay; the rest of the parameter keeps its value."""
+        expected = (self.heads, self.head_dim, self.width)
+        if tuple(value.shape) != expected:
+            name = weights.names(self.weight)[0]
+            raise StructuredInitError(f"'{name}' takes (heads, head_dim, width) = {expected}, got {tuple(value.shape)}")
+        full = weights.edit(self.weight, by)
+        flat = full.reshape(-1).clone()
+        for start, head in zip(self.starts, value, strict=True):
+            flat.as_strided(expected[1:], self.steps, start).copy_(head)
+        full.copy_(flat.view(full.shape))
+
+
+@dataclass(frozen=True)
 class AttentionLayout:
     """Where one attention module keeps its matrices, and what it does around them.
 
@@ -81,10 +125,10 @@ class AttentionLayout:
             class token that alone asks.
     """
 
-    query: Projection
-    key: Projection
-    value: Projection
-    output: Projection
+    query: Projection | StridedProjection
+    key: Projection | StridedProjection
+    value: Projection | StridedProjection
+    output: Projection | StridedProjection
     scale: float | Tensor | None = None
     query_key_norm: bool = False
     value_norm: bool = False

@@ -1,0 +1,98 @@
+"""Attention that no layout was written for, found by watching; and layouts checked against what the model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.plan import Weights
+from structured_init.sites.registry import Registry
+from structured_init.sites.unknown import unknown_attention
+from structured_init.watch.discover import TOLERANCE, FoundAttention, discover_attention
+from structured_init.watch.evidence import difference, product_diagonal
+
+if TYPE_CHECKING:
+    from structured_init.sites.attention import AttentionSite
+
+
+def watched_attention(weights: Weights) -> list[FoundAttention]:
+    """Return what one forward pass shows of a model's attention; the pass is run once for an overlay.
+
+    It is run on the overlay's batch, or on what the host library offers. Where there is neither, or the model fails on
+    it, nothing is found, and ``weights.unwatched`` says why.
+    """
+    if weights.watched is None:
+        weights.watched = []
+        try:
+            if any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in weights.model.parameters()):
+                raise StructuredInitError("a model without memory, or a sharded one, cannot be watched")
+            weights.watched = discover_attention(weights.model, weights.batch)
+        except StructuredInitError as error:
+            weights.unwatched = str(error)
+    return weights.watched
+
+
+def needs_watching(model: nn.Module, known: Registry) -> bool:
+    """Say whether a model has attention that no layout is known of, or one that was registered elsewhere."""
+    return bool(unknown_attention(model, known)) or any(known.foreign(module) for module in model.modules())
+
+
+def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registry) -> None:
+    """Refuse a written layout that the model contradicts, wherever one sample is at hand.
+
+    Layouts of this library are checked where a batch was given; those registered elsewhere also on what the host
+    offers.
+
+    Raises:
+        StructuredInitError: logits or outputs predicted from a layout are not those of the model.
+    """
+    for site in sites:
+        if site.how == "watched" or (weights.batch is None and not known.foreign(site.module)):
+            continue
+        found = _of_the_same(site, watched_attention(weights))
+        if found is not None:
+            compare_layout(site, found, Weights(weights.model))
+            site.checked = True
+
+
+def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights) -> None:
+    """Raise one line where a site's layout differs from what was watched."""
+    kind, ours, true = type(site.module).__name__, site.layout, found.layout
+    if [_shape(ours, part) for part in _PARTS] != [_shape(true, part) for part in _PARTS]:
+        part = next(part for part in _PARTS if _shape(ours, part) != _shape(true, part))
+        raise StructuredInitError(
+            f"the layout of {kind} ('{site.name}'): {part} is (heads, head_dim, width) = {_shape(ours, part)}, "
+            f"in the model it is {_shape(true, part)}"
+        )
+    logits, outputs = difference(ours, found, weights)
+    tolerance = TOLERANCE.get(true.query.weight.dtype, 1e-3)
+    if max(logits, outputs) > tolerance:
+        said, real = (product_diagonal(layout, weights) for layout in (ours, true))
+        raise StructuredInitError(
+            f"the layout of {kind} ('{site.name}') is not what the model computes: the logits it predicts differ by "
+            f"{logits:.2g}, the outputs by {outputs:.2g}; the mean diagonal of W_v W_o is {said:.3g} by it and "
+            f"{real:.3g} in the model"
+        )
+
+
+_PARTS = ("query", "key", "value", "output")
+
+
+def _shape(layout: object, part: str) -> tuple[int, int, int]:
+    projection = getattr(layout, part)
+    return projection.heads, projection.head_dim, projection.width
+
+
+def _of_the_same(site: AttentionSite, found: Iterable[FoundAttention]) -> FoundAttention | None:
+    """Return what was watched of a site: under its name, or with its parameters."""
+    own = {id(getattr(site.layout, part).weight) for part in _PARTS}
+    for each in found:
+        if each.layout is None:
+            continue
+        inside = each.name == site.name or each.name.startswith(f"{site.name}.")
+        if inside or {id(getattr(each.layout, part).weight) for part in _PARTS} == own:
+            return each
+    return None

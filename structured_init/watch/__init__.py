@@ -1,0 +1,1 @@
+"""Attention of any model, found by watching one forward pass and checked against it."""

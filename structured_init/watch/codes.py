@@ -1,0 +1,62 @@
+"""Codes: for every number of a tensor, which source it came from and as which of its channels.
+
+A code is one integer: 16 bits for the source and 37 for the channel, or for the index of a parameter's entry; 0 where
+nothing is known. 53 bits are what float64 keeps exactly, so codes survive being viewed as complex numbers. Tokens of
+one source have the same codes, which lie in memory once (a stride of 0): ``compact`` looks at them once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor
+
+PLACE_BITS, SOURCE_BITS = 37, 16
+LIMIT = 1 << SOURCE_BITS
+
+
+def pack(source: int, places: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
+    """Return the codes of a source's channels or entries."""
+    return (source << PLACE_BITS) + places
+
+
+def source(codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
+    """Return the source of every number; 0 where it is not known."""
+    return codes >> PLACE_BITS
+
+
+def place(codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
+    """Return the channel, or the index within its parameter, of every number."""
+    return codes & ((1 << PLACE_BITS) - 1)
+
+
+def unknown(tensor: Tensor) -> Int64[Tensor, ...]:
+    """Return the codes of a tensor of which nothing is known."""
+    return torch.zeros((1,) * tensor.ndim, dtype=torch.int64, device=tensor.device).expand(tensor.shape)
+
+
+def compact(codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
+    """Return codes with every axis along which they lie in memory once cut to length 1."""
+    for axis, (size, stride) in enumerate(zip(codes.shape, codes.stride(), strict=True)):
+        if size > 1 and stride == 0:
+            codes = codes.narrow(axis, 0, 1)
+    return codes
+
+
+def together(function: Callable[..., Tensor], *codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
+    """Apply a function number by number, once for those that lie in memory once."""
+    shape = torch.broadcast_shapes(*(code.shape for code in codes))
+    return function(*(compact(code) for code in codes)).expand(shape)
+
+
+def over_tokens(codes: Int64[Tensor, "batch tokens channels"]) -> Int64[Tensor, "batch channels"] | None:
+    """Return the code that every column has; ``None`` where a column holds several.
+
+    Numbers of unknown origin, such as padding, are passed over.
+    """
+    batch, _, channels = codes.shape
+    codes = compact(codes)
+    columns = codes.amax(dim=1)
+    return columns.expand(batch, channels) if ((codes == columns[:, None]) | (codes == 0)).all() else None

@@ -1,0 +1,113 @@
+"""Finding attention in any model by watching one forward pass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.layout import AttentionLayout
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
+from structured_init.undisturbed import undisturbed
+from structured_init.watch.assemble import Watched, assemble
+from structured_init.watch.evidence import Evidence, evidence
+from structured_init.watch.examples import example_batch
+from structured_init.watch.records import ROWS
+from structured_init.watch.watch import watching
+
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+
+
+@dataclass(frozen=True)
+class FoundAttention:
+    """One attention layer of a forward pass.
+
+    Attributes:
+        name: the innermost module that holds its matrices, e.g. ``"blocks.0.attn"``; where it has no layout, the
+            module that was running.
+        layout: its matrices; ``None`` where it has none that could be told and checked.
+        evidence: predicted against computed logits and outputs; ``None`` without a layout.
+        reason: why there is no layout; ``None`` where there is one.
+        calls: how many times it ran in the pass.
+        tokens: a few of the tokens that queries, keys and values are made of, each (tokens, width).
+    """
+
+    name: str
+    layout: AttentionLayout | None
+    evidence: Evidence | None
+    reason: str | None
+    calls: int = 1
+    tokens: tuple[Tensor, ...] = field(default=(), repr=False)
+
+
+def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:
+    """Run a model once, watch which linear maps its attention is made of, and check what was found.
+
+    Attention is a softmax between a product of queries and keys and one with values, however it is written: fused,
+    by einsum, in a custom autograd function that calls torch. Which output channels of which linear map (or slice of
+    a fused one, or convolution of kernel 1) become which head is followed number by number, so names do not matter.
+    What cannot be described by four matrices per head has a reason in place of a layout. The model is left as it was.
+
+    Args:
+        model: any network, with at least two tokens per sample.
+        batch: what it takes: a tensor, a tuple of arguments or a dictionary of them. One or two samples suffice: all
+            activations of the pass are held. Without it, what the host library offers (``dummy_inputs`` of
+            transformers, the input size of timm).
+
+    Returns:
+        The layers in calling order, those that run several times once.
+
+    Raises:
+        StructuredInitError: there is no batch, and the host offers none; the model fails on it.
+
+    Example:
+        >>> [layer] = discover_attention(nn.MultiheadAttention(8, 2), (tokens, tokens, tokens))
+        >>> layer.name, layer.layout.query.heads, layer.evidence.error < 1e-5
+        ('', 2, True)
+    """
+    args, kwargs = _arguments(example_batch(model) if batch is None else batch)
+    with undisturbed(model), watching(model) as seen:
+        try:
+            model(*args, **kwargs)
+        except StructuredInitError:
+            raise
+        except Exception as error:
+            what = "the host's own example" if batch is None else "the batch"
+            raise StructuredInitError(f"{type(model).__name__} fails on {what}: {error}") from error
+    owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
+    weights = Weights(model)
+    return [found(watched, weights) for watched in assemble(seen, owners)]
+
+
+def found(watched: Watched, weights: Weights) -> FoundAttention:
+    """Check what was watched; a layout that its own evidence contradicts is refused."""
+    calls = len(watched.sums)
+    if watched.layout is None:
+        return FoundAttention(watched.name, None, None, watched.reason, calls)
+    proof = evidence(watched, weights)
+    tolerance = TOLERANCE.get(watched.linears[0].y.dtype, 1e-3)
+    if not proof.error <= tolerance:
+        reason = (
+            f"what its matrices predict is not what came out: relative error {proof.logits:.2g} of the "
+            f"{proof.how}, {proof.outputs:.2g} of the outputs"
+        )
+        return FoundAttention(watched.name, None, proof, reason, calls)
+    tokens = tuple(_few(linear.x) for linear in watched.linears[:3])
+    return FoundAttention(watched.name, replace(watched.layout, scale=proof.factor), proof, None, calls, tokens)
+
+
+def _few(x: Tensor) -> Tensor:
+    x = x.reshape(-1, x.shape[-1])
+    return x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu()
+
+
+def _arguments(batch: object) -> tuple[tuple, dict]:
+    """Return the arguments that a batch stands for."""
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    if isinstance(batch, dict) or hasattr(batch, "keys"):
+        return (), dict(batch)
+    return tuple(batch), {}

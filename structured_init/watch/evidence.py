@@ -1,0 +1,171 @@
+"""Evidence for a layout: logits and outputs predicted from its four matrices, against those that the host computed.
+
+Letters: H heads, S samples or windows, N tokens of each, T = S·N, D width, k head_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from structured_init.layout import AttentionLayout, Projection, StridedProjection
+from structured_init.plan import Weights
+from structured_init.watch.assemble import NORMS, POOLS, TURNS, Watched
+from structured_init.watch.records import Linear
+
+if TYPE_CHECKING:
+    from structured_init.watch.discover import FoundAttention
+
+TINY = 1e-300  # logits of a network at its beginning may be as small as 1e-11
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Relative errors, in Frobenius norm.
+
+    Attributes:
+        logits: of the logits; where the host turns or normalizes queries and keys, of what stays the same then.
+        outputs: of the outputs.
+        factor: what the host multiplies q·k with before the softmax; ``None`` where it could not be measured.
+        how: how the logits were compared.
+    """
+
+    logits: float
+    outputs: float
+    factor: float | None
+    how: str
+
+    @property
+    def error(self) -> float:
+        """The larger of the two."""
+        return max(self.logits, self.outputs)
+
+
+def evidence(watched: Watched, weights: Weights) -> Evidence:
+    """Predict logits and outputs of a watched layer from its layout, and compare them with those seen.
+
+    The four maps are compared on all tokens, what is made of them on one sample (or window) of every head. Which of the
+    tokens stand there is told by the values.
+    """
+    layout, linears, sum_, product = watched.layout, watched.linears, watched.sums[0], watched.product
+    path = product.query_tag.path | product.key_tag.path
+    parts = zip(linears, (layout.query, layout.key, layout.value), watched.columns, strict=False)
+    (q, wrong_q), (k, wrong_k), (v, wrong_v) = (_predicted(*part, weights) for part in parts)
+    heads, numbers = len(watched.heads), list(watched.heads)
+    v, k = v.repeat_interleave(heads // len(v), 0), k.repeat_interleave(heads // len(k), 0)
+    summed = [sorted(sum_.first).index(number) for number in numbers]
+    values, outputs = _taken(v, sum_.value[summed]), 0.0
+    if not sum_.value_tag.path & (NORMS | POOLS):
+        outputs = _relative(sum_.maps[summed] @ values, sum_.out[summed])
+    logits, factor, how = 0.0, None, "before queries and keys are normalized"
+    if path & POOLS:
+        how = "before queries or keys are pooled"
+    elif not path & NORMS and not path & TURNS:
+        made = _taken(q, product.query[numbers]) @ _taken(k, product.key[numbers]).mT
+        logits, factor, how = *_scaled(made, product.logits[numbers]), "logits"
+    elif not path & NORMS:
+        how = "before queries and keys are turned"
+        if len(values[0]) == product.logits.shape[-1] and len(product.rows) == len(sum_.out[0]) and not layout.cross:
+            places = _nearest(sum_.value[summed[0]], v[0])[product.rows]
+            made = (q[:, places] * k[:, places]).sum(-1)  # rotations cancel between a token and itself
+            own = product.logits[numbers][:, torch.arange(len(product.rows)), product.rows]
+            logits, factor, how = *_scaled(made, own), "logits of tokens with themselves"
+    outputs = max(wrong_v, outputs, _written(linears[3], layout.output, watched.columns[3], weights))
+    return Evidence(max(wrong_q, wrong_k, logits), outputs, factor and factor * product.factor, how)
+
+
+def _taken(made: Float[Tensor, "heads tokens head_dim"], real: Float[Tensor, "heads rows head_dim"]) -> Tensor:
+    """Return of the predicted tokens those that stand in some real rows; rows of zeros, which pad, stay zeros."""
+    found = made[:, _nearest(real[0], made[0])]
+    return found * (real != 0).any(-1, keepdim=True)
+
+
+def _apart_from_bias(made: Tensor, real: Tensor, axis: int) -> float:
+    """Return the relative error over tokens, whatever bias was added; what rounding the bias leaves does not count."""
+    differing = real - real.mean(axis, keepdim=True)
+    size = float(differing.double().norm() + 1e-2 * real.double().norm())
+    return float((made - made.mean(axis, keepdim=True) - differing).double().norm()) / max(size, TINY)
+
+
+def _nearest(real: Float[Tensor, "rows head_dim"], made: Float[Tensor, "tokens head_dim"]) -> Tensor:
+    """Return which of the tokens each row is, whatever factor lies between."""
+    real, made = (rows / rows.norm(dim=-1, keepdim=True).clamp_min(1e-30) for rows in (real, made))
+    return torch.cat([(part @ made.mT).argmax(-1) for part in real.split(1024)])
+
+
+def _scaled(made: Tensor, real: Tensor) -> tuple[float, float]:
+    """Return the relative error of a prediction up to a factor, and that factor."""
+    made, real = made.double(), real.double()
+    factor = float((made * real).sum() / (made * made).sum().clamp_min(TINY))
+    return _relative(factor * made, real), factor
+
+
+def _predicted(
+    linear: Linear, block: Projection | StridedProjection, columns: Tensor, weights: Weights
+) -> tuple[Float[Tensor, "heads tokens head_dim"], float]:
+    """Return what a block makes of the input, with the host's bias, and its error beside the host's own."""
+    matrix = block.get(weights).to(linear.x).mT
+    x, y = _heads_apart(linear, columns)
+    made = x @ matrix
+    error = _apart_from_bias(made, y, 1)
+    return made + (y - made).mean(1, keepdim=True), error
+
+
+def _heads_apart(linear: Linear, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Return x (1 or H, T, D) and of y the heads' channels, (H, T, k)."""
+    several, outputs = len(linear.block.starts), linear.y.shape[-1]
+    columns = columns.to(linear.y.device)
+    if several == 1:
+        return linear.x.reshape(1, -1, linear.x.shape[-1]), linear.y.reshape(-1, outputs)[:, columns].movedim(1, 0)
+    which = columns[:, 0] // outputs
+    x = linear.x[which]
+    return x, torch.stack([linear.y[head][:, row % outputs] for head, row in zip(which, columns, strict=True)])
+
+
+def _written(linear: Linear, block: Projection | StridedProjection, columns: Tensor, weights: Weights) -> float:
+    """Compare what the output block makes of what it takes with what the host's layer gives."""
+    matrix = block.get(weights).to(linear.x)
+    x = linear.x.reshape(-1, linear.x.shape[-1])
+    y = linear.y.reshape(-1, linear.y.shape[-1])
+    made = torch.einsum("thk,hkd->td", x[:, columns.to(x.device)], matrix)
+    if columns.numel() < x.shape[1]:  # beside the heads something else goes in
+        return 0.0
+    return _apart_from_bias(made, y, 0)
+
+
+def difference(layout: AttentionLayout, found: FoundAttention, weights: Weights) -> tuple[float, float]:
+    """Return how far the logits and outputs of a layout are from those of the watched one, on its tokens.
+
+    Compared are, for every head, x W_q W_kᵀ xᵀ and x W_v W_o: the order of channels within a head does not count. Both
+    layouts must have the same shapes.
+    """
+    x_q, x_k, x_v = found.tokens
+    values = []
+    for each in (layout, found.layout):
+        q, k, v, o = (block.get(weights).double().cpu() for block in blocks(each))
+        k, v = k.repeat_interleave(len(q) // len(k), 0), v.repeat_interleave(len(o) // len(v), 0)
+        values.append(((x_q @ q.mT) @ (x_k @ k.mT).mT, (x_v @ v.mT) @ o))
+    (logits, outputs), (true_logits, true_outputs) = values
+    return _relative(logits, true_logits), _relative(outputs, true_outputs)
+
+
+def product_diagonal(layout: AttentionLayout, weights: Weights) -> float:
+    """Return the mean diagonal of W_v W_o, summed over heads; NaN where it is not square."""
+    _, _, v, o = (block.get(weights).double() for block in blocks(layout))
+    if v.shape[-1] != o.shape[-1]:
+        return float("nan")
+    return float((v.repeat_interleave(len(o) // len(v), 0) * o).sum()) / o.shape[-1]
+
+
+def blocks(layout: AttentionLayout) -> tuple[Projection | StridedProjection, ...]:
+    """Return the four projections."""
+    return layout.query, layout.key, layout.value, layout.output
+
+
+def _relative(made: Tensor, real: Tensor) -> float:
+    """Return ‖made − real‖ / ‖real‖."""
+    return float((made.double() - real.double()).norm() / real.double().norm().clamp_min(TINY))

@@ -1,0 +1,113 @@
+"""Operations of torch that leave numbers as they are and put them elsewhere: those are repeated on the codes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from structured_init.watch import codes
+
+MOVES = frozenset(
+    [
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "permute",
+        "transpose",
+        "t",
+        "numpy_T",
+        "slice",
+        "select",
+        "unbind",
+        "split",
+        "split_with_sizes",
+        "unsafe_split",
+        "unsafe_split_with_sizes",
+        "unsafe_chunk",
+        "chunk",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+        "as_strided",
+        "alias",
+        "detach",
+        "clone",
+        "contiguous",
+        "cat",
+        "stack",
+        "index_select",
+        "index",
+        "gather",
+        "take_along_dim",
+        "repeat",
+        "repeat_interleave",
+        "roll",
+        "flip",
+        "constant_pad_nd",
+        "unfold",
+        "diagonal",
+        "view_as_real",
+        "view_as_complex",
+        "pixel_shuffle",
+        "pixel_unshuffle",
+        "channel_shuffle",
+        "slice_scatter",
+        "select_scatter",
+        "masked_select",
+        "where",
+        "copy",
+        "copy_",
+        "index_put",
+        "index_put_",
+        "index_copy",
+        "index_copy_",
+        "scatter",
+        "scatter_",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "embedding",
+    ]
+)
+# New tensors that are filled later.
+MAKES = frozenset(
+    ["empty", "zeros", "new_empty", "new_zeros", "empty_like", "zeros_like", "empty_strided", "new_empty_strided"]
+)
+FILLS = frozenset(["copy_", "index_put_", "index_copy_", "scatter_"])
+SAME = frozenset(["clone", "contiguous", "alias", "detach", "lift_fresh", "lift_fresh_copy"])
+SHAPES = frozenset(["view", "_unsafe_view", "reshape", "_reshape_alias"])
+
+
+def moved(func: torch._ops.OpOverload, name: str, args: tuple, kwargs: dict, known: dict[int, Tensor]) -> object:
+    """Repeat a move on codes: tensors are replaced by theirs, whole numbers and masks stay, all else counts as unknown.
+
+    Args:
+        func: the operation.
+        name: its name without namespace and overload.
+        args: its positional arguments.
+        kwargs: its arguments by name.
+        known: identity of a tensor → its codes.
+    """
+    tensor = args[0]
+
+    def replace(leaf: Tensor) -> Tensor:
+        if id(leaf) in known:
+            return known[id(leaf)]
+        return codes.unknown(leaf) if leaf.is_floating_point() or leaf.is_complex() else leaf
+
+    args, kwargs = tree_map_only(Tensor, replace, (args, kwargs))
+    if name in SAME:
+        return args[0]
+    if name in SHAPES:
+        return args[0].reshape(args[1])
+    if name == "as_strided":  # strides are those of the numbers, not of their codes
+        alike = torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.int64, device=tensor.device)
+        return func(alike.copy_(args[0]), *args[1:], **kwargs)
+    if name == "embedding":
+        return args[0][args[1]]
+    if name == "view_as_complex":  # 53 bits go through
+        return torch.view_as_complex(args[0].double().contiguous())
+    if name == "view_as_real":
+        return torch.view_as_real(args[0]).long()
+    return func(*args, **kwargs)

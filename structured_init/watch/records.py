@@ -1,0 +1,194 @@
+"""What is seen in one forward pass: linear maps, products of activations, and weighted sums of values.
+
+Letters: N tokens, M keys, I inputs, O outputs, k head_dim. A batch is samples, windows and heads together, as the host
+multiplies them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from structured_init.watch import codes
+
+ROWS = 64  # queries of each head whose logits and outputs are kept to be compared
+MIXED, TWICE = "mixed by a linear map", "added to itself"  # entries of a path that are no operation's name
+
+
+@dataclass
+class Tag:
+    """Where a tensor's numbers come from.
+
+    Attributes:
+        codes: a code per number (see ``codes``).
+        other: where two tensors of one source were added, the codes of the second.
+        path: names of the operations since the source that changed numbers.
+    """
+
+    codes: Int64[Tensor, ...]
+    other: Int64[Tensor, ...] | None = None
+    path: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Which entries of a parameter a matrix W (I, O) is, or several of them side by side.
+
+    Attributes:
+        parameter: what holds them.
+        starts: for every matrix and output, the index in the parameter of the entry for input 0; ``None`` where the
+            entries follow no rule.
+        step: from there to the entry for the next input.
+        inputs: I.
+    """
+
+    parameter: nn.Parameter
+    starts: Int64[Tensor, "matrices outputs"] | None
+    step: int
+    inputs: int
+
+    @property
+    def turned(self) -> Block:
+        """Wᵀ."""
+        if self.starts is None:
+            return self
+        steps = self.starts.diff(dim=1)
+        if steps.numel() and not (steps == steps[0, 0]).all():
+            return Block(self.parameter, None, self.step, self.starts.shape[1])
+        starts = self.starts[:, :1] + self.step * torch.arange(self.inputs, device=self.starts.device)
+        return Block(self.parameter, starts, int(steps[0, 0]) if steps.numel() else 1, self.starts.shape[1])
+
+
+@dataclass(eq=False)
+class Linear:
+    """y = x W + b, seen.
+
+    Attributes:
+        module: the plain name of the module that was running.
+        block: where W is.
+        x, y: the tensors. With several matrices, axis 0 says which.
+        taken: for every input, the code of what comes in.
+        path: what happened to the input since its own source.
+    """
+
+    module: str
+    block: Block
+    x: Float[Tensor, "*tokens inputs"]
+    y: Float[Tensor, "*tokens outputs"]
+    taken: Int64[Tensor, " inputs"] | None
+    path: frozenset[str]
+
+
+@dataclass(eq=False)
+class Other:
+    """A source that is no linear map of single tokens: a convolution over several, or weights that are computed.
+
+    Attributes:
+        module: the plain name of the module that was running.
+        what: what it is, for a message.
+        x: what it is given, channels last.
+        below: the source of what it is given.
+        taken: not known.
+    """
+
+    module: str
+    what: str
+    x: Tensor
+    below: object | None = None
+    taken: None = None
+
+
+@dataclass(eq=False)
+class Product:
+    """Logits, seen: queries times keys. Of every head, a few queries of its first entry in the batch are kept.
+
+    Attributes:
+        module: the plain name of the module that was running.
+        query, key: the tensors, given whole as (batch, N, k) and (batch, M, k), kept as (H, R, k) and (H, M, k).
+        query_tag, key_tag: the tags of the whole.
+        logits: given as (batch, N, M), kept as (H, R, M).
+        added: parameters that were added to the logits.
+        factor: what they were multiplied with before the softmax.
+        softened: whether the softmax was taken.
+        heads: for every entry of the batch, the number of its head: those with the same query channels are one.
+        columns: the codes of each head's query channels; ``None`` where they differ between tokens.
+        rows: which of the N queries are kept.
+        first: for every head, its first entry in the batch.
+    """
+
+    module: str
+    query: Float[Tensor, "heads rows head_dim"]
+    key: Float[Tensor, "heads keys head_dim"]
+    query_tag: Tag
+    key_tag: Tag
+    logits: Float[Tensor, "heads rows keys"]
+    added: list[nn.Parameter] = field(default_factory=list)
+    factor: float = 1.0
+    softened: bool = False
+    heads: Int64[Tensor, " batch"] = field(init=False)
+    columns: Int64[Tensor, "heads head_dim"] | None = field(init=False)
+    rows: Int64[Tensor, " rows"] = field(init=False)
+    first: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Tell the heads apart, and keep a few numbers of each."""
+        columns = codes.over_tokens(self.query_tag.codes)
+        if columns is None:
+            self.columns, self.heads = None, torch.arange(len(self.query), device=self.query.device)
+        else:
+            self.columns, self.heads = torch.unique(columns, dim=0, return_inverse=True)
+        self.rows, self.first = spread(self.query), first_of_each(self.heads)
+        self.query, self.key = self.query[self.first][:, self.rows], self.key[self.first]
+        self.logits = self.logits[self.first][:, self.rows]
+
+
+@dataclass(eq=False)
+class Sum:
+    """Values, weighted with a map and summed: what attention gives, before its output projection.
+
+    Attributes:
+        module: the plain name of the module that was running.
+        maps: given as (batch, N, M), kept as (H, R, M).
+        maps_tag: the tag of the whole: its codes say from which product each map comes.
+        value: given as (batch, M, k), kept as (H, M, k).
+        value_tag: the tag of the whole.
+        out: given as (batch, N, k), kept as (H, R, k).
+        heads: for every entry of the batch, the number of its head in the product.
+        first: for every number of a head, its first entry in the batch.
+        width: k.
+    """
+
+    module: str
+    maps: Float[Tensor, "heads rows keys"]
+    maps_tag: Tag
+    value: Float[Tensor, "heads keys value_dim"]
+    value_tag: Tag
+    out: Float[Tensor, "heads rows value_dim"]
+    heads: Int64[Tensor, " batch"] = field(init=False)
+    first: dict[int, int] = field(init=False)
+    width: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Read from the map which head it is of, and keep a few numbers of each."""
+        heads = codes.compact(codes.place(self.maps_tag.codes)).amax(dim=(1, 2))
+        self.heads, self.width = heads.expand(len(self.maps)), self.out.shape[-1]
+        places = first_of_each(self.heads)
+        self.first = {int(self.heads[place]): place for place in places}
+        rows = spread(self.maps)
+        self.maps, self.out = self.maps[places][:, rows], self.out[places][:, rows]
+        self.value = self.value[places]
+
+
+def spread(tensor: Float[Tensor, "batch tokens channels"], rows: int = ROWS) -> Int64[Tensor, " rows"]:
+    """Return the numbers of a few tokens, evenly spread."""
+    count = tensor.shape[1]
+    return torch.arange(min(count, rows), device=tensor.device) * count // min(count, rows)
+
+
+def first_of_each(heads: Int64[Tensor, " batch"]) -> list[int]:
+    """Return the place of every number's first appearance, by number."""
+    numbers = heads.tolist()
+    return [numbers.index(number) for number in sorted(set(numbers))]

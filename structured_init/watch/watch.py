@@ -1,0 +1,359 @@
+"""Watching a forward pass operation by operation, with the origin of every number carried along.
+
+``WatchMode`` sees torch's operations below autograd, where ``einsum``, ``matmul``, ``linear``, fused attention and what
+custom autograd functions call are the same few: views, products of two matrices, elementwise functions, softmax. Views
+are repeated on codes, so it is known of every query, key and value which output of which linear map it is, however the
+host is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from structured_init.names import named_plain_modules
+from structured_init.watch import codes
+from structured_init.watch.moves import FILLS, MAKES, MOVES, moved
+from structured_init.watch.records import MIXED, TWICE, Block, Linear, Other, Product, Sum, Tag
+
+SUMS = frozenset({"add", "add_", "sub", "sub_"})
+SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
+SILENT = frozenset({"_to_copy", "dropout", "native_dropout"})  # not worth a word in a path
+RECORDED = {Linear: ("x", "y"), Other: ("x",)}
+Source = Linear | Other | Product | Sum | nn.Parameter
+
+
+class WatchMode(TorchDispatchMode):
+    """Record linear maps, products and weighted sums of everything that runs inside.
+
+    Attributes:
+        sources: what the numbers of codes stand for; entry 0 is unknown.
+        running: plain names of the modules that run, the innermost last.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.sources: list[Source | None] = [None]
+        self.running: list[str] = [""]
+        self._storages: dict[int, list[nn.Parameter]] = {}
+        for parameter in model.parameters():
+            self._storages.setdefault(parameter.untyped_storage().data_ptr(), []).append(parameter)
+        self._numbers: dict[int, int] = {}
+        self._tags: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._recorded: dict[int, list[tuple[Source, str]]] = {}  # storage → records that hold a tensor in it
+
+    def of(self, kind: type[Source]) -> list:
+        """Return the sources of one kind, in the order of the pass."""
+        return [source for source in self.sources if isinstance(source, kind)]
+
+    def source(self, tag: Tag) -> Source | None:
+        """Return the source of a tensor: of several, the latest."""
+        return self.sources[int(codes.source(codes.compact(tag.codes).max()))] if tag.codes.numel() else None
+
+    def number(self, source: Source) -> int:
+        """Return under which number a source stands in codes."""
+        return next(number for number, other in enumerate(self.sources) if other is source)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
+        kwargs, name = kwargs or {}, func._schema.name.rpartition("::")[2]
+        if name.endswith("_") and args and isinstance(args[0], Tensor):
+            self._keep_from(args[0])
+        result = func(*args, **kwargs)
+        if len(self.sources) < codes.LIMIT - 1:
+            self._note(func, name, args, kwargs, result)
+        return result
+
+    def _keep_from(self, tensor: Tensor) -> None:
+        """Copy what was recorded of a tensor that is about to be overwritten."""
+        for record, name in self._recorded.pop(tensor.untyped_storage().data_ptr(), ()):
+            setattr(record, name, getattr(record, name).clone())
+
+    def _note(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
+        if name in ("mm", "bmm"):
+            self._multiply(args[0], args[1], result)
+        elif name in ("addmm", "baddbmm"):
+            self._multiply(args[1], args[2], result, kwargs.get("alpha", 1) if name == "baddbmm" else None)
+        elif name == "convolution":
+            self._convolve(args[0], args[1], args[3], args[8], result)
+        elif name in MAKES:
+            self._make(result)
+        elif isinstance(result, Tensor) and self._parameter(result) is not None:
+            pass  # a view of a parameter
+        elif name in MOVES:
+            self._move(func, name, args, kwargs, result)
+        else:
+            self._keep(name, args, result)
+
+    def _move(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
+        """Repeat an operation that only moves numbers on their codes."""
+        tags = self._known((args, kwargs))
+        if not tags or (name in FILLS and id(args[0]) not in tags):
+            return
+        seconds = any(tag.other is not None for tag in tags.values())
+        path = frozenset().union(*(tag.path for tag in tags.values()))
+        try:
+            first = moved(func, name, args, kwargs, {key: tag.codes for key, tag in tags.items()})
+            second = first
+            if seconds:
+                second = moved(
+                    func, name, args, kwargs, {k: t.codes if t.other is None else t.other for k, t in tags.items()}
+                )
+        except RuntimeError:  # an operation that torch does not have for integers
+            return
+        for out, place, other in zip(_tensors(result), _tensors(first), _tensors(second), strict=True):
+            self._tags[out] = Tag(place, other if seconds else None, path)
+
+    def _make(self, result: Tensor) -> None:
+        """Begin to follow a tensor that will be filled."""
+        if result.is_floating_point() and result.ndim > 1:
+            self._tags[result] = Tag(torch.zeros(result.shape, dtype=torch.int64, device=result.device))
+
+    def _keep(self, name: str, args: tuple, result: object) -> None:
+        """Give the result of a function of single numbers, or of a norm, the codes of what goes in."""
+        given = list(self._known(args).values())
+        path = frozenset().union(*(tag.path for tag in given)) | ({name.rstrip("_")} - SILENT)
+        for out in _tensors(result) if given else ():
+            same = [tag for tag in given if tag.codes.shape == out.shape]
+            if not (out.is_floating_point() or out.is_complex()):
+                continue
+            if not same:
+                self._tags[out] = Tag(_pooled(given[0].codes, out, args), None, path)
+                continue
+            active = [tag for tag in same if len(given) == 1 or not self._is_weight(tag)]
+            tag = (active or same)[0]
+            if name in SUMS and len(active) == 2:
+                self._tags[out] = self._added(*active, path)
+            else:
+                self._tags[out] = Tag(tag.codes, tag.other, path)
+            if isinstance(product := self.source(tag), Product):
+                self._logits(product, name, args, given)
+
+    def _logits(self, product: Product, name: str, args: tuple, given: list[Tag]) -> None:
+        """Take note of what is done to logits before the softmax: factors, and parameters that are added."""
+        if name in SUMS and len(given) == 2:
+            product.added += [source for tag in given if isinstance(source := self.source(tag), nn.Parameter)]
+        by = next((arg for arg in args[1:] if isinstance(arg, int | float) or _single(arg)), None)
+        if by is not None and name.rstrip("_") in ("mul", "div") and not product.softened:
+            product.factor *= float(by) if name.startswith("mul") else 1 / float(by)
+        product.softened = product.softened or name in SOFTMAX
+
+    def _added(self, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
+        """Return the tag of a sum: of one source, both codes; with a product, its own; else nothing is known."""
+        for tag, beside in ((first, second), (second, first)):
+            source, other = self.source(tag), self.source(beside)
+            local = (
+                isinstance(source, Sum) and isinstance(other, Other) and other.below is self.source(source.value_tag)
+            )
+            if isinstance(source, Product) or local:  # a second term of the logits, or a convolution of the values
+                return Tag(tag.codes, tag.other, path)
+
+        def either(one: Tensor, two: Tensor) -> Tensor:
+            a, b = codes.source(one), codes.source(two)
+            return torch.where((a == b) | (b == 0), one, torch.where(a == 0, two, 0))
+
+        alike = codes.together(lambda one, two: codes.source(one) == codes.source(two), first.codes, second.codes)
+        whole = codes.together(either, first.codes, second.codes)
+        return Tag(whole, second.codes, path | {TWICE}) if codes.compact(alike).all() else Tag(whole, None, path)
+
+    def _multiply(self, left: Tensor, right: Tensor, result: Tensor, factor: float | None = None) -> None:
+        """Tell a linear map from a product of two activations.
+
+        Args:
+            left: one factor.
+            right: the other.
+            result: what comes of it.
+            factor: on the product, where something (a mask, ALiBi) was added to it in the same call.
+        """
+        one, two = self._block(left), self._block(right)
+        if one is not None and two is not None:  # tokens may be parameters too: rows of a table, learned queries
+            one, two = (None, two) if self._parameter(right) is not None else (one, None)
+        if two is not None and one is None:
+            self._linear(left, self._tag(left), two, result, result)
+        elif one is not None and two is None:  # W xᵀ
+            tag = self._tag(right)
+            self._linear(right.mT, tag and _turned(tag), one.turned, result.mT, result)
+        elif one is None and two is None and result.ndim == 3:
+            left_tag, right_tag = self._tag(left), self._tag(right)
+            if left_tag is not None and right_tag is not None:
+                self._product(left, right, result, left_tag, right_tag, factor)
+
+    def _linear(self, x: Tensor, tag: Tag | None, block: Block, y: Tensor, result: Tensor) -> None:
+        """Record y = x W; ``result`` is y as torch gave it, which may be turned."""
+        if tag is not None and isinstance(self.source(tag), Product) and tag.codes.shape == y.shape:
+            self._put(result, Tag(tag.codes, tag.other, tag.path | {MIXED}), y)
+            return
+        below = None if tag is None else self.source(tag)
+        record: Source = Other(self.running[-1], "weights that are computed", x, below)
+        if block.starts is not None:
+            taken = None
+            if tag is not None:
+                columns = codes.over_tokens(tag.codes if tag.codes.ndim == 3 else tag.codes[None])
+                taken = columns[0] if columns is not None and (columns == columns[0]).all() else None
+            record = Linear(self.running[-1], block, x, y, taken, frozenset() if tag is None else tag.path)
+        channels = torch.arange(y.shape[-1] * len(block.starts if block.starts is not None else (0,)), device=y.device)
+        places = codes.pack(self._new(record), channels).view(-1, 1, y.shape[-1])
+        self._put(result, Tag((places if y.ndim == 3 else places[0]).expand(y.shape)), y)
+
+    def _product(self, left: Tensor, right: Tensor, result: Tensor, one: Tag, two: Tag, factor: float | None) -> None:
+        """Record logits, or the sum of values where one side is a map."""
+        if isinstance(self.source(one), Product):
+            self._sum(left, right, result, one, two, result)
+        elif isinstance(self.source(two), Product):  # Vᵀ Aᵀ
+            self._sum(right.mT, left.mT, result.mT, _turned(two), _turned(one), result)
+        else:
+            logits = result if factor is None else factor * (left @ right)
+            record = Product(self.running[-1], left, right.mT, one, _turned(two), logits)
+            places = codes.pack(self._new(record), record.heads[:, None, None])
+            self._tags[result] = Tag(places.expand(result.shape))
+
+    def _sum(self, maps: Tensor, value: Tensor, out: Tensor, one: Tag, two: Tag, result: Tensor) -> None:
+        """Record values weighted with a map; its channels are those of a head, head after head."""
+        record = Sum(self.running[-1], maps, one, value, two, out)
+        channels = record.heads[:, None, None] * out.shape[-1] + torch.arange(out.shape[-1], device=out.device)
+        self._put(result, Tag(codes.pack(self._new(record), channels).expand(out.shape)), out)
+
+    def _convolve(self, x: Tensor, weight: Tensor, stride: list[int], groups: int, result: Tensor) -> None:
+        """Record a convolution: of kernel 1 it is a linear map of single tokens."""
+        parameter, tag = self._parameter(weight), self._tag(x)
+        if parameter is None:
+            return
+        if tag is not None and isinstance(self.source(tag), Product) and tag.codes.shape == result.shape:
+            self._tags[result] = Tag(tag.codes, tag.other, tag.path | {MIXED})
+            return
+        size = tuple(weight.shape[2:])
+        if math.prod(size) == 1:
+            x = x[(..., *(slice(None, None, step) for step in stride))]
+        y = result.movedim(1, -1)
+        channels = torch.arange(result.shape[1], device=result.device)
+        if math.prod(size) == groups == 1 and x.shape[2:] == result.shape[2:]:
+            taken = codes.over_tokens(tag.codes.flatten(2).mT) if tag is not None else None
+            taken = taken[0] if taken is not None and (taken == taken[0]).all() else None
+            starts = weight.storage_offset() + channels * weight.stride(0)
+            block = Block(parameter, starts[None] - parameter.storage_offset(), weight.stride(1), weight.shape[1])
+            path = frozenset() if tag is None else tag.path
+            record: Source = Linear(self.running[-1], block, x.movedim(1, -1), y, taken, path)
+        else:
+            kind = "depthwise convolution" if groups == x.shape[1] > 1 else "convolution"
+            what = f"a {kind} of kernel {'×'.join(map(str, size))}"
+            record = Other(self.running[-1], what, x.movedim(1, -1), None if tag is None else self.source(tag))
+        self._tags[result] = Tag(codes.pack(self._new(record), channels).expand(y.shape).movedim(-1, 1))
+
+    def _put(self, result: Tensor, tag: Tag, seen: Tensor) -> None:
+        """Tag a result, which is ``seen`` or that with its last axes turned."""
+        self._tags[result] = tag if seen is result else _turned(tag)
+
+    def _block(self, tensor: Tensor) -> Block | None:
+        """Return which entries of which parameter a matrix (…, I, O) holds; ``None`` where it is no weight."""
+        parameter = self._parameter(tensor)
+        if parameter is not None:
+            device, (inputs, outputs) = tensor.device, tensor.shape[-2:]
+            starts = torch.arange(outputs, device=device) * tensor.stride(-1)
+            if tensor.ndim == 3:
+                starts = starts + torch.arange(len(tensor), device=device)[:, None] * tensor.stride(0)
+            starts = starts + tensor.storage_offset() - parameter.storage_offset()
+            return Block(parameter, starts.view(-1, outputs), tensor.stride(-2), inputs)
+        tag = self._tags.get(tensor)
+        if tag is None or not self._is_weight(tag):
+            return None
+        entries = codes.place(tag.codes).view(-1, *tensor.shape[-2:])
+        parameter = self.source(tag)
+        step = int(entries[0, 1, 0] - entries[0, 0, 0]) if tensor.shape[-2] > 1 else 1
+        rows = step * torch.arange(tensor.shape[-2], device=tensor.device)[:, None]
+        regular = (entries == entries[:, :1] + rows).all() and codes.source(tag.codes).unique().numel() == 1
+        return Block(parameter, entries[:, 0] if regular else None, step, tensor.shape[-2])
+
+    def _known(self, tree: object) -> dict[int, Tag]:
+        return {id(leaf): tag for leaf in _tensors(tree) if (tag := self._tag(leaf)) is not None}
+
+    def _tag(self, tensor: Tensor) -> Tag | None:
+        """Return a tensor's tag; that of a parameter, or of a view of one, is made when it is asked for."""
+        parameter = self._parameter(tensor)
+        if parameter is None:
+            return self._tags.get(tensor)
+        index = torch.arange(parameter.untyped_storage().nbytes() // parameter.element_size(), device=tensor.device)
+        entries = index.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        return Tag(codes.pack(self._numbered(parameter), entries - parameter.storage_offset()))
+
+    def _parameter(self, tensor: Tensor) -> nn.Parameter | None:
+        """Return the parameter that a tensor is, or is a view of."""
+        owners = self._storages.get(tensor.untyped_storage().data_ptr()) if self._storages else None
+        offset = tensor.storage_offset()
+        for owner in owners or ():
+            if owner.storage_offset() <= offset < owner.storage_offset() + max(owner.numel(), 1):
+                return owner
+        return None
+
+    def _numbered(self, parameter: nn.Parameter) -> int:
+        if id(parameter) not in self._numbers:
+            self._numbers[id(parameter)] = self._new(parameter)
+        return self._numbers[id(parameter)]
+
+    def _new(self, source: Source) -> int:
+        self.sources.append(source)
+        for name in RECORDED.get(type(source), ()):
+            storage = getattr(source, name).untyped_storage().data_ptr()
+            self._recorded.setdefault(storage, []).append((source, name))
+        return len(self.sources) - 1
+
+    def _is_weight(self, tag: Tag) -> bool:
+        """Say whether every number of a tensor is a parameter's; of tokens, some may be, such as a class token's."""
+        few = codes.compact(tag.codes)
+        ends = (few.max(), few.min()) if few.numel() else ()
+        return bool(ends) and all(isinstance(self.sources[int(codes.source(end))], nn.Parameter) for end in ends)
+
+
+@contextmanager
+def watching(model: nn.Module) -> Iterator[WatchMode]:
+    """Watch what runs inside; fused attention is written out, and its inference fast path is off.
+
+    Args:
+        model: whose parameters and modules are known by name. It is not changed.
+    """
+    mode = WatchMode(model)
+    handles, stack = [], mode.running
+    fast = torch.backends.mha.get_fastpath_enabled()
+    for name, module in named_plain_modules(model):
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name), prepend=True))
+        handles.append(module.register_forward_hook(lambda *_: stack.pop() and None, always_call=True))
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with ExitStack() as modes:
+            modes.enter_context(sdpa_kernel(SDPBackend.MATH))
+            modes.enter_context(mode)
+            yield mode
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for handle in handles:
+            handle.remove()
+
+
+def _turned(tag: Tag) -> Tag:
+    return Tag(tag.codes.mT, None if tag.other is None else tag.other.mT, tag.path)
+
+
+def _pooled(before: Tensor, out: Tensor, args: tuple) -> Tensor:
+    """Return the codes after tokens were pooled; unknown where channels were, as in the mean that a norm divides by."""
+    few = codes.compact(before)
+    if few.ndim > out.ndim and len(args) > 1 and isinstance(args[1], int | list | tuple):
+        axes = sorted({axis % few.ndim for axis in ((args[1],) if isinstance(args[1], int) else args[1])}, reverse=True)
+        same = all(few.shape[axis] == 1 or (few == few.narrow(axis, 0, 1)).all() for axis in axes)
+        for axis in axes if same and few.ndim - len(axes) == out.ndim else ():
+            few = few.select(axis, 0)
+    alike = few.ndim == out.ndim and all(a in (1, b) for a, b in zip(few.shape, out.shape, strict=True))
+    return few.expand(out.shape) if alike else codes.unknown(out)
+
+
+def _single(argument: object) -> bool:
+    return isinstance(argument, Tensor) and argument.numel() == 1
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
