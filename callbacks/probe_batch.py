@@ -10,8 +10,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, IterableDataset
 
-from structured_init.undisturbed import own_random_state
 from structured_init.errors import StructuredInitError
+from structured_init.undisturbed import own_random_state
 
 WHO = "the probe"
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from callbacks.lightning_private import training_source
 from callbacks.probe_batch import collect, first_loader, inputs_of
-from structured_init.undisturbed import own_random_state
 from structured_init.errors import StructuredInitError
+from structured_init.undisturbed import own_random_state
 
 WHO = "the initializer"
 

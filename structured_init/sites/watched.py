@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from torch import nn
 
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
+from structured_init.sites.attention_site import AttentionSite
 from structured_init.sites.registry import Registry
 from structured_init.sites.unknown import unknown_attention
-from structured_init.watch.discover import TOLERANCE, FoundAttention, discover_attention
+from structured_init.watch.discover import discover_attention
 from structured_init.watch.evidence import difference, product_diagonal
-
-if TYPE_CHECKING:
-    from structured_init.sites.attention import AttentionSite
+from structured_init.watch.found import TOLERANCE, FoundAttention
 
 
 def watched_attention(weights: Weights) -> list[FoundAttention]:

@@ -32,6 +32,11 @@ def place(codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
     return codes & ((1 << PLACE_BITS) - 1)
 
 
+def whole(codes: Tensor) -> Int64[Tensor, ...]:
+    """Return codes as whole numbers also where they are viewed as complex ones, with one more axis."""
+    return torch.view_as_real(codes).long() if codes.is_complex() else codes
+
+
 def unknown(tensor: Tensor) -> Int64[Tensor, ...]:
     """Return the codes of a tensor of which nothing is known."""
     return torch.zeros((1,) * tensor.ndim, dtype=torch.int64, device=tensor.device).expand(tensor.shape)

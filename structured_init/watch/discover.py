@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.layout import AttentionLayout
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.undisturbed import undisturbed
 from structured_init.watch.assemble import Watched, assemble
-from structured_init.watch.evidence import Evidence, evidence
+from structured_init.watch.evidence import evidence
 from structured_init.watch.examples import example_batch
+from structured_init.watch.found import TOLERANCE, FoundAttention
 from structured_init.watch.records import ROWS
 from structured_init.watch.watch import watching
-
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-
-
-@dataclass(frozen=True)
-class FoundAttention:
-    """One attention layer of a forward pass.
-
-    Attributes:
-        name: the innermost module that holds its matrices, e.g. ``"blocks.0.attn"``; where it has no layout, the
-            module that was running.
-        layout: its matrices; ``None`` where it has none that could be told and checked.
-        evidence: predicted against computed logits and outputs; ``None`` without a layout.
-        reason: why there is no layout; ``None`` where there is one.
-        calls: how many times it ran in the pass.
-        tokens: a few of the tokens that queries, keys and values are made of, each (tokens, width).
-    """
-
-    name: str
-    layout: AttentionLayout | None
-    evidence: Evidence | None
-    reason: str | None
-    calls: int = 1
-    tokens: tuple[Tensor, ...] = field(default=(), repr=False)
 
 
 def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:
@@ -84,18 +59,18 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 
 def found(watched: Watched, weights: Weights) -> FoundAttention:
     """Check what was watched; a layout that its own evidence contradicts is refused."""
-    calls = len(watched.sums)
+    calls = watched.calls
     if watched.layout is None:
         return FoundAttention(watched.name, None, None, watched.reason, calls)
     proof = evidence(watched, weights)
-    tolerance = TOLERANCE.get(watched.linears[0].y.dtype, 1e-3)
+    tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
     if not proof.error <= tolerance:
         reason = (
             f"what its matrices predict is not what came out: relative error {proof.logits:.2g} of the "
             f"{proof.how}, {proof.outputs:.2g} of the outputs"
         )
         return FoundAttention(watched.name, None, proof, reason, calls)
-    tokens = tuple(_few(linear.x) for linear in watched.linears[:3])
+    tokens = tuple(_few(linear.x) for linear in watched.parts[0].linears[:3])
     return FoundAttention(watched.name, replace(watched.layout, scale=proof.factor), proof, None, calls, tokens)
 
 

@@ -6,7 +6,6 @@ Letters: H heads, S samples or windows, N tokens of each, T = S·N, D width, k h
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Float
@@ -15,34 +14,10 @@ from torch import Tensor
 from structured_init.layout import AttentionLayout, Projection, StridedProjection
 from structured_init.plan import Weights
 from structured_init.watch.assemble import NORMS, POOLS, TURNS, Watched
+from structured_init.watch.found import Evidence, FoundAttention
 from structured_init.watch.records import Linear
 
-if TYPE_CHECKING:
-    from structured_init.watch.discover import FoundAttention
-
 TINY = 1e-300  # logits of a network at its beginning may be as small as 1e-11
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Relative errors, in Frobenius norm.
-
-    Attributes:
-        logits: of the logits; where the host turns or normalizes queries and keys, of what stays the same then.
-        outputs: of the outputs.
-        factor: what the host multiplies q·k with before the softmax; ``None`` where it could not be measured.
-        how: how the logits were compared.
-    """
-
-    logits: float
-    outputs: float
-    factor: float | None
-    how: str
-
-    @property
-    def error(self) -> float:
-        """The larger of the two."""
-        return max(self.logits, self.outputs)
 
 
 def evidence(watched: Watched, weights: Weights) -> Evidence:
@@ -51,31 +26,55 @@ def evidence(watched: Watched, weights: Weights) -> Evidence:
     The four maps are compared on all tokens, what is made of them on one sample (or window) of every head. Which of the
     tokens stand there is told by the values.
     """
-    layout, linears, sum_, product = watched.layout, watched.linears, watched.sums[0], watched.product
-    path = product.query_tag.path | product.key_tag.path
+    layout, linears = watched.layout, watched.parts[0].linears
     parts = zip(linears, (layout.query, layout.key, layout.value), watched.columns, strict=False)
     (q, wrong_q), (k, wrong_k), (v, wrong_v) = (_predicted(*part, weights) for part in parts)
-    heads, numbers = len(watched.heads), list(watched.heads)
-    v, k = v.repeat_interleave(heads // len(v), 0), k.repeat_interleave(heads // len(k), 0)
-    summed = [sorted(sum_.first).index(number) for number in numbers]
-    values, outputs = _taken(v, sum_.value[summed]), 0.0
-    if not sum_.value_tag.path & (NORMS | POOLS):
-        outputs = _relative(sum_.maps[summed] @ values, sum_.out[summed])
-    logits, factor, how = 0.0, None, "before queries and keys are normalized"
-    if path & POOLS:
-        how = "before queries or keys are pooled"
-    elif not path & NORMS and not path & TURNS:
-        made = _taken(q, product.query[numbers]) @ _taken(k, product.key[numbers]).mT
-        logits, factor, how = *_scaled(made, product.logits[numbers]), "logits"
-    elif not path & NORMS:
-        how = "before queries and keys are turned"
-        if len(values[0]) == product.logits.shape[-1] and len(product.rows) == len(sum_.out[0]) and not layout.cross:
-            places = _nearest(sum_.value[summed[0]], v[0])[product.rows]
-            made = (q[:, places] * k[:, places]).sum(-1)  # rotations cancel between a token and itself
-            own = product.logits[numbers][:, torch.arange(len(product.rows)), product.rows]
-            logits, factor, how = *_scaled(made, own), "logits of tokens with themselves"
+    v, k = v.repeat_interleave(len(q) // len(v), 0), k.repeat_interleave(len(q) // len(k), 0)
+    seen = _seen(watched)
+    outputs = 0.0
+    if not watched.parts[0].sum.value_tag.path & (NORMS | POOLS):
+        outputs = _relative(seen.maps @ _taken(v, seen.value), seen.out)
+    logits, factor, how = _logits(watched, seen, q, k, v)
     outputs = max(wrong_v, outputs, _written(linears[3], layout.output, watched.columns[3], weights))
-    return Evidence(max(wrong_q, wrong_k, logits), outputs, factor and factor * product.factor, how)
+    return Evidence(max(wrong_q, wrong_k, logits), outputs, factor, how)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen of every head, in the order of the layout: shapes as in ``Product`` and ``Sum``."""
+
+    query: Tensor
+    key: Tensor
+    logits: Tensor
+    maps: Tensor
+    value: Tensor
+    out: Tensor
+
+
+def _seen(watched: Watched) -> _Seen:
+    products, sums = ([getattr(call, name) for call in watched.parts] for name in ("product", "sum"))
+    of_products = (torch.cat([getattr(p, name) for p in products]) for name in ("query", "key", "logits"))
+    of_sums = (torch.cat([getattr(s, name) for s in sums]) for name in ("maps", "value", "out"))
+    return _Seen(*(part[watched.order] for part in (*of_products, *of_sums)))
+
+
+def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> tuple[float, float | None, str]:
+    """Compare logits, as far as predictions hold: norms and pooling end them, rotations leave a token with itself."""
+    product = watched.parts[0].product
+    path = product.query_tag.path | product.key_tag.path
+    if path & POOLS:
+        return 0.0, None, "before queries or keys are pooled"
+    if path & NORMS:
+        return 0.0, None, "before queries and keys are normalized"
+    if not path & TURNS:
+        error, factor = _scaled(_taken(q, seen.query) @ _taken(k, seen.key).mT, seen.logits)
+        return error, factor * product.factor, "logits"
+    rows = product.rows
+    if watched.layout.cross or seen.value.shape[1] != seen.logits.shape[-1] or int(rows[-1]) >= seen.logits.shape[-1]:
+        return 0.0, None, "before queries and keys are turned"
+    places = _nearest(seen.value[0], v[0])[rows]
+    error, factor = _scaled((q[:, places] * k[:, places]).sum(-1), seen.logits[:, range(len(rows)), rows])
+    return error, factor * product.factor, "logits of tokens with themselves"
 
 
 def _taken(made: Float[Tensor, "heads tokens head_dim"], real: Float[Tensor, "heads rows head_dim"]) -> Tensor:

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from structured_init.watch import codes
 
 ROWS = 64  # queries of each head whose logits and outputs are kept to be compared
-MIXED, TWICE = "mixed by a linear map", "added to itself"  # entries of a path that are no operation's name
+# Entries of a path that are no operation's name.
+MIXED, TWICE = "mixed by a linear map", "added to itself"
+AVERAGED, POOLED = "channels averaged", "tokens pooled"
 
 
 @dataclass

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from structured_init.names import named_plain_modules
 from structured_init.watch import codes
 from structured_init.watch.moves import FILLS, MAKES, MOVES, moved
-from structured_init.watch.records import MIXED, TWICE, Block, Linear, Other, Product, Sum, Tag
+from structured_init.watch.records import AVERAGED, MIXED, POOLED, TWICE, Block, Linear, Other, Product, Sum, Tag
 
 SUMS = frozenset({"add", "add_", "sub", "sub_"})
 SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
@@ -56,7 +56,8 @@ class WatchMode(TorchDispatchMode):
 
     def source(self, tag: Tag) -> Source | None:
         """Return the source of a tensor: of several, the latest."""
-        return self.sources[int(codes.source(codes.compact(tag.codes).max()))] if tag.codes.numel() else None
+        few = codes.compact(codes.whole(tag.codes))
+        return self.sources[int(codes.source(few.max()))] if few.numel() else None
 
     def number(self, source: Source) -> int:
         """Return under which number a source stands in codes."""
@@ -125,8 +126,14 @@ class WatchMode(TorchDispatchMode):
             if not (out.is_floating_point() or out.is_complex()):
                 continue
             if not same:
-                self._tags[out] = Tag(_pooled(given[0].codes, out, args), None, path)
+                left = _pooled(given[0].codes, out, args)
+                self._tags[out] = Tag(
+                    codes.unknown(out) if left is None else left,
+                    None,
+                    path | {POOLED if left is not None else AVERAGED},
+                )
                 continue
+            path = path | {TWICE} if out.is_complex() else path  # a product of complex numbers turns
             active = [tag for tag in same if len(given) == 1 or not self._is_weight(tag)]
             tag = (active or same)[0]
             if name in SUMS and len(active) == 2:
@@ -305,7 +312,7 @@ class WatchMode(TorchDispatchMode):
 
     def _is_weight(self, tag: Tag) -> bool:
         """Say whether every number of a tensor is a parameter's; of tokens, some may be, such as a class token's."""
-        few = codes.compact(tag.codes)
+        few = codes.compact(codes.whole(tag.codes))
         ends = (few.max(), few.min()) if few.numel() else ()
         return bool(ends) and all(isinstance(self.sources[int(codes.source(end))], nn.Parameter) for end in ends)
 
@@ -339,8 +346,8 @@ def _turned(tag: Tag) -> Tag:
     return Tag(tag.codes.mT, None if tag.other is None else tag.other.mT, tag.path)
 
 
-def _pooled(before: Tensor, out: Tensor, args: tuple) -> Tensor:
-    """Return the codes after tokens were pooled; unknown where channels were, as in the mean that a norm divides by."""
+def _pooled(before: Tensor, out: Tensor, args: tuple) -> Tensor | None:
+    """Return the codes after tokens were pooled; ``None`` where channels were, as in the mean that a norm has."""
     few = codes.compact(before)
     if few.ndim > out.ndim and len(args) > 1 and isinstance(args[1], int | list | tuple):
         axes = sorted({axis % few.ndim for axis in ((args[1],) if isinstance(args[1], int) else args[1])}, reverse=True)
@@ -348,7 +355,7 @@ def _pooled(before: Tensor, out: Tensor, args: tuple) -> Tensor:
         for axis in axes if same and few.ndim - len(axes) == out.ndim else ():
             few = few.select(axis, 0)
     alike = few.ndim == out.ndim and all(a in (1, b) for a, b in zip(few.shape, out.shape, strict=True))
-    return few.expand(out.shape) if alike else codes.unknown(out)
+    return few.expand(out.shape) if alike else None
 
 
 def _single(argument: object) -> bool:

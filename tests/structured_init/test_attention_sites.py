@@ -302,7 +302,7 @@ def test_an_unknown_attention_class_is_named_with_the_way_out():
     with pytest.raises(StructuredInitError) as caught:
         initialize(nn.Sequential(UserAttention()), Mimetic())
     message = str(caught.value)
-    assert "UserAttention: describe it with structured_init.register_attention" in message
+    assert "UserAttention is not known: describe it with structured_init.register_attention" in message
     assert "\n" not in message
 
 

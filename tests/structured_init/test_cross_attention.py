@@ -140,7 +140,7 @@ def test_a_pooling_head_alone_is_not_a_success():
     with pytest.raises(StructuredInitError) as caught:
         initialize(Siglip2Tower(), Mimetic(positions="keep"))
     assert "found nothing but cross-attention (head.attention)" in str(caught.value)
-    assert "the model also has Unheard: describe it" in str(caught.value)
+    assert "; beside it, Unheard is not known: describe it" in str(caught.value)
     report = initialize(Siglip2Tower(), Mimetic(positions="keep", cross=True))
     (warning,) = report.warnings
     assert warning.startswith("2 of 3 attention layers left alone: layers.0.self_attn (Unheard is not known")

@@ -1,0 +1,224 @@
+"""Attention in styles that no layout was written for: width 12, 3 heads of 4, unless it says otherwise."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+WIDTH, HEADS, DIM = 12, 3, 4
+
+
+def heads(x, count=HEADS):
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def merged(x):
+    return x.transpose(1, 2).flatten(2)
+
+
+class Apart(nn.Module):
+    """Four linear maps under names of their own; subclasses change what lies between."""
+
+    kv_heads = HEADS
+
+    def __init__(self):
+        super().__init__()
+        self.ask, self.meet = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, self.kv_heads * DIM)
+        self.carry, self.write = nn.Linear(WIDTH, self.kv_heads * DIM), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        q, k, v = heads(self.ask(x)), heads(self.meet(x), self.kv_heads), heads(self.carry(x), self.kv_heads)
+        return self.write(merged(self.attend(*self.turn(q, k), v)))
+
+    def turn(self, q, k):
+        return q, k
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=self.kv_heads < HEADS)
+
+
+class GroupedQueries(Apart):
+    kv_heads = 1
+
+
+class RotaryByHalves(Apart):
+    def turn(self, q, k):
+        return self.rotated(q), self.rotated(k)
+
+    def angles(self, x):
+        places = torch.arange(x.shape[-2])[:, None] * 0.7 ** torch.arange(DIM // 2)
+        return places.cos(), places.sin()
+
+    def rotated(self, x):
+        cos, sin = (torch.cat([part, part], -1) for part in self.angles(x))
+        one, two = x.chunk(2, -1)
+        return x * cos + torch.cat([-two, one], -1) * sin
+
+
+class RotaryByPairs(RotaryByHalves):
+    """The second coordinate is written with its partner first."""
+
+    def rotated(self, x):
+        (cos, sin), (one, two) = self.angles(x), (x[..., ::2], x[..., 1::2])
+        return torch.stack([one * cos - two * sin, one * sin + two * cos], -1).flatten(-2)
+
+
+class RotaryByComplexNumbers(RotaryByHalves):
+    def rotated(self, x):
+        turn = torch.complex(*self.angles(x))
+        pairs = torch.view_as_complex(x.contiguous().unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * turn).flatten(-2)
+
+
+class NormalizedQueries(Apart):
+    def turn(self, q, k):
+        return q / q.pow(2).mean(-1, keepdim=True).sqrt(), F.layer_norm(k, (DIM,))
+
+
+class InPlace(Apart):
+    """Scales, masks and adds in place."""
+
+    def attend(self, q, k, v):
+        q *= DIM**-0.5
+        logits = q @ k.mT
+        logits += torch.ones(logits.shape[-2:]).triu(1) * -1e4
+        return logits.softmax(-1) @ v
+
+
+class HeadByHead(Apart):
+    """A product for every head."""
+
+    def attend(self, q, k, v):
+        each = [(q[:, h] @ k[:, h].mT / 2).softmax(-1) @ v[:, h] for h in range(HEADS)]
+        return torch.stack(each, 1)
+
+
+class TalkingHeads(Apart):
+    def __init__(self):
+        super().__init__()
+        self.mix = nn.Linear(HEADS, HEADS)
+
+    def attend(self, q, k, v):
+        logits = self.mix((q @ k.mT).movedim(1, -1)).movedim(-1, 1)
+        return logits.softmax(-1) @ v
+
+
+class Sink(Apart):
+    """A learned column that takes attention and gives nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.sink = nn.Parameter(torch.zeros(HEADS))
+
+    def attend(self, q, k, v):
+        logits = q @ k.mT
+        sink = self.sink.view(1, -1, 1, 1).expand(len(q), -1, q.shape[2], 1)
+        return torch.cat([logits, sink], -1).softmax(-1)[..., :-1] @ v
+
+
+class Windows(Apart):
+    """Attention in windows of two of a sequence that is padded to a multiple of it."""
+
+    def forward(self, x):
+        length = x.shape[1]
+        x = F.pad(x, (0, 0, 0, length % 2))
+        apart = super().forward(x.reshape(-1, 2, WIDTH))
+        return apart.reshape(len(x), -1, WIDTH)[:, :length]
+
+
+class Einsum(nn.Module):
+    """Parameters of three axes, (heads, width, head_dim), and einsum throughout."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (nn.Parameter(torch.randn(HEADS, WIDTH, DIM) / 3) for _ in range(3))
+        self.o = nn.Parameter(torch.randn(HEADS, DIM, WIDTH) / 3)
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bnd,hdk->bhnk", x, w) for w in (self.q, self.k, self.v))
+        maps = torch.einsum("bhik,bhjk->bhij", q, k).softmax(-1)
+        return torch.einsum("bhij,bhjk,hkd->bid", maps, v, self.o)
+
+
+class Kernel(torch.autograd.Function):
+    """Attention in a function with a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx, q, k, v):
+        maps = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1)
+        ctx.save_for_backward(maps, v)
+        return maps @ v
+
+    @staticmethod
+    def backward(ctx, grad):
+        maps, _ = ctx.saved_tensors
+        return None, None, maps.mT @ grad
+
+
+class FusedKernel(Apart):
+    def attend(self, q, k, v):
+        return Kernel.apply(q, k, v)
+
+
+class PointwiseConvolution(nn.Module):
+    """One 1×1 convolution for all three, on maps of features; heads alternate channel by channel."""
+
+    def __init__(self, kernel=1):
+        super().__init__()
+        self.qkv = nn.Conv2d(WIDTH, 3 * WIDTH, kernel, padding=kernel // 2)
+        self.out = nn.Conv2d(WIDTH, WIDTH, 1, bias=False)
+
+    def forward(self, x):
+        q, k, v = (part.flatten(2).unflatten(1, (DIM, HEADS)) for part in self.qkv(x).chunk(3, 1))
+        maps = torch.einsum("bkhi,bkhj->bhij", q, k).softmax(-1)
+        mixed = torch.einsum("bhij,bkhj->bkhi", maps, v).flatten(1, 2)
+        return self.out(mixed.view(*mixed.shape[:2], *x.shape[2:]))
+
+
+class AlternatingHeads(nn.Module):
+    """One fused map whose rows are (group, [query, query, key, value], channel), as in Falcon and InternLM 2."""
+
+    def __init__(self):
+        super().__init__()
+        self.wqkv, self.wo = nn.Linear(16, 2 * 4 * DIM, bias=False), nn.Linear(16, 16, bias=False)
+
+    def forward(self, x):
+        each = self.wqkv(x).unflatten(-1, (2, 4, DIM))
+        q, k, v = each[..., :2, :].flatten(2, 3), each[..., 2, :], each[..., 3, :]
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        return self.wo(merged(F.scaled_dot_product_attention(q, k, v, enable_gqa=True)))
+
+
+class GatedValues(Apart):
+    def attend(self, q, k, v):
+        return super().attend(q, k, v.sigmoid())
+
+
+class NoSoftmax(Apart):
+    def attend(self, q, k, v):
+        return (q @ k.mT).relu() @ v
+
+
+class Latent(Apart):
+    """Keys put together from two maps."""
+
+    def __init__(self):
+        super().__init__()
+        self.also = nn.Linear(WIDTH, HEADS * DIM)
+
+    def forward(self, x):
+        k = torch.cat([heads(self.meet(x))[..., :2], heads(self.also(x))[..., :2]], -1)
+        return self.write(merged(self.attend(heads(self.ask(x)), k, heads(self.carry(x)))))
+
+
+class BetweenChannels(Apart):
+    def attend(self, q, k, v):
+        return ((q.mT @ k).softmax(-1) @ v.mT).mT
+
+
+class NoOutput(Apart):
+    def forward(self, x):
+        return merged(self.attend(heads(self.ask(x)), heads(self.meet(x)), heads(self.carry(x))))

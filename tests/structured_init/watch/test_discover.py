@@ -1,0 +1,172 @@
+"""Attention that nobody described is found in one forward pass, with its matrices, or refused with the reason."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from structured_init import StructuredInitError, Weights
+from structured_init.watch.discover import discover_attention
+
+spec = importlib.util.spec_from_file_location("strangers", Path(__file__).with_name("strangers.py"))
+strangers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(strangers)
+TOKENS, MAPS = (2, 5, strangers.WIDTH), (2, strangers.WIDTH, 3, 3)
+
+
+def parts(found, model):
+    layout, weights = found.layout, Weights(model)
+    return (getattr(layout, part).get(weights) for part in ("query", "key", "value", "output"))
+
+
+def block(linear):
+    """Return the heads of an ``nn.Linear`` that keeps them one after another, (H, k, D)."""
+    return linear.weight.detach().unflatten(0, (-1, strangers.DIM))
+
+
+APART = [
+    strangers.Apart, strangers.GroupedQueries, strangers.RotaryByHalves, strangers.RotaryByPairs,
+    strangers.RotaryByComplexNumbers, strangers.NormalizedQueries, strangers.InPlace, strangers.HeadByHead,
+    strangers.TalkingHeads, strangers.Sink, strangers.Windows, strangers.FusedKernel,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_four_linear_maps_are_found_whatever_lies_between(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(strangers.WIDTH, strangers.WIDTH), kind())
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (found.name, found.reason) == ("1", None)
+    query, key, value, output = parts(found, model)
+    torch.testing.assert_close(query, block(model[1].ask))
+    torch.testing.assert_close(key, block(model[1].meet))
+    torch.testing.assert_close(value, block(model[1].carry))
+    torch.testing.assert_close(output, model[1].write.weight.detach().T.unflatten(0, (-1, strangers.DIM)))
+    assert found.evidence.error < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (strangers.Apart, {"scale": 0.5}),
+        (strangers.InPlace, {"scale": 0.5}),
+        (strangers.Sink, {"scale": 1.0}),
+        (strangers.RotaryByHalves, {"rope": True, "scale": 0.5}),
+        (strangers.RotaryByPairs, {"rope": True}),
+        (strangers.RotaryByComplexNumbers, {"rope": False, "scale": 0.5}),
+        (strangers.NormalizedQueries, {"query_key_norm": True, "rope": False}),
+        (strangers.TalkingHeads, {"mixes_heads": True}),
+        (strangers.GroupedQueries, {"cross": False, "mixes_heads": False, "value_norm": False}),
+    ],
+)
+def test_what_the_host_does_between_is_recognized(kind, said):
+    torch.manual_seed(0)
+    if kind is strangers.RotaryByComplexNumbers:
+        said = {"rope": True, "scale": 0.5}
+    [found] = discover_attention(kind(), torch.randn(TOKENS))
+    assert {name: pytest.approx(getattr(found.layout, name), rel=1e-5) for name in said} == said
+
+
+def test_parameters_of_three_axes_are_read_and_written_through_einsum():
+    torch.manual_seed(0)
+    model = strangers.Einsum()
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    query, key, value, output = parts(found, model)
+    torch.testing.assert_close(query.mT, model.q.detach())
+    torch.testing.assert_close(key.mT, model.k.detach())
+    torch.testing.assert_close(value.mT, model.v.detach())
+    torch.testing.assert_close(output, model.o.detach())
+    weights, new = Weights(model), torch.randn(3, 4, 12)
+    found.layout.query.set(weights, new, "test")
+    torch.testing.assert_close(found.layout.query.get(weights), new)
+
+
+def test_heads_that_alternate_channel_by_channel_in_a_pointwise_convolution_are_found():
+    torch.manual_seed(0)
+    model = strangers.PointwiseConvolution()
+    [found] = discover_attention(model, torch.randn(MAPS))
+    query, _, value, output = parts(found, model)
+    rows = model.qkv.weight.detach().flatten(1)
+    torch.testing.assert_close(query, rows[:12].unflatten(0, (4, 3)).transpose(0, 1))
+    torch.testing.assert_close(value, rows[24:].unflatten(0, (4, 3)).transpose(0, 1))
+    torch.testing.assert_close(output, model.out.weight.detach().flatten(1).T.unflatten(0, (4, 3)).transpose(0, 1))
+
+
+def test_groups_of_queries_before_their_key_and_value_in_one_map_are_found():
+    torch.manual_seed(0)
+    model = strangers.AlternatingHeads()
+    [found] = discover_attention(model, torch.randn(2, 5, 16))
+    query, key, value, _ = parts(found, model)
+    rows = model.wqkv.weight.detach().view(2, 4, 4, 16)
+    torch.testing.assert_close(query, rows[:, :2].flatten(0, 1))
+    torch.testing.assert_close(key, rows[:, 2])
+    torch.testing.assert_close(value, rows[:, 3])
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "reason"),
+    [
+        (strangers.PointwiseConvolution(3), MAPS, "its queries are made by a convolution of kernel 3×3 ('qkv')"),
+        (strangers.GatedValues(), TOKENS, "its values go through sigmoid behind their linear map"),
+        (strangers.NoSoftmax(), TOKENS, "no softmax lies between the product of queries and keys and that with the"),
+        (strangers.Latent(), TOKENS, "its keys are put together from several linear maps (meet, also)"),
+        (strangers.BetweenChannels(), TOKENS, "it attends between channels, not between tokens"),
+        (strangers.NoOutput(), TOKENS, "no linear map takes what it gives"),
+    ],
+)
+def test_what_four_matrices_cannot_describe_is_refused_with_the_reason(model, shape, reason):
+    torch.manual_seed(0)
+    found = discover_attention(model, torch.randn(shape))
+    assert found
+    assert all(each.layout is None for each in found)
+    assert found[0].reason.startswith(reason)
+
+
+def test_tokens_of_others_are_cross_attention():
+    torch.manual_seed(0)
+    model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+    found = discover_attention(model, (torch.randn(1, 5, 8), torch.randn(1, 4, 8)))
+    assert {each.name: each.layout.cross for each in found} == {
+        "encoder.layers.0.self_attn": False,
+        "decoder.layers.0.self_attn": False,
+        "decoder.layers.0.multihead_attn": True,
+    }
+
+
+def test_a_layer_that_runs_twice_is_one():
+    torch.manual_seed(0)
+    layer = strangers.Apart()
+    [found] = discover_attention(nn.Sequential(layer, nn.Tanh(), layer), torch.randn(TOKENS))
+    assert (found.name, found.calls) == ("0", 2)
+
+
+def test_the_model_and_the_random_states_are_left_as_they_were():
+    model = nn.Sequential(nn.Dropout(), strangers.Apart()).train()
+    before = [parameter.clone() for parameter in model.parameters()]
+    state = torch.get_rng_state()
+    discover_attention(model, torch.randn(TOKENS, generator=torch.Generator().manual_seed(0)))
+    assert model.training
+    assert model[1].training
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert all(map(torch.equal, before, model.parameters()))
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_without_a_batch_the_host_is_asked_and_one_line_says_what_is_missing():
+    with pytest.raises(StructuredInitError, match=r"^Apart does not say what it takes: give a batch"):
+        discover_attention(strangers.Apart())
+
+
+def test_a_batch_that_the_model_fails_on_is_one_line():
+    with pytest.raises(StructuredInitError, match=r"^Apart fails on the batch: "):
+        discover_attention(strangers.Apart(), torch.randn(2, 5, 7))
+
+
+def test_a_batch_may_be_a_dictionary_of_arguments():
+    [found] = discover_attention(strangers.Apart(), {"x": torch.randn(TOKENS)})
+    assert found.layout.query.heads == 3
