@@ -70,6 +70,11 @@ class Compose(Initializer):
     def __init__(self, initializers: list[Initializer]) -> None:
         if not initializers:
             raise StructuredInitError("Compose needs at least one initializer; for none, use Default")
+        if not isinstance(initializers, list | tuple):
+            raise StructuredInitError(f"Compose takes a list, as in Compose([Mimetic()]), got {initializers!r}")
+        for each in initializers:
+            if not isinstance(each, Initializer):
+                raise StructuredInitError(f"Compose takes Initializer objects such as Mimetic(), got {each!r}")
         self.initializers = initializers
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:

@@ -38,13 +38,15 @@ class SparePositions(Initializer):
         where: which attention layers, by name.
 
     Raises:
-        StructuredInitError: at :meth:`plan`, no known attention layer, no positions, or positions that leave no
-            direction free.
+        StructuredInitError: at construction, nothing to write; at :meth:`plan`, no known attention layer, no
+            positions, or positions that leave no direction free.
 
     Source: ours; measurements in ``docs/impulse.md``.
     """
 
     def __init__(self, read: bool = True, write: bool = True, where: Where = None) -> None:
+        if not read and not write:
+            raise StructuredInitError("SparePositions: read and write are both off: there is nothing to write")
         self.read = read
         self.write = write
         self.where = where

@@ -260,6 +260,30 @@ def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint):
     assert said.endswith("give one, such as 'lightning_logs/version_0/checkpoints/last.ckpt'")
 
 
+def test_a_last_checkpoint_that_is_not_there_is_said_in_one_line_and_the_training_starts_anew(cli, capsys):
+    begun = "structured-init: --ckpt_path last: there is no checkpoint of this run to resume from: the training starts"
+    for other in (
+        "",
+        "; to resume another run, give its file, such as 'lightning_logs/version_0/checkpoints/last.ckpt'",
+    ):
+        capsys.readouterr()
+        run = cli("fit", "--ckpt_path=last", "--trainer.max_steps=1")
+        assert run.trainer.global_step == 1
+        said = [line for line in capsys.readouterr().err.splitlines() if "last" in line]
+        assert said == [f"{begun} anew{other}"]
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")  # Lightning's, of the second run into one folder
+def test_a_last_checkpoint_that_is_there_is_resumed_from_without_a_word(cli, folder, capsys):
+    kept = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "kept"}}
+    (folder / "keeping.yaml").write_text(json.dumps({"trainer": {"callbacks": [kept]}}))
+    cli("fit", "-c", "keeping.yaml", "--trainer.max_epochs=1")
+    capsys.readouterr()
+    resumed = cli("fit", "-c", "keeping.yaml", "--ckpt_path=last", "--trainer.max_epochs=2")
+    assert resumed.trainer.ckpt_path.endswith("kept/last.ckpt")
+    assert "starts anew" not in capsys.readouterr().err
+
+
 def test_nothing_is_computed_before_an_output_that_cannot_be_written_is_refused(complaint, folder, monkeypatch):
     monkeypatch.setattr("lightning_modules.cli.show._view", lambda *anything: pytest.fail("it has computed"))
     complaint(main, ["show", "-c", "tiny.yaml", "--output", "tiny.yaml/seen"])
