@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -88,6 +89,7 @@ def record(data: ReportData) -> dict[str, Any]:
             {
                 **{"arm": run.arm, "seed": run.seed, "point": dict(run.point), "learning_rate": run.learning_rate},
                 **({"failure": run.failure} if run.failure else {}),
+                **({"not_captured": run.missing} if run.missing else {}),
                 **(run.result or {"complete": False}),
             }
             for run in data.runs
@@ -120,6 +122,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         "learning_rate": arm.learning_rate,
         "by_seed": arm.by_seed,
         "diverged": list(arm.diverged),
+        **({"no_learning_rate": dataclasses.asdict(arm.no_rate)} if arm.no_rate else {}),
         "value": arm.value and _interval(arm.value),
         "to_baseline": _effect(arm.baseline),
         "to_control": _effect(arm.control),

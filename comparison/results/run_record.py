@@ -19,6 +19,7 @@ Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, 
 
 SETTINGS, FAILURE = ".settings.json", ".failed.json"  # endings beside the folder of a run
 RESULT = "result.json"  # in it
+MISSING = "missing.json"  # in it: what callbacks could not look at, by what and moment
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RunRecord:
         folder: where the run wrote.
         result: what it gave; None while it is not complete.
         failure: why it stopped, in one line; None where it did not.
+        missing: what could not be looked at → moment → why, such as attention that has diverged.
     """
 
     arm: str
@@ -42,6 +44,7 @@ class RunRecord:
     folder: Path
     result: dict[str, Any] | None = field(default=None, repr=False)
     failure: str | None = None
+    missing: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)
 
     @property
     def key(self) -> tuple[str, int, Point, float | None]:
@@ -73,7 +76,7 @@ def read_run(settings_file: Path) -> RunRecord:
     """
     settings = read_json(settings_file)
     folder = settings_file.with_name(settings_file.name.removesuffix(SETTINGS))
-    result, failed = folder / RESULT, folder.with_name(folder.name + FAILURE)
+    result, failed, missing = folder / RESULT, folder.with_name(folder.name + FAILURE), folder / MISSING
     rate = settings.get("learning_rate")
     return RunRecord(
         arm=settings["arm"],
@@ -83,6 +86,7 @@ def read_run(settings_file: Path) -> RunRecord:
         folder=folder,
         result=read_json(result) if result.is_file() else None,
         failure=read_json(failed).get("reason") if failed.is_file() and not result.is_file() else None,
+        missing=read_json(missing) if missing.is_file() else {},
     )
 
 
