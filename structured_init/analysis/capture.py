@@ -9,12 +9,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from structured_init.analysis.tap import Adapter, AttentionTap, looks_like_attention
+from structured_init.analysis.tap import Adapter, AttentionTap
 from structured_init.analysis.undisturbed import undisturbed
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.names import named_plain_modules
+from structured_init.sites.attention import ATTENTION
 from structured_init.sites.registry import Registry
 from structured_init.sites.select import selects
+from structured_init.sites.unknown import looks_like_attention
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
 MEBIBYTE = 2**20
@@ -174,7 +176,7 @@ def _first_samples(inputs: tuple, samples: int) -> tuple:
 def _nothing_seen(model: nn.Module) -> str:
     """Name what the model has, for the one who expected attention."""
     named = [(name, module) for name, module in named_plain_modules(model) if name]
-    attention = [(name, module) for name, module in named if looks_like_attention(name, module)]
+    attention = [(name, module) for name, module in named if looks_like_attention(name, module, ATTENTION)]
     if not attention:
         kinds = sorted({type(module).__name__ for _, module in named if not list(module.children())})
         return f"no attention map was captured: {type(model).__name__} has no attention module (it has {_few(kinds)})"

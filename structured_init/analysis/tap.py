@@ -22,6 +22,7 @@ from structured_init.analysis.trail import Origin, Product, Trail
 from structured_init.names import plain_name
 from structured_init.sites.attention import ATTENTION
 from structured_init.sites.registry import Registry
+from structured_init.sites.unknown import looks_like_attention
 
 SOFTMAX = frozenset({F.softmax, torch.softmax, torch.Tensor.softmax})
 
@@ -65,12 +66,6 @@ def attention_maps(
             logits = logits + mask.float()
         blind = (logits == -math.inf).all(dim=-1, keepdim=True)
         return logits.softmax(dim=-1).masked_fill(blind, 0.0)
-
-
-def looks_like_attention(name: str, module: nn.Module) -> bool:
-    """Tell whether a module is attention: by its name, by its class, or because it is registered as a site."""
-    words = f"{name.rsplit('.', 1)[-1]} {type(module).__name__}".lower()
-    return "attn" in words or "attention" in words or ATTENTION.find(module) is not None
 
 
 class AttentionTap(TorchFunctionMode):
@@ -212,7 +207,7 @@ class AttentionTap(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if dim not in (-1, logits.ndim - 1) or logits.ndim < 3:
             return
-        written = (call for call in reversed(self.stack) if looks_like_attention(call.name, call.module))
+        written = (call for call in reversed(self.stack) if looks_like_attention(call.name, call.module, ATTENTION))
         owner = self._site() or next(written, None)
         if owner is None or (logits.ndim != 4 and heads_of(owner.module) is None):
             return
