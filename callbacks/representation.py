@@ -12,6 +12,7 @@ from torch import Tensor
 from callbacks.before_after import BeforeAndAfter, write_on_rank_zero
 from callbacks.probe_batch import probe_batch
 from structured_init.analysis.representations import gram_matrices, repeated_blocks
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
 
@@ -40,6 +41,8 @@ class RepresentationCallback(BeforeAndAfter):
     """
 
     def __init__(self, samples: int = 256, batch_size: int = 64, seed: int = 0, enabled: bool = True) -> None:
+        check_whole("RepresentationCallback", samples=samples, batch_size=batch_size)
+        check_whole("RepresentationCallback", least=None, seed=seed)
         if not 4 <= batch_size <= samples:
             raise StructuredInitError(
                 f"RepresentationCallback: batch_size must be from 4 to samples ({samples}), got {batch_size}"

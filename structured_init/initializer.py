@@ -126,6 +126,12 @@ def initialize(
         StructuredInitError: a required part finds no site, and the message lists what the model has; ``seed`` is no
             whole number; or, with ``strict``, attention is left alone.
     """
+    if not isinstance(model, nn.Module):
+        raise StructuredInitError(f"initialize needs a model, an nn.Module, got {type(model).__name__}")
+    if batch is not None and not isinstance(batch, Tensor):
+        raise StructuredInitError(f"initialize: batch is a tensor of real inputs, got {type(batch).__name__}")
+    if isinstance(initializer, list | tuple):
+        raise StructuredInitError("initialize takes one initializer, got several: Compose([…]) makes one of them")
     if not isinstance(initializer, Initializer):
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
     draws = Draws(seed)

@@ -18,7 +18,10 @@ from comparison.report.registry import Html
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.paired import Interval
 from comparison.results.tables import Table
+from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
+
+PAGE = "report.html"
 
 
 def write_report(
@@ -42,8 +45,10 @@ def write_report(
     Raises:
         StructuredInitError: there is no comparison, an arm is unknown, or a file cannot be written.
     """
+    path = Path(output) if output is not None else Path(folder) / PAGE
+    if path.is_dir():
+        raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
     data = read_report_data(folder, baseline, controls)
-    path = Path(output) if output is not None else Path(folder) / "report.html"
     sections = read_panels(data)
     texts = {
         path: page(data, sections),

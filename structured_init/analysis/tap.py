@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from structured_init.analysis.axes import AxesError, heads_of
 from structured_init.analysis.calls import Call, Seen
 from structured_init.analysis.trail import Origin, Product, Trail
+from structured_init.errors import StructuredInitError
 from structured_init.names import plain_name
 from structured_init.sites.attention import ATTENTION
 from structured_init.sites.registry import Registry
@@ -143,7 +144,7 @@ class AttentionTap(TorchFunctionMode):
             try:
                 if adapter is not None and output is not None:
                     with torch.autocast(_device(args, output), enabled=False):
-                        self._offer(call, adapter(module, args, kwargs, output))
+                        self._offer(call, _checked(adapter(module, args, kwargs, output), module))
                 if output is not None:
                     self._finish(call)
             finally:
@@ -233,6 +234,16 @@ class AttentionTap(TorchFunctionMode):
     def _owner(self) -> Call:
         """Return the call under whose name attention is reported."""
         return self._site() or next((call for call in reversed(self.stack) if call.name), self.stack[-1])
+
+
+def _checked(maps: object, module: nn.Module) -> Tensor:
+    """Return what an adapter gave, where it is maps at all; their axes are looked at with the others'."""
+    if not isinstance(maps, Tensor):
+        raise StructuredInitError(
+            f"the capture registered for {type(module).__name__} returned {type(maps).__name__}:"
+            " it must return maps (batch, heads, queries, keys)"
+        )
+    return maps
 
 
 def _shapes(inputs: object) -> list[tuple[int, ...]]:

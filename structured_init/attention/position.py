@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from structured_init.arguments import check_not_negative, check_positive
+from structured_init.arguments import check_flag, check_not_negative, check_positive
 from structured_init.attention.codes import Form, row_and_column_codes, sincos_2d
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -56,6 +56,7 @@ class Positions(Initializer):
         check_positive("Positions", temperature=temperature, std=std)
         check_positive("Positions", null=True, kappa=kappa)
         check_not_negative("Positions", gain=gain)
+        check_flag("Positions", null=True, trainable=trainable)
         self.kind: Literal["sincos", "gaussian", "codes"] = kind
         self.form: Form = form
         self.temperature = temperature

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_positive, check_whole
+from structured_init.arguments import check_flag, check_positive, check_whole
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -137,6 +137,7 @@ class SpatialFilters(Initializer):
             raise StructuredInitError(f"{WHO}: bias must be keep, uniform or zero, got '{bias}'")
         check_whole(WHO, null=True, box_size=box_size, distinct=distinct)
         check_positive(WHO, variance=variance)
+        check_flag(WHO, frozen=frozen, freeze_bias=freeze_bias)
         self.filters: Literal["random", "impulse", "box", "gaussian", "softmax", "host"] = filters
         self.energy = energy
         self.box_size = box_size

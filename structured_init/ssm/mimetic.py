@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_finite, check_not_negative, check_positive, check_whole
+from structured_init.arguments import check_finite, check_flag, check_not_negative, check_positive, check_whole
 from structured_init.attention.mimetic import noisy_identity, split, split_identity
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -131,6 +131,8 @@ class MimeticStateSpace(Initializer):
             if value not in valid:
                 raise StructuredInitError(f"{WHO}: {name} must be {' or '.join(valid)}, got '{value}'")
         check_positive(WHO, decay_c=decay_c, step_value=step_value)
+        check_flag(WHO, decay=decay, step=step, correlate=correlate, convolution=convolution)
+        check_flag(WHO, input_dependent_step=input_dependent_step)
         check_not_negative(WHO, match_alpha=match_alpha)
         check_finite(WHO, match_beta=match_beta)
         if not isinstance(layers, list | tuple | None):

@@ -7,6 +7,8 @@ import math
 import re
 
 import pytest
+import torch
+from torch import nn
 
 import structured_init
 from structured_init import (
@@ -30,9 +32,15 @@ from structured_init import (
     StructuredInitError,
     SvdSolver,
     TruncatedNormal,
+    WeightSelection,
     initialize,
+    register_attention,
+    register_mlp,
 )
+from structured_init.analysis import capture, capture_attention, register_capture, summarize, weight_products
 from structured_init.attention.impulse.solvers import ImpulseSolver
+
+PIXELS = torch.zeros(2, 3, 8, 8)
 
 
 def constructors():
@@ -114,3 +122,86 @@ def test_a_where_that_is_no_pattern_is_one_line(as_installed, tiny_vit, cls, whe
     answer = r"^where is a name pattern, a list of them or a function of a site, got "
     with pytest.raises(StructuredInitError, match=answer + re.escape(repr(where))):
         initialize(tiny_vit(), Compose([KaimingUniform(), cls(where=where)]))
+
+
+FLAGS = [
+    (cls, name)
+    for cls in constructors()
+    for name, parameter in inspect.signature(cls).parameters.items()
+    if re.search(r"\bbool\b", str(parameter.annotation))
+]
+
+
+@pytest.mark.parametrize(("cls", "name"), FLAGS, ids=lambda each: getattr(each, "__name__", str(each)))
+def test_a_flag_that_is_neither_true_nor_false_is_one_line(as_installed, cls, name):
+    first = {"teacher": "vit"} if cls is WeightSelection else {"mean": 0.1} if cls is MlpMean else {}
+    answer = rf"^{cls.__name__}: {name} must be true or false( or null)?, got 'no'$"
+    with pytest.raises(StructuredInitError, match=answer):
+        cls(**first, **{name: "no"})
+
+
+class Own(nn.Module):
+    """Attention that computes no softmax, so that only an adapter can read it."""
+
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Linear(8, 8)
+
+    def forward(self, tokens):
+        return self.q(tokens)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda vit: initialize("vit", Mimetic()), "initialize needs a model, an nn.Module, got str"),
+        (lambda vit: initialize(dict(vit.state_dict()), Mimetic()), "initialize needs a model, an nn.Module, got dict"),
+        (lambda vit: initialize(vit, [Mimetic(), Positions()]),
+         "initialize takes one initializer, got several: Compose([…]) makes one of them"),
+        (lambda vit: initialize(vit, Mimetic(), batch=[1.0]),
+         "initialize: batch is a tensor of real inputs, got list"),
+        (lambda vit: WeightSelection(None),
+         "WeightSelection: teacher is a path, a model name of timm, a module or a dictionary, got None"),
+        (lambda vit: WeightSelection(vit, leave=3),
+         "WeightSelection: leave is a name pattern or a list of them, got 3"),
+        (lambda vit: register_attention(vit)(print),
+         "a class is registered by itself or as 'package.module.Class', got an object of class VisionTransformer"),
+        (lambda vit: register_mlp("MyMlp")(print),
+         "a class is registered by itself or as 'package.module.Class', got 'MyMlp'"),
+        (lambda vit: register_attention(Own, grid="4x4"),
+         "register_attention: grid must be [rows, columns] or null, got '4x4'"),
+        (lambda vit: register_attention(Own, grid=(4,)),
+         "register_attention: grid must be [rows, columns] or null, got (4,)"),
+        (lambda vit: register_attention(Own, grid=(4, 0)),
+         "register_attention: grid's columns must be at least 1, got 0"),
+        (lambda vit: register_attention(Own, prefix_tokens=-1),
+         "register_attention: prefix_tokens must be at least 0, got -1"),
+        (lambda vit: capture_attention("vit", PIXELS), "capture_attention needs a model, an nn.Module, got str"),
+        (lambda vit: capture_attention(vit, PIXELS, layers="blocks.0.attn"),
+         "capture_attention: layers is a list of names or numbers, as in ['*.0.attn'], got 'blocks.0.attn'"),
+        (lambda vit: capture_attention(vit, PIXELS, layers=[]),
+         "capture_attention: layers is empty, which asks for nothing; null asks for all"),
+        (lambda vit: capture_attention(vit, PIXELS, max_samples=0),
+         "capture_attention: max_samples must be at least 1 or null, got 0"),
+        (lambda vit: capture_attention(vit, PIXELS, max_samples=1.5),
+         "capture_attention: max_samples must be a whole number or null, got 1.5"),
+        (lambda vit: capture_attention(vit, PIXELS, max_megabytes=math.nan),
+         "capture_attention: max_megabytes must be a finite number in float32, got nan"),
+        (lambda vit: summarize(torch.ones(2, 4, 4)),
+         "summarize takes maps (batch, heads, queries, keys), got shape (2, 4, 4): add the missing axes"),
+        (lambda vit: weight_products(vit),
+         "weight_products takes a site, as attention_sites(model) gives them, got VisionTransformer"),
+    ],
+)  # fmt: skip
+def test_a_wrong_call_is_one_line(as_installed, tiny_vit, build, message):
+    with pytest.raises(StructuredInitError) as caught:
+        build(tiny_vit())
+    assert str(caught.value) == message
+
+
+def test_an_adapter_that_returns_no_maps_is_one_line(as_installed, monkeypatch):
+    monkeypatch.setattr(capture._ADAPTERS, "_describe", {})
+    register_capture(Own)(lambda module, args, kwargs, output: None)
+    message = "the capture registered for Own returned NoneType: it must return maps (batch, heads, queries, keys)"
+    with pytest.raises(StructuredInitError, match=re.escape(message)):
+        capture_attention(nn.Sequential(Own()), torch.zeros(2, 4, 8))

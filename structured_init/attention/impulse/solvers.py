@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from structured_init.arguments import check_not_negative, check_positive, check_whole
+from structured_init.arguments import check_flag, check_not_negative, check_positive, check_whole
 from structured_init.attention.impulse.adam import optimize
 from structured_init.attention.impulse.basis import Basis, Factors
 from structured_init.attention.impulse.inputs import PseudoInput, layer_norm, pseudo_tokens, real_tokens
@@ -91,6 +91,7 @@ class AdamSolver(ImpulseSolver):
                 raise StructuredInitError(f"AdamSolver: pseudo_input must be one of {', '.join(valid)}, got '{kind}'")
         check_whole("AdamSolver", least=0, iterations=iterations)
         check_positive("AdamSolver", null=True, scale=scale)
+        check_flag("AdamSolver", layer_norm=layer_norm)
         self.iterations = iterations
         self.pseudo_input: Input = pseudo_input
         self.later_pseudo_input: Input | None = later_pseudo_input

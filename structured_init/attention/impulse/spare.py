@@ -8,6 +8,7 @@ from __future__ import annotations
 from jaxtyping import Float64
 from torch import Tensor
 
+from structured_init.arguments import check_flag
 from structured_init.attention.impulse.basis import Basis
 from structured_init.attention.impulse.separable import CUTOFF
 from structured_init.attention.impulse.task import find_positions
@@ -45,6 +46,7 @@ class SparePositions(Initializer):
     """
 
     def __init__(self, read: bool = True, write: bool = True, where: Where = None) -> None:
+        check_flag("SparePositions", read=read, write=write)
         if not read and not write:
             raise StructuredInitError("SparePositions: read and write are both off: there is nothing to write")
         self.read = read

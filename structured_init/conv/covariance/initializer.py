@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.arguments import check_finite
+from structured_init.arguments import check_finite, check_flag
 from structured_init.conv.covariance.closed_form import closed_form, sigma_at, strict_form
 from structured_init.conv.covariance.learned import LearnedCovariances, estimate_covariances, stored
 from structured_init.conv.covariance.sampling import sample_filters, symmetric_root
@@ -74,6 +74,7 @@ class FilterCovariance(Initializer):
         if normalize is not None and normalize != "trace" and not is_energy(normalize):
             raise StructuredInitError(f"{WHO}: normalize must be null, trace or a positive energy, got {normalize!r}")
         check_finite(WHO, sigma0=sigma0, v=v, a=a, shrinkage=shrinkage)
+        check_flag(WHO, frozen=frozen, freeze_bias=freeze_bias)
         if not 0 <= shrinkage <= 1:
             raise StructuredInitError(f"{WHO}: shrinkage must lie in [0, 1], got {shrinkage}")
         if covariances == "":

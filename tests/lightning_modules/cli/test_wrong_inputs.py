@@ -139,6 +139,8 @@ INIT = [
     ("--init.initializer=Impulse --init.initializer.kernel_size=4", "*kernel_size must be odd, such as 3 or 5, got 4"),
     ("--init.initializer=Impulse --init.initializer.kernel_size=99", "*larger than the 4×4 grid of *"),
     ("--init.initializer=TruncatedNormal --init.initializer.std=-1", "*std must be positive, got -1.0"),
+    ("--init.initializer=Mimetic --init.initializer.qk_alpha=1e400", "*qk_alpha must be a finite number*, got inf"),
+    ("--init.initializer=Positions --init.initializer.gain=-1", "Positions: gain must not be negative, got -1.0"),
     ("--init.initializer=Mimetic --init.initializer.where=blocks.99.*", "*selects none of the 2 attention layers*"),
     ("--init.initializer=Mimetic --init.initializer.qk_sign=3", "init.initializer.qk_sign: expected 1 or -1, got 3"),
     ("--init.initializer=MimeticStateSpace", "*found no state-space layer that it knows; the model has *"),
@@ -242,6 +244,13 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
         ("show -c tiny.yaml --output tiny.yaml", "cannot write to 'tiny.yaml': *is a file"),
         ("show -c tiny.yaml --output /proc/x", "cannot write to '/proc/x': *"),
         ("show -c tiny.yaml --export /proc/w.safetensors", "cannot write to '/proc': *"),
+        ("show -c tiny.yaml --export taken.safetensors", "cannot write to 'taken.safetensors', a folder: name a file"),
+        (
+            "report . --output taken.safetensors",
+            "cannot write the page to 'taken.safetensors', a folder: name a file,*",
+        ),
+        ("compare -c tiny.yaml --output o --inits default --gpus-per-run=-1", "*expected a number from 0, got '-1'"),
+        ("compare -c tiny.yaml --output o --inits default --cpus-per-run=0", "*expected a number above 0, got '0'"),
         ("show -c tiny.yaml --plan perhaps", "plan: expected bool, got perhaps"),
         ("show -c tiny.yaml --outptu x", "unknown key 'outptu': did you mean 'output'?"),
         ("compare -c tiny.yaml --output o --inits default sincos", "'sincos' belongs to no option: *by commas*"),
@@ -250,8 +259,10 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
     ids=lambda each: each[:50],
 )
 def test_a_wrong_use_of_another_command_is_answered_in_one_line(complaint, folder, arguments, answer):
+    (folder / "taken.safetensors").mkdir()
     said = complaint(main, arguments.split(" "))
     assert matches(said, answer), said
+    assert sorted(path.name for path in folder.iterdir()) == ["taken.safetensors", "tiny.yaml"]
 
 
 def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint):
