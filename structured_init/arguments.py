@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -27,8 +28,10 @@ def check_finite(who: str, *, null: bool = False, **numbers: Any) -> None:
             continue
         if not isinstance(value, Real) or isinstance(value, bool):
             raise StructuredInitError(f"{who}: {name} must be a number{_or(null)}, got {value!r}")
-        if not abs(value) <= LARGEST:
-            raise StructuredInitError(f"{who}: {name} must be a finite number{_or(null)} in float32, got {value}")
+        if not math.isfinite(value):
+            raise StructuredInitError(f"{who}: {name} must be a finite number{_or(null)}, got {value}")
+        if abs(value) > LARGEST:
+            raise StructuredInitError(f"{who}: {name} must be a number that float32 can hold, got {value}")
 
 
 def check_not_negative(who: str, *, null: bool = False, **numbers: Any) -> None:

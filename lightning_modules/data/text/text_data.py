@@ -73,7 +73,10 @@ class TextData(SeededData):
             tokenizer, text that is empty or not UTF-8, a vocabulary too small, a batch larger than the training part.
     """
 
-    unit = "blocks"
+    @property
+    def unit(self) -> str:
+        """What is counted: with the length, since a long one leaves few."""
+        return f"blocks of block_size={self.block_size}"
 
     def __init__(
         self,

@@ -88,6 +88,8 @@ class FilterCovariance(Initializer):
             raise StructuredInitError(
                 f"{WHO}: psd='strict' is a closed form; learned covariances take clip or absolute"
             )
+        if not isinstance(covariances, str | Path | LearnedCovariances | None):
+            raise StructuredInitError(f"{WHO}: covariances is a path or what was estimated, got {covariances!r}")
         refuse_missing(covariances, WHO)
         self.sigma0 = sigma0
         self.v = v

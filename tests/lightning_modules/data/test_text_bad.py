@@ -134,7 +134,7 @@ def test_batch_larger_than_the_training_part(tmp_path):
     (tmp_path / "train.txt").write_text("a text " * 20)
     said = message(lambda: fit(tmp_path, block_size=16, batch_size=32))
     assert said.startswith("batch_size=32 is larger than the training part of")
-    assert said.endswith("which has 9 blocks per process")
+    assert said.endswith("which has 9 blocks of block_size=16 per process")
 
 
 def test_vocabulary_too_small(tmp_path):
