@@ -350,7 +350,7 @@ def test_ctrl_c_says_how_to_go_on(cli, folder, capsys, monkeypatch, epoch):
 def test_a_folder_of_the_users_that_hides_ours_is_one_line(folder, name):
     (folder / name).mkdir()
     (folder / name / "__init__.py").write_text("")
-    program = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom lightning_modules.cli import main\nmain(['fit'])\n"
+    program = f"import sys\nsys.path.insert(1, {str(ROOT)!r})\nfrom lightning_modules.cli import main\nmain(['fit'])\n"
     (folder / "train.py").write_text(program)
     surroundings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     result = subprocess.run(
