@@ -121,7 +121,8 @@ def check_layers(who: str, layers: Any) -> None:
     """
     if layers is None:
         return
-    if not isinstance(layers, list | tuple) or not all(isinstance(layer, str | int) for layer in layers):
+    listed = isinstance(layers, Sequence) and not isinstance(layers, str)
+    if not listed or not all(isinstance(layer, str | int) for layer in layers):
         raise StructuredInitError(f"{who}: layers is a list of names or numbers, as in ['*.0.attn'], got {layers!r}")
     if not layers:
         raise StructuredInitError(f"{who}: layers is empty, which asks for nothing; null asks for all")
