@@ -48,8 +48,7 @@ class Augmentation:
     ) -> None:
         from timm.data.random_erasing import RandomErasing
 
-        if crop_padding < 0 or not 0 <= random_erasing <= 1:
-            raise StructuredInitError("crop_padding is 0 or more pixels, and random_erasing a probability in [0, 1]")
+        check_augmentation(crop_padding, crop_scale, random_erasing)
         self.image_size = image_size
         self.flip = flip
         self.crop_padding = crop_padding
