@@ -16,11 +16,14 @@ from callbacks.attention_figures import draw, send
 from callbacks.diagnostics import is_fatal, note_missing
 from callbacks.probe_batch import ProbeBatch, probe_batch
 from structured_init.analysis import NoAttentionError, capture_attention, summarize, to_csv
+from structured_init.analysis.capture import check_layers
+from structured_init.arguments import check_flag, check_grid, check_positive, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing, write_json, write_text
 from structured_init.sites import attention_sites
 
 # Strategies that hold only a part of each weight on a rank: there every rank has to run the probe.
+WHO = "AttentionMapCallback"
 SHARDED = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
 
 
@@ -74,10 +77,15 @@ class AttentionMapCallback(Callback):
         max_megabytes: float = 512,
         on_missing: Literal["error", "skip"] = "error",
     ) -> None:
-        _check("samples", samples, samples >= 1, "at least 1")
-        _check("every_n_epochs", every_n_epochs, every_n_epochs is None or every_n_epochs >= 1, "at least 1, or null")
-        _check("grid", grid, grid is None or len(grid) == 2, "[rows, columns], or null")
-        _check("window", window, window >= 1 and window % 2 == 1, "an odd number")
+        check_whole(WHO, samples=samples, window=window)
+        check_whole(WHO, null=True, every_n_epochs=every_n_epochs)
+        check_whole(WHO, least=0, null=True, prefix_tokens=prefix_tokens)
+        check_whole(WHO, least=None, seed=seed)
+        check_positive(WHO, max_megabytes=max_megabytes)
+        check_grid(WHO, grid)
+        check_layers(WHO, layers)
+        check_flag(WHO, enabled=enabled, figures=figures)
+        _check("window", window, window % 2 == 1, "an odd number")
         _check("on_missing", on_missing, on_missing in ("error", "skip"), "'error' or 'skip'")
         self.samples, self.every_n_epochs, self.layers = samples, every_n_epochs, layers
         self.enabled, self.figures, self.seed = enabled, figures, seed
@@ -230,7 +238,7 @@ def is_sharded(trainer: Trainer) -> bool:
 
 def _check(name: str, value: object, valid: bool, what: str) -> None:
     if not valid:
-        raise StructuredInitError(f"AttentionMapCallback: {name} must be {what}, got {value!r}")
+        raise StructuredInitError(f"{WHO}: {name} must be {what}, got {value!r}")
 
 
 def _check_writable(folder: Path) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 
+from callbacks.attention_map import is_sharded
 from callbacks.diagnostics import is_fatal, note_missing
+from structured_init.errors import StructuredInitError
+
+Seen = TypeVar("Seen")
 
 
 class BeforeAndAfter(Callback):
@@ -57,30 +62,44 @@ class BeforeAndAfter(Callback):
         self.before = state_dict["before"]
 
 
-def write_on_rank_zero(trainer: Trainer, what: str, phase: str, write: Callable[[], str | None]) -> str | None:
-    """Let rank zero write, and tell every rank what came of it; a fast development run writes nothing.
+def write_on_rank_zero(
+    trainer: Trainer, what: str, phase: str, look: Callable[[], Seen], write: Callable[[Seen], str | None]
+) -> str | None:
+    """Look where the weights are, let rank zero write, and tell every rank what came of it.
 
-    What goes wrong after training is a warning and an entry in ``missing.json``: no diagnosis ends a training.
+    A fast development run writes nothing. What goes wrong after training is a warning and an entry in
+    ``missing.json``: no diagnosis ends a training.
 
     Args:
         trainer: of the run.
         what: is written, such as ``"filters"``.
         phase: ``"before"`` or ``"after"``.
-        write: writes the files and returns their path; None where there is nothing to write.
+        look: looks at the model; where no rank holds all weights, every rank does. It raises ``StructuredInitError``
+            where the model or its data have nothing of the kind, which is a line and no failure.
+        write: is given what was seen, writes the files and returns their path; None where there is nothing to write.
 
     Raises:
         StructuredInitError: on every rank, where rank zero could not write before training: else the others would wait
             for it in their first step.
     """
-    path, failure = None, None
+    path, absent, failure = None, None, None
     try:
-        if trainer.is_global_zero and not trainer.fast_dev_run:
-            path = write()
+        if trainer.is_global_zero or is_sharded(trainer):
+            seen = look()
+    except StructuredInitError as error:
+        absent = error
     except Exception as error:
         failure = error
-    path, failure = trainer.strategy.broadcast((path, failure))
+    try:
+        if trainer.is_global_zero and absent is None and failure is None and not trainer.fast_dev_run:
+            path = write(seen)
+    except Exception as error:
+        failure = error
+    path, absent, failure = trainer.strategy.broadcast((path, absent, failure))
     if is_fatal(failure, phase):
         raise failure
     if failure is not None:
         note_missing(trainer, what, phase, failure)
+    elif absent is not None:
+        rank_zero_info(f"{what}: {absent}")
     return path

@@ -56,7 +56,11 @@ class FilterCallback(BeforeAndAfter):
                 )
             return None
         return write_on_rank_zero(
-            trainer, "filters", phase, lambda: self._write(phase, folder, trainer, depthwise_filters(pl_module))
+            trainer,
+            "filters",
+            phase,
+            lambda: depthwise_filters(pl_module),
+            lambda filters: self._write(phase, folder, trainer, filters),
         )
 
     def _write(self, phase: str, folder: Path, trainer: Trainer, filters: dict[str, Tensor]) -> str | None:

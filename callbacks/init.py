@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from callbacks.lightning_private import averaged_model
 from callbacks.training_batch import training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
+from structured_init.arguments import check_flag, check_whole
 from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
 from structured_init.names import plain_name
@@ -64,11 +65,13 @@ class InitCallback(Callback):
         strict: bool = False,
     ) -> None:
         if not isinstance(initializer, Initializer):
-            raise StructuredInitError(f"InitCallback needs an Initializer, got {type(initializer).__name__}")
+            got = repr(initializer) if isinstance(initializer, type) else type(initializer).__name__
+            raise StructuredInitError(f"InitCallback needs an Initializer object such as Mimetic(), got {got}")
         if when not in ("fit_start", "setup"):
             raise StructuredInitError(f"InitCallback: when must be fit_start or setup, got '{when}'")
-        if samples < 1:
-            raise StructuredInitError(f"InitCallback: samples must be at least 1, got {samples}")
+        check_whole("InitCallback", samples=samples)
+        check_whole("InitCallback", least=None, null=True, seed=seed)
+        check_flag("InitCallback", strict=strict)
         self.initializer = initializer
         self.seed = seed
         self.when: Literal["fit_start", "setup"] = when

@@ -6,15 +6,13 @@ import shutil
 from pathlib import Path
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import save_file
 from torch import Tensor
 
-from callbacks.attention_map import is_sharded
-from callbacks.before_after import BeforeAndAfter
-from callbacks.diagnostics import is_fatal, note_missing
+from callbacks.before_after import BeforeAndAfter, write_on_rank_zero
 from callbacks.probe_batch import probe_batch
 from structured_init.analysis.representations import gram_matrices, repeated_blocks
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
 
@@ -43,6 +41,8 @@ class RepresentationCallback(BeforeAndAfter):
     """
 
     def __init__(self, samples: int = 256, batch_size: int = 64, seed: int = 0, enabled: bool = True) -> None:
+        check_whole("RepresentationCallback", samples=samples, batch_size=batch_size)
+        check_whole("RepresentationCallback", least=None, seed=seed)
         if not 4 <= batch_size <= samples:
             raise StructuredInitError(
                 f"RepresentationCallback: batch_size must be from 4 to samples ({samples}), got {batch_size}"
@@ -53,27 +53,13 @@ class RepresentationCallback(BeforeAndAfter):
     def capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> str | None:
         """Capture where the weights are, write on rank zero, and tell every rank how it went."""
         folder = Path(trainer.log_dir or trainer.default_root_dir) / "representations"  # a collective: every rank asks
-        path, missing, failure = None, None, None
-        try:
-            if trainer.is_global_zero or is_sharded(trainer):
-                grams = self._grams(trainer, pl_module)
-        except StructuredInitError as error:
-            missing = error
-        except Exception as error:
-            missing, failure = error, error
-        try:
-            if trainer.is_global_zero and missing is None and not trainer.fast_dev_run:
-                path = self._write(phase, folder, grams)
-        except Exception as error:
-            failure = error
-        path, missing, failure = trainer.strategy.broadcast((path, missing, failure))
-        if is_fatal(failure, phase):  # on every rank, else the others would wait in their first step
-            raise failure
-        if failure is not None:
-            note_missing(trainer, "representations", phase, failure)
-        elif missing is not None:
-            rank_zero_info(f"representations: {missing}")
-        return path
+        return write_on_rank_zero(
+            trainer,
+            "representations",
+            phase,
+            lambda: self._grams(trainer, pl_module),
+            lambda grams: self._write(phase, folder, grams),
+        )
 
     def _grams(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor]:
         probe = probe_batch(trainer, pl_module, self.samples, self.seed)

@@ -18,7 +18,7 @@ from callbacks.before_after import BeforeAndAfter, write_on_rank_zero
 from structured_init.analysis import WeightProducts, weight_products
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing, write_json
-from structured_init.sites import attention_sites
+from structured_init.sites import AttentionSite, attention_sites
 
 CORNER = 64  # rows and columns of a product that are kept
 
@@ -56,11 +56,17 @@ class WeightProductsCallback(BeforeAndAfter):
                 name = type(trainer.strategy).__name__
                 rank_zero_info(f"weight products: not written, no rank holds all of them under {name}")
             return None
-        return write_on_rank_zero(trainer, "weight products", phase, lambda: self._write(phase, folder, pl_module))
+        return write_on_rank_zero(
+            trainer,
+            "weight products",
+            phase,
+            lambda: attention_sites(pl_module),
+            lambda sites: self._write(phase, folder, sites),
+        )
 
-    def _write(self, phase: str, folder: Path, pl_module: LightningModule) -> str | None:
+    def _write(self, phase: str, folder: Path, sites: list[AttentionSite]) -> str | None:
         tensors, summaries = {}, {}
-        for site in attention_sites(pl_module):
+        for site in sites:
             try:
                 products = weight_products(site)
             except StructuredInitError as error:

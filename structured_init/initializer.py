@@ -70,6 +70,11 @@ class Compose(Initializer):
     def __init__(self, initializers: list[Initializer]) -> None:
         if not initializers:
             raise StructuredInitError("Compose needs at least one initializer; for none, use Default")
+        if not isinstance(initializers, list | tuple):
+            raise StructuredInitError(f"Compose takes a list, as in Compose([Mimetic()]), got {initializers!r}")
+        for each in initializers:
+            if not isinstance(each, Initializer):
+                raise StructuredInitError(f"Compose takes Initializer objects such as Mimetic(), got {each!r}")
         self.initializers = initializers
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
@@ -122,6 +127,12 @@ def initialize(
         StructuredInitError: a required part finds no site, and the message lists what the model has; ``seed`` is no
             whole number; or, with ``strict``, attention is left alone.
     """
+    if not isinstance(model, nn.Module):
+        raise StructuredInitError(f"initialize needs a model, an nn.Module, got {type(model).__name__}")
+    if batch is not None and not isinstance(batch, Tensor):
+        raise StructuredInitError(f"initialize: batch is a tensor of real inputs, got {type(batch).__name__}")
+    if isinstance(initializer, list | tuple):
+        raise StructuredInitError("initialize takes one initializer, got several: Compose([…]) makes one of them")
     if not isinstance(initializer, Initializer):
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
     draws = Draws(seed)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from torch import Tensor
 
+from structured_init.arguments import check_finite
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -46,8 +46,7 @@ class MlpMean(Initializer):
     """
 
     def __init__(self, mean: float, gated: Gated = "gate", where: Where = None) -> None:
-        if not math.isfinite(mean):
-            raise StructuredInitError(f"MlpMean: mean must be a finite number, got {mean}")
+        check_finite("MlpMean", mean=mean)
         if gated not in ("gate", "value", "both"):
             raise StructuredInitError(f"MlpMean: gated must be gate, value or both, got '{gated}'")
         self.mean = mean

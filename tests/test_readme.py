@@ -11,7 +11,7 @@ import yaml
 from torch import nn
 
 from lightning_modules.cli import main
-from lightning_modules.cli.config_names import config_path
+from lightning_modules.cli.config_names import find_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -77,7 +77,7 @@ def test_every_configuration_that_the_readme_names_exists():
         words = shlex.split(command, comments=True)
         for option, name in pairwise(words):
             if option == "-c":
-                assert Path(config_path(name)).is_file()
+                assert find_config(name).files[-1].is_file()
 
 
 def test_every_file_that_the_readme_links_exists():

@@ -52,8 +52,8 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--threads", type=_positive, default=1, metavar="N", help="per run, part of its identity (default: 1)")
     add("--launcher", choices=("local", "ray"), default="local", help="where runs are trained (default: local)")
     add("--ray-address", metavar="A", help="of a Ray cluster; without it one is started here")
-    add("--cpus-per-run", type=float, default=1, metavar="N", help="that Ray reserves (default: 1)")
-    add("--gpus-per-run", type=float, default=0, metavar="N", help="of each run (default: 0)")
+    add("--cpus-per-run", type=_positive_number, default=1, metavar="N", help="that Ray reserves (default: 1)")
+    add("--gpus-per-run", type=_number, default=0, metavar="N", help="of each run (default: 0)")
     limit = "such as 55m, 2h or 01:30:00: stop in time, with exit code 75; the same command goes on"
     add("--time-limit", type=parse_duration, default=math.inf, metavar="T", help=limit)
     add("--no-open", action="store_true", help="do not show the report in a browser")
@@ -79,3 +79,20 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a positive number, got '{text}'")
     return int(text)
+
+
+def _number(text: str) -> float:
+    """Return a number from 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number from 0, got '{text}'")
+    return number
+
+
+def _positive_number(text: str) -> float:
+    if not _number(text):
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got '{text}'")
+    return _number(text)

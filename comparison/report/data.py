@@ -157,7 +157,7 @@ def read_report_data(
         results=results,
         curves=curves,
         controls=known,
-        effects=effects(results, manifest, known, curves),
+        effects=effects(results, manifest, known, curves, chosen_learning_rates(folder)),
         styles=styles(list(manifest["arms"]), manifest["baseline"]),
         point=_shown_point(manifest, runs),
         seed=None,

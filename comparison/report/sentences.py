@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from comparison.report.data import ReportData
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.records import point_label
-from comparison.results.tables import decimals, interval_text
+from comparison.results.tables import decimals, diverged_text, interval_text
 
 LEVEL = "95 %"
 
@@ -56,11 +56,13 @@ def findings(found: Effects) -> list[str]:
 
 
 def _diverged(found: Effects) -> list[str]:
+    without_rate = [f"{arm.name} ({diverged_text(arm)})" for arm in found.arms if arm.no_rate]
+    sentences = [f"No learning rate gave a number in every seed: {listed(without_rate)}."] if without_rate else []
     diverged = [arm for arm in found.arms if arm.diverged]
     if not diverged:
-        return []
+        return sentences
     counts = [f"{arm.name} in {len(arm.diverged)} of {count(arm.seeds, 'seed')}" for arm in diverged]
-    sentences = [f"Diverged: {listed(counts)}."]
+    sentences.append(f"Diverged: {listed(counts)}.")
     lost = [arm for arm in diverged if arm.lost]
     if lost:
         sentences.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import os
@@ -17,7 +18,10 @@ from comparison.report.registry import Html
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.paired import Interval
 from comparison.results.tables import Table
+from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
+
+PAGE = "report.html"
 
 
 def write_report(
@@ -41,8 +45,10 @@ def write_report(
     Raises:
         StructuredInitError: there is no comparison, an arm is unknown, or a file cannot be written.
     """
+    path = Path(output) if output is not None else Path(folder) / PAGE
+    if path.is_dir():
+        raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
     data = read_report_data(folder, baseline, controls)
-    path = Path(output) if output is not None else Path(folder) / "report.html"
     sections = read_panels(data)
     texts = {
         path: page(data, sections),
@@ -88,6 +94,7 @@ def record(data: ReportData) -> dict[str, Any]:
             {
                 **{"arm": run.arm, "seed": run.seed, "point": dict(run.point), "learning_rate": run.learning_rate},
                 **({"failure": run.failure} if run.failure else {}),
+                **({"not_captured": run.missing} if run.missing else {}),
                 **(run.result or {"complete": False}),
             }
             for run in data.runs
@@ -120,6 +127,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         "learning_rate": arm.learning_rate,
         "by_seed": arm.by_seed,
         "diverged": list(arm.diverged),
+        **({"no_learning_rate": dataclasses.asdict(arm.no_rate)} if arm.no_rate else {}),
         "value": arm.value and _interval(arm.value),
         "to_baseline": _effect(arm.baseline),
         "to_control": _effect(arm.control),

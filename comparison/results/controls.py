@@ -6,13 +6,12 @@ control writes the same positions and no attention.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from comparison.results.records import Manifest
-from comparison.results.run_record import RunRecord
+from comparison.results.run_record import RunRecord, read_json
 from structured_init.errors import StructuredInitError, nearest
 
 # Who may have written a control: positions, and what the literature calls its baselines.
@@ -32,7 +31,7 @@ def find_controls(manifest: Manifest, runs: Iterable[RunRecord]) -> dict[str, st
     for run in runs:
         path = run.folder / "init_report.json"
         if run.arm in reports and path.is_file():
-            reports[run.arm].setdefault(run.seed, json.loads(path.read_text(encoding="utf-8")))
+            reports[run.arm].setdefault(run.seed, read_json(path, "entries"))
     found = {
         arm: control
         for arm in reports

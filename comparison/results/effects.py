@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from comparison.results.metric import Metric
 from comparison.results.paired import Interval, paired_values, t_interval
-from comparison.results.records import Manifest, at_point, points
+from comparison.results.records import Manifest, at_point, choice_name, points
 from comparison.results.run_record import Point
 from comparison.results.targets import Curve, Reach, final_mean, reach
 
@@ -38,6 +38,23 @@ class Effect:
 
 
 @dataclass(frozen=True)
+class NoRate:
+    """How the runs of an arm ended for which no learning rate could be chosen: each had a seed without a number.
+
+    Attributes:
+        seeds: that each learning rate was tried with.
+        runs: of all learning rates and seeds.
+        diverged: how many ended without a number.
+        failed: how many did not end.
+    """
+
+    seeds: int
+    runs: int
+    diverged: int
+    failed: int
+
+
+@dataclass(frozen=True)
 class ArmResult:
     """What one arm gave at one place of the grid.
 
@@ -46,10 +63,11 @@ class ArmResult:
         by_seed: final value by seed, in the unit that is shown; seeds that ended in no number are not among them.
         diverged: the seeds whose run ended without a number in the metric or in a loss.
         value: t interval of ``by_seed``; None where no seed ended in a number.
-        learning_rate: the one chosen; None where none was to be chosen.
+        learning_rate: the one chosen; None where none was to be chosen, or none could be.
         baseline: difference to the baseline; None for the baseline itself, or where nothing is paired.
         control: difference to the same-positions control; None without one.
         reach: steps to the target; None without curves.
+        no_rate: how its runs ended, where no learning rate could be chosen for it: it then has no value.
     """
 
     name: str
@@ -60,11 +78,12 @@ class ArmResult:
     baseline: Effect | None
     control: Effect | None
     reach: Reach | None
+    no_rate: NoRate | None = None
 
     @property
     def seeds(self) -> int:
-        """How many seeds are complete, diverged ones among them."""
-        return len({*self.by_seed, *self.diverged})
+        """How many seeds are complete, diverged ones among them; without a learning rate, how many were tried."""
+        return self.no_rate.seeds if self.no_rate else len({*self.by_seed, *self.diverged})
 
     @property
     def lost(self) -> int:
@@ -81,7 +100,8 @@ class Effects:
         metric: what is compared.
         baseline: the arm that differences refer to.
         target: what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves.
-        arms: those with a complete run, in the order in which they were given.
+        arms: those with a complete run, or with no learning rate that could be chosen, in the order in which they were
+            given.
     """
 
     point: Point
@@ -96,6 +116,7 @@ def effects(
     manifest: Manifest,
     controls: Mapping[str, str] | None = None,
     curves: pd.DataFrame | None = None,
+    choices: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[Effects]:
     """Return the effects at every place of the grid.
 
@@ -104,8 +125,12 @@ def effects(
         manifest: of the comparison; its ``baseline``, ``metric`` and ``mode`` are used.
         controls: arm → its same-positions control.
         curves: as ``load_curves`` gives them, for the steps to a target.
+        choices: as ``chosen_learning_rates`` gives them, for the arms of which no learning rate could be chosen.
     """
-    return [_effects(results, manifest, controls or {}, curves, point) for point in points(manifest)]
+    return [
+        _effects(results, manifest, controls or {}, curves, point, (choices or {}).get(choice_name(dict(point)), {}))
+        for point in points(manifest)
+    ]
 
 
 def curves_by_seed(curves: pd.DataFrame, metric: str, axis: str = "step") -> dict[str, dict[int, Curve]]:
@@ -119,7 +144,12 @@ def curves_by_seed(curves: pd.DataFrame, metric: str, axis: str = "step") -> dic
 
 
 def _effects(
-    results: pd.DataFrame, manifest: Manifest, controls: Mapping[str, str], curves: pd.DataFrame | None, point: Point
+    results: pd.DataFrame,
+    manifest: Manifest,
+    controls: Mapping[str, str],
+    curves: pd.DataFrame | None,
+    point: Point,
+    choices: Mapping[str, Any],
 ) -> Effects:
     metric, baseline = Metric(manifest["metric"], manifest["mode"]), manifest["baseline"]
     rows = at_point(results, point)
@@ -137,8 +167,11 @@ def _effects(
         rates[arm] = row["learning_rate"]
     complete = {arm: {*of_arm, *diverged[arm]} for arm, of_arm in values.items()}
     target, reaches = _reaches(curves, point, metric, baseline, complete, diverged)
+    without_rate = {arm: found for arm, choice in choices.items() if (found := _no_rate(choice)) and arm not in values}
     arms = [
-        ArmResult(
+        ArmResult(arm, {}, (), None, None, None, None, None, no_rate=without_rate[arm])
+        if arm in without_rate
+        else ArmResult(
             name=arm,
             by_seed=values[arm],
             diverged=tuple(sorted(diverged[arm])),
@@ -149,9 +182,19 @@ def _effects(
             reach=reaches.get(arm),
         )
         for arm in manifest["arms"]
-        if arm in values
+        if arm in values or arm in without_rate
     ]
     return Effects(point, metric, baseline, target, arms)
+
+
+def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
+    """Return how the runs of an arm ended; None where a learning rate was chosen for it."""
+    values = [value for of_rate in choice["validation"].values() for value in of_rate]
+    if choice["chosen"] is not None or not values:
+        return None
+    failed = sum(value is None for value in values)
+    diverged = sum(value is not None and not math.isfinite(value) for value in values)
+    return NoRate(max(map(len, choice["validation"].values())), len(values), diverged, failed)
 
 
 def _effect(

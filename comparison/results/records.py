@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Manifest = dict[str, Any]
+ASKED = ("arms", "seeds", "baseline", "metric")  # what a comparison cannot be read without
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
@@ -31,7 +32,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     path = Path(folder) / "comparison.json"
     if not path.is_file():
         raise StructuredInitError(f"'{folder}' holds no comparison (there is no '{path.name}' in it)")
-    return {"mode": "max", "controls": {}, "grid": {}, "learning_rates": [], "arguments": [], **read_json(path)}
+    return {"mode": "max", "controls": {}, "grid": {}, "learning_rates": [], "arguments": [], **read_json(path, *ASKED)}
 
 
 def find_runs(folder: str | os.PathLike[str]) -> list[RunRecord]:
@@ -174,22 +175,41 @@ def _logged(path: Path) -> Iterator[tuple[int, int, float, str, float]]:
         return
     kept: dict[str, dict[int, tuple[int, float]]] = {}
     seconds: dict[int, float] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if not row.get("step") or not row.get("epoch"):
-                continue  # a line that was being written
-            step, epoch = int(row["step"]) + 1, int(row["epoch"])  # Lightning counts from 0
-            for name, value in row.items():
-                if name == "seconds" and value:
-                    seconds[step] = float(value)
-                elif name and value and name.startswith(("train/", "val/")):
-                    values = kept.setdefault(name, {})
-                    for repeated in [known for known in values if known >= step]:
-                        del values[repeated]  # the run was resumed before this step
-                    values[step] = (epoch, float(value))
+    for epoch, step, numbers in _rows(path):
+        for name, value in numbers.items():
+            if name == "seconds":
+                seconds[step] = value
+            else:
+                values = kept.setdefault(name, {})
+                for repeated in [known for known in values if known >= step]:
+                    del values[repeated]  # the run was resumed before this step
+                values[step] = (epoch, value)
     for metric, values in kept.items():
         for step, (epoch, value) in values.items():
             yield epoch, step, seconds.get(step, math.nan), metric, value
+
+
+def _rows(path: Path) -> Iterator[tuple[int, int, dict[str, float]]]:
+    """Yield epoch, steps taken, and the numbers of curves, of each whole row of a log.
+
+    Raises:
+        StructuredInitError: a row holds something else than numbers.
+    """
+    with path.open(newline="", encoding="utf-8", errors="replace") as file:
+        reader = csv.DictReader(file)
+        for row in reader:
+            if not row.get("step") or not row.get("epoch"):
+                continue  # a line that was being written
+            shown = {name: value for name, value in row.items() if value and _is_shown(name)}
+            try:
+                numbers = {name: float(value) for name, value in shown.items()}
+                yield int(row["epoch"]), int(row["step"]) + 1, numbers  # Lightning counts from 0
+            except ValueError as error:
+                raise StructuredInitError(f"cannot read '{path}', line {reader.line_num}: {error}") from error
+
+
+def _is_shown(name: str | None) -> bool:
+    return name == "seconds" or (name is not None and name.startswith(("train/", "val/")))
 
 
 def _stored(path: Path, manifest: Manifest) -> pd.DataFrame:
@@ -197,7 +217,14 @@ def _stored(path: Path, manifest: Manifest) -> pd.DataFrame:
     import pandas as pd
 
     texts = dict.fromkeys(["arm", *manifest["grid"]], str)
-    return pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+    try:
+        table = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+    except (OSError, ValueError) as error:  # pandas' own errors are of the second kind
+        raise StructuredInitError(f"cannot read '{path}': {error}") from error
+    for column in ("arm", "seed", *manifest["grid"]):
+        if column not in table:
+            raise StructuredInitError(f"cannot read '{path}': it has no column '{column}', so no report has written it")
+    return table
 
 
 def _keys(run: RunRecord) -> dict[str, Any]:

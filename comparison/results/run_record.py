@@ -19,6 +19,7 @@ Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, 
 
 SETTINGS, FAILURE = ".settings.json", ".failed.json"  # endings beside the folder of a run
 RESULT = "result.json"  # in it
+MISSING = "missing.json"  # in it: what callbacks could not look at, by what and moment
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class RunRecord:
         folder: where the run wrote.
         result: what it gave; None while it is not complete.
         failure: why it stopped, in one line; None where it did not.
+        missing: what could not be looked at → moment → why, such as attention that has diverged.
     """
 
     arm: str
@@ -42,6 +44,7 @@ class RunRecord:
     folder: Path
     result: dict[str, Any] | None = field(default=None, repr=False)
     failure: str | None = None
+    missing: dict[str, dict[str, str]] = field(default_factory=dict, repr=False)
 
     @property
     def key(self) -> tuple[str, int, Point, float | None]:
@@ -71,9 +74,9 @@ def read_run(settings_file: Path) -> RunRecord:
     Raises:
         StructuredInitError: a file cannot be read.
     """
-    settings = read_json(settings_file)
+    settings = read_json(settings_file, "arm", "seed")
     folder = settings_file.with_name(settings_file.name.removesuffix(SETTINGS))
-    result, failed = folder / RESULT, folder.with_name(folder.name + FAILURE)
+    result, failed, missing = folder / RESULT, folder.with_name(folder.name + FAILURE), folder / MISSING
     rate = settings.get("learning_rate")
     return RunRecord(
         arm=settings["arm"],
@@ -81,21 +84,39 @@ def read_run(settings_file: Path) -> RunRecord:
         point=tuple((key, str(value)) for key, value in (settings.get("point") or {}).items()),
         learning_rate=None if rate is None else float(rate),
         folder=folder,
-        result=read_json(result) if result.is_file() else None,
+        result=read_json(result, "metrics") if result.is_file() else None,
         failure=read_json(failed).get("reason") if failed.is_file() and not result.is_file() else None,
+        missing=_missing(missing) if missing.is_file() else {},
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, *required: str) -> dict[str, Any]:
     """Return the content of a JSON file.
 
+    Args:
+        path: of the file.
+        required: keys that it must have.
+
     Raises:
-        StructuredInitError: it cannot be read, or is damaged.
+        StructuredInitError: it cannot be read, is damaged, holds no keys or lacks one.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise StructuredInitError(f"cannot read '{path}': {error}") from error
+    if not isinstance(content, dict):
+        raise StructuredInitError(f"cannot read '{path}': it holds no keys but a {type(content).__name__}")
+    for key in required:
+        if key not in content:
+            raise StructuredInitError(f"cannot read '{path}': it has no '{key}', so no comparison has written it")
+    return content
+
+
+def _missing(path: Path) -> dict[str, dict[str, str]]:
+    content = read_json(path)
+    if not all(isinstance(moments, dict) for moments in content.values()):
+        raise StructuredInitError(f"cannot read '{path}': it is no table of what → moment → why")
+    return content
 
 
 def _number(value: Any) -> float:

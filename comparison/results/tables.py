@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from comparison.results.effects import ArmResult, Effect, Effects, effects
 from comparison.results.metric import Metric, has_no_width
 from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, Interval, bootstrap_interval
-from comparison.results.records import Manifest, load_results, point_label, points
+from comparison.results.records import Manifest, chosen_learning_rates, load_results, point_label, points
 from comparison.results.targets import Reach
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ def headline(
         controls: arm → its same-positions control; those of the manifest when None.
         curves: as ``load_curves`` gives them; adds the steps to the baseline's final value.
     """
-    results = folder_or_results
+    results, choices = folder_or_results, {}
     if isinstance(results, (str, os.PathLike)):
-        results = load_results(results)
+        results, choices = load_results(results), chosen_learning_rates(results)
     if controls is None:
         controls = manifest["controls"]
-    found = effects(results, manifest, controls, curves)
+    found = effects(results, manifest, controls, curves, choices)
     parts = []
     for each in found:
         title = [f"**{point_label(each.point)}**"] if len(points(manifest)) > 1 else []
@@ -104,7 +104,7 @@ def headline(
 def headline_table(found: Effects) -> Table:
     """Return the headline table of one place of the grid: a row per arm."""
     digits = decimals(found)
-    with_rates = any(arm.learning_rate is not None for arm in found.arms)
+    with_rates = any(arm.learning_rate is not None or arm.no_rate for arm in found.arms)
     with_control = any(arm.control for arm in found.arms)
     columns = ["arm", "seeds", *(["learning rate"] if with_rates else []), found.metric.label]
     columns += [f"− {found.baseline} (paired)", *(["− its control (paired)"] if with_control else [])]
@@ -113,7 +113,7 @@ def headline_table(found: Effects) -> Table:
     rows = []
     for arm in found.arms:
         row = [Cell(arm.name, arm=arm.name), Cell(str(arm.seeds), diverged_text(arm))]
-        row += [Cell(f"{arm.learning_rate:g}")] if arm.learning_rate is not None else [Cell("")] * with_rates
+        row += [_rate(arm)] if with_rates else []
         row.append(_value(arm, digits))
         row.append(Cell("baseline") if arm.name == found.baseline else effect_cell(arm, arm.baseline, found, digits))
         row += [effect_cell(arm, arm.control, found, digits, name=True)] if with_control else []
@@ -131,7 +131,7 @@ def target_text(found: Effects, digits: int) -> str:
 def effect_cell(arm: ArmResult, effect: Effect | None, found: Effects, digits: int, name: bool = False) -> Cell:
     """Return a paired difference with its interval; with ``name`` it says what was subtracted."""
     if effect is None:
-        return Cell("" if name else "diverged" if arm.value is None else "nothing paired")
+        return Cell("" if name else no_value(arm) if arm.value is None else "nothing paired")
     interval, notes = effect.interval, []
     kind = {True: "gain", False: "loss", None: "open"}[effect.is_gain]
     if name:
@@ -208,17 +208,36 @@ def significant(value: float, digits: int = 3) -> int:
     return min(max(digits - 1 - math.floor(math.log10(abs(value))), 0), 8)
 
 
+def no_value(arm: ArmResult) -> str:
+    """Return why an arm has no value: its seeds diverged, or the runs of every learning rate diverged or failed."""
+    if arm.no_rate is None or not arm.no_rate.failed:
+        return "diverged"
+    return "diverged or failed" if arm.no_rate.diverged else "failed"
+
+
 def diverged_text(arm: ArmResult) -> str:
-    """Return how many seeds diverged, ``2 of 4 diverged``; empty where none did."""
+    """Return how many seeds diverged, ``2 of 4 diverged``; empty where none did.
+
+    Of an arm without a learning rate, how many runs of all of them diverged, and how many failed.
+    """
+    if arm.no_rate is not None:
+        counts = [(arm.no_rate.diverged, "diverged"), (arm.no_rate.failed, "failed")]
+        return ", ".join(f"{number} of {arm.no_rate.runs} runs {how}" for number, how in counts if number)
     return f"{len(arm.diverged)} of {arm.seeds} diverged" if arm.diverged else ""
 
 
 def _value(arm: ArmResult, digits: int) -> Cell:
     if arm.value is None:
-        return Cell("diverged")
+        return Cell(no_value(arm))
     kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
     alone = (ALONE if arm.seeds == 1 else "no interval") if arm.value.samples == 1 else ""
     return Cell(interval_text(arm.value, digits), ", ".join(filter(None, [kept, alone])))
+
+
+def _rate(arm: ArmResult) -> Cell:
+    if arm.learning_rate is None:
+        return Cell("none", "each had a seed without a number") if arm.no_rate else Cell("")
+    return Cell(f"{arm.learning_rate:g}")
 
 
 def _steps(found: Reach | None) -> Cell:

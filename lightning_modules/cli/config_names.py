@@ -102,15 +102,6 @@ def read_config(name: str) -> dict[str, Any]:
     return find_config(name).content()
 
 
-def config_path(name: str) -> str:
-    """Return the file behind a name: of a variant, the file that it varies.
-
-    Raises:
-        StructuredInitError: as :func:`find_config`.
-    """
-    return str(find_config(name).files[-1])
-
-
 def expand(args: list[str]) -> list[str]:
     """Replace configuration names by paths, each after those it is layered over, and give a lone flag its value.
 

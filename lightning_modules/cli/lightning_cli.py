@@ -20,7 +20,8 @@ from lightning_modules.cli.layers import without_layers
 from lightning_modules.cli.library_errors import check_trainer
 from lightning_modules.cli.messages import explain, original_error, refuse_unwritable
 from lightning_modules.cli.show import Runner
-from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_best
+from lightning_modules.cli.starting_anew import StartingAnew
+from lightning_modules.tasks.checkpoint import newest_checkpoint, read_checkpoint, refuse_best
 from structured_init import Default, StructuredInitError
 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # lightning 2.6 calls it by its older names
@@ -178,6 +179,8 @@ class CLI(CommandLine, LightningCLI):
             checkpoints[0].save_last = True  # a second callback of the class would share its state
         elif not checkpoints and trainer.enable_checkpointing is not False:
             always.append(ModelCheckpoint(save_last=True))
+        if self.subcommand == "fit" and self.config[self.subcommand].get("ckpt_path") == "last":
+            always.append(StartingAnew(newest_checkpoint(trainer.default_root_dir)))
         trainer.callbacks = [*given, *always]
         if trainer.logger in (None, True):
             trainer.logger = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs")

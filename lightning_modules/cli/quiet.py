@@ -10,6 +10,7 @@ from contextlib import contextmanager
 # Each with its reason. A warning that a user can act on stays.
 WARNINGS = (
     (r".*isinstance\(treespec, LeafSpec\)", FutureWarning),  # lightning 2.6 uses a name that torch has renamed
+    (r".*ckpt_path=.last.\) is set, but there is no last", UserWarning),  # StartingAnew says it, and names a file
     (r"The '.*_dataloader' does not have many workers", UserWarning),  # ours decode ahead, in memory
 )
 LOGGED = {

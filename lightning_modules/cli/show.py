@@ -179,6 +179,8 @@ def _pretrained(name: str) -> nn.Module:
 def _check_export(export: str | None) -> None:
     if export and not export.endswith(".safetensors"):
         raise StructuredInitError(f"--export writes safetensors: name the file '{Path(export).stem}.safetensors'")
+    if export and Path(export).is_dir():
+        raise StructuredInitError(f"cannot write to '{export}', a folder: name a file")
 
 
 def _export(model: LightningModule, export: str, metadata: dict[str, str]) -> Path:

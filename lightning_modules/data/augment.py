@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from lightning_modules.data.seeded import check_type
 from structured_init.errors import StructuredInitError
 
 
@@ -47,8 +48,7 @@ class Augmentation:
     ) -> None:
         from timm.data.random_erasing import RandomErasing
 
-        if crop_padding < 0 or not 0 <= random_erasing <= 1:
-            raise StructuredInitError("crop_padding is 0 or more pixels, and random_erasing a probability in [0, 1]")
+        check_augmentation(crop_padding, crop_scale, random_erasing)
         self.image_size = image_size
         self.flip = flip
         self.crop_padding = crop_padding
@@ -85,6 +85,22 @@ class Augmentation:
 AugmentationCallable = Callable[[int], Augmentation]
 
 
+def check_augmentation(crop_padding: int, crop_scale: Sequence[float] | None, random_erasing: float) -> None:
+    """Refuse values of :class:`Augmentation` out of their range, before anything is read.
+
+    Raises:
+        StructuredInitError: names the argument.
+    """
+    check_type("crop_padding", crop_padding, int)
+    if crop_padding < 0:
+        raise StructuredInitError(f"crop_padding={crop_padding} is negative: it is a number of pixels, 0 for none")
+    check_type("random_erasing", random_erasing, int, float)
+    if not 0 <= random_erasing <= 1:
+        raise StructuredInitError(f"random_erasing={random_erasing} is no probability, which lies in [0, 1]")
+    if crop_scale is not None:
+        _check_scale(crop_scale)
+
+
 def augmentation_builder(given: AugmentationCallable | None, **arguments: Any) -> Callable[..., Augmentation]:
     """Return what builds the augmentation, called with ``image_size`` and, by name, ``mean``.
 
@@ -113,11 +129,14 @@ def _random_crop(array: NDArray[np.uint8], padding: int) -> NDArray[np.uint8]:
     return padded[top : top + height, left : left + width]
 
 
+def _check_scale(scale: Sequence[float]) -> None:
+    if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
+        raise StructuredInitError(f"crop_scale={list(scale)} is not [smallest, largest] share of the area in (0, 1]")
+
+
 def _resized_crop(image_size: int, scale: Sequence[float]):  # noqa: ANN202  timm's own class
     from timm.data.transforms import RandomResizedCropAndInterpolation
 
-    if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
-        raise StructuredInitError(f"crop_scale={list(scale)} is not [smallest, largest] share of the area in (0, 1]")
     return RandomResizedCropAndInterpolation(image_size, scale=tuple(scale), interpolation="random")
 
 

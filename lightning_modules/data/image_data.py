@@ -8,9 +8,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.augment import Augmentation, AugmentationCallable, augmentation_builder
+from lightning_modules.data.augment import Augmentation, AugmentationCallable, augmentation_builder, check_augmentation
 from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
-from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
+from lightning_modules.data.seeded import SeededData, check_carved, check_fractions, check_type
 from lightning_modules.data.source import Source, open_source
 from lightning_modules.data.split import stratified_parts
 from structured_init.errors import StructuredInitError, nearest
@@ -113,6 +113,7 @@ class ImageData(SeededData):
             rand_augment=rand_augment,
             random_erasing=random_erasing,
         )
+        check_augmentation(crop_padding, crop_scale, random_erasing)
         self.interpolation, self.crop_pct = interpolation, crop_pct
         self._in_memory = in_memory
         self._check_arguments()
@@ -207,12 +208,16 @@ class ImageData(SeededData):
     def _check_arguments(self) -> None:
         check_fractions(fraction=self.fraction, test_fraction=self.test_fraction)
         check_carved(val_fraction=self.val_fraction)
+        for name in ("image_size", "in_channels", "num_classes"):
+            check_type(name, getattr(self, f"_{name}"), int, type(None))
         if self._image_size is not None and self._image_size < 1:
             raise StructuredInitError(f"image_size={self._image_size} is not a number of pixels: it is at least 1")
         if self._in_channels not in (None, 1, 3):
             raise StructuredInitError(f"in_channels={self._in_channels} is neither 1 nor 3")
         if (self._mean is None) != (self._std is None):
             raise StructuredInitError("give both mean and std, or neither to compute them from the training part")
+        if self._std is not None and not all(isinstance(each, float | int) and each > 0 for each in self._std):
+            raise StructuredInitError(f"std={self._std} is not positive in every channel: pixels are divided by it")
         if self.interpolation not in INTERPOLATIONS:
             raise StructuredInitError(
                 f"unknown interpolation '{self.interpolation}': {nearest(self.interpolation, INTERPOLATIONS)}"

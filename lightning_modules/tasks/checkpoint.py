@@ -55,12 +55,17 @@ def refuse_best(path: str | None, command: str, root: str | os.PathLike[str] | N
         StructuredInitError: names the newest checkpoint, where there is one.
     """
     if path == "" or path == "best" or (path == "last" and command != "fit"):
-        files = Path(root or ".").glob("lightning_logs/*/checkpoints/*.ckpt")
-        newest = max(files, key=lambda file: (file.stat().st_mtime, file.name), default=None)
+        newest = newest_checkpoint(root)
         example = f"such as '{newest}'" if newest else "<folder of the run>/checkpoints/last.ckpt"
         raise StructuredInitError(
             f"ckpt_path '{path}' names no file, and only the process that trained knows its own: give one, {example}"
         )
+
+
+def newest_checkpoint(root: str | os.PathLike[str] | None = None) -> Path | None:
+    """Return the newest checkpoint of the runs in a folder, the present one by default; None where there is none."""
+    files = Path(root or ".").glob("lightning_logs/*/checkpoints/*.ckpt")
+    return max(files, key=lambda file: (file.stat().st_mtime, file.name), default=None)
 
 
 def refuse_changed_arguments(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from structured_init.analysis.tap import Adapter, AttentionTap, looks_like_attention
+from structured_init.analysis.tap import Adapter, AttentionTap
+from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.names import named_plain_modules
+from structured_init.sites.attention import ATTENTION
 from structured_init.sites.registry import Registry
 from structured_init.sites.select import selects
+from structured_init.sites.unknown import looks_like_attention
 from structured_init.undisturbed import undisturbed
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
@@ -80,8 +84,14 @@ def capture_attention(
 
     Raises:
         NoAttentionError: no map was seen, or none whose axes could be told.
-        StructuredInitError: no layer has the name asked for; one sample is already over the cap.
+        StructuredInitError: an argument out of range; no layer has the name asked for; one sample is already over the
+            cap.
     """
+    if not isinstance(model, nn.Module):
+        raise StructuredInitError(f"capture_attention needs a model, an nn.Module, got {type(model).__name__}")
+    check_layers("capture_attention", layers)
+    check_whole("capture_attention", null=True, max_samples=max_samples)
+    check_positive("capture_attention", max_megabytes=max_megabytes)
     store = _Store(layers, max_megabytes * MEBIBYTE)
     if max_samples is not None:
         args, kwargs = _first_samples((args, kwargs), max_samples)
@@ -101,6 +111,21 @@ def capture_attention(
             stacklevel=2,
         )
     return store.maps
+
+
+def check_layers(who: str, layers: Any) -> None:
+    """Refuse layers that are not a list of names or numbers; None passes.
+
+    Raises:
+        StructuredInitError: they are none, or there are none of them.
+    """
+    if layers is None:
+        return
+    listed = isinstance(layers, Sequence) and not isinstance(layers, str)
+    if not listed or not all(isinstance(layer, str | int) for layer in layers):
+        raise StructuredInitError(f"{who}: layers is a list of names or numbers, as in ['*.0.attn'], got {layers!r}")
+    if not layers:
+        raise StructuredInitError(f"{who}: layers is empty, which asks for nothing; null asks for all")
 
 
 class _Store:
@@ -174,7 +199,7 @@ def _first_samples(inputs: tuple, samples: int) -> tuple:
 def _nothing_seen(model: nn.Module) -> str:
     """Name what the model has, for the one who expected attention."""
     named = [(name, module) for name, module in named_plain_modules(model) if name]
-    attention = [(name, module) for name, module in named if looks_like_attention(name, module)]
+    attention = [(name, module) for name, module in named if looks_like_attention(name, module, ATTENTION)]
     if not attention:
         kinds = sorted({type(module).__name__ for _, module in named if not list(module.children())})
         return f"no attention map was captured: {type(model).__name__} has no attention module (it has {_few(kinds)})"

@@ -10,7 +10,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError
 
 
 @runtime_checkable
@@ -50,7 +52,14 @@ def weight_products(site: HasProjections) -> WeightProducts:
     Args:
         site: an ``AttentionSite``, or anything with ``query`` (H, D, k), ``key`` (Hkv, D, k), ``value`` (Hkv, D, kv)
             and ``output`` (H, kv, D). With Hkv < H, a key–value head serves H / Hkv neighbouring query heads.
+
+    Raises:
+        StructuredInitError: it is a whole model.
     """
+    if isinstance(site, nn.Module) and not hasattr(site, "query"):
+        raise StructuredInitError(
+            f"weight_products takes a site, as attention_sites(model) gives them, got {type(site).__name__}"
+        )
     query, output = site.query.double(), site.output.double()
     repeats = query.shape[0] // site.key.shape[0]
     key = site.key.double().repeat_interleave(repeats, dim=0)

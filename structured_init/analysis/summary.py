@@ -11,6 +11,7 @@ from torch import Tensor
 
 from structured_init.analysis import statistics
 from structured_init.analysis.change import impulse_mass_change, is_causal, structure_left
+from structured_init.errors import StructuredInitError
 
 # What each column means, for tables and figure titles.
 STATISTICS: dict[str, str] = {
@@ -47,7 +48,14 @@ def summarize(
 
     Returns:
         The keys of ``STATISTICS``, each a list over heads, and ``offset``, a list of [rows, columns].
+
+    Raises:
+        StructuredInitError: the maps have other axes.
     """
+    if maps.ndim != 4:
+        raise StructuredInitError(
+            f"summarize takes maps (batch, heads, queries, keys), got shape {tuple(maps.shape)}: add the missing axes"
+        )
     if grid is None:
         grid, prefix_tokens = (1, maps.shape[-1]), 0
     if offsets is None:

@@ -19,9 +19,11 @@ from torch.utils._pytree import tree_leaves
 from structured_init.analysis.axes import AxesError, heads_of
 from structured_init.analysis.calls import Call, Seen
 from structured_init.analysis.trail import Origin, Product, Trail
+from structured_init.errors import StructuredInitError
 from structured_init.names import plain_name
 from structured_init.sites.attention import ATTENTION
 from structured_init.sites.registry import Registry
+from structured_init.sites.unknown import looks_like_attention
 
 SOFTMAX = frozenset({F.softmax, torch.softmax, torch.Tensor.softmax})
 
@@ -65,12 +67,6 @@ def attention_maps(
             logits = logits + mask.float()
         blind = (logits == -math.inf).all(dim=-1, keepdim=True)
         return logits.softmax(dim=-1).masked_fill(blind, 0.0)
-
-
-def looks_like_attention(name: str, module: nn.Module) -> bool:
-    """Tell whether a module is attention: by its name, by its class, or because it is registered as a site."""
-    words = f"{name.rsplit('.', 1)[-1]} {type(module).__name__}".lower()
-    return "attn" in words or "attention" in words or ATTENTION.find(module) is not None
 
 
 class AttentionTap(TorchFunctionMode):
@@ -148,7 +144,7 @@ class AttentionTap(TorchFunctionMode):
             try:
                 if adapter is not None and output is not None:
                     with torch.autocast(_device(args, output), enabled=False):
-                        self._offer(call, adapter(module, args, kwargs, output))
+                        self._offer(call, _checked(adapter(module, args, kwargs, output), module))
                 if output is not None:
                     self._finish(call)
             finally:
@@ -212,7 +208,7 @@ class AttentionTap(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if dim not in (-1, logits.ndim - 1) or logits.ndim < 3:
             return
-        written = (call for call in reversed(self.stack) if looks_like_attention(call.name, call.module))
+        written = (call for call in reversed(self.stack) if looks_like_attention(call.name, call.module, ATTENTION))
         owner = self._site() or next(written, None)
         if owner is None or (logits.ndim != 4 and heads_of(owner.module) is None):
             return
@@ -238,6 +234,16 @@ class AttentionTap(TorchFunctionMode):
     def _owner(self) -> Call:
         """Return the call under whose name attention is reported."""
         return self._site() or next((call for call in reversed(self.stack) if call.name), self.stack[-1])
+
+
+def _checked(maps: object, module: nn.Module) -> Tensor:
+    """Return what an adapter gave, where it is maps at all; their axes are looked at with the others'."""
+    if not isinstance(maps, Tensor):
+        raise StructuredInitError(
+            f"the capture registered for {type(module).__name__} returned {type(maps).__name__}:"
+            " it must return maps (batch, heads, queries, keys)"
+        )
+    return maps
 
 
 def _shapes(inputs: object) -> list[tuple[int, ...]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
+from structured_init.arguments import check_flag, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -59,8 +60,8 @@ class TruncatedNormal(Initializer):
     """
 
     def __init__(self, std: float = 0.02, convolutions: bool = False) -> None:
-        if std <= 0:
-            raise StructuredInitError(f"TruncatedNormal: std must be positive, got {std}")
+        check_positive("TruncatedNormal", std=std)
+        check_flag("TruncatedNormal", convolutions=convolutions)
         self.std = std
         self.convolutions = convolutions
 

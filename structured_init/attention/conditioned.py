@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from structured_init.arguments import check_flag
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -86,6 +87,7 @@ class Conditioned(Initializer):
     ) -> None:
         if identity not in ("layer", "head"):
             raise StructuredInitError(f"Conditioned: identity must be layer or head, got '{identity}'")
+        check_flag("Conditioned", query_key=query_key, value=value, cross=cross)
         if not query_key and not value:
             raise StructuredInitError("Conditioned: query_key and value are both off: there is nothing to write")
         self.query_key = query_key

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from structured_init.arguments import check_finite, check_flag, check_not_negative
 from structured_init.attention.codes import sincos_2d
 from structured_init.attention.grouped import Factors, query_key_factors
 from structured_init.attention.position import two_dimensional
@@ -109,7 +110,8 @@ class Mimetic(Initializer):
         cross: write cross-attention as well, which the paper does not treat.
 
     Raises:
-        StructuredInitError: at :meth:`plan`, no attention layer of a known class, or one whose products are not square.
+        StructuredInitError: at construction, a value out of range; at :meth:`plan`, no attention layer of a known
+            class, or one whose products are not square.
 
     Grouped queries and RoPE, which the paper does not treat either, are ours: heads that share a key take their target
     on its span, which keeps as much of their targets together as k directions can; the value–output product has rank
@@ -149,6 +151,13 @@ class Mimetic(Initializer):
         ):
             if value not in valid:
                 raise StructuredInitError(f"Mimetic: {name} must be {' or '.join(map(str, valid))}, got '{value}'")
+        check_not_negative("Mimetic", qk_alpha=qk_alpha, vo_alpha=vo_alpha)
+        check_finite("Mimetic", qk_beta=qk_beta, vo_beta=vo_beta)
+        check_flag("Mimetic", query_key=query_key, value_output=value_output, balance_heads=balance_heads, cross=cross)
+        if not query_key and not value_output and positions == "keep":
+            raise StructuredInitError(
+                "Mimetic: query_key and value_output are off and positions kept: there is nothing to write"
+            )
         self.query_key = query_key
         self.qk_alpha = qk_alpha
         self.qk_beta = qk_beta

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from structured_init.arguments import check_flag, check_not_negative, check_positive
 from structured_init.attention.codes import Form, row_and_column_codes, sincos_2d
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -23,15 +24,16 @@ class Positions(Initializer):
     Args:
         kind: ``"sincos"``; ``"gaussian"``, N(0, (gain·std)²); or ``"codes"``, row and column codes of rms ``gain``.
         form: for sincos, ``"timm"`` or ``"simplevit"`` frequencies and layout.
-        temperature: for sincos.
-        gain: factor on the result (sincos, Gaussian) or its root mean square (codes).
-        std: for Gaussian; timm's is 0.02.
+        temperature: for sincos; positive.
+        gain: factor on the result (sincos, Gaussian) or its root mean square (codes); 0 leaves no positions.
+        std: for Gaussian, positive; timm's is 0.02.
         kappa: for codes, how smooth: 2 keeps neighbours similar, ``None`` makes rows unrelated.
         trainable: freeze (``False``) or train (``True``) them; ``None`` leaves that to the host.
         where: which position embeddings, by name.
 
     Raises:
-        StructuredInitError: at :meth:`plan`, the model has no positions of a known class.
+        StructuredInitError: at construction, a value out of range; at :meth:`plan`, the model has no positions of a
+            known class.
 
     Source: sincos as in timm and SimpleViT (2205.01580); the Gaussian with gain 18 from 2505.19985; codes are ours.
     """
@@ -51,8 +53,10 @@ class Positions(Initializer):
             raise StructuredInitError(f"Positions: kind must be sincos, gaussian or codes, got '{kind}'")
         if form not in ("timm", "simplevit"):
             raise StructuredInitError(f"Positions: form must be timm or simplevit, got '{form}'")
-        if kappa is not None and kappa <= 0:
-            raise StructuredInitError(f"Positions: kappa must be positive or null, got {kappa}")
+        check_positive("Positions", temperature=temperature, std=std)
+        check_positive("Positions", null=True, kappa=kappa)
+        check_not_negative("Positions", gain=gain)
+        check_flag("Positions", null=True, trainable=trainable)
         self.kind: Literal["sincos", "gaussian", "codes"] = kind
         self.form: Form = form
         self.temperature = temperature

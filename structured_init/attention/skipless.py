@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from structured_init.arguments import check_finite, check_flag, check_not_negative, check_positive
 from structured_init.attention.grouped import query_key_factors
 from structured_init.attention.mimetic import Noise, noisy_identity, split
 from structured_init.draws import Draws
@@ -91,8 +92,10 @@ class Skipless(Initializer):
     ) -> None:
         if noise not in ("normal", "uniform"):
             raise StructuredInitError(f"Skipless: noise must be normal or uniform, got '{noise}'")
-        if not vo_scale > 0:
-            raise StructuredInitError(f"Skipless: vo_scale must be positive, got {vo_scale}")
+        check_not_negative("Skipless", qk_alpha=qk_alpha)
+        check_finite("Skipless", qk_beta=qk_beta)
+        check_positive("Skipless", vo_scale=vo_scale)
+        check_flag("Skipless", query_key=query_key, value_output=value_output, cross=cross)
         if not query_key and not value_output:
             raise StructuredInitError("Skipless: query_key and value_output are both off: there is nothing to write")
         self.query_key = query_key

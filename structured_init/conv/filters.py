@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from structured_init.arguments import check_flag, check_positive, check_whole
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -85,6 +86,11 @@ def softmax_filters(count: int, kernel_size: Kernel, *, generator: torch.Generat
     )
 
 
+def is_energy(value: object) -> bool:
+    """Tell whether a value is a filter's energy: a finite number above 0."""
+    return isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf
+
+
 class SpatialFilters(Initializer):
     """Filters of depthwise convolutions that are not learned but chosen, and optionally stay as they are.
 
@@ -125,15 +131,13 @@ class SpatialFilters(Initializer):
     ) -> None:
         if filters not in KINDS:
             raise StructuredInitError(f"{WHO}: filters must be one of {', '.join(KINDS)}, got '{filters}'")
-        if energy not in ("1/3", "1/f") and not (isinstance(energy, float | int) and energy > 0):
+        if energy not in ("1/3", "1/f") and not is_energy(energy):
             raise StructuredInitError(f"{WHO}: energy must be 1/3, 1/f or a positive number, got {energy!r}")
         if bias not in ("keep", "uniform", "zero"):
             raise StructuredInitError(f"{WHO}: bias must be keep, uniform or zero, got '{bias}'")
-        for name, value in (("box_size", box_size), ("distinct", distinct)):
-            if value is not None and value < 1:
-                raise StructuredInitError(f"{WHO}: {name} must be at least 1 or null, got {value}")
-        if not variance > 0:
-            raise StructuredInitError(f"{WHO}: variance must be positive, got {variance}")
+        check_whole(WHO, null=True, box_size=box_size, distinct=distinct)
+        check_positive(WHO, variance=variance)
+        check_flag(WHO, frozen=frozen, freeze_bias=freeze_bias)
         self.filters: Literal["random", "impulse", "box", "gaussian", "softmax", "host"] = filters
         self.energy = energy
         self.box_size = box_size

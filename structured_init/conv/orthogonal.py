@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor, nn
 
+from structured_init.arguments import check_flag, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -37,8 +38,8 @@ class DeltaOrthogonal(Initializer):
     """
 
     def __init__(self, gain: float = 1.0, linear: bool = True, zero_bias: bool = True, where: Where = None) -> None:
-        if gain <= 0:
-            raise StructuredInitError(f"{WHO}: gain must be positive, got {gain}")
+        check_positive(WHO, gain=gain)
+        check_flag(WHO, linear=linear, zero_bias=zero_bias)
         self.gain = gain
         self.linear = linear
         self.zero_bias = zero_bias

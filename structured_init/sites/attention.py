@@ -11,6 +11,7 @@ from functools import wraps
 
 from torch import nn
 
+from structured_init.arguments import check_grid, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.layout import AttentionLayout, TokenLayout
 from structured_init.names import named_plain_modules
@@ -39,6 +40,9 @@ def register_attention(
         grid: (rows, columns) of its tokens, where the model around it does not tell.
         prefix_tokens: tokens before the grid.
 
+    Raises:
+        StructuredInitError: the class is neither a class nor a path; the grid or the tokens before it are none.
+
     A layout that the module contradicts is refused when it is used: see ``sites.geometry.checked_layout``.
 
     Example:
@@ -52,6 +56,8 @@ def register_attention(
         ...         output=Projection(module.to_out.weight, heads, head_dim, axis=1),
         ...     )
     """
+    check_grid("register_attention", grid)
+    check_whole("register_attention", least=0, prefix_tokens=prefix_tokens)
     tokens = TokenLayout(grid, prefix_tokens) if grid is not None or prefix_tokens else None
 
     def decorate(describe: Describe) -> Describe:

@@ -26,7 +26,8 @@ def checked_layout(layout: object, module: nn.Module) -> AttentionLayout:
     kind = type(module).__name__
     if not isinstance(layout, AttentionLayout):
         raise StructuredInitError(
-            f"the function registered for {kind} returned {layout!r}: it must return an AttentionLayout"
+            f"the function registered for {kind} returned {'None' if layout is None else type(layout).__name__}:"
+            " it must return an AttentionLayout"
         )
     for part in PARTS:
         problem = _problem(part, getattr(layout, part), module)
@@ -47,8 +48,14 @@ def checked_layout(layout: object, module: nn.Module) -> AttentionLayout:
 def _problem(part: str, projection: Projection, module: nn.Module) -> str | None:
     """Say what is wrong with one projection; ``None`` where nothing is known to be."""
     weight, axis = projection.weight, projection.axis
+    if isinstance(weight, nn.Module):
+        return f"is a {type(weight).__name__}, not its weight: give module.….weight"
     if not isinstance(weight, Tensor):  # quantized layers of torch have a method of that name
         return "is quantized: initialize the model before it is quantized" if callable(weight) else "holds no tensor"
+    step = projection.step or projection.head_dim
+    for name, number in (("heads", projection.heads), ("head_dim", projection.head_dim), ("step", step)):
+        if not isinstance(number, int) or number < 1:
+            return f"needs {name} to be a whole number from 1, got {number!r}"
     if weight.ndim != 2 or axis not in (0, 1):
         return f"needs a two-dimensional weight and axis 0 or 1, got shape {tuple(weight.shape)} and axis {axis}"
     for name, layer in module.named_modules():
@@ -61,7 +68,7 @@ def _problem(part: str, projection: Projection, module: nn.Module) -> str | None
             return (
                 f"is '{name}', whose weight is {stores}, so its heads lie along axis {right}, not {axis}: axis={right}"
             )
-    end = projection.start + (projection.heads - 1) * (projection.step or projection.head_dim) + projection.head_dim
+    end = projection.start + (projection.heads - 1) * step + projection.head_dim
     if projection.start < 0 or end > weight.shape[axis]:
         return f"takes entries {projection.start} to {end} of axis {axis}, of a weight of shape {tuple(weight.shape)}"
     return None

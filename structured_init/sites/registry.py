@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
+from structured_init.errors import StructuredInitError
 from structured_init.storage import quantized_layers
 
 Layout = TypeVar("Layout")
@@ -20,7 +21,14 @@ class Registry(Generic[Layout]):
         self._describe: dict[str, Describe[Layout]] = {}
 
     def add(self, cls: type[nn.Module] | str, describe: Describe[Layout]) -> None:
-        """Register a function for a class, given itself or as ``"package.module.Class"``; the last one wins."""
+        """Register a function for a class, given itself or as ``"package.module.Class"``; the last one wins.
+
+        Raises:
+            StructuredInitError: it is neither.
+        """
+        if not isinstance(cls, type) and not (isinstance(cls, str) and "." in cls):
+            what = repr(cls) if isinstance(cls, str) else f"an object of class {type(cls).__name__}"
+            raise StructuredInitError(f"a class is registered by itself or as 'package.module.Class', got {what}")
         self._describe[cls if isinstance(cls, str) else class_path(cls)] = describe
 
     def foreign(self, module: nn.Module) -> bool:

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from structured_init.arguments import check_finite, check_flag, check_not_negative, check_positive, check_whole
 from structured_init.attention.mimetic import noisy_identity, split, split_identity
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -129,9 +130,15 @@ class MimeticStateSpace(Initializer):
         ):
             if value not in valid:
                 raise StructuredInitError(f"{WHO}: {name} must be {' or '.join(valid)}, got '{value}'")
-        for name, value in (("decay_c", decay_c), ("step_value", step_value)):
-            if not 0 < value < math.inf:
-                raise StructuredInitError(f"{WHO}: {name} must be a positive number, got {value}")
+        check_positive(WHO, decay_c=decay_c, step_value=step_value)
+        check_flag(WHO, decay=decay, step=step, correlate=correlate, convolution=convolution)
+        check_flag(WHO, input_dependent_step=input_dependent_step)
+        check_not_negative(WHO, match_alpha=match_alpha)
+        check_finite(WHO, match_beta=match_beta)
+        if not isinstance(layers, list | tuple | None):
+            raise StructuredInitError(f"{WHO}: layers must be a list such as [3] or null, got {layers!r}")
+        for layer in layers or ():
+            check_whole(WHO, least=None, layers=layer)
         if layers is not None and not layers:
             raise StructuredInitError(f"{WHO}: layers is empty, which selects nothing; null selects all")
         if not (decay or step or correlate or convolution):

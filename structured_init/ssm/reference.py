@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from structured_init.arguments import check_flag, check_positive, check_whole
 from structured_init.attention.baseline import uniform_fan_in
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -80,14 +81,18 @@ class MambaReference(Initializer):
         num_layers: int | None = None,
         where: Where = None,
     ) -> None:
-        for low, high, names in ((dt_min, dt_max, "dt_min ≤ dt_max"), (A_min, A_max, "A_min ≤ A_max")):
-            if not 0 < low <= high < math.inf:
+        check_positive(WHO, dt_min=dt_min, dt_max=dt_max, A_min=A_min, A_max=A_max)
+        check_positive(WHO, dt_floor=dt_floor, dt_scale=dt_scale)
+        check_positive(WHO, null=True, embedding_std=embedding_std)
+        check_whole(WHO, null=True, num_layers=num_layers)
+        check_flag(WHO, rescale_residual=rescale_residual)
+        for low, high, names in (
+            (dt_min, dt_max, "dt_min ≤ dt_max"),
+            (dt_floor, dt_max, "dt_floor ≤ dt_max"),
+            (A_min, A_max, "A_min ≤ A_max"),
+        ):
+            if low > high:
                 raise StructuredInitError(f"{WHO}: 0 < {names} is needed, got {low} and {high}")
-        for name, value in (("dt_floor", dt_floor), ("dt_scale", dt_scale), ("embedding_std", embedding_std)):
-            if value is not None and not 0 < value < math.inf:
-                raise StructuredInitError(f"{WHO}: {name} must be a positive number, got {value}")
-        if num_layers is not None and num_layers < 1:
-            raise StructuredInitError(f"{WHO}: num_layers must be at least 1, got {num_layers}")
         self.dt_min = dt_min
         self.dt_max = dt_max
         self.dt_floor = dt_floor

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from torch import Tensor, nn
 
+from structured_init.arguments import check_flag
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -67,6 +69,16 @@ class WeightSelection(Initializer):
     ) -> None:
         if missing not in ("error", "keep"):
             raise StructuredInitError(f"WeightSelection: missing must be error or keep, got '{missing}'")
+        if not isinstance(teacher, str | Path | nn.Module | Mapping):
+            raise StructuredInitError(
+                f"WeightSelection: teacher is a path, a model name of timm, a module or a dictionary, got {teacher!r}"
+            )
+        patterns = [leave] if isinstance(leave, str) else leave
+        if patterns is not None and not (
+            isinstance(patterns, list | tuple) and all(isinstance(each, str) for each in patterns)
+        ):
+            raise StructuredInitError(f"WeightSelection: leave is a name pattern or a list of them, got {leave!r}")
+        check_flag("WeightSelection", per_head=per_head)
         self.teacher = teacher
         self.leave = leave
         self.per_head = per_head

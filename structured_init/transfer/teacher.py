@@ -28,7 +28,7 @@ def described(teacher: Teacher) -> str:
 
 
 def refuse_missing(teacher: object, who: str) -> None:
-    """Refuse the path of a file that is not there, before anything is built; read nothing.
+    """Refuse a folder, and the path of a file that is not there, before anything is built; read nothing.
 
     Args:
         teacher: what a user gave for one.
@@ -38,6 +38,8 @@ def refuse_missing(teacher: object, who: str) -> None:
         StructuredInitError: names the path.
     """
     named = isinstance(teacher, Path) or (isinstance(teacher, str) and teacher.endswith(SUFFIXES))
+    if isinstance(teacher, str | Path) and Path(teacher).is_dir():
+        raise StructuredInitError(f"{who}: '{teacher}' is a folder: name the file in it")
     if named and not Path(str(teacher)).is_file():
         raise StructuredInitError(f"{who}: there is no file '{teacher}'")
 

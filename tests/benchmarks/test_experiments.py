@@ -18,7 +18,7 @@ from comparison.command import compare_parser
 from comparison.results.records import load_results
 from comparison.run.arms import parse_arms
 from comparison.run.prepare import prepare
-from lightning_modules.cli.config_names import config_path
+from lightning_modules.cli.config_names import find_config
 from structured_init import StructuredInitError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -181,7 +181,7 @@ WIDEST = ("certified ", "recall mqar_components", "recall mqar_states", "recall 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_words_of_a_command_are_known(name):
     options, further = compare_parser().parse_known_args([*COMMANDS[name], "--output", "out"])
-    assert all(Path(config_path(config)).is_file() for config in options.config)
+    assert all(find_config(config).files[-1].is_file() for config in options.config)
     assert "default" in parse_arms(options.inits)
     assert "," in options.inits or options.grid
     assert all(word.startswith("--") for word in further[::2])

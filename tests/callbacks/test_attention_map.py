@@ -223,13 +223,20 @@ def test_model_without_attention_is_an_error_or_is_skipped_as_asked(tmp_path):
     ("argument", "message"),
     [
         ({"samples": 0}, "samples must be at least 1, got 0"),
-        ({"every_n_epochs": 0}, "every_n_epochs must be at least 1, or null"),
+        ({"every_n_epochs": 0}, "every_n_epochs must be at least 1 or null, got 0"),
+        ({"samples": 2.5}, "samples must be a whole number, got 2.5"),
+        ({"grid": 5}, r"grid must be \[rows, columns\] or null, got 5"),
+        ({"grid": [0, 4]}, "grid's rows must be at least 1, got 0"),
+        ({"layers": "blocks.0.attn"}, "layers is a list of names or numbers"),
+        ({"max_megabytes": -1}, "max_megabytes must be positive, got -1"),
+        ({"prefix_tokens": -1}, "prefix_tokens must be at least 0 or null, got -1"),
+        ({"window": "3"}, "window must be a whole number, got '3'"),
         ({"grid": [4]}, r"grid must be \[rows, columns\]"),
         ({"window": 4}, "window must be an odd number"),
         ({"on_missing": "ignore"}, "on_missing must be 'error' or 'skip'"),
     ],
 )
-def test_wrong_argument_is_one_line(argument, message):
+def test_wrong_argument_is_one_line(as_installed, argument, message):
     with pytest.raises(StructuredInitError, match=message):
         AttentionMapCallback(**argument)
 

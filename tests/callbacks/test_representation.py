@@ -188,7 +188,7 @@ def test_module_says_what_its_forward_takes(tmp_path):
 )
 def test_nothing_to_look_at_is_a_line_and_training_goes_on(tmp_path, network, samples, line, monkeypatch):
     said = []
-    monkeypatch.setattr("callbacks.representation.rank_zero_info", said.append)
+    monkeypatch.setattr("callbacks.before_after.rank_zero_info", said.append)
     val = DataLoader(images(1, samples), 8)
     trainer, _ = fit(tmp_path, small(), Classifier(network), val=val, max_epochs=1)
     assert trainer.state.finished

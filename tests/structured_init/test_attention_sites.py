@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timm.layers import Attention
+from timm.layers import Attention, LayerScale
 from torch import nn
 
 from structured_init import (
@@ -25,6 +25,7 @@ from structured_init.plan import Weights
 from structured_init.sites.attention import ATTENTION
 from structured_init.sites.position import TOKENS
 from structured_init.sites.timm import fused
+from structured_init.sites.unknown import looks_like_attention, unknown_attention
 from structured_init.writer import Writer
 
 EVERYWHERE = settings(max_examples=25, deadline=None, derandomize=True)
@@ -322,3 +323,34 @@ def test_a_matrix_of_a_wrong_shape_is_refused_with_the_right_one(tiny_vit, as_in
         StructuredInitError, match=r"'blocks.0.attn.qkv.weight' takes .* = \(2, 8, 16\), got \(2, 16, 8\)"
     ):
         initialize(tiny_vit(), Wrong())
+
+
+class Temporal(nn.Module):
+    """Attention by its name alone, with four projections."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x):
+        maps = (self.q(x) @ self.k(x).mT).unsqueeze(1).softmax(-1)
+        return self.o(maps.squeeze(1) @ self.v(x))
+
+
+@pytest.mark.parametrize("name", ["attn", "attn1", "temporal_attn", "row_attention", "attn_block"])
+def test_what_a_capture_takes_for_attention_a_report_does_too(name):
+    model = nn.ModuleDict({name: Temporal(), "attn_norm": nn.LayerNorm(4), "attn_drop": nn.Dropout()})
+    assert unknown_attention(model, ATTENTION) == {name: "Temporal"}
+    called = [each for each, module in model.named_modules() if looks_like_attention(each, module, ATTENTION)]
+    assert called == [name]
+
+
+def test_elementary_layers_are_no_attention_whatever_they_are_called():
+    class RMSNorm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4))
+
+    layers = {"post_attention_layernorm": RMSNorm(), "attn_gate": nn.Linear(4, 4), "ls_attn": LayerScale(4)}
+    assert not unknown_attention(nn.ModuleDict(layers), ATTENTION)
+    assert not [name for name, layer in layers.items() if looks_like_attention(name, layer, ATTENTION)]

@@ -242,7 +242,7 @@ def test_what_cannot_be_started_is_one_line_and_leaves_the_model_as_it_was(poole
         (lambda: Impulse(border="wrap"), "border must be zero or clamp, got 'wrap'"),
         (lambda: Impulse(positions="sincos"), "positions must be own or keep, got 'sincos'"),
         (lambda: AdamSolver(pseudo_input="Q"), "pseudo_input must be one of P, U, G, A, B, batch, got 'Q'"),
-        (lambda: AdamSolver(iterations=-1), "iterations must not be negative, got -1"),
+        (lambda: AdamSolver(iterations=-1), "iterations must be at least 0, got -1"),
         (lambda: AdamSolver(scale=0.0), "scale must be positive or null, got 0.0"),
         (lambda: SvdSolver(norm=0.0), "norm must be positive, got 0.0"),
         (lambda: SeparableSolver(strength=-1.0), "strength must not be negative, got -1.0"),

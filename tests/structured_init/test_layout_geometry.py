@@ -45,6 +45,26 @@ def register(monkeypatch):
     return lambda describe: register_attention(MyAttention)(describe)
 
 
+@pytest.mark.parametrize(
+    ("describe", "said"),
+    [
+        (lambda module: {"query": module.to_q.weight},
+         "the function registered for MyAttention returned dict: it must return an AttentionLayout"),
+        (lambda module: layout(module, query=Projection(module.to_q, 2, 4)),
+         "the layout of MyAttention: query is a Linear, not its weight: give module.….weight"),
+        (lambda module: layout(module, key=Projection(module.to_k.weight, 0, 4)),
+         "the layout of MyAttention: key needs heads to be a whole number from 1, got 0"),
+        (lambda module: layout(module, value=Projection(module.to_v.weight, 2, 4.0)),
+         "the layout of MyAttention: value needs head_dim to be a whole number from 1, got 4.0"),
+    ],
+)  # fmt: skip
+def test_a_layout_of_wrong_kinds_is_refused(register, as_installed, describe, said):
+    register(describe)
+    with pytest.raises(StructuredInitError) as caught:
+        initialize(nn.Sequential(MyAttention()), Mimetic(positions="keep"))
+    assert str(caught.value) == said
+
+
 def test_the_readmes_recipe_without_its_axis_is_refused(register):
     register(lambda module: layout(module, axes=(0, 0, 0, 0)))
     model = nn.Sequential(MyAttention())

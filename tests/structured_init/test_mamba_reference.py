@@ -186,9 +186,10 @@ def test_mamba_ssm_s_own_models_have_these_distributions(mamba_ssm, kind):
     ("arguments", "message"),
     [
         ({"dt_min": 0.2}, "MambaReference: 0 < dt_min ≤ dt_max is needed, got 0.2 and 0.1"),
-        ({"A_min": 0.0}, "MambaReference: 0 < A_min ≤ A_max is needed, got 0.0 and 16.0"),
-        ({"embedding_std": -1.0}, "MambaReference: embedding_std must be a positive number, got -1.0"),
-        ({"num_layers": 0}, "MambaReference: num_layers must be at least 1, got 0"),
+        ({"dt_floor": 0.2}, "MambaReference: 0 < dt_floor ≤ dt_max is needed, got 0.2 and 0.1"),
+        ({"A_min": 0.0}, "MambaReference: A_min must be positive, got 0.0"),
+        ({"embedding_std": -1.0}, "MambaReference: embedding_std must be positive or null, got -1.0"),
+        ({"num_layers": 0}, "MambaReference: num_layers must be at least 1 or null, got 0"),
     ],
 )
 def test_an_argument_out_of_range_is_one_line(as_installed, arguments, message):

@@ -1,4 +1,4 @@
-"""The runs: which are missing, how to repeat them, and on what they ran."""
+"""The runs: which are missing, what they could not show, how to repeat them, and on what they ran."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from comparison.results.tables import Cell, Table
 
 @register_panel("Runs and how to repeat them", label="Runs")
 def runs(data: ReportData) -> list[Piece]:
-    """Return the runs without a result, the command, hardware and versions."""
-    unfinished, environment = _unfinished(data), _environment(data)
+    """Return the runs without a result, what others could not show, the command, hardware and versions."""
+    environment = _environment(data)
     shown: list[Piece] = []
-    if unfinished:
-        shown += [*heading("Without a result"), table(data, unfinished), *heading("Command")]
+    for title, found in (("Without a result", _unfinished(data)), ("Not captured", _not_captured(data))):
+        shown += [*heading(title), table(data, found)] if found else []
+    shown += heading("Command") if shown else []
     shown.append(_command(data.manifest.get("command", "")))
     shown += [table(data, environment, "tight")] if environment else []
     return [*shown, note(_provenance(data))]
@@ -35,6 +36,17 @@ def _unfinished(data: ReportData) -> Table | None:
     ]
     rows += [[arm, point_label(p), _rate(rate), seed, "not started"] for arm, seed, p, rate in data.missing]
     return _plain(["arm", "at", "learning rate", "seed", "what is known"], rows) if rows else None
+
+
+def _not_captured(data: ReportData) -> Table | None:
+    """Return what the runs could not look at, and why: it is absent from the sections above."""
+    rows = [
+        [run.arm, point_label(run.point), _rate(run.learning_rate), run.seed, what.replace("_", " "), moment, why]
+        for run in data.runs
+        for what, moments in run.missing.items()
+        for moment, why in moments.items()
+    ]
+    return _plain(["arm", "at", "learning rate", "seed", "what", "moment", "why not"], rows) if rows else None
 
 
 def _environment(data: ReportData) -> Table | None:

@@ -121,8 +121,13 @@ class RecallData(SeededData):
             )
         if not self.test_lengths:
             raise StructuredInitError("test_lengths is empty; null tests on 1, 2 and 4 times max_length")
-        for length in (self.min_length, self.max_length, *self.test_lengths):
-            self.task.check(length)
+        lengths = {"min_length": [self.min_length], "max_length": [self.max_length], "test_lengths": self.test_lengths}
+        for name, each in lengths.items():
+            for length in each:
+                try:
+                    self.task.check(length)
+                except StructuredInitError as error:
+                    raise StructuredInitError(f"{name}: {error}") from None
         if self.packed and not self.task.packable:
             raise StructuredInitError(
                 f"examples of '{self.name}' cannot be packed, only those of copying: packed=false"

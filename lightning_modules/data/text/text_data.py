@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
+from lightning_modules.data.seeded import SeededData, check_carved, check_fractions, check_type
 from lightning_modules.data.text.blocks import Blocks
 from lightning_modules.data.text.corpus import open_corpus
 from lightning_modules.data.text.documents import Texts, check_rule
@@ -73,7 +73,10 @@ class TextData(SeededData):
             tokenizer, text that is empty or not UTF-8, a vocabulary too small, a batch larger than the training part.
     """
 
-    unit = "blocks"
+    @property
+    def unit(self) -> str:
+        """What is counted: with the length, since a long one leaves few."""
+        return f"blocks of block_size={self.block_size}"
 
     def __init__(
         self,
@@ -229,10 +232,14 @@ class TextData(SeededData):
     # Pieces ---------------------------------------------------------------------------------------------------------
 
     def _check_arguments(self) -> None:
-        check_fractions(fraction=self.fraction)
+        check_fractions(fraction=self.fraction, mask_probability=self.mask_probability)
         check_carved(val_fraction=self.val_fraction, test_fraction=self.test_fraction)
         if self.objective not in OBJECTIVES:
             raise StructuredInitError(f"unknown objective '{self.objective}': {nearest(self.objective, OBJECTIVES)}")
+        for name, value in (("block_size", self.block_size), ("vocab_size", self._vocab_size)):
+            check_type(name, value, int)
+        if self._vocab_size < 1:
+            raise StructuredInitError(f"vocab_size={self._vocab_size} is no number of tokens: it is at least 1")
         if self.block_size < 2:
             raise StructuredInitError(f"block_size={self.block_size} is less than 2: nothing could be predicted")
         if self.max_tokens is not None and self.max_tokens < 2:

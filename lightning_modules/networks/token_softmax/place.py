@@ -10,10 +10,11 @@ from torch import nn
 
 from lightning_modules.networks.token_softmax.timm_attention import place_in_timm, timm_attentions
 from lightning_modules.networks.token_softmax.transformers_attention import place_in_transformers
-from structured_init.analysis.tap import looks_like_attention
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.layers import TokenSoftmaxValue
+from structured_init.sites.attention import ATTENTION
 from structured_init.sites.select import Where
+from structured_init.sites.unknown import looks_like_attention
 
 
 def place_token_softmax(
@@ -47,7 +48,8 @@ def place_token_softmax(
     if found or hosts:
         names = ", ".join(list(found)[:4]) or type(hosts[0][1]).__name__
         raise StructuredInitError(f"token_softmax: where={where!r} selects no attention layer (there are {names}, …)")
-    kinds = {type(module).__name__ for name, module in network.named_modules() if looks_like_attention(name, module)}
+    named = network.named_modules()
+    kinds = {type(module).__name__ for name, module in named if looks_like_attention(name, module, ATTENTION)}
     raise StructuredInitError(
         "token_softmax works on timm's Attention and on models of transformers with its attention interface; "
         f"{type(network).__name__} has {', '.join(sorted(kinds)) or 'no attention'}"

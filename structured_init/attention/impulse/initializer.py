@@ -8,6 +8,7 @@ from typing import Literal
 from jaxtyping import Int
 from torch import Tensor
 
+from structured_init.arguments import check_flag, check_whole
 from structured_init.attention.impulse.offsets import Border, Order, draw_offsets
 from structured_init.attention.impulse.solvers import SOLVERS, ImpulseSolver
 from structured_init.attention.impulse.task import GridPositions, Task, check, find_positions
@@ -59,10 +60,14 @@ class Impulse(Initializer):
         positions: Literal["own", "keep"] = "own",
         where: Where = None,
     ) -> None:
-        if kernel_size < 1 or kernel_size % 2 == 0:
+        check_whole("Impulse", kernel_size=kernel_size)
+        check_flag("Impulse", null=True, shared=shared)
+        if kernel_size % 2 == 0:
             raise StructuredInitError(f"Impulse: kernel_size must be odd, such as 3 or 5, got {kernel_size}")
         if isinstance(solver, str) and solver not in SOLVERS:
             raise StructuredInitError(f"Impulse: unknown solver '{solver}': {nearest(solver, SOLVERS)}")
+        if not isinstance(solver, str | ImpulseSolver):
+            raise StructuredInitError(f"Impulse: solver must be {', '.join(SOLVERS)} or a solver, got {solver!r}")
         for name, value, valid in (
             ("offsets", offsets, ("random", "fixed", "covering", None)),
             ("border", border, ("zero", "clamp", None)),

@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from structured_init.arguments import check_flag, check_not_negative, check_positive, check_whole
 from structured_init.attention.impulse.adam import optimize
 from structured_init.attention.impulse.basis import Basis, Factors
 from structured_init.attention.impulse.inputs import PseudoInput, layer_norm, pseudo_tokens, real_tokens
@@ -88,10 +89,9 @@ class AdamSolver(ImpulseSolver):
         for kind in (pseudo_input, later_pseudo_input or pseudo_input):
             if kind not in valid:
                 raise StructuredInitError(f"AdamSolver: pseudo_input must be one of {', '.join(valid)}, got '{kind}'")
-        if iterations < 0:
-            raise StructuredInitError(f"AdamSolver: iterations must not be negative, got {iterations}")
-        if scale is not None and scale <= 0:
-            raise StructuredInitError(f"AdamSolver: scale must be positive or null, got {scale}")
+        check_whole("AdamSolver", least=0, iterations=iterations)
+        check_positive("AdamSolver", null=True, scale=scale)
+        check_flag("AdamSolver", layer_norm=layer_norm)
         self.iterations = iterations
         self.pseudo_input: Input = pseudo_input
         self.later_pseudo_input: Input | None = later_pseudo_input
@@ -152,8 +152,8 @@ class SvdSolver(ImpulseSolver):
     offsets = "fixed"
 
     def __init__(self, noise: float = 3.0, norm: float = 7.0, gain: float = 18.0) -> None:
-        if norm <= 0:
-            raise StructuredInitError(f"SvdSolver: norm must be positive, got {norm}")
+        check_not_negative("SvdSolver", noise=noise)
+        check_positive("SvdSolver", norm=norm, gain=gain)
         self.noise = noise
         self.norm = norm
         self.gain = gain
@@ -183,12 +183,12 @@ class SeparableSolver(ImpulseSolver):
     border = "clamp"
 
     def __init__(self, strength: float = 8.0, kappa: float | None = 2.0, gain: float = 0.7) -> None:
-        if strength < 0:
-            raise StructuredInitError(f"SeparableSolver: strength must not be negative, got {strength}")
+        check_not_negative("SeparableSolver", strength=strength)
+        check_positive("SeparableSolver", gain=gain)
+        check_positive("SeparableSolver", null=True, kappa=kappa)
         self.strength = strength
         self.kappa = kappa
         self.gain = gain
-        self.own_positions()  # raises where they are impossible
 
     def own_positions(self) -> Positions:
         return Positions("codes", kappa=self.kappa, gain=self.gain)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from jaxtyping import Float64
 from torch import Tensor
 
+from structured_init.arguments import check_flag
 from structured_init.attention.impulse.basis import Basis
 from structured_init.attention.impulse.separable import CUTOFF
 from structured_init.attention.impulse.task import find_positions
@@ -38,13 +39,16 @@ class SparePositions(Initializer):
         where: which attention layers, by name.
 
     Raises:
-        StructuredInitError: at :meth:`plan`, no known attention layer, no positions, or positions that leave no
-            direction free.
+        StructuredInitError: at construction, nothing to write; at :meth:`plan`, no known attention layer, no
+            positions, or positions that leave no direction free.
 
     Source: ours; measurements in ``docs/impulse.md``.
     """
 
     def __init__(self, read: bool = True, write: bool = True, where: Where = None) -> None:
+        check_flag("SparePositions", read=read, write=write)
+        if not read and not write:
+            raise StructuredInitError("SparePositions: read and write are both off: there is nothing to write")
         self.read = read
         self.write = write
         self.where = where

@@ -10,9 +10,11 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
+from structured_init.arguments import check_finite, check_flag
 from structured_init.conv.covariance.closed_form import closed_form, sigma_at, strict_form
 from structured_init.conv.covariance.learned import LearnedCovariances, estimate_covariances, stored
 from structured_init.conv.covariance.sampling import sample_filters, symmetric_root
+from structured_init.conv.filters import is_energy
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -69,12 +71,10 @@ class FilterCovariance(Initializer):
     ) -> None:
         if psd not in ("clip", "absolute", "strict"):
             raise StructuredInitError(f"{WHO}: psd must be clip, absolute or strict, got '{psd}'")
-        if (
-            normalize is not None
-            and normalize != "trace"
-            and not (isinstance(normalize, float | int) and normalize > 0)
-        ):
+        if normalize is not None and normalize != "trace" and not is_energy(normalize):
             raise StructuredInitError(f"{WHO}: normalize must be null, trace or a positive energy, got {normalize!r}")
+        check_finite(WHO, sigma0=sigma0, v=v, a=a, shrinkage=shrinkage)
+        check_flag(WHO, frozen=frozen, freeze_bias=freeze_bias)
         if not 0 <= shrinkage <= 1:
             raise StructuredInitError(f"{WHO}: shrinkage must lie in [0, 1], got {shrinkage}")
         if covariances == "":
@@ -88,6 +88,8 @@ class FilterCovariance(Initializer):
             raise StructuredInitError(
                 f"{WHO}: psd='strict' is a closed form; learned covariances take clip or absolute"
             )
+        if not isinstance(covariances, str | Path | LearnedCovariances | None):
+            raise StructuredInitError(f"{WHO}: covariances is a path or what was estimated, got {covariances!r}")
         refuse_missing(covariances, WHO)
         self.sigma0 = sigma0
         self.v = v

@@ -5,9 +5,11 @@ import math
 
 import pytest
 
+from comparison.report import write_report
+from comparison.report.sentences import findings
 from comparison.results.effects import effects
 from comparison.results.paired import t_interval
-from comparison.results.records import load_curves, load_results, read_manifest
+from comparison.results.records import chosen_learning_rates, load_curves, load_results, read_manifest
 from comparison.results.tables import headline, headline_table, learning_rate_table
 from comparison.results.targets import final_mean, steps_to
 
@@ -102,3 +104,50 @@ def test_a_learning_rate_that_diverged_says_so(comparison):
     _, good, bad = learning_rate_table(choice, each.metric).rows[0]
     assert (good.text, good.note) == ("55.0", "chosen")
     assert (bad.text, bad.note) == ("10.0", "1 of 2 diverged")
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("validation", "row", "sentence"),
+    [
+        ({"0.1": [NAN, 0.5], "0.3": [math.inf, NAN]},
+         "| wild | 2 (3 of 4 runs diverged) | none (each had a seed without a number) | diverged | diverged |",
+         "wild (3 of 4 runs diverged)"),
+        ({"0.1": [NAN, 0.5], "0.3": [None, None]},
+         "| wild | 2 (1 of 4 runs diverged, 2 of 4 runs failed) | none (each had a seed without a number) |"
+         " diverged or failed | diverged or failed |",
+         "wild (1 of 4 runs diverged, 2 of 4 runs failed)"),
+        ({"0.1": [None, 0.5], "0.3": [None, None]},
+         "| wild | 2 (3 of 4 runs failed) | none (each had a seed without a number) | failed | failed |",
+         "wild (3 of 4 runs failed)"),
+    ],
+)  # fmt: skip
+def test_an_arm_whose_learning_rates_all_failed_is_in_the_main_table(comparison, validation, row, sentence):
+    folder = comparison({"default": {}, "wild": {}}, seeds=[0, 1], learning_rates=[0.1, 0.3])
+    choices = {"default": {"chosen": 0.1, "validation": {"0.1": [0.8, 0.81], "0.3": [0.7, 0.7]}}}
+    choices["wild"] = {"chosen": None, "validation": validation}
+    for arm, choice in choices.items():
+        for rate, finals in choice["validation"].items():
+            for seed, final in enumerate(finals):
+                reason = "RuntimeError: out of patience" if final is None else None
+                place = folder / "runs" / arm / f"learning_rate_{rate}"
+                comparison.add_run(place, arm, seed, final, (), True, reason, rate=float(rate))
+    (folder / "learning_rates.json").write_text(json.dumps({"": choices}))
+    assert row in headline(folder, read_manifest(folder))
+    manifest, results = read_manifest(folder), load_results(folder)
+    (each,) = effects(results, manifest, {}, load_curves(folder), chosen_learning_rates(folder))
+    assert findings(each)[0] == f"No learning rate gave a number in every seed: {sentence}."
+    assert [arm.name for arm in each.arms] == ["default", "wild"]
+    assert not any(arm.baseline for arm in each.arms)  # and so nothing is said to be better
+    write_report(folder)
+    record = json.loads((folder / "results.json").read_text())["effects"][0]["arms"][1]
+    assert record["no_learning_rate"]["runs"] == 4
+    assert record["value"] is None
+
+
+def test_before_a_learning_rate_is_chosen_nothing_is_said_to_have_failed(comparison):
+    folder = comparison({"default": {}}, seeds=[0], learning_rates=[0.1])
+    comparison.add_run(folder / "runs" / "default" / "learning_rate_0.1", "default", 0, 0.5, (), True, rate=0.1)
+    assert "no complete run" in headline(folder, read_manifest(folder))

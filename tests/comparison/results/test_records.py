@@ -97,3 +97,41 @@ def test_a_folder_without_a_comparison_is_one_line(tmp_path):
 
 def test_values_are_as_logged(comparison):
     assert math.isclose(load_results(comparison(VALUES, pieces=()))["val/loss"].iloc[0], 0.2)
+
+
+RUN = "runs/default/seed_0"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("comparison.json", "[1]", "it holds no keys but a list"),
+        ("comparison.json", "{}", "it has no 'arms', so no comparison has written it"),
+        (f"{RUN}.settings.json", "{}", "it has no 'arm', so no comparison has written it"),
+        (f"{RUN}/result.json", "[]", "it holds no keys but a list"),
+        (f"{RUN}/result.json", "{}", "it has no 'metrics', so no comparison has written it"),
+        (f"{RUN}/missing.json", "[1]", "it holds no keys but a list"),
+        (f"{RUN}/missing.json", '{"attention": "gone"}', "it is no table of what → moment → why"),
+    ],
+)
+def test_a_file_that_no_comparison_has_written_is_one_line(comparison, file, text, said):
+    folder = comparison(VALUES, pieces=())
+    (folder / file).write_text(text)
+    with pytest.raises(StructuredInitError) as caught:
+        load_results(folder)
+    assert str(caught.value) == f"cannot read '{folder / file}': {said}"
+
+
+def test_a_log_that_holds_no_numbers_is_named_with_its_line(comparison):
+    folder = comparison(VALUES, pieces=())
+    (folder / RUN / "metrics.csv").write_text("step,epoch,val/loss\n1,0,0.5\n2,0,x\n")
+    with pytest.raises(StructuredInitError, match=r"metrics.csv', line 3: could not convert string to float: 'x'$"):
+        load_curves(folder)
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "No columns to parse"), ("a,b\n1,2\n", "it has no column 'arm'")])
+def test_a_published_table_that_is_none_is_one_line(comparison, text, said):
+    folder = comparison({"default": {}}, seeds=[0])
+    (folder / "results.csv").write_text(text)
+    with pytest.raises(StructuredInitError, match=rf"^cannot read '{folder}/results.csv': {said}"):
+        load_results(folder)

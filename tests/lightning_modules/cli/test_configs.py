@@ -3,7 +3,6 @@ from __future__ import annotations
 import inspect
 import io
 from contextlib import redirect_stdout
-from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +13,6 @@ from lightning_modules.cli.config_names import (
     SHIPPED,
     aliases,
     config_names,
-    config_path,
     expand,
     find_config,
     read_config,
@@ -130,13 +128,13 @@ def test_a_later_file_wins_and_leaves_its_neighbours(tmp_path):
 )
 def test_a_shipped_file_is_found_by_any_of_its_names_from_anywhere(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert Path(config_path(name)) == SHIPPED / "experiment" / "vit_digits.yaml"
+    assert find_config(name).files[-1] == SHIPPED / "experiment" / "vit_digits.yaml"
 
 
 def test_a_file_of_the_users_comes_before_a_shipped_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "vit_digits").write_text("{}")
-    assert config_path("vit_digits") == "vit_digits"
+    assert expand(["-c", "vit_digits"]) == ["-c", "vit_digits"]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +147,7 @@ def test_a_file_of_the_users_comes_before_a_shipped_one(tmp_path, monkeypatch):
 )
 def test_an_unknown_name_is_answered_with_the_nearest(name, message):
     with pytest.raises(StructuredInitError, match=message):
-        config_path(name)
+        find_config(name)
 
 
 def test_the_command_line_is_expanded_and_nothing_else_touched():
@@ -238,7 +236,7 @@ def test_a_variant_is_a_file_with_other_arguments_and_braces_add_to_it():
     for name in names:
         assert expand(["fit", "-c", name, "--x"]) == ["fit", "-c", path, trace, frozen, "--x"]
     assert expand(["--config=covariance_trace{frozen=true}"]) == ["--config", path, trace, frozen]
-    assert config_path("covariance_trace") == path
+    assert str(find_config("covariance_trace").files[-1]) == path
 
 
 def test_a_variant_hides_no_file_and_stands_for_one():
@@ -247,7 +245,7 @@ def test_a_variant_hides_no_file_and_stands_for_one():
         assert name in config_names()
         assert find_config(name).files[-1] in shipped_configs().values()
     with pytest.raises(StructuredInitError, match="did you mean 'init/skipless_dino'"):
-        config_path("init/skipless_dno")
+        find_config("init/skipless_dno")
 
 
 @pytest.mark.parametrize("name", INITS)

@@ -139,6 +139,8 @@ INIT = [
     ("--init.initializer=Impulse --init.initializer.kernel_size=4", "*kernel_size must be odd, such as 3 or 5, got 4"),
     ("--init.initializer=Impulse --init.initializer.kernel_size=99", "*larger than the 4×4 grid of *"),
     ("--init.initializer=TruncatedNormal --init.initializer.std=-1", "*std must be positive, got -1.0"),
+    ("--init.initializer=Mimetic --init.initializer.qk_alpha=1e400", "*qk_alpha must be a finite number*, got inf"),
+    ("--init.initializer=Positions --init.initializer.gain=-1", "Positions: gain must not be negative, got -1.0"),
     ("--init.initializer=Mimetic --init.initializer.where=blocks.99.*", "*selects none of the 2 attention layers*"),
     ("--init.initializer=Mimetic --init.initializer.qk_sign=3", "init.initializer.qk_sign: expected 1 or -1, got 3"),
     ("--init.initializer=MimeticStateSpace", "*found no state-space layer that it knows; the model has *"),
@@ -242,6 +244,13 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
         ("show -c tiny.yaml --output tiny.yaml", "cannot write to 'tiny.yaml': *is a file"),
         ("show -c tiny.yaml --output /proc/x", "cannot write to '/proc/x': *"),
         ("show -c tiny.yaml --export /proc/w.safetensors", "cannot write to '/proc': *"),
+        ("show -c tiny.yaml --export taken.safetensors", "cannot write to 'taken.safetensors', a folder: name a file"),
+        (
+            "report . --output taken.safetensors",
+            "cannot write the page to 'taken.safetensors', a folder: name a file,*",
+        ),
+        ("compare -c tiny.yaml --output o --inits default --gpus-per-run=-1", "*expected a number from 0, got '-1'"),
+        ("compare -c tiny.yaml --output o --inits default --cpus-per-run=0", "*expected a number above 0, got '0'"),
         ("show -c tiny.yaml --plan perhaps", "plan: expected bool, got perhaps"),
         ("show -c tiny.yaml --outptu x", "unknown key 'outptu': did you mean 'output'?"),
         ("compare -c tiny.yaml --output o --inits default sincos", "'sincos' belongs to no option: *by commas*"),
@@ -250,14 +259,40 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
     ids=lambda each: each[:50],
 )
 def test_a_wrong_use_of_another_command_is_answered_in_one_line(complaint, folder, arguments, answer):
+    (folder / "taken.safetensors").mkdir()
     said = complaint(main, arguments.split(" "))
     assert matches(said, answer), said
+    assert sorted(path.name for path in folder.iterdir()) == ["taken.safetensors", "tiny.yaml"]
 
 
 def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint):
     cli("fit", "--trainer.max_steps=1")
     said = complaint(cli, "test", "--ckpt_path=best", "--trainer.logger=false")
     assert said.endswith("give one, such as 'lightning_logs/version_0/checkpoints/last.ckpt'")
+
+
+def test_a_last_checkpoint_that_is_not_there_is_said_in_one_line_and_the_training_starts_anew(cli, capsys):
+    begun = "structured-init: --ckpt_path last: there is no checkpoint of this run to resume from: the training starts"
+    for other in (
+        "",
+        "; to resume another run, give its file, such as 'lightning_logs/version_0/checkpoints/last.ckpt'",
+    ):
+        capsys.readouterr()
+        run = cli("fit", "--ckpt_path=last", "--trainer.max_steps=1")
+        assert run.trainer.global_step == 1
+        said = [line for line in capsys.readouterr().err.splitlines() if "last" in line]
+        assert said == [f"{begun} anew{other}"]
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")  # Lightning's, of the second run into one folder
+def test_a_last_checkpoint_that_is_there_is_resumed_from_without_a_word(cli, folder, capsys):
+    kept = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "kept"}}
+    (folder / "keeping.yaml").write_text(json.dumps({"trainer": {"callbacks": [kept]}}))
+    cli("fit", "-c", "keeping.yaml", "--trainer.max_epochs=1")
+    capsys.readouterr()
+    resumed = cli("fit", "-c", "keeping.yaml", "--ckpt_path=last", "--trainer.max_epochs=2")
+    assert resumed.trainer.ckpt_path.endswith("kept/last.ckpt")
+    assert "starts anew" not in capsys.readouterr().err
 
 
 def test_nothing_is_computed_before_an_output_that_cannot_be_written_is_refused(complaint, folder, monkeypatch):
@@ -315,7 +350,7 @@ def test_ctrl_c_says_how_to_go_on(cli, folder, capsys, monkeypatch, epoch):
 def test_a_folder_of_the_users_that_hides_ours_is_one_line(folder, name):
     (folder / name).mkdir()
     (folder / name / "__init__.py").write_text("")
-    program = f"import sys\nsys.path.append({str(ROOT)!r})\nfrom lightning_modules.cli import main\nmain(['fit'])\n"
+    program = f"import sys\nsys.path.insert(1, {str(ROOT)!r})\nfrom lightning_modules.cli import main\nmain(['fit'])\n"
     (folder / "train.py").write_text(program)
     surroundings = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     result = subprocess.run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datasets
+import huggingface_hub
 import numpy as np
 import pytest
 
@@ -87,9 +89,20 @@ def test_corrupt_parquet_is_named(pictures, cut):
         ({"mean": [0.5]}, "give both mean and std"),
         ({"interpolation": "bicubik"}, "unknown interpolation 'bicubik': did you mean 'bicubic'?"),
         ({"batch_size": 0}, "batch_size is at least 1"),
+        ({"eval_batch_size": 0}, "batch_size is at least 1"),
+        ({"batch_size": 3.5}, "batch_size=3.5 is not a whole number"),
+        ({"num_workers": 0.5}, "num_workers=0.5 is not a whole number"),
+        ({"seed": -1}, "seed=-1 is negative: a seed is a whole number from 0"),
+        ({"name": None}, "name is that of a dataset or a folder, such as 'digits', got None"),
+        ({"image_size": "8"}, "image_size='8' is not a whole number or null"),
+        ({"fraction": "0.1"}, "fraction='0.1' is not a number"),
+        ({"mean": [0.5], "std": [0.0]}, "std=[0.0] is not positive in every channel"),
+        ({"crop_padding": -1}, "crop_padding=-1 is negative"),
+        ({"crop_scale": [1.0, 0.5]}, "crop_scale=[1.0, 0.5] is not [smallest, largest] share of the area"),
+        ({"random_erasing": 2.0}, "random_erasing=2.0 is no probability, which lies in [0, 1]"),
     ],
 )
-def test_argument_out_of_its_range(arguments, said):
+def test_argument_out_of_its_range(as_installed, arguments, said):
     assert said in message(lambda: ImageData(**arguments))
 
 
@@ -128,3 +141,29 @@ def test_hidden_labels_are_said(write_parquet):
     write_parquet(noise(), [-1] * 8, split="test")
     data = ImageData(str(folder), val_fraction=0, batch_size=4)
     assert "row 0 of 'test'" in message(lambda: data.setup("test"))
+
+
+@pytest.mark.parametrize("reachable", [True, False])
+def test_a_hub_whose_name_cannot_be_resolved_is_not_tried_again_and_again(monkeypatch, reachable):
+    def resolve(host, port):
+        assert host == "huggingface.co"
+        if not reachable:
+            raise OSError("Temporary failure in name resolution")
+        return ["an address"]
+
+    def load(name, config, streaming):
+        seen.append((huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
+        raise datasets.exceptions.DatasetNotFoundError("nowhere")
+
+    seen = []
+    for each in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "https://huggingface.co")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.getaddrinfo", resolve)
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert "did you mean 'uoft-cs/cifar10" in message(lambda: ImageData("uoft-cs/cifar1O").num_classes)
+    assert seen == [(not reachable, not reachable)]
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+    assert not datasets.config.HF_HUB_OFFLINE

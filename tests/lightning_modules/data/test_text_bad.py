@@ -35,18 +35,16 @@ def fit(path, **arguments):
         ({"val_fraction": 1.0}, "val_fraction=1.0 is not in [0, 1); 0 means no validation"),
         ({"val_fraction": 0.5, "test_fraction": 0.5}, "val_fraction and test_fraction leave nothing to train on"),
         ({"batch_size": 0}, "batch_size is at least 1"),
+        ({"vocab_size": -1}, "vocab_size=-1 is no number of tokens: it is at least 1"),
+        ({"block_size": 8.0}, "block_size=8.0 is not a whole number"),
+        ({"mask_probability": 1.5}, "mask_probability=1.5 is not in (0, 1]"),
         ({"batches_per_epoch": 3}, "batches_per_epoch is for streaming: use trainer.limit_train_batches"),
         ({"streaming": True}, "streaming needs batches_per_epoch"),
         ({"streaming": True, "batches_per_epoch": 2, "fraction": 0.5}, "fraction and max_tokens need to know the"),
     ],
 )
-def test_argument_out_of_its_range(arguments, said):
+def test_argument_out_of_its_range(as_installed, arguments, said):
     assert said in message(lambda: TextData(**arguments))
-
-
-def test_mask_probability_out_of_its_range():
-    data = TextData(tokenizer="bytes", objective="masked", mask_probability=1.5)
-    assert "mask_probability=1.5 is not in (0, 1]" in message(lambda: data.setup("fit"))
 
 
 @pytest.mark.parametrize(
@@ -136,7 +134,7 @@ def test_batch_larger_than_the_training_part(tmp_path):
     (tmp_path / "train.txt").write_text("a text " * 20)
     said = message(lambda: fit(tmp_path, block_size=16, batch_size=32))
     assert said.startswith("batch_size=32 is larger than the training part of")
-    assert said.endswith("which has 9 blocks per process")
+    assert said.endswith("which has 9 blocks of block_size=16 per process")
 
 
 def test_vocabulary_too_small(tmp_path):
