@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
 
 from callbacks.lightning_private import averaged_model
 from callbacks.training_batch import training_batch
@@ -20,6 +21,8 @@ from structured_init.arguments import check_flag, check_whole
 from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
 from structured_init.names import plain_name
+from structured_init.sites.attention import ATTENTION
+from structured_init.sites.watched import needs_watching
 
 REPORT_FILE = "init_report.json"
 ACCOUNT = "_structured_init"  # of how the weights came about: on the model it travels with deepcopy; in a checkpoint
@@ -44,7 +47,8 @@ class InitCallback(Callback):
         when: ``"fit_start"``, or ``"setup"`` for strategies that copy the weights earlier (DeepSpeed, FSDP1) and for
             the learning-rate and batch-size finders. ``"setup"`` needs a model that is built in its constructor.
         samples: how many training samples, at most, an initializer is given that runs the model on real ones, such as
-            ``AdamSolver`` with ``pseudo_input="batch"``. See :func:`training_batch`.
+            ``AdamSolver`` with ``pseudo_input="batch"``. See :func:`training_batch`. Attention of unknown classes, and
+            layouts that were registered outside of this library, are found and checked on two of them.
         strict: refuse a model of which attention would be left alone; see :func:`structured_init.initialize`.
 
     Attributes:
@@ -133,9 +137,11 @@ class InitCallback(Callback):
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
         seed = trainer.strategy.broadcast(seed)  # ranks may have seeded themselves differently
         in_step = trainer.world_size > 1 and self.when == "fit_start"  # in setup the wrap is still to come
-        batch = None
+        early, given = self.when == "setup", None
         if self.initializer.needs_batch:
-            batch = training_batch(trainer, pl_module, self.samples, seed, early=self.when == "setup")
+            batch = given = training_batch(trainer, pl_module, self.samples, seed, early=early)
+        else:
+            batch = tokens_to_watch(trainer, pl_module, seed, early)
         self.report = initialize(
             pl_module, self.initializer, seed=seed, batch=batch, broadcast=in_step, strict=self.strict
         )
@@ -143,7 +149,7 @@ class InitCallback(Callback):
         for warning in self.report.warnings:
             rank_zero_warn(warning)
         account = summarize(self.report, self.when)
-        setattr(pl_module, ACCOUNT, account if batch is None else {**account, "samples": len(batch)})
+        setattr(pl_module, ACCOUNT, account if given is None else {**account, "samples": len(given)})
         synchronize_averages(trainer, pl_module)
 
     def _freeze_late_layers(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -156,6 +162,20 @@ class InitCallback(Callback):
             )
         if late:
             freeze(pl_module, self.initializer)
+
+
+def tokens_to_watch(trainer: Trainer, pl_module: LightningModule, seed: int, early: bool) -> Tensor | None:
+    """Return a training sample where the model has attention that only a forward pass can find or check.
+
+    That is attention of a class that nobody described, or that the user did. Where no sample is to be had, there is
+    none: the report then says which attention is not known.
+    """
+    if not needs_watching(pl_module, ATTENTION):
+        return None
+    try:
+        return training_batch(trainer, pl_module, 2, seed, early=early)
+    except StructuredInitError:
+        return None
 
 
 def refuse_what_comes_too_early(trainer: Trainer) -> None:

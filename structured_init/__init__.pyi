@@ -39,9 +39,11 @@ from .sites import (
     Projection,
     StateSpaceLayout,
     StateSpaceSite,
+    StridedProjection,
     TokenLayout,
     Where,
     attention_sites,
+    check_attention,
     depthwise_conv_sites,
     mlp_sites,
     position_sites,
@@ -55,6 +57,7 @@ from .sites import (
 )
 from .ssm import MambaReference, MimeticStateSpace
 from .transfer import WeightSelection
+from .watch import FoundAttention, discover_attention
 
 __all__ = [
     "AdamSolver",
@@ -68,6 +71,7 @@ __all__ = [
     "Draws",
     "FilterCovariance",
     "FirstLayer",
+    "FoundAttention",
     "Impulse",
     "InitReport",
     "Initializer",
@@ -88,6 +92,7 @@ __all__ = [
     "SpatialFilters",
     "StateSpaceLayout",
     "StateSpaceSite",
+    "StridedProjection",
     "StructuredInitError",
     "SvdSolver",
     "TokenLayout",
@@ -96,7 +101,9 @@ __all__ = [
     "Weights",
     "Where",
     "attention_sites",
+    "check_attention",
     "depthwise_conv_sites",
+    "discover_attention",
     "estimate_covariances",
     "freeze",
     "initialize",

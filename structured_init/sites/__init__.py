@@ -1,6 +1,6 @@
 """Sites: the places of a model where an initializer can act, behind one convention whatever the host library."""
 
-from structured_init.layout import AttentionLayout, Projection, TokenLayout
+from structured_init.layout import AttentionLayout, Projection, StridedProjection, TokenLayout
 from structured_init.sites import (  # noqa: F401 - register their classes
     mlp_hosts,
     state_space_hosts,
@@ -15,6 +15,7 @@ from structured_init.sites.attention import (
     register_attention,
     required_attention_sites,
 )
+from structured_init.sites.check import check_attention
 from structured_init.sites.depthwise import DepthwiseConvSite, depthwise_conv_sites
 from structured_init.sites.mlp import FirstLayer, MlpLayout, MlpSite, mlp_sites, register_mlp
 from structured_init.sites.position import (
@@ -42,9 +43,11 @@ __all__ = [
     "Projection",
     "StateSpaceLayout",
     "StateSpaceSite",
+    "StridedProjection",
     "TokenLayout",
     "Where",
     "attention_sites",
+    "check_attention",
     "depthwise_conv_sites",
     "mlp_sites",
     "position_sites",

@@ -133,7 +133,7 @@ class AttentionSite:
         for caveat in value_output_caveats(self.layout, self.branch_scale, residual_scale):
             self.note(caveat)
 
-    def _set(self, projection: Projection, value: Tensor) -> None:
+    def _set(self, projection: Projection | StridedProjection, value: Tensor) -> None:
         projection.set(self._weights, value, self._by)
 
     def __repr__(self) -> str:

@@ -50,14 +50,14 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
     for site in sites:
         if site.how == "watched" or (weights.batch is None and not known.foreign(site.module)):
             continue
-        found = _of_the_same(site, watched_attention(weights))
+        found = same_attention(site, watched_attention(weights))
         if found is not None:
             compare_layout(site, found, Weights(weights.model))
             site.checked = True
 
 
-def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights) -> None:
-    """Raise one line where a site's layout differs from what was watched."""
+def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights) -> tuple[float, float]:
+    """Return the relative errors of logits and outputs, and raise one line where they are more than rounding."""
     kind, ours, true = type(site.module).__name__, site.layout, found.layout
     if [_shape(ours, part) for part in _PARTS] != [_shape(true, part) for part in _PARTS]:
         part = next(part for part in _PARTS if _shape(ours, part) != _shape(true, part))
@@ -74,6 +74,7 @@ def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights)
             f"{logits:.2g}, the outputs by {outputs:.2g}; the mean diagonal of W_v W_o is {said:.3g} by it and "
             f"{real:.3g} in the model"
         )
+    return logits, outputs
 
 
 _PARTS = ("query", "key", "value", "output")
@@ -84,7 +85,7 @@ def _shape(layout: object, part: str) -> tuple[int, int, int]:
     return projection.heads, projection.head_dim, projection.width
 
 
-def _of_the_same(site: AttentionSite, found: Iterable[FoundAttention]) -> FoundAttention | None:
+def same_attention(site: AttentionSite, found: Iterable[FoundAttention]) -> FoundAttention | None:
     """Return what was watched of a site: under its name, or with its parameters."""
     own = {id(getattr(site.layout, part).weight) for part in _PARTS}
     for each in found:

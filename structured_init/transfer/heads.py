@@ -16,6 +16,7 @@ from structured_init.layout import Projection
 from structured_init.names import plain_name
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite, attention_sites
+from structured_init.sites.geometry import PARTS
 from structured_init.transfer.elements import uniform_indices
 
 Rows = Mapping[int, Int64[Tensor, " size"]]  # axis → the teacher's index at each of the student's
@@ -68,7 +69,8 @@ def head_rows(weights: Weights, teacher: nn.Module, names: Mapping[int, str]) ->
 
 def _site_rows(site: AttentionSite, other: AttentionSite) -> dict[int, Rows]:
     """Fill the rows of each projection, and of the biases that belong to them."""
-    if site.layout.value_norm or getattr(site.module, "q_proj_weight", None) is not None:
+    blocks = all(isinstance(getattr(one.layout, part), Projection) for one in (site, other) for part in PARTS)
+    if site.layout.value_norm or getattr(site.module, "q_proj_weight", None) is not None or not blocks:
         raise StructuredInitError(
             f"WeightSelection: '{site.name}' holds tensors that per_head does not know; use per_head: false"
         )

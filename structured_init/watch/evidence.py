@@ -55,7 +55,7 @@ def _seen(watched: Watched) -> _Seen:
     products, sums = ([getattr(call, name) for call in watched.parts] for name in ("product", "sum"))
     of_products = (torch.cat([getattr(p, name) for p in products]) for name in ("query", "key", "logits"))
     of_sums = (torch.cat([getattr(s, name) for s in sums]) for name in ("maps", "value", "out"))
-    return _Seen(*(part[watched.order] for part in (*of_products, *of_sums)))
+    return _Seen(*(_wide(part[watched.order]) for part in (*of_products, *of_sums)))
 
 
 def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> tuple[float, float | None, str]:
@@ -107,7 +107,7 @@ def _predicted(
     linear: Linear, block: Projection | StridedProjection, columns: Tensor, weights: Weights
 ) -> tuple[Float[Tensor, "heads tokens head_dim"], float]:
     """Return what a block makes of the input, with the host's bias, and its error beside the host's own."""
-    matrix = block.get(weights).to(linear.x).mT
+    matrix = block.get(weights).to(linear.x.device, torch.promote_types(linear.x.dtype, torch.float32)).mT
     x, y = _heads_apart(linear, columns)
     made = x @ matrix
     error = _apart_from_bias(made, y, 1)
@@ -117,19 +117,18 @@ def _predicted(
 def _heads_apart(linear: Linear, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Return x (1 or H, T, D) and of y the heads' channels, (H, T, k)."""
     several, outputs = len(linear.block.starts), linear.y.shape[-1]
-    columns = columns.to(linear.y.device)
+    columns, x, y = columns.to(linear.y.device), _wide(linear.x), _wide(linear.y)
     if several == 1:
-        return linear.x.reshape(1, -1, linear.x.shape[-1]), linear.y.reshape(-1, outputs)[:, columns].movedim(1, 0)
+        return x.reshape(1, -1, x.shape[-1]), y.reshape(-1, outputs)[:, columns].movedim(1, 0)
     which = columns[:, 0] // outputs
-    x = linear.x[which]
-    return x, torch.stack([linear.y[head][:, row % outputs] for head, row in zip(which, columns, strict=True)])
+    return x[which], torch.stack([y[head][:, row % outputs] for head, row in zip(which, columns, strict=True)])
 
 
 def _written(linear: Linear, block: Projection | StridedProjection, columns: Tensor, weights: Weights) -> float:
     """Compare what the output block makes of what it takes with what the host's layer gives."""
-    matrix = block.get(weights).to(linear.x)
-    x = linear.x.reshape(-1, linear.x.shape[-1])
-    y = linear.y.reshape(-1, linear.y.shape[-1])
+    x = _wide(linear.x).reshape(-1, linear.x.shape[-1])
+    y = _wide(linear.y).reshape(-1, linear.y.shape[-1])
+    matrix = block.get(weights).to(x)
     made = torch.einsum("thk,hkd->td", x[:, columns.to(x.device)], matrix)
     if columns.numel() < x.shape[1]:  # beside the heads something else goes in
         return 0.0
@@ -163,6 +162,11 @@ def product_diagonal(layout: AttentionLayout, weights: Weights) -> float:
 def blocks(layout: AttentionLayout) -> tuple[Projection | StridedProjection, ...]:
     """Return the four projections."""
     return layout.query, layout.key, layout.value, layout.output
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """Return half precision as float32."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _relative(made: Tensor, real: Tensor) -> float:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, random_split
 from callbacks import InitCallback
 from lightning_modules import ImageClassifier
 from lightning_modules.data import ImageData
-from structured_init import Compose, Initializer, KaimingUniform, StructuredInitError, initialize
+from structured_init import Compose, Initializer, KaimingUniform, Mimetic, StructuredInitError, initialize
 from structured_init.attention.impulse import AdamSolver, Impulse
 
 WHENS = pytest.mark.parametrize("when", ["fit_start", "setup"])
@@ -318,3 +318,40 @@ def test_a_vit_on_digits_starts_from_what_initialize_gives_on_stored_training_im
     for name, parameter in expected.named_parameters():
         assert torch.equal(seen[name], parameter.to(seen[name].dtype)), name
     assert torch.load(tmp_path / "model.ckpt", weights_only=True)["_structured_init"]["samples"] == 16
+
+
+class Attending(nn.Module):
+    """Attention of a class that nobody described, over three tokens of one number."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Linear(1, 8), nn.Linear(8, 8)
+        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.embed(x[..., None])
+        q, k, v = (part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Unheard(Model):
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential()
+        self.network.add_module("attn", Attending())
+        self.network.add_module("end", nn.Sequential(nn.Flatten(), nn.Linear(24, 3)))
+
+
+@WHENS
+def test_attention_that_nobody_described_is_found_on_training_samples(when, tmp_path):
+    callback, model = InitCallback(Mimetic(positions="keep", vo_alpha=0.0, vo_beta=0.5), when=when), Unheard()
+    trainer = pl.Trainer(
+        max_steps=0, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[callback], default_root_dir=tmp_path, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(model, DataLoader(Numbers(), batch_size=4))
+    attention = model.network.attn
+    product = attention.v.weight.T @ attention.out.weight.T
+    torch.testing.assert_close(product, -0.5 * torch.eye(8), atol=1e-5, rtol=0)
+    assert callback.report.attention == {"network.attn": True}

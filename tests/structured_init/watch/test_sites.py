@@ -1,0 +1,174 @@
+"""Initializers work on attention that was watched, and layouts that a model contradicts are refused."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import transformers
+from torch import nn
+
+from structured_init import (
+    AttentionLayout,
+    Compose,
+    Initializer,
+    Mimetic,
+    Projection,
+    StructuredInitError,
+    attention_sites,
+    check_attention,
+    initialize,
+    register_attention,
+    required_attention_sites,
+)
+from structured_init.sites.attention import ATTENTION
+
+spec = importlib.util.spec_from_file_location("strangers", Path(__file__).with_name("strangers.py"))
+strangers = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(strangers)
+TINY = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+class Reader(nn.Module):
+    """A model whose attention is called so, of a class that nobody described."""
+
+    def __init__(self, kind=strangers.Apart, depth=2):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"attn": kind()}) for _ in range(depth))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block["attn"](x)
+        return x
+
+
+@pytest.fixture
+def described():
+    """Let a test describe a class, and forget it afterwards."""
+    before = dict(ATTENTION._describe)
+    yield
+    ATTENTION._describe.clear()
+    ATTENTION._describe.update(before)
+
+
+def test_mimetic_writes_the_products_of_watched_attention():
+    torch.manual_seed(0)
+    model, tokens = Reader(strangers.Einsum), torch.randn(2, 5, 12)
+    report = initialize(model, Mimetic(positions="keep", vo_alpha=0.0, vo_beta=0.7), batch=tokens)
+    assert report.attention == {"blocks.0.attn": True, "blocks.1.attn": True}
+    layer = model.blocks[0]["attn"]
+    product = torch.einsum("hdk,hke->de", layer.v, layer.o)  # three heads of four hold all twelve dimensions
+    torch.testing.assert_close(product, -0.7 * torch.eye(12), atol=1e-5, rtol=0)
+
+
+def test_without_a_batch_the_error_says_what_is_missing():
+    with pytest.raises(StructuredInitError) as caught:
+        initialize(Reader(), Mimetic(positions="keep"))
+    assert "Apart is not known: describe it with structured_init.register_attention" in str(caught.value)
+    assert "Reader does not say what it takes: give a batch" in str(caught.value)
+
+
+def test_why_a_layer_cannot_be_written_is_said():
+    with pytest.raises(StructuredInitError, match="its values go through sigmoid"):
+        initialize(Reader(strangers.GatedValues), Mimetic(positions="keep"), batch=torch.randn(1, 5, 12))
+
+
+def test_sites_say_how_they_are_known():
+    torch.manual_seed(0)
+    config = transformers.OPTConfig(
+        vocab_size=40, hidden_size=16, ffn_dim=32, num_hidden_layers=1, num_attention_heads=4, word_embed_proj_dim=16
+    )
+    [watched] = attention_sites(transformers.OPTModel(config))
+    assert (watched.name, watched.how, watched.checked) == ("decoder.layers.0.self_attn", "watched", True)
+    written, _ = attention_sites(transformers.BertModel(transformers.BertConfig(**TINY)))
+    assert (written.how, written.checked) == ("written", False)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=24),
+        lambda: timm.create_model("swin_tiny_patch4_window7_224", img_size=56, embed_dim=12, depths=(1, 1, 1, 1)),
+        lambda: transformers.BertModel(transformers.BertConfig(**TINY)),
+        lambda: transformers.LlamaModel(transformers.LlamaConfig(**TINY, num_key_value_heads=2)),
+        lambda: transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**TINY)),
+        lambda: transformers.GPT2Model(
+            transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+        ),
+    ],
+)
+def test_layouts_written_by_hand_are_what_the_model_computes(model):
+    torch.manual_seed(0)
+    network = model()
+    errors = check_attention(network)
+    assert errors.keys() == {site.name for site in attention_sites(network)}
+    assert max(max(pair) for pair in errors.values()) < 1e-5
+
+
+class SquareApart(nn.Module):
+    """Plain square parameters, of which no shape tells a wrong axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Parameter(torch.randn(12, 12) / 12**0.5) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = ((x @ w.T).unflatten(-1, (3, 4)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        return ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2) @ self.o.T
+
+
+def test_a_forgotten_axis_is_one_line_with_both_diagonals(described):
+    @register_attention(SquareApart)
+    def wrong(module):
+        return AttentionLayout(*(Projection(weight, 3, 4) for weight in (module.q, module.k, module.v, module.o)))
+
+    torch.manual_seed(0)
+    model, tokens = Reader(SquareApart), torch.randn(2, 5, 12)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(StructuredInitError) as caught:
+        initialize(model, Mimetic(positions="keep"), batch=tokens)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("the layout of SquareApart ('blocks.0.attn') is not what the model computes")
+    first = model.blocks[0]["attn"]
+    wrong_diagonal, right = (first.v.T @ first.o).trace() / 12, (first.v.T @ first.o.T).trace() / 12
+    assert f"is {wrong_diagonal:.3g} by it and {right:.3g} in the model" in message
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_right_layout_of_ones_own_is_checked_and_used(described):
+    @register_attention(SquareApart)
+    def right(module):
+        output = Projection(module.o, 3, 4, axis=1)
+        return AttentionLayout(*(Projection(w, 3, 4) for w in (module.q, module.k, module.v)), output)
+
+    torch.manual_seed(0)
+    model, tokens, seen = Reader(SquareApart), torch.randn(2, 5, 12), []
+
+    class Look(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            seen.extend(required_attention_sites(weights, None, "Look"))
+
+    initialize(model, Look(), batch=tokens)
+    assert [(site.how, site.checked) for site in seen] == [("written", True)] * 2
+
+
+def test_heads_of_another_number_are_named(described):
+    @register_attention(SquareApart)
+    def six(module):
+        output = Projection(module.o, 6, 2, axis=1)
+        return AttentionLayout(*(Projection(w, 6, 2) for w in (module.q, module.k, module.v)), output)
+
+    with pytest.raises(StructuredInitError, match=r"query is .* = \(6, 2, 12\), in the model it is \(3, 4, 12\)"):
+        check_attention(Reader(SquareApart), torch.randn(2, 5, 12))
+
+
+def test_one_forward_pass_serves_every_initializer():
+    calls = []
+    model = Reader()
+    model.register_forward_hook(lambda *_: calls.append(1))
+    initialize(model, Compose([Mimetic(positions="keep"), Mimetic(positions="keep")]), batch=torch.randn(1, 5, 12))
+    assert len(calls) == 1
