@@ -132,7 +132,7 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
         raise NoLayout(
             "it attends between channels, not between tokens"
             if turned is not None and len(set(turned[0].tolist())) > 1
-            else "its queries are no channels of tokens"
+            else _of_several(seen, product)
         )
     numbers = list(range(len(product.columns)))
     if set(numbers) - sum_.first.keys():
@@ -149,6 +149,16 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
     output, taken = taken_by(seen, sum_, torch.tensor(numbers))
     query, key, value = (codes.place(table) for table in tables.values())
     return Call(sum_, product, (*linears, output), (*sorted_alike(query, key), value, taken), numbers)
+
+
+def _of_several(seen: WatchMode, product: Product) -> str:
+    """Say why the columns of a product's queries hold several channels."""
+    numbers = codes.source(codes.compact(codes.whole(product.query_tag.codes))).unique().tolist()
+    sources = [seen.sources[number] for number in numbers if number]
+    if len(sources) == 1:
+        return "several heads of queries lie one after another in one product"
+    kinds = [getattr(source, "what", None) or f"'{getattr(source, 'module', '')}'" for source in sources]
+    return f"its queries are made of several: {', '.join(kinds) or 'nothing that could be followed'}"
 
 
 def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[Tensor, ...], list[int]]:

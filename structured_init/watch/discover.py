@@ -43,7 +43,7 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
         >>> layer.name, layer.layout.query.heads, layer.evidence.error < 1e-5
         ('', 2, True)
     """
-    args, kwargs = _arguments(example_batch(model) if batch is None else batch)
+    args, kwargs = arguments(example_batch(model) if batch is None else batch)
     with undisturbed(model), watching(model) as seen:
         try:
             model(*args, **kwargs)
@@ -79,7 +79,7 @@ def _few(x: Tensor) -> Tensor:
     return x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu()
 
 
-def _arguments(batch: object) -> tuple[tuple, dict]:
+def arguments(batch: object) -> tuple[tuple, dict]:
     """Return the arguments that a batch stands for."""
     if isinstance(batch, Tensor):
         return (batch,), {}

@@ -78,7 +78,9 @@ class WatchMode(TorchDispatchMode):
             setattr(record, name, getattr(record, name).clone())
 
     def _note(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
-        if name in ("mm", "bmm"):
+        if name.startswith("_scaled_dot_product") and not name.endswith("_math"):
+            self._fused(_tensors(result)[0], *args[:3], kwargs.get("scale"))
+        elif name in ("mm", "bmm"):
             self._multiply(args[0], args[1], result)
         elif name in ("addmm", "baddbmm"):
             self._multiply(args[1], args[2], result, kwargs.get("alpha", 1) if name == "baddbmm" else None)
@@ -92,6 +94,17 @@ class WatchMode(TorchDispatchMode):
             self._move(func, name, args, kwargs, result)
         else:
             self._keep(name, args, result)
+
+    def _fused(self, result: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> None:
+        """Write out a kernel that was asked for in spite of ``sdpa_kernel``: masks change no code, so none is put on."""
+        with self:
+            groups = query.shape[1] // key.shape[1]
+            key, value = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (key, value))
+            logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+            out = logits.softmax(-1) @ value
+        tag = self._tags.get(out)
+        if tag is not None:
+            self._tags[result] = tag
 
     def _move(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
         """Repeat an operation that only moves numbers on their codes."""

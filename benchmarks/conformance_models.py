@@ -1,0 +1,260 @@
+"""One small random model per architecture of the installed libraries: name → a function that builds it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+from torch import nn
+
+Build = Callable[[], tuple[nn.Module, object]]
+LARGE = 60e6  # parameters from which on a model of timm is cut to two layers, where it takes a depth
+SIZES = (
+    "test_",
+    "atto",
+    "femto",
+    "pico",
+    "nano",
+    "xx",
+    "x_small",
+    "xs",
+    "tiny",
+    "mini",
+    "_t_",
+    "_t",
+    "_0",
+    "small",
+    "_s",
+)
+
+# What a configuration of transformers calls its sizes → a small one. Lists (stages) and unknown names stay.
+LAYERS = [
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "encoder_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+    "depth",
+]
+LAYERS += [
+    "num_encoder_layers",
+    "num_block_layers",
+    "n_encoder_layers",
+    "decoder_num_hidden_layers",
+    "num_hidden_layers_decoder",
+]
+SMALL = {
+    **dict.fromkeys(
+        [
+            "hidden_size",
+            "d_model",
+            "n_embd",
+            "embed_dim",
+            "hidden_dim",
+            "dim",
+            "decoder_hidden_size",
+            "word_embed_proj_dim",
+        ],
+        32,
+    ),
+    **dict.fromkeys(["num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"], 4),
+    **dict.fromkeys(["decoder_attention_heads", "decoder_num_attention_heads", "num_attention_heads_decoder"], 4),
+    **dict.fromkeys(["head_dim", "d_kv", "kv_channels", "attention_head_dim", "attention_head_size"], 8),
+    **dict.fromkeys(
+        ["intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner", "ffn_hidden_size"], 64
+    ),
+    **dict.fromkeys(
+        ["moe_intermediate_size", "shared_expert_intermediate_size", "mlp_dim", "decoder_intermediate_size"], 64
+    ),
+    **dict.fromkeys(["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"], 4),
+    **dict.fromkeys(["num_experts_per_tok", "moe_top_k"], 2),
+    "vocab_size": 120,
+}
+
+
+def timm_models() -> dict[str, Build]:
+    """Return the smallest model of every pair of class and family in which something is called attention."""
+    import timm
+
+    families: dict[tuple[str, str], list[str]] = {}
+    for module in timm.list_modules():
+        for name in timm.list_models(module=module):
+            families.setdefault((module, re.split(r"[_\d]", name)[0]), []).append(name)
+    smallest: dict[tuple[str, str], tuple[int, str]] = {}
+    for (_, family), names in families.items():
+        for name in sorted(names, key=_size)[:3]:
+            try:
+                with torch.device("meta"):
+                    model = timm.create_model(name)
+            except Exception:  # a model that cannot be built without memory
+                continue
+            words = " ".join(f"{inner} {type(part).__name__}" for inner, part in model.named_modules()).lower()
+            if not re.search("attn|attention|transformer", words):
+                continue
+            size = sum(parameter.numel() for parameter in model.parameters())
+            key = (type(model).__name__, family)
+            smallest[key] = min(smallest.get(key, (size, name)), (size, name))
+    return {name: partial(_of_timm, name, size) for size, name in smallest.values()}
+
+
+def _of_timm(name: str, size: int) -> tuple[nn.Module, None]:
+    import timm
+
+    if size > LARGE:
+        try:
+            return timm.create_model(name, depth=2), None
+        except TypeError:
+            pass
+    return timm.create_model(name), None
+
+
+def _size(name: str) -> tuple:
+    place = next((place for place, word in enumerate(SIZES) if word in name), len(SIZES))
+    return place, int((re.findall(r"(\d{3})$", name) or ["224"])[0]), len(name), name
+
+
+def transformers_models() -> dict[str, Build]:
+    """Return the base model of every configuration."""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    return {name: partial(_of_transformers, name, model) for name, model in sorted(MODEL_MAPPING_NAMES.items())}
+
+
+def _of_transformers(name: str, model: str | tuple[str, ...]) -> tuple[nn.Module, None]:
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    config = small(CONFIG_MAPPING[name]())
+    cls = getattr(transformers, model if isinstance(model, str) else model[0])
+    return cls(config), None
+
+
+def small(config: object, layers: int = 2) -> object:
+    """Make a configuration of transformers small, and those inside of it."""
+    names = {config.attribute_map.get(name, name) for name in (*LAYERS, *SMALL)}
+    heads = next(
+        (v for name in ("num_attention_heads", "n_head") if isinstance(v := getattr(config, name, None), int)), 0
+    )
+    groups = getattr(config, "num_key_value_heads", None)
+    for name in names:
+        value = getattr(config, name, None)
+        if isinstance(value, bool) or not isinstance(value, int):
+            continue
+        setattr(config, name, layers if name in LAYERS else _small(config, name))
+    if isinstance(groups, int):
+        config.num_key_value_heads = 4 if groups == heads else 2
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        if isinstance(getattr(config, name, None), int):
+            setattr(config, name, 0)
+    types = getattr(config, "layer_types", None)
+    if isinstance(types, list | tuple) and types:
+        kinds = list(dict.fromkeys(types))
+        config.layer_types = (kinds * layers)[: max(layers, len(kinds))]
+        config.num_hidden_layers = len(config.layer_types)
+    for part in vars(config).values():
+        if hasattr(part, "attribute_map") and hasattr(part, "to_dict"):
+            small(part, layers)
+    return config
+
+
+def _small(config: object, name: str) -> int:
+    backwards = {real: alias for alias, real in config.attribute_map.items()}
+    return SMALL[name] if name in SMALL else SMALL[backwards[name]]
+
+
+def torchvision_models() -> dict[str, Build]:
+    """Return torchvision's transformers of images and videos."""
+    import torchvision.models as models
+
+    def image(name: str, size: int = 224) -> tuple[nn.Module, torch.Tensor]:
+        return getattr(models, name)(), torch.randn(1, 3, size, size)
+
+    found = {name: partial(image, name) for name in ("vit_b_32", "swin_t", "swin_v2_t", "maxvit_t")}
+    clip = torch.randn(1, 3, 16, 224, 224)
+    found["mvit_v2_s"] = lambda: (models.video.mvit_v2_s(), clip)
+    found["swin3d_t"] = lambda: (models.video.swin3d_t(), clip[:, :, :4])
+    return found
+
+
+def vit_pytorch_models() -> dict[str, Build]:
+    """Return transformers of vit-pytorch that share the arguments of its ViT."""
+    import importlib
+
+    sizes = {"image_size": 64, "patch_size": 16, "num_classes": 5, "dim": 32, "depth": 2, "heads": 4, "mlp_dim": 64}
+    names = {
+        "ViT": "vit", "SimpleViT": "simple_vit", "DeepViT": "deepvit", "SPTViT": "vit_for_small_dataset",
+        "SimpleViTQKNorm": "simple_vit_with_qk_norm", "SimpleViTRegister": "simple_vit_with_register_tokens",
+        "ParallelViT": "parallel_vit", "NormViT": "normalized_vit", "SimpleFlashViT": "simple_flash_attn_vit",
+    }  # fmt: skip
+    classes = {"SPTViT": "ViT", "SimpleViTQKNorm": "SimpleViT", "SimpleViTRegister": "SimpleViT", "ParallelViT": "ViT"}
+    classes |= {"NormViT": "nViT", "SimpleFlashViT": "SimpleViT"}
+
+    def build(name: str) -> tuple[nn.Module, torch.Tensor]:
+        cls = getattr(importlib.import_module(f"vit_pytorch.{names[name]}"), classes.get(name, name))
+        own = {**sizes, **({"num_parallel_branches": 2} if name == "ParallelViT" else {})}
+        own |= {"use_flash": False} if name == "SimpleFlashViT" else {}
+        return cls(**own), torch.randn(1, 3, 64, 64)
+
+    def cait() -> tuple[nn.Module, torch.Tensor]:
+        from vit_pytorch.cait import CaiT
+
+        return CaiT(**sizes, cls_depth=1), torch.randn(1, 3, 64, 64)
+
+    return {**{name: partial(build, name) for name in names}, "CaiT": cait}
+
+
+def x_transformers_models() -> dict[str, Build]:
+    """Return decoders and encoders of x-transformers with its usual options."""
+    from x_transformers import Decoder, Encoder, TransformerWrapper
+
+    def build(kind: type, **options: object) -> tuple[nn.Module, torch.Tensor]:
+        layers = kind(dim=32, depth=2, heads=4, attn_dim_head=8, **options)
+        return TransformerWrapper(num_tokens=64, max_seq_len=32, attn_layers=layers), torch.randint(0, 64, (1, 12))
+
+    options = {
+        "decoder": {}, "rotary": {"rotary_pos_emb": True}, "ALiBi": {"alibi_pos_bias": True},
+        "T5 bias": {"rel_pos_bias": True}, "grouped keys": {"attn_kv_heads": 2}, "one key": {"attn_one_kv_head": True},
+        "normalized": {"attn_qk_norm": True}, "flash": {"attn_flash": True}, "talking heads": {"attn_talking_heads": True},
+        "gated": {"attn_gate_values": True},
+    }  # fmt: skip
+    found = {name: partial(build, Decoder, **given) for name, given in options.items()}
+    return {**found, "encoder": partial(build, Encoder)}
+
+
+def open_clip_models() -> dict[str, Build]:
+    """Return both towers of two models of open_clip."""
+    import open_clip
+
+    def build(name: str) -> tuple[nn.Module, tuple]:
+        model = open_clip.create_model(name)
+        size = model.visual.image_size
+        height, width = (size, size) if isinstance(size, int) else size
+        return model, (torch.randn(1, 3, height, width), torch.randint(1, 1000, (1, model.context_length)))
+
+    return {name: partial(build, name) for name in ("ViT-S-32-alt", "coca_base")}
+
+
+LIBRARIES: dict[str, Callable[[], dict[str, Build]]] = {
+    "timm": timm_models,
+    "transformers": transformers_models,
+    "torchvision": torchvision_models,
+    "vit-pytorch": vit_pytorch_models,
+    "x-transformers": x_transformers_models,
+    "open_clip_torch": open_clip_models,
+}
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the version of every library that is installed, and torch's."""
+    found = {}
+    for name in ("torch", *LIBRARIES):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
