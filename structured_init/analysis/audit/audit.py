@@ -156,7 +156,7 @@ def audit(model: nn.Module, batch: Any = None, *, seed: int = 0) -> Audit:
     notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
     products, without = product_diagonals(model)
     depth, why = _depth(model, batch, blocks, seed)
-    notes += [*without, *why]
+    notes += [*without, *why, *_delayed(found, depth)]
     values = _values(model, found)
     said = [
         *findings.never_initialized(found),
@@ -165,6 +165,7 @@ def audit(model: nn.Module, batch: Any = None, *, seed: int = 0) -> Audit:
         *([] if depth.blocks else findings.zero_products(products)),
         *findings.through_depth(depth.blocks),
         *findings.overflow(depth, found),
+        *findings.outliers(found),
         *findings.depth_scale(found, num_layers(model)),
         *findings.steps(found, values),
         *findings.not_drawn(found, trained_norm(Weights(model))),
@@ -185,6 +186,14 @@ def _depth(model: nn.Module, batch: Any, blocks: dict[str, nn.Module], seed: int
     except Exception as error:  # whatever a model does with inputs that it was not asked about
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         return Depth(), [f"activations and gradients: the model does not run on its host's own inputs: {reason}"]
+
+
+def _delayed(found: list[Record], depth: Depth) -> Iterator[str]:
+    """Say where zeros keep the gradient from every block in the first step, as a head of zeros does."""
+    if depth.blocks and all(each.gradient == 0 for each in depth.blocks):
+        zeros = [each.name for each in found if each.largest == 0 and depth.gradients.get(each.name, 0) > 0]
+        behind = [name for name in zeros if not name.endswith("bias")]
+        yield f"gradients: no block gets one before {', '.join(behind[:3]) or 'the head'}, which is zero, has moved"
 
 
 def _values(model: nn.Module, found: list[Record]) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _cut_at(sample: Sample, cut: float) -> Distribution:
 
 
 def _fitted_truncated(sample: Sample) -> Distribution | None:
-    """Return the truncated normal whose bound by standard deviation is that of the numbers; ``None`` beyond ``CUTS``."""
+    """Return the truncated normal whose bound by standard deviation is the numbers' own, if it is in ``CUTS``."""
     center = _center(sample)
     ratio = sample.reach(center) * (1 + 1 / sample.count) / sample.about(center)
 

@@ -29,7 +29,7 @@ class Finding:
 
     Attributes:
         kind: ``"memory"``, ``"copied"``, ``"stuck"``, ``"explodes"``, ``"vanishes"``, ``"dead"``, ``"overflow"``,
-            ``"depth scale"``, ``"step"``, ``"trained"``, ``"frozen zero"``.
+            ``"depth scale"``, ``"step"``, ``"trained"``, ``"outliers"``.
         names: the parameters or blocks that it is about.
         text: the line.
         problem: whether training suffers from it; else it is an observation.
@@ -45,7 +45,7 @@ class Finding:
 
 
 def never_initialized(records: Iterable[Record]) -> Iterator[Finding]:
-    """Find parameters that hold bare memory, as after ``torch.empty``, ``skip_init`` or timm's ``weight_init="skip"``."""
+    """Find parameters that hold bare memory, as after ``torch.empty`` or timm's ``weight_init="skip"``."""
     for record in records:
         if record.distribution.kind == "memory":
             yield Finding("memory", record.names, f"{record.name} was never initialized: {record.why}")
@@ -123,6 +123,21 @@ def overflow(depth: Depth, records: Iterable[Record]) -> Iterator[Finding]:
     for record in records:
         if record.largest > HALF and record.distribution.kind != "memory":
             yield Finding("overflow", record.names, f"{record.name} holds {record.largest:.1e}: float16 ends at 65,504")
+
+
+def outliers(records: Sequence[Record]) -> Iterator[Finding]:
+    """Note single numbers far outside of the distribution of all others.
+
+    ``torch.nn.init.trunc_normal_`` gives such: its cut, ± 2 by default, wherever float32 rounds a uniform draw to −1,
+    which happens once in 17 million numbers.
+    """
+    found = [each for each in records if each.outliers]
+    if found:
+        worst = max(found, key=lambda each: each.largest / each.std)
+        count = sum(each.outliers for each in found)
+        stand = "1 number stands" if count == 1 else f"{count} numbers stand"
+        text = f"{_few([each.name for each in found])}: {stand} alone, {worst.largest / worst.std:.0f} σ from the mean"
+        yield Finding("outliers", tuple(each.name for each in found), text, problem=False)
 
 
 def depth_scale(records: Sequence[Record], layers: int) -> Iterator[Finding]:

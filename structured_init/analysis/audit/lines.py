@@ -11,8 +11,6 @@ from structured_init.analysis.audit.depth import BlockScale
 from structured_init.analysis.audit.products import aligned
 from structured_init.analysis.audit.records import Record, text
 
-NUMBERED = re.compile(r"^(.*?)(\d+)(.*)$", re.DOTALL)
-
 
 @dataclass(frozen=True)
 class Line:
@@ -78,13 +76,13 @@ def label(record: Record) -> str:
     same = [each.name for each in record.references if each.expected == first.expected]
     names = [name for name in same if name not in ("zeros", "ones")]
     plain = record.distribution.kind == "constant" and first.expected.center in (0.0, 1.0)
-    return text(record) if plain or not names else f"{text(record)} ({', '.join(names)})"
+    return text(record) if plain or not names else f"{text(record)} ({', '.join(names[:2])})"
 
 
 def _signature(block: str, records: Sequence[Record]) -> tuple:
     """Return what blocks in one line have in common; a module outside of every block stands alone."""
     parts = tuple((_inside(record), record.shape, label(record), record.trainable) for record in records)
-    return NUMBERED.sub(r"\1#\3", block), parts
+    return re.sub(r"\d+", "#", block), parts
 
 
 def _parameters(records: Sequence[Record]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,6 +19,7 @@ from structured_init.plan import tensor_names
 from structured_init.writer import full_value
 
 # Kinds in another space: what is recognized there → what the parameter itself is.
+FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution
 DECAYS = {"uniform": "log of uniform", "constant": "constant"}
 STEPS = {"uniform": "log-uniform step", "constant": "constant"}
 
@@ -39,6 +41,7 @@ class Record:
         largest: the largest magnitude.
         kurtosis: of its numbers; 3 for normal ones.
         zero_rows: rows of zeros that were left out, such as that of a padding token.
+        outliers: single numbers beyond ``FAR`` standard deviations that were left out.
         trainable: whether it receives gradients.
         dtype: as the model stores it.
     """
@@ -55,6 +58,7 @@ class Record:
     largest: float = math.nan
     kurtosis: float = math.nan
     zero_rows: int = 0
+    outliers: int = 0
     trainable: bool = True
     dtype: str = "float32"
 
@@ -96,7 +100,13 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
         )
         readable = parameter.is_floating_point() and not parameter.is_meta and parameter.numel()
         found.append(described(record, full_value(parameter, own[0]), where[id(parameter)]) if readable else record)
-    return found
+    return by_popularity(found)
+
+
+def by_popularity(found: list[Record]) -> list[Record]:
+    """Put first the reference that most parameters of the model equal, where several fit one."""
+    count = Counter(reference.name for record in found for reference in record.references)
+    return [replace(each, references=tuple(sorted(each.references, key=lambda r: -count[r.name]))) for each in found]
 
 
 def described(record: Record, value: Tensor, place: Place) -> Record:
@@ -113,20 +123,26 @@ def described(record: Record, value: Tensor, place: Place) -> Record:
         return replace(record, distribution=Distribution("memory"), why=why)
     used = _without_zero_rows(value)
     sample = Sample.of(used, epsilon)
+    alone = (used - sample.mean).abs() > FAR * sample.std
+    count = int(alone.sum())
+    distribution = structured(value.to(getattr(torch, record.dtype))) if sample.low != sample.high else None
+    if distribution is None and 0 < count <= ALONE:
+        sample = Sample.of(used[~alone], epsilon)
     record = replace(
         record,
         mean=sample.mean,
         std=sample.std,
-        largest=sample.reach(0.0),
+        largest=used.abs().max().item(),
         kurtosis=sample.kurtosis,
         zero_rows=value.shape[0] - used.shape[0] if value.ndim > 1 else 0,
+        outliers=count if distribution is None and count <= ALONE else 0,
     )
     if place.role == "decay" and _counts(value):
-        reference = () if value.ndim == 1 else (Reference("mamba-ssm", Distribution("log(1 … N)")),)
-        return replace(record, distribution=Distribution("log(1 … N)"), references=reference)
+        counting = Distribution("log(1 … N)")  # over the states in Mamba-1; over the heads in transformers' Mamba-2
+        reference = Reference("mamba-ssm" if value.ndim > 1 else "transformers", counting)
+        return replace(record, distribution=counting, references=(reference,))
     if place.role in ("decay", "step"):
         return _transformed(record, value, place, epsilon)
-    distribution = structured(value.to(getattr(torch, record.dtype))) if sample.low != sample.high else None
     if distribution is not None:
         return replace(record, distribution=distribution)
     matched = tuple(matching(sample, place))

@@ -63,6 +63,7 @@ def _weight(place: Place) -> Iterator[Reference]:
     yield Reference("small init √(2/5i)", normal(math.sqrt(2 / (5 * i))))  # Nguyen & Salazar 2019; GPT-NeoX
     yield Reference("GPT-NeoX depth scale 2/(n√i)", normal(2 / (n * math.sqrt(i))))
     yield Reference("TinyLlama depth scale 1/(n√i)", normal(1 / (n * math.sqrt(i))))  # litgpt
+    yield Reference("timm head 1/√o", uniform(1 / math.sqrt(o)))  # EfficientNet
     if o == 3 * i:
         yield Reference("Xavier uniform per third", uniform(math.sqrt(6 / (i + o / 3))))  # MoCo v3; timm's 'moco'
 
@@ -101,6 +102,7 @@ def _bare(place: Place) -> Iterator[Reference]:
     yield Reference("ones", constant(1))
     yield from _small(place)
     yield Reference("timm token, N(0, 1e-6²)", normal(1e-6))
+    yield from _layer_scale()
     yield Reference("N(0, 1)", normal(1.0))
     yield from (each for each in _weight(place) if place.fan_in > 1)
 
@@ -113,6 +115,10 @@ def _recurrent(place: Place) -> Iterator[Reference]:
 def _norm(place: Place) -> Iterator[Reference]:
     yield Reference("torch", constant(1))
     yield Reference("zeros", constant(0))  # timm's zero_init_last; Gemma, which adds one
+    yield from _layer_scale()
+
+
+def _layer_scale() -> Iterator[Reference]:
     for scale in (1e-6, 1e-5, 1e-4, 0.1):
         yield Reference(f"LayerScale {scale:g}", constant(scale))
 

@@ -47,7 +47,8 @@ class Sample:
         """
         flat = tensor.detach().flatten()
         basic = Statistics.of(flat)
-        fourth = sum(part.double().sub_(basic.mean).pow_(4).sum().item() for part in flat.split(CHUNK)) / flat.numel()
+        parts = (part.to(torch.float64, copy=True) for part in flat.split(CHUNK))
+        fourth = sum(part.sub_(basic.mean).pow_(4).sum().item() for part in parts) / flat.numel()
         step = -(-flat.numel() // SORTED)
         low, high = flat.aminmax()
         return cls(
