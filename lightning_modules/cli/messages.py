@@ -34,7 +34,15 @@ BASES: dict[str, type] = {
 
 
 # What other programs call a command of this one.
-COMMANDS = {"train": "fit", "run": "fit", "eval": "test", "evaluate": "test", "plot": "show", "init": "show"}
+COMMANDS = {
+    "train": "fit",
+    "run": "fit",
+    "eval": "test",
+    "evaluate": "test",
+    "plot": "show",
+    "init": "show",
+    "check": "audit",
+}
 
 
 def explain(message: str, known_keys: Iterable[str]) -> str:

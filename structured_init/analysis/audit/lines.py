@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from structured_init.analysis.audit.depth import BlockScale
 from structured_init.analysis.audit.products import aligned
 from structured_init.analysis.audit.records import Record, text
+
+LIBRARIES = ("torch", "timm", "transformers", "mamba-ssm")
+CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,44 @@ def block_lines(
     for record in records:
         by_block.setdefault(record.block, []).append(record)
     depth = {each.name: each for each in scales}
+    attention: dict[str, list[dict[str, float]]] = {}
+    for name, numbers in products.items():
+        around = [block for block in by_block if name == block or name.startswith(f"{block}.")]
+        attention.setdefault(max(around, key=len, default=""), []).append(numbers)
     found = []
-    for _, run in groupby(by_block, key=lambda block: _signature(block, by_block[block])):
-        blocks = tuple(run)
-        inside = [numbers for name, numbers in products.items() if _lies_in(name, blocks)]
-        stands_out = list(dict.fromkeys(each for numbers in inside for each in aligned(numbers)))
-        shown = stands_out if len(stands_out) <= 2 else [stands_out[0], f"… in {len(inside)} layers"]
+    for blocks in _runs(by_block):
+        inside = [numbers for block in blocks for numbers in attention.get(block, [])]
+        shown = aligned(inside[0]) if inside else []
         found.append(Line(blocks, _parameters(by_block[blocks[0]]), _scales(blocks, depth), ", ".join(shown)))
     return found
+
+
+def _runs(by_block: Mapping[str, list[Record]]) -> list[tuple[str, ...]]:
+    """Return neighbouring blocks that are alike, together; each is compared with the first of its run."""
+    runs: list[list[str]] = []
+    for block, inside in by_block.items():
+        if runs and _alike(runs[-1][0], by_block[runs[-1][0]], block, inside):
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return [tuple(run) for run in runs]
+
+
+def _alike(first: str, ones: Sequence[Record], second: str, others: Sequence[Record]) -> bool:
+    """Tell whether two blocks may stand in one line: named and shaped alike, and drawn from the same."""
+    if re.sub(r"\d+", "#", first) != re.sub(r"\d+", "#", second) or len(ones) != len(others):
+        return False
+    return all(_same_draw(one, other) for one, other in zip(ones, others, strict=True))
+
+
+def _same_draw(one: Record, other: Record) -> bool:
+    if (_inside(one), one.shape, one.trainable) != (_inside(other), other.shape, other.trainable):
+        return False
+    if one.references or other.references:
+        return label(one) == label(other)
+    a, b = one.distribution, other.distribution
+    close = math.isclose(a.scale, b.scale, rel_tol=CLOSE) and math.isclose(a.center, b.center, rel_tol=CLOSE)
+    return a.kind == b.kind and close
 
 
 def folded_name(blocks: Sequence[str]) -> str:
@@ -74,15 +107,9 @@ def label(record: Record) -> str:
         return text(record)
     first = record.references[0]
     same = [each.name for each in record.references if each.expected == first.expected]
-    names = [name for name in same if name not in ("zeros", "ones")]
+    names = [name for name in same if name in LIBRARIES] or [name for name in same[:1] if name not in ("zeros", "ones")]
     plain = record.distribution.kind == "constant" and first.expected.center in (0.0, 1.0)
-    return text(record) if plain or not names else f"{text(record)} ({', '.join(names[:2])})"
-
-
-def _signature(block: str, records: Sequence[Record]) -> tuple:
-    """Return what blocks in one line have in common; a module outside of every block stands alone."""
-    parts = tuple((_inside(record), record.shape, label(record), record.trainable) for record in records)
-    return re.sub(r"\d+", "#", block), parts
+    return text(record) if plain or not names else f"{text(record)} ({', '.join(names)})"
 
 
 def _parameters(records: Sequence[Record]) -> str:
@@ -114,7 +141,3 @@ def _scales(blocks: Sequence[str], depth: Mapping[str, BlockScale]) -> str:
 
 def _span(values: Sequence[float]) -> str:
     return f"{values[0]:.2g}" if len(values) == 1 else f"{values[0]:.2g} → {values[-1]:.2g}"
-
-
-def _lies_in(name: str, blocks: Iterable[str]) -> bool:
-    return any(name == block or name.startswith(f"{block}.") for block in blocks)
