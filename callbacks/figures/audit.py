@@ -168,6 +168,7 @@ def _draw_scales(axis: Axes, audit: Audit) -> None:
         if any(value > 0 and np.isfinite(value) for value in values):
             axis.plot(places, values, "o-", color=COLORS[index + 1], markersize=3, linewidth=1.4, label=name)
     if axis.lines:
+        axis.set_xlim(-0.3, len(audit.blocks) - 0.7)
         axis.set_yscale("log")
         axis.set_ylim(*_decade(axis.get_ylim()))
         decades = np.log10(axis.get_ylim()[1] / axis.get_ylim()[0])
@@ -194,7 +195,7 @@ def _draw_products(axis: Axes, audit: Audit) -> None:
         ]
         axis.plot(range(len(values)), values, "o-", color=COLORS[index + 3], markersize=3, linewidth=1.4, label=name)
     low, high = axis.get_ylim()
-    reach = max(abs(low), abs(high), 1.0)
+    reach = 1.15 * max(abs(low), abs(high), 1.0)
     axis.set_ylim(-reach, reach)
     axis.axhline(0, color="#c8c8c8", linewidth=0.8)
     axis.legend(fontsize=7, frameon=False, ncols=2)

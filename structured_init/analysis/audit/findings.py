@@ -14,6 +14,7 @@ from torch import Tensor
 from structured_init.analysis.audit.depth import BlockScale, Depth
 from structured_init.analysis.audit.records import Record
 from structured_init.analysis.audit.references import STEP
+from structured_init.writer import full_value
 
 GROWTH = 1e3  # of activations or gradients from the first block to the last
 HALF = 65504.0  # the largest number of float16
@@ -61,12 +62,15 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for record in records:
         if record.distribution.kind in DRAWN and record.size >= 16:
-            value = values[record.name].detach()
+            value = full_value(values[record.name], record.name)
             some = value.flatten()[:: max(1, record.size // 16)][:16]
             groups[record.shape, tuple(some.tolist())].append(record)
     equal: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     for group in groups.values():
-        same = [each for each in group if torch.equal(values[each.name], values[group[0].name])]
+        if len(group) < 2:
+            continue
+        first = full_value(values[group[0].name], group[0].name)
+        same = [each for each in group if torch.equal(full_value(values[each.name], each.name), first)]
         if len(same) > 1:
             equal[tuple(each.block for each in same)].append(same[0])
     for blocks, first in equal.items():
@@ -165,7 +169,7 @@ def steps(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[F
     outside, sizes = [], []
     for record in records:
         if record.role == "step" and record.distribution.kind != "memory":
-            step = torch.nn.functional.softplus(values[record.name].detach().double()).median().item()
+            step = torch.nn.functional.softplus(full_value(values[record.name], record.name).double()).median().item()
             if not STEP[0] / 2 <= step <= STEP[1] * 2:
                 outside.append(record.name)
                 sizes.append(step)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_init.analysis.audit.distribution import Distribution, recognize
+from structured_init.analysis.audit.distribution import FEWEST, Distribution, recognize
 from structured_init.analysis.audit.places import Place, places
 from structured_init.analysis.audit.references import Reference, matching
 from structured_init.analysis.audit.sample import Sample
@@ -20,6 +20,7 @@ from structured_init.writer import full_value
 
 # Kinds in another space: what is recognized there → what the parameter itself is.
 FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution
+LEAST = 8  # of fewer numbers no reference is named
 DECAYS = {"uniform": "log of uniform", "constant": "constant"}
 STEPS = {"uniform": "log-uniform step", "constant": "constant"}
 
@@ -146,9 +147,7 @@ def described(record: Record, value: Tensor, place: Place) -> Record:
     if distribution is not None:
         return replace(record, distribution=distribution)
     matched = tuple(matching(sample, place))
-    # Of few numbers nearly every reference can be right, which says nothing.
-    matched = matched if sample.low == sample.high or sample.count >= 8 else ()
-    return replace(record, distribution=recognize(sample), references=matched)
+    return replace(record, distribution=recognize(sample), references=_worth_saying(matched, sample))
 
 
 def text(record: Record) -> str:
@@ -192,8 +191,13 @@ def _transformed(record: Record, value: Tensor, place: Place, epsilon: float) ->
     seen = recognize(sample)
     kinds = DECAYS if place.role == "decay" else STEPS
     seen = replace(seen, kind=kinds[seen.kind]) if seen.kind in kinds else recognize(Sample.of(value, epsilon))
-    matched = tuple(matching(sample, place)) if sample.count >= 8 else ()
-    return replace(record, distribution=seen, references=matched)
+    return replace(record, distribution=seen, references=_worth_saying(tuple(matching(sample, place)), sample))
+
+
+def _worth_saying(matched: tuple[Reference, ...], sample: Sample) -> tuple[Reference, ...]:
+    """Leave out what few numbers cannot decide: of ``FEWEST`` or more all, of fewer a single reference alone."""
+    exact = sample.low == sample.high
+    return matched if exact or sample.count >= FEWEST or (len(matched) == 1 and sample.count >= LEAST) else ()
 
 
 def _counts(value: Tensor) -> bool:
