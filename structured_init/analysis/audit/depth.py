@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from structured_init.analysis.audit.inputs import Inputs
 from structured_init.analysis.undisturbed import undisturbed
-from structured_init.names import plain_name
+from structured_init.names import plain_name, wrapped_child
 
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
 STEPS = 3  # as many steps as factors that may be zero one behind the other
@@ -68,6 +68,8 @@ def measure_depth(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Modu
     Raises:
         Exception: whatever the model raises on these inputs.
     """
+    while child := wrapped_child(model):  # what is compiled, averaged or run in parallel is run plainly
+        model = model._modules[child]
     parameters = {name: each.detach() for name, each in model.named_parameters() if each.is_floating_point()}
     seen, peaks = {}, {}
     with undisturbed(model, seed), torch.enable_grad(), _batch_statistics(model):

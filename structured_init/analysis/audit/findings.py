@@ -112,7 +112,7 @@ def through_depth(blocks: Sequence[BlockScale]) -> Iterator[Finding]:
         ("activations", first.activation, last.activation, (first.name, last.name)),
         ("gradients", last.gradient, first.gradient, (last.name, first.name)),
     ):
-        ratio = end / begin if begin else 1.0
+        ratio = end / begin if begin and end else 1.0  # where a gradient is zero, another finding or note says why
         if ratio > GROWTH or ratio < 1 / GROWTH:
             kind, verb = ("explodes", "grow") if ratio > 1 else ("vanishes", "shrink")
             text = f"{what} {verb} {max(ratio, 1 / ratio):.1e}-fold from {source[0]} to {source[1]}"

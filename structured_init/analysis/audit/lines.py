@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from structured_init.analysis.audit.depth import BlockScale
+from structured_init.analysis.audit.distribution import STANDARD_ERRORS
 from structured_init.analysis.audit.products import aligned
 from structured_init.analysis.audit.records import Record, text
 
@@ -84,8 +85,9 @@ def _same_draw(one: Record, other: Record) -> bool:
     if one.references or other.references:
         return label(one) == label(other)
     a, b = one.distribution, other.distribution
-    close = math.isclose(a.scale, b.scale, rel_tol=CLOSE) and math.isclose(a.center, b.center, rel_tol=CLOSE)
-    return a.kind == b.kind and close
+    close = max(CLOSE, STANDARD_ERRORS / math.sqrt(one.size))
+    alike = a.kind == b.kind or "unclear" in (a.kind, b.kind)
+    return alike and math.isclose(a.scale, b.scale, rel_tol=close) and math.isclose(a.center, b.center, rel_tol=close)
 
 
 def folded_name(blocks: Sequence[str]) -> str:

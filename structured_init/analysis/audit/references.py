@@ -84,7 +84,7 @@ def _attention_input(place: Place) -> Iterator[Reference]:
 
 
 def _bias(place: Place) -> Iterator[Reference]:
-    yield Reference("zeros", constant(0))
+    yield Reference("zeros", constant(0.0))
     if place.fan_in:
         yield Reference("torch", uniform(1 / math.sqrt(place.fan_in)))
     yield Reference("JAX ViT, N(0, 1e-6²)", normal(1e-6))
@@ -98,8 +98,8 @@ def _embedding(place: Place) -> Iterator[Reference]:
 
 
 def _bare(place: Place) -> Iterator[Reference]:
-    yield Reference("zeros", constant(0))
-    yield Reference("ones", constant(1))
+    yield Reference("zeros", constant(0.0))
+    yield Reference("ones", constant(1.0))
     yield from _small(place)
     yield Reference("timm token, N(0, 1e-6²)", normal(1e-6))
     yield from _layer_scale()
@@ -109,12 +109,12 @@ def _bare(place: Place) -> Iterator[Reference]:
 
 def _recurrent(place: Place) -> Iterator[Reference]:
     yield Reference("torch", uniform(1 / math.sqrt(max(place.fan_in, 1))))
-    yield Reference("zeros", constant(0))
+    yield Reference("zeros", constant(0.0))
 
 
 def _norm(place: Place) -> Iterator[Reference]:
-    yield Reference("torch", constant(1))
-    yield Reference("zeros", constant(0))  # timm's zero_init_last; Gemma, which adds one
+    yield Reference("torch", constant(1.0))
+    yield Reference("zeros", constant(0.0))  # timm's zero_init_last; Gemma, which adds one
     yield from _layer_scale()
 
 
@@ -124,7 +124,7 @@ def _layer_scale() -> Iterator[Reference]:
 
 
 def _norm_bias(place: Place) -> Iterator[Reference]:
-    yield Reference("torch", constant(0))
+    yield Reference("torch", constant(0.0))
 
 
 def _step(place: Place) -> Iterator[Reference]:
@@ -137,7 +137,7 @@ def _decay(place: Place) -> Iterator[Reference]:
 
 
 def _skip(place: Place) -> Iterator[Reference]:
-    yield Reference("mamba-ssm", constant(1))
+    yield Reference("mamba-ssm", constant(1.0))
 
 
 _ROLES = {

@@ -61,14 +61,14 @@ def _filters(value: Tensor, tolerance: float) -> Distribution | None:
     """Look at convolutions (R, C, *taps)."""
     taps = value.flatten(2)
     used = taps != 0
-    if used.sum() == value.shape[0] and bool((used.flatten(1).sum(1) == 1).all()):
-        heights = taps[used]
-        if not bool((heights == heights[0]).all()):
-            return None
+    heights = taps[used]
+    if len(heights) and bool((used.flatten(1).sum(1) <= 1).all()) and bool((heights == heights[0]).all()):
         centre = used[..., math.prod(value.shape[2:]) // 2]
-        inputs = torch.arange(value.shape[0], device=value.device) % value.shape[1]
-        centred = value.shape[1] > 1 and bool(centre[torch.arange(value.shape[0]), inputs].all())
-        return Distribution("Dirac" if centred else "impulse", heights[0].item())
+        rows = torch.arange(value.shape[0])
+        centred = value.shape[1] > 1 and int(centre[rows, rows % value.shape[1]].sum()) == len(heights)
+        if centred or len(heights) == value.shape[0]:
+            return Distribution("Dirac" if centred else "impulse", heights[0].item())
+        return None
     middle = tuple(size // 2 for size in value.shape[2:])
     matrix = value[(slice(None), slice(None), *middle)]
     if value.shape[1] > 1 and int(used.sum()) == int((matrix != 0).sum()) and min(matrix.shape) > 1:
