@@ -77,13 +77,14 @@ def measure_depth(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Modu
             gradients, behind = _gradients(model, parameters, inputs, seed, seen)
         alive = {name for name, each in gradients.items() if each is not None and bool((each != 0).any())}
         used = {name for name, each in gradients.items() if each is not None}
-        rms = {name: _rms(gradients[name]) for name in used}
+        rms = {name: _rms(gradients[name]) for name in gradients if name in used}
         moved = parameters
         for _ in range(STEPS):
             if alive >= used:
                 break
             moved = {name: _nudged(each, seed) if name in alive else each for name, each in moved.items()}
             later, _ = _gradients(model, moved, inputs, seed, {})
+            used &= {name for name, each in later.items() if each is not None}  # the host kept what it had computed
             grown = {name for name, each in later.items() if each is not None and bool((each != 0).any())} - alive
             if not grown:
                 break

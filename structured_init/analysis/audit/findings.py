@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from structured_init.analysis.audit.depth import BlockScale, Depth
+from structured_init.analysis.audit.lines import folded_name
 from structured_init.analysis.audit.records import Record
 from structured_init.analysis.audit.references import STEP
 from structured_init.writer import full_value
@@ -64,6 +65,8 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
         if record.distribution.kind in DRAWN and record.size >= 16:
             value = full_value(values[record.name], record.name)
             some = value.flatten()[:: max(1, record.size // 16)][:16]
+            if bool((some.diff() >= 0).all()) or bool((some.diff() <= 0).all()):  # a formula, such as RWKV's, no draw
+                continue
             groups[record.shape, tuple(some.tolist())].append(record)
     equal: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     for group in groups.values():
@@ -76,8 +79,8 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
     for blocks, first in equal.items():
         places = list(dict.fromkeys(blocks))
         names = tuple(each.name for each in first)
-        what = f"{len(first)} parameters" if len(first) > 1 else names[0]
-        text = f"{what} equal in {_few(places)}: copied, or drawn from the same seed"
+        what = f"{len(first)} parameters are" if len(first) > 1 else f"{names[0]} is"
+        text = f"{what} equal in {folded_name(places)}: copied, or drawn from the same seed"
         yield Finding("copied", names, text)
 
 
@@ -101,22 +104,32 @@ def through_depth(blocks: Sequence[BlockScale]) -> Iterator[Finding]:
     """Find activations and gradients that die out, explode or vanish from the first block to the last."""
     dead = [each.name for each in blocks if each.activation == 0]
     if dead:
-        yield Finding("dead", tuple(dead), f"{_few(dead)}: all activations are zero")
+        yield Finding("dead", tuple(dead), f"{folded_name(dead)}: all activations are zero")
     broken = [each.name for each in blocks if not math.isfinite(each.activation)]
     if broken:
-        yield Finding("explodes", tuple(broken), f"{_few(broken)}: activations are not finite")
-    if dead or broken or len(blocks) < 2:
+        yield Finding("explodes", tuple(broken), f"{folded_name(broken)}: activations are not finite")
+    alike = _largest_stack(blocks)
+    if dead or broken or len(alike) < 2:
         return
-    first, last = blocks[0], blocks[-1]
+    first, last = alike[0], alike[-1]
     for what, begin, end, source in (
         ("activations", first.activation, last.activation, (first.name, last.name)),
-        ("gradients", last.gradient, first.gradient, (last.name, first.name)),
+        # By how much the output changes when a block's output changes by one percent.
+        ("gradients", last.gradient * last.activation, first.gradient * first.activation, (last.name, first.name)),
     ):
         ratio = end / begin if begin and end else 1.0  # where a gradient is zero, another finding or note says why
         if ratio > GROWTH or ratio < 1 / GROWTH:
             kind, verb = ("explodes", "grow") if ratio > 1 else ("vanishes", "shrink")
             text = f"{what} {verb} {max(ratio, 1 / ratio):.1e}-fold from {source[0]} to {source[1]}"
             yield Finding(kind, source, text)
+
+
+def _largest_stack(blocks: Sequence[BlockScale]) -> list[BlockScale]:
+    """Return the most blocks whose names differ in numbers alone: an encoder is not compared with its decoder."""
+    stacks: dict[str, list[BlockScale]] = defaultdict(list)
+    for block in blocks:
+        stacks[re.sub(r"\d+", "#", block.name)].append(block)
+    return max(stacks.values(), key=len, default=[])
 
 
 def overflow(depth: Depth, records: Iterable[Record]) -> Iterator[Finding]:

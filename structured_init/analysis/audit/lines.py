@@ -116,15 +116,17 @@ def label(record: Record) -> str:
 
 def _parameters(records: Sequence[Record]) -> str:
     groups: dict[str, list[str]] = {}
+    usual: list[str] = []
     for record in records:
         said = label(record)
         if record.role in ("bias", "norm bias") and said == "zeros":
-            groups.setdefault("biases zeros", [])
+            usual.append("biases zeros")
         elif record.role == "norm" and said == "ones":
-            groups.setdefault("norms ones", [])
+            usual.append("norms ones")
         else:
             groups.setdefault(said, []).append(_inside(record).removesuffix(".weight"))
-    return "; ".join(f"{', '.join(filter(None, names))}: {said}".removeprefix(": ") for said, names in groups.items())
+    drawn = [f"{', '.join(filter(None, names))}: {said}".removeprefix(": ") for said, names in groups.items()]
+    return "; ".join([*drawn, *sorted(set(usual), reverse=True)])
 
 
 def _inside(record: Record) -> str:

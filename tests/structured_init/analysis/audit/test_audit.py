@@ -37,7 +37,7 @@ def test_equal_blocks_stand_in_one_line(seen):
     (line,) = [each for each in seen.summary().splitlines() if each.startswith("blocks.")]
     assert line.startswith("blocks.0–3 ")
     assert "attn.qkv, attn.proj, mlp.fc1, mlp.fc2: normal σ 0.02 (timm, transformers)" in line
-    assert "norms ones; biases zeros" in line
+    assert "; norms ones; biases zeros" in line
     assert "nothing suspicious was found" in seen.summary()
 
 

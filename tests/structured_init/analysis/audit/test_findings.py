@@ -84,13 +84,13 @@ def test_memory_that_was_never_initialized_is_a_problem():
     found = audit(model)
     assert kinds(found)[0] == "memory"
     assert problems(found)[0].startswith("blocks.1.mlp.fc1.weight was never initialized: ")
-    assert "blocks.1, blocks.2: activations are not finite" in problems(found)
+    assert "blocks.1–2: activations are not finite" in problems(found)
 
 
 def test_layers_that_torch_copies_are_equal_and_found():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 3)
     (text,) = problems(audit(model))
-    assert text.startswith("6 parameters equal in layers.0, layers.1, layers.2: copied")
+    assert text == "6 parameters are equal in layers.0–2: copied, or drawn from the same seed"
 
 
 def test_tied_weights_are_no_copies():
@@ -135,16 +135,45 @@ def test_zero_attention_is_found_without_a_batch():
 
 
 @pytest.mark.parametrize(("gain", "kind"), [(2.0, "explodes"), (0.5, "vanishes")])
-def test_activations_and_gradients_that_run_away_are_found(gain, kind):
+def test_activations_that_run_away_are_found(gain, kind):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32, bias=False), nn.Identity()) for _ in range(14)))
     for block in model:
         nn.init.normal_(block[0].weight, std=gain / math.sqrt(32))
-    found = audit(model, torch.randn(4, 32))
-    assert kinds(found) == [kind, kind]
-    for finding, what in zip(found.findings, ("activations", "gradients"), strict=True):
-        assert finding.text.startswith(f"{what} ")
-        fold = float(finding.text.split()[2].removesuffix("-fold"))
-        assert math.log2(fold) == pytest.approx(13, abs=1)  # gain to the power of the blocks between
+    (finding,) = audit(model, torch.randn(4, 32)).findings
+    assert finding.kind == kind
+    what, _, fold, *_ = finding.text.split()
+    assert what == "activations"
+    assert math.log2(float(fold.removesuffix("-fold"))) == pytest.approx(13, abs=1)  # blocks between
+
+
+@pytest.mark.parametrize(("gain", "kind"), [(4.0, "explodes"), (0.25, "vanishes")])
+def test_gradients_that_run_away_behind_steady_activations_are_found(gain, kind):
+    class Block(nn.Module):
+        """Turns its input and hands on ``gain`` of the deviation from ones, which are steady."""
+
+        def __init__(self):
+            super().__init__()
+            self.turn = nn.Linear(16, 16, bias=False)
+            nn.init.orthogonal_(self.turn.weight, gain)
+
+        def forward(self, x):
+            return 1 + self.turn(x - 1)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(Block(), nn.Identity()) for _ in range(8))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    (finding,) = audit(Model(), 1 + 1e-6 * torch.randn(4, 16)).findings
+    assert finding.kind == kind
+    what, _, fold, *_ = finding.text.split()
+    assert what == "gradients"
+    assert float(fold.removesuffix("-fold")) == pytest.approx(4.0**7, rel=0.1)
 
 
 def test_a_layer_without_any_output_is_dead():
@@ -208,3 +237,36 @@ def test_weights_that_look_trained_are_noted():
         model.norm.weight.add_(0.1 * torch.randn(32))
     (finding,) = audit(model).findings
     assert finding.text.startswith("the weights look trained: 'norm.weight' is not constant")
+
+
+def test_equal_formulas_in_every_layer_are_no_copies():
+    blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+    for block in blocks:
+        block.bias.data = torch.linspace(0, 1, 64) ** 0.5
+    assert kinds(audit(blocks)) == []
+
+
+def test_what_a_host_keeps_of_its_first_pass_is_not_called_stuck():
+    class Caching(nn.Module):
+        """Like LeViT, which keeps its attention biases in evaluation mode."""
+
+        def __init__(self):
+            super().__init__()
+            self.bias, self.gate = nn.Parameter(0.1 * torch.randn(32)), nn.Parameter(torch.zeros(32))
+            self.kept = None
+
+        def forward(self, x):
+            self.kept = 2 * self.bias if self.kept is None else self.kept
+            return x + self.gate * self.kept
+
+    assert kinds(audit(Caching(), torch.randn(2, 32))) == []
+
+
+def test_only_blocks_of_one_stack_are_compared():
+    stack = [nn.Sequential(nn.Linear(16, 16), nn.Identity()) for _ in range(4)]
+    model = nn.ModuleDict({"encoder": nn.Sequential(*stack[:2]), "decoder": nn.Sequential(*stack[2:])})
+    model.forward = lambda x: model.decoder(1e4 * model.encoder(x))
+    found = audit(model, 1e-3 * torch.randn(4, 16))
+    assert [scale.name for scale in found.blocks] == ["encoder.0", "encoder.1", "decoder.0", "decoder.1"]
+    assert found.blocks[-1].activation > 1000 * found.blocks[0].activation
+    assert kinds(found) == []
