@@ -169,7 +169,7 @@ def test_gradients_that_run_away_behind_steady_activations_are_found(gain, kind)
                 x = block(x)
             return x
 
-    (finding,) = audit(Model(), 1 + 1e-6 * torch.randn(4, 16)).findings
+    (finding,) = audit(Model().double(), 1 + 1e-6 * torch.randn(4, 16, dtype=torch.float64)).findings
     assert finding.kind == kind
     what, _, fold, *_ = finding.text.split()
     assert what == "gradients"
