@@ -12,12 +12,13 @@ from torch import nn
 from structured_init.analysis.audit import findings
 from structured_init.analysis.audit.depth import BlockScale, Depth, measure_depth
 from structured_init.analysis.audit.findings import Finding
-from structured_init.analysis.audit.inputs import as_inputs, host_inputs
+from structured_init.analysis.audit.inputs import Inputs, as_inputs, host_inputs
 from structured_init.analysis.audit.lines import Line, block_lines
 from structured_init.analysis.audit.places import num_layers
 from structured_init.analysis.audit.products import product_diagonals
 from structured_init.analysis.audit.records import Record, records, text
 from structured_init.analysis.blocks import repeated_blocks
+from structured_init.analysis.capture import first_samples
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
 from structured_init.report import trained_norm
@@ -129,7 +130,7 @@ class Audit:
         return self.summary()
 
 
-def audit(model: nn.Module, batch: Any = None, *, seed: int = 0) -> Audit:
+def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, seed: int = 0) -> Audit:
     """Say what initialization a model really has, from its numbers alone. The model is left as it was.
 
     Args:
@@ -137,6 +138,7 @@ def audit(model: nn.Module, batch: Any = None, *, seed: int = 0) -> Audit:
         batch: what it is called with: a tensor, a tuple of arguments, or a dictionary of named ones. Without it, what
             the host library names: ``dummy_inputs`` of transformers, the image size of timm. Where there is neither,
             activations and gradients are left out, and ``notes`` says so.
+        max_samples: at most so many samples of the batch, the first along axis 0; all when None.
         seed: of the draws of such inputs, and of the direction in which the output is differentiated.
 
     Raises:
@@ -155,7 +157,10 @@ def audit(model: nn.Module, batch: Any = None, *, seed: int = 0) -> Audit:
     found = records(model, list(blocks))
     notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
     products, without = product_diagonals(model)
-    depth, why = _depth(model, batch, blocks, seed)
+    inputs = None if batch is None else as_inputs(batch)
+    if inputs is not None and max_samples is not None:
+        inputs = first_samples(inputs, max_samples)
+    depth, why = _depth(model, inputs, blocks, seed)
     notes += [*without, *why, *_delayed(found, depth)]
     values = _values(model, found)
     said = [
@@ -174,10 +179,10 @@ def audit(model: nn.Module, batch: Any = None, *, seed: int = 0) -> Audit:
     return Audit(type(model).__name__, found, said, depth.blocks, products, depth.gradients, notes)
 
 
-def _depth(model: nn.Module, batch: Any, blocks: dict[str, nn.Module], seed: int) -> tuple[Depth, list[str]]:
-    """Run the batch, or what the host names; only an error on the latter is kept as a note."""
-    if batch is not None:
-        return measure_depth(model, as_inputs(batch), blocks, seed), []
+def _depth(model: nn.Module, given: Inputs | None, blocks: dict[str, nn.Module], seed: int) -> tuple[Depth, list[str]]:
+    """Run what was given, or what the host names; only an error on the latter is kept as a note."""
+    if given is not None:
+        return measure_depth(model, given, blocks, seed), []
     inputs = host_inputs(model, seed)
     if inputs is None:
         return Depth(), [NO_INPUTS]

@@ -160,6 +160,8 @@ def text(record: Record) -> str:
         return f"log U({shown.center - shown.scale:.2g}, {shown.center + shown.scale:.2g})"
     if record.role == "step" and shown.kind == "constant":
         return f"Δ = {math.exp(shown.center):.3g}"
+    if record.role == "decay" and shown.kind == "constant":
+        return f"−A = {shown.center:.3g}"
     return in_words(shown)
 
 

@@ -83,6 +83,12 @@ def test_activations_and_gradients_are_those_of_autograd(model):
     assert found.gradients["blocks.1.attn.qkv.weight"] == pytest.approx(weight, rel=1e-4)
 
 
+def test_only_the_first_samples_of_a_large_batch_are_run(model):
+    images = torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    assert audit(model, images).blocks == audit(model, images[:8]).blocks
+    assert audit(model, images, max_samples=None).blocks != audit(model, images[:8]).blocks
+
+
 def test_batch_norms_see_the_batch_as_in_training_and_keep_their_statistics():
     model = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in range(2)))
     before = {name: value.clone() for name, value in model.state_dict().items()}

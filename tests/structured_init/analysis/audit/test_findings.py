@@ -216,8 +216,14 @@ def test_steps_outside_of_what_mamba_ssm_draws_are_noted(bias):
     assert len(notes) == 1
     assert not notes[0].problem
     assert "mamba-ssm draws 0.001 to 0.1" in notes[0].text
+    said = audit(model).summary()
     if bias == 1.0:
         assert f"the median step is {math.log1p(math.e):.2g};" in notes[0].text
+        assert f"mixer.dt_proj.bias: Δ = {math.log1p(math.e):.3g}" in said
+        assert "mixer.A_log: log(1 … N) (mamba-ssm)" in said
+    else:
+        decay = audit(model).table().set_index("parameter").loc["backbone.layers.0.mixer.A_log"]
+        assert decay["in_words"] == f"−A = {math.exp(decay['mean']):.3g}"
 
 
 def test_the_cut_of_truncated_normals_among_normal_numbers_is_noted():
