@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.special import kolmogorov, log_ndtr, ndtr
 
 from structured_init.analysis.audit.sample import Sample
@@ -194,6 +193,8 @@ def _cut_at(sample: Sample, cut: float) -> Distribution:
 
 def _fitted_truncated(sample: Sample) -> Distribution | None:
     """Return the truncated normal whose bound by standard deviation is the numbers' own, if it is in ``CUTS``."""
+    from scipy.optimize import brentq  # which none but these few tensors need
+
     center = _center(sample)
     ratio = sample.reach(center) * (1 + 1 / sample.count) / sample.about(center)
 
