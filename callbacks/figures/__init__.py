@@ -1,4 +1,4 @@
-"""The pictures: attention, texts with their tokens, weight products, depthwise filters, statistics over depth.
+"""The pictures: audits, attention, texts with their tokens, weight products, depthwise filters, statistics over depth.
 
 Every function takes tensors or numbers and returns a ``matplotlib.figure.Figure``; none touches pyplot, a global
 setting or a display. matplotlib is imported when the first picture is drawn.

@@ -4,6 +4,7 @@ Every function takes tensors or numbers and returns a ``matplotlib.figure.Figure
 setting or a display. matplotlib is imported when the first picture is drawn.
 """
 
+from .audit import audit_figure
 from .depth import depth_figure
 from .filters import covariance_figure, filter_figure, variance_figure
 from .maps import map_figure, profile_figure, zoom_figure
@@ -12,6 +13,7 @@ from .products import product_figure
 from .tokens import token_figure
 
 __all__ = [
+    "audit_figure",
     "covariance_figure",
     "depth_figure",
     "filter_figure",

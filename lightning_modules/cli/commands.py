@@ -1,4 +1,4 @@
-"""Which commands there are: Lightning's, ``show``, and those that installed packages add."""
+"""Which commands there are: Lightning's, ``show``, ``audit``, and those that installed packages add."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ LIGHTNING = {
     "test": "evaluate a checkpoint on the test split",
     "predict": "write the predictions of a checkpoint",
     "show": "apply an initialization and draw what it did, without training",
+    "audit": "say what initialization a model really has, and what is suspicious about it",
 }
 ADDED = {
     "compare": "train an experiment from several initializations with the same seeds, and report the differences",

@@ -52,7 +52,7 @@ def main(args: list[str] | None = None) -> CLI | None:
 
 
 def _lightning(args: list[str]) -> CLI:
-    """Run a command of Lightning's, or ``show``."""
+    """Run a command of Lightning's, ``show`` or ``audit``."""
     from lightning_modules.cli.config_names import expand
     from lightning_modules.cli.lightning_cli import CLI
     from structured_init.errors import StructuredInitError

@@ -70,8 +70,9 @@ class CLI(CommandLine, LightningCLI):
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's commands and ``show``, with what is not asked of the user."""
-        return {**LightningCLI.subcommands(), "show": {"model", "datamodule", "initializer", "seed", "figures"}}
+        """Return Lightning's commands, ``show`` and ``audit``, with what is not asked of the user."""
+        ours = {"model", "datamodule", "initializer", "seed", "figures"}
+        return {**LightningCLI.subcommands(), "show": ours, "audit": ours}
 
     @property
     def _section(self) -> LightningArgumentParser:
@@ -216,9 +217,17 @@ class CLI(CommandLine, LightningCLI):
 
     def show(self, **kwargs: Any) -> None:
         """Run ``structured-init show`` with the initializer and the seed of the ``init`` section."""
+        self.trainer.show(**self._initialization(), figures=callbacks.figures, **kwargs)
+
+    def audit(self, **kwargs: Any) -> None:
+        """Run ``structured-init audit`` with the initializer and the seed of the ``init`` section."""
+        self.trainer.audit(**self._initialization(), figures=callbacks.figures, **kwargs)
+
+    def _initialization(self) -> dict[str, Any]:
+        """Return the initializer and the seed of the ``init`` section."""
         init = self.config_init[self.subcommand].init
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if init.seed is None else init.seed
-        self.trainer.show(initializer=init.initializer, seed=seed, figures=callbacks.figures, **kwargs)
+        return {"initializer": init.initializer, "seed": seed}
 
 
 def _default(cls: type, argument: str) -> Any:

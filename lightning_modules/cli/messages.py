@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import Logger
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_modules.cli.commands import added_commands
+from lightning_modules.cli.commands import LIGHTNING, added_commands
 from lightning_modules.cli.shadowed import PACKAGES
 from lightning_modules.cli.suggestions import suggest
 from structured_init import Initializer, StructuredInitError
@@ -34,7 +34,15 @@ BASES: dict[str, type] = {
 
 
 # What other programs call a command of this one.
-COMMANDS = {"train": "fit", "run": "fit", "eval": "test", "evaluate": "test", "plot": "show", "init": "show"}
+COMMANDS = {
+    "train": "fit",
+    "run": "fit",
+    "eval": "test",
+    "evaluate": "test",
+    "plot": "show",
+    "init": "show",
+    "check": "audit",
+}
 
 
 def explain(message: str, known_keys: Iterable[str]) -> str:
@@ -87,7 +95,7 @@ def _unrecognized(found: re.Match[str], message: str, keys: list[str]) -> str:
 
 
 def _unknown_command(found: re.Match[str], message: str, keys: list[str]) -> str:
-    known = [*re.findall(r"[a-z]+", found[2]), *added_commands()]
+    known = [*LIGHTNING, *added_commands()]
     return f"unknown command '{found[1]}': {nearest(COMMANDS.get(found[1].lower(), found[1]), known)}"
 
 
@@ -126,7 +134,7 @@ def _wrong_choice(found: re.Match[str], message: str, keys: list[str]) -> str:
 
 
 def _no_command(found: re.Match[str], message: str, keys: list[str]) -> str:
-    return f"no command is given: choose from {', '.join([*found[1].split(','), *added_commands()])}"
+    return f"no command is given: choose from {', '.join([*LIGHTNING, *added_commands()])}"
 
 
 def _no_module(found: re.Match[str], message: str, keys: list[str]) -> str:

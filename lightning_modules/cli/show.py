@@ -1,4 +1,4 @@
-"""``structured-init show``: apply an initializer and draw what it did, without training."""
+"""``structured-init show`` and ``audit``: apply an initializer and look at the model, without training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
+from lightning_modules.cli.audit import write_audit
 from lightning_modules.cli.messages import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, StructuredInitError, attention_sites, initialize
-from structured_init.analysis import WeightProducts, capture_attention, weight_products
+from structured_init.analysis import WeightProducts, audit, capture_attention, weight_products
 from structured_init.analysis.filters import depthwise_filters
 from structured_init.errors import nearest
 from structured_init.files import replacing
@@ -28,7 +29,7 @@ CORNER = 64  # rows and columns of the products that are drawn; whole ones of a 
 
 
 class Runner(Trainer):
-    """Lightning's trainer with one more command."""
+    """Lightning's trainer with two more commands."""
 
     def show(
         self,
@@ -67,7 +68,7 @@ class Runner(Trainer):
         for place in (folder, *([Path(export).parent] if export else [])):
             refuse_unwritable(place)
         others = dict(_others(model, checkpoint, pretrained))
-        probe = _probe(model, datamodule)
+        probe = _probe(model, datamodule, "no attention is drawn")
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
         views = {"as built": _view(model, probe)}
         report = initialize(model, initializer, seed=seed)
@@ -79,6 +80,42 @@ class Runner(Trainer):
         if export:
             written.append(_export(model, export, {"initializer": report.initializer, "seed": str(report.seed)}))
         print("\nwritten: " + ", ".join(map(str, written)))
+
+    def audit(
+        self,
+        model: LightningModule,
+        datamodule: LightningDataModule | None = None,
+        initializer: Initializer | None = None,
+        seed: int = 0,
+        figures: ModuleType | None = None,
+        checkpoint: str | None = None,
+        output: str | None = None,
+    ) -> None:
+        """Say what initialization a model really has, and what is suspicious about it.
+
+        Args:
+            model: the module, as the configuration builds it.
+            datamodule: where the batch comes from; without it the network is run on what its host library names.
+            initializer: the one of the section ``init``, applied first.
+            seed: of its draws.
+            figures: the module that draws.
+            checkpoint: a checkpoint of the same network, or exported weights, to look at instead.
+            output: folder for the table of parameters (CSV), the page (Markdown) and the picture (PNG).
+        """
+        if initializer is None or figures is None:
+            raise TypeError("audit needs an initializer and the figures module")
+        if output:
+            refuse_unwritable(Path(output))
+        batch = _probe(model, datamodule, "activations and gradients are left out")
+        if checkpoint:
+            _load(model, checkpoint)
+        else:
+            initialize(model, initializer, seed=seed)
+        # Without data the network is asked itself, whose host library the module around it hides.
+        found = audit(model, batch) if batch is not None else audit(getattr(model, "network", model))
+        print(found.summary())
+        if output:
+            print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output), figures))))
 
 
 class View(NamedTuple):
@@ -124,8 +161,8 @@ def _draw(views: dict[str, View], folder: Path, figures: ModuleType) -> Iterator
             yield folder / name
 
 
-def _probe(model: LightningModule, datamodule: LightningDataModule | None) -> Any:
-    """Return what the module takes of the first batch, or ``None`` where there is no data."""
+def _probe(model: LightningModule, datamodule: LightningDataModule | None, without: str) -> Any:
+    """Return what the module takes of the first batch, or ``None`` where there is no data, and say what that costs."""
     if datamodule is None or not hasattr(model, "probe_inputs"):
         return None
     try:
@@ -133,7 +170,7 @@ def _probe(model: LightningModule, datamodule: LightningDataModule | None) -> An
         datamodule.setup("fit")
         batch = next(iter(datamodule.val_dataloader() or datamodule.train_dataloader()))
     except StructuredInitError as error:
-        print(f"no attention is drawn: {error}")
+        print(f"{without}: {error}")
         return None
     return model.probe_inputs(batch)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from structured_init.analysis.audit import Audit, audit
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import NoAttentionError, capture_attention, register_capture
 from structured_init.analysis.change import impulse_mass_change, structure_left
@@ -79,6 +80,7 @@ __all__ = [
     "STATISTICS",
     "ArgmaxAccuracy",
     "AttentionEntropy",
+    "Audit",
     "DiagonalMass",
     "Diagonality",
     "EffectiveRank",
@@ -92,6 +94,7 @@ __all__ = [
     "StructureLeft",
     "WeightProducts",
     "argmax_accuracy",
+    "audit",
     "best_offset",
     "block_grid",
     "capture_attention",

@@ -94,7 +94,7 @@ def capture_attention(
     check_positive("capture_attention", max_megabytes=max_megabytes)
     store = _Store(layers, max_megabytes * MEBIBYTE)
     if max_samples is not None:
-        args, kwargs = _first_samples((args, kwargs), max_samples)
+        args, kwargs = first_samples((args, kwargs), max_samples)
     with undisturbed(model, seed), AttentionTap(model, store.add, _ADAPTERS, store.refuse):
         model(*args, **kwargs)
     if not store.seen:
@@ -185,8 +185,13 @@ class _Store:
         return sum(4 * maps.numel() for maps in self.maps.values())
 
 
-def _first_samples(inputs: tuple, samples: int) -> tuple:
-    """Cut every tensor whose first axis has the batch's length."""
+def first_samples(inputs: tuple, samples: int) -> tuple:
+    """Cut every tensor whose first axis has the batch's length, which is that of the first tensor.
+
+    Args:
+        inputs: positional and named arguments of a model.
+        samples: how many samples are kept.
+    """
     batch = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 0)
 
     def cut(leaf: object) -> object:

@@ -247,7 +247,7 @@ def test_help_is_short(capsys):
         assert len(said.splitlines()) < 50
     main(["--help"])
     said = capsys.readouterr().out
-    for name in ("fit", "validate", "test", "predict", "show", "compare", "report"):
+    for name in ("fit", "validate", "test", "predict", "show", "audit", "compare", "report"):
         assert f"\n  {name} " in said
 
 

@@ -233,7 +233,9 @@ def test_a_mistyped_file_is_answered_in_one_line(cli, complaint, folder, text, m
 
 def test_an_unknown_command_or_none_is_answered_in_one_line(complaint):
     assert complaint(main, ["fitt"]) == "unknown command 'fitt': did you mean 'fit'?"
-    assert complaint(main, []) == "no command is given: choose from fit, validate, test, predict, show, compare, report"
+    assert complaint(main, ["audits"]) == "unknown command 'audits': did you mean 'audit'?"
+    commands = "fit, validate, test, predict, show, audit, compare, report"
+    assert complaint(main, []) == f"no command is given: choose from {commands}"
     assert complaint(main, ["fit"]).startswith("no model is given: add a configuration with -c")
 
 

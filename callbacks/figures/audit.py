@@ -1,0 +1,257 @@
+"""An audit in one picture: what every parameter of every block was drawn from, scales through depth, diagonals."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from callbacks.figures.depth import COLORS
+from callbacks.figures.mosaic import FAINT, INK, evenly, short_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from structured_init.analysis.audit import Audit, Finding, Record
+
+# Kinds that are drawn alike, and their colour: constants pale, draws strong, what nobody knows red.
+KINDS = {
+    "zeros, ones, constants": "#d9dce1",
+    "normal": "#30638e",
+    "truncated normal": "#00798c",
+    "uniform": "#edae49",
+    "structured": "#7b4f9d",
+    "unclear": "#b3a68f",
+    "no known distribution": "#c65b7c",
+    "never initialized": "#d1262f",
+}
+GROUPS = {
+    "constant": "zeros, ones, constants",
+    "log of uniform": "uniform",
+    "log-uniform step": "uniform",
+    "other": "no known distribution",
+    "memory": "never initialized",
+    "unreadable": "unclear",
+}
+MOST_ROWS, MOST_COLUMNS = 40, 48
+CELL, SIDE, LETTER = 0.24, 3.9, 0.068  # inches: a cell, the plots on the right, a letter of the small print
+
+
+def audit_figure(audit: Audit) -> Figure:
+    """Draw a grid of parameters × blocks coloured by kind, and beside it what changes through depth.
+
+    Parameters outside of every repeated block are left out where there are such blocks. In the words at the right of
+    a row "…" says that blocks differ.
+
+    Args:
+        audit: what ``structured_init.analysis.audit`` gives.
+    """
+    from matplotlib.figure import Figure
+
+    rows, columns = _grid(audit)
+    words = [_drawn_from(list(row.values())) for row in rows.values()]
+    before = 0.3 + LETTER * max(len(_shortened(name)) for name in rows)
+    after = 0.2 + LETTER * max(map(len, words))
+    height = max(CELL * len(rows) + 0.9, 4.2)
+    said = _said(audit.findings)
+    foot = 0.55 + 0.17 * len(said)
+    wide = max(CELL * len(columns), 0.9)
+    width = before + wide + after + SIDE
+    figure = Figure(figsize=(width, height + foot + 0.35))
+    total = height + foot + 0.35
+    figure.suptitle(audit.headline(), x=0.15 / width, y=1 - 0.1 / total, ha="left", va="top", fontsize=10, color=INK)
+    tall = CELL * len(rows)
+    cells = figure.add_axes([before / width, (total - 0.95 - tall) / total, wide / width, tall / total])
+    _draw_cells(cells, rows, columns, words)
+    left = (before + wide + after + 0.55) / width
+    panels = [each for each in (_draw_scales, _draw_products) if each is _draw_scales or audit.products]
+    each_tall = (height - 0.9 - 0.75 * (len(panels) - 1)) / len(panels)
+    for index, draw in enumerate(panels):
+        bottom = total - 0.75 - (index + 1) * each_tall - 0.75 * index
+        draw(figure.add_axes([left, bottom / total, (SIDE - 0.75) / width, each_tall / total]), audit)
+    _legend(figure, rows, foot - 0.1, width, total)
+    for index, (line, color) in enumerate(said):
+        figure.text(0.15 / width, (foot - 0.42 - 0.17 * index) / total, line, fontsize=7.5, color=color, va="top")
+    return figure
+
+
+def _grid(audit: Audit) -> tuple[dict[str, dict[str, Record]], list[str]]:
+    """Return row → column → record, and the columns."""
+    names = {scale.name for scale in audit.blocks}
+    counted = _repeated(audit.records)
+    blocks = [block for block in dict.fromkeys(record.block for record in audit.records) if block in (names or counted)]
+    inside = [record for record in audit.records if record.block in blocks]
+    if len(blocks) < 2:
+        blocks, inside = [""], list(audit.records)
+    blocks = [blocks[i] for i in evenly(len(blocks), MOST_COLUMNS)]
+    rows: dict[str, dict[str, Record]] = {}
+    for record in inside:
+        if record.block in blocks or blocks == [""]:
+            name = record.name if blocks == [""] else record.name.removeprefix(f"{record.block}.")
+            rows.setdefault(name, {})[record.block if blocks != [""] else ""] = record
+    if len(rows) > MOST_ROWS:  # constants say least
+        drawn = {
+            name: row
+            for name, row in rows.items()
+            if any(each.distribution.kind != "constant" for each in row.values())
+        }
+        rows = drawn or rows
+    kept = [list(rows)[i] for i in evenly(len(rows), MOST_ROWS)]
+    return {name: rows[name] for name in kept}, blocks
+
+
+def _repeated(records: Sequence[Record]) -> set[str]:
+    """Return the blocks whose parameters another block has as well."""
+    inside: dict[str, list[str]] = {}
+    for record in records:
+        inside.setdefault(record.block, []).append(record.name.removeprefix(record.block))
+    patterns = [tuple(names) for names in inside.values()]
+    return {block for block, names in inside.items() if patterns.count(tuple(names)) > 1 and len(names) > 2}
+
+
+def _drawn_from(records: Sequence[Record]) -> str:
+    """Say what a row was drawn from; where blocks differ, what they have in common."""
+    from structured_init.analysis.audit.lines import label
+
+    said = list(dict.fromkeys(label(record) for record in records))
+    first = records[0].references[:1]
+    same = first and all(each.references and each.references[0].name == first[0].name for each in records)
+    if len(said) > 1 and same:
+        return f"{first[0].expected.kind} ({first[0].name}), scales differ"
+    return textwrap.shorten(said[0], 52, placeholder=" …") + (" …" if len(said) > 1 else "")
+
+
+def _draw_cells(
+    axis: Axes, rows: Mapping[str, Mapping[str, Record]], columns: Sequence[str], words: Sequence[str]
+) -> None:
+    from matplotlib.colors import to_rgb
+
+    picture = np.ones((len(rows), len(columns), 3))
+    for index, row in enumerate(rows.values()):
+        for column, record in row.items():
+            picture[index, columns.index(column)] = to_rgb(KINDS[_group(record)])
+    axis.imshow(picture, aspect="auto", interpolation="nearest")
+    axis.set_yticks(range(len(rows)), [_shortened(name) for name in rows], fontsize=7)
+    every = max(1, -(-len(columns) // 16))
+    shown = range(0, len(columns), every)
+    captions = short_names(columns)
+    axis.set_xticks(
+        list(shown),
+        [captions[i] for i in shown],
+        fontsize=7,
+        rotation=0 if len(columns) > 1 and max(map(len, captions)) < 4 else 90,
+    )
+    axis.tick_params(length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=INK)
+    axis.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+    axis.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+    axis.grid(which="minor", color="white", linewidth=1.2)
+    axis.tick_params(which="minor", length=0)
+    axis.spines[:].set_visible(False)
+    for index, line in enumerate(words):
+        axis.annotate(line, (1, index), (6, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                      fontsize=7, color=FAINT, va="center")  # fmt: skip
+
+
+def _draw_scales(axis: Axes, audit: Audit) -> None:
+    """Draw activations and gradients behind every block."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    _frame(axis, "root mean square behind each block")
+    places = range(len(audit.blocks))
+    for index, (name, values) in enumerate((
+        ("activation", [each.activation for each in audit.blocks]),
+        ("gradient, first = 1", _relative([each.gradient for each in audit.blocks])),
+    )):  # fmt: skip
+        if any(value > 0 and np.isfinite(value) for value in values):
+            axis.plot(places, values, "o-", color=COLORS[index + 1], markersize=3, linewidth=1.4, label=name)
+    if axis.lines:
+        axis.set_xlim(-0.3, len(audit.blocks) - 0.7)
+        axis.set_yscale("log")
+        axis.set_ylim(*_decade(axis.get_ylim()))
+        decades = np.log10(axis.get_ylim()[1] / axis.get_ylim()[0])
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_locator(NullLocator())
+        axis.legend(fontsize=7, frameon=False)
+        axis.set_xlabel("block", fontsize=7.5, color=FAINT)
+    else:
+        axis.text(
+            0.5, 0.5, "no batch was run", ha="center", va="center", fontsize=8, color=FAINT, transform=axis.transAxes
+        )
+        axis.set_xticks([])
+        axis.set_yticks([])
+
+
+def _draw_products(axis: Axes, audit: Audit) -> None:
+    """Draw mean diagonals of the attention products, in standard deviations of the numbers off the diagonal."""
+    _frame(axis, "mean diagonal / spread off the diagonal")
+    for index, (product, name) in enumerate((("query_key", "$W_q W_k^\\top$"), ("value_output", "$W_v W_o$"))):
+        values = [
+            numbers[f"{product}_diagonal"] / (numbers[f"{product}_off_diagonal_std"] or 1.0)
+            for numbers in audit.products.values()
+        ]
+        axis.plot(range(len(values)), values, "o-", color=COLORS[index + 3], markersize=3, linewidth=1.4, label=name)
+    low, high = axis.get_ylim()
+    reach = 1.15 * max(abs(low), abs(high), 1.0)
+    axis.set_ylim(-reach, reach)
+    axis.axhline(0, color="#c8c8c8", linewidth=0.8)
+    axis.legend(fontsize=7, frameon=False, ncols=2)
+    axis.set_xlabel("attention layer", fontsize=7.5, color=FAINT)
+
+
+def _frame(axis: Axes, title: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_title(title, fontsize=8.5, color=INK)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color("#c8c8c8")
+    axis.grid(axis="y", color="#eeeeee", linewidth=0.7)
+    axis.set_axisbelow(True)
+
+
+def _legend(
+    figure: Figure, rows: Mapping[str, Mapping[str, Record]], bottom: float, width: float, total: float
+) -> None:
+    from matplotlib.patches import Patch
+
+    seen = {_group(record) for row in rows.values() for record in row.values()}
+    handles = [Patch(color=color, label=kind) for kind, color in KINDS.items() if kind in seen]
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.05 / width, bottom / total), fontsize=7.5,
+                  frameon=False, ncols=len(handles), handlelength=1.0, columnspacing=1.4)  # fmt: skip
+
+
+def _group(record: Record) -> str:
+    kind = record.distribution.kind
+    if kind == "unclear" and record.references:
+        kind = record.references[0].expected.kind
+    return kind if kind in KINDS else GROUPS.get(kind, "structured")
+
+
+def _said(findings: Sequence[Finding], most: int = 4) -> list[tuple[str, str]]:
+    lines = [
+        (textwrap.shorten(str(each), 150, placeholder=" …"), "#b3202a" if each.problem else INK) for each in findings
+    ]
+    more = [(f"and {len(lines) - most} more", FAINT)] if len(lines) > most else []
+    return [*lines[:most], *more] or [("nothing suspicious was found", FAINT)]
+
+
+def _relative(values: Sequence[float]) -> list[float]:
+    first = next((value for value in values if value > 0), 1.0)
+    return [value / first for value in values]
+
+
+def _decade(limits: tuple[float, float]) -> tuple[float, float]:
+    """Widen limits of a logarithmic axis to at least one decade, so that a flat line looks flat."""
+    low, high = limits
+    missing = max(0.0, 1 - np.log10(high / low)) / 2
+    return low / 10**missing, high * 10**missing
+
+
+def _shortened(name: str, most: int = 34) -> str:
+    name = name.removesuffix(".weight")
+    return name if len(name) <= most else f"…{name[-most + 1 :]}"

@@ -1,0 +1,211 @@
+"""What initialization a model really has: of every parameter, through depth, and what is suspicious about it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from structured_init.analysis.audit import findings
+from structured_init.analysis.audit.depth import BlockScale, Depth, measure_depth
+from structured_init.analysis.audit.findings import Finding
+from structured_init.analysis.audit.inputs import Inputs, as_inputs, host_inputs
+from structured_init.analysis.audit.lines import Line, block_lines
+from structured_init.analysis.audit.places import num_layers
+from structured_init.analysis.audit.products import product_diagonals
+from structured_init.analysis.audit.records import Record, records, text
+from structured_init.analysis.blocks import repeated_blocks
+from structured_init.analysis.capture import first_samples
+from structured_init.errors import StructuredInitError
+from structured_init.plan import Weights
+from structured_init.report import trained_norm
+from structured_init.storage import refuse_lazy
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+NO_INPUTS = "no batch was given and the host names none: activations and gradients are left out"
+
+
+@dataclass
+class Audit:
+    """What initialization a model has.
+
+    Attributes:
+        model: its class.
+        records: every parameter, in the order of the model; tied ones have one record.
+        findings: what is suspicious, problems first.
+        blocks: scale of activations and gradients behind every block; empty without a batch.
+        products: attention layer → diagonals of its products.
+        gradients: parameter → root mean square of its gradient; empty without a batch.
+        notes: what was left out, and why.
+    """
+
+    model: str
+    records: list[Record]
+    findings: list[Finding] = field(default_factory=list)
+    blocks: list[BlockScale] = field(default_factory=list)
+    products: dict[str, dict[str, float]] = field(default_factory=dict)
+    gradients: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def recognized(self) -> float:
+        """The share of parameters whose distribution, or a reference that they equal, is known."""
+        return sum(record.recognized for record in self.records) / len(self.records)
+
+    def lines(self) -> list[Line]:
+        """Return a line per block, those that are alike folded."""
+        return block_lines(self.records, self.blocks, self.products)
+
+    def headline(self) -> str:
+        """Return one line: the model, its size and how much of it was recognized."""
+        size = sum(record.size for record in self.records)
+        known = sum(record.recognized for record in self.records)
+        return f"{self.model}: {size:,} numbers in {len(self.records)} parameters, {known} of them recognized"
+
+    def summary(self) -> str:
+        """Return a line per block, the findings and what was left out, as text."""
+        lines = self.lines()
+        width = max(len(line.name) for line in lines)
+        body = [f"{line.name:{width}}  {line}" for line in lines]
+        said = [*map(str, self.findings), *(f"left out: {note}" for note in self.notes)]
+        if not self.findings:
+            said.insert(0, "nothing suspicious was found")
+        return "\n".join([self.headline(), "", *body, "", *said])
+
+    def markdown(self) -> str:
+        """Return the same as Markdown, with a table of blocks and one of the attention products."""
+        rows = [
+            f"| {_code(line.name)} | {line.parameters} | {line.scales.replace(', ', '<br>')} |" for line in self.lines()
+        ]
+        said = [*(f"- {finding}" for finding in self.findings), *(f"- left out: {note}" for note in self.notes)]
+        table = ["| block | drawn from | root mean square |", "|---|---|---|", *rows]
+        return "\n".join([
+            f"# Audit of {self.model}", "", self.headline() + ".", "", *table, *self._product_rows(), "",
+            "## Findings", "", *(said or ["Nothing suspicious was found."]),
+        ]) + "\n"  # fmt: skip
+
+    def table(self) -> DataFrame:
+        """Return a row per parameter as a pandas ``DataFrame``."""
+        from pandas import DataFrame
+
+        return DataFrame([self._row(record) for record in self.records])
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        seen = record.distribution
+        return {
+            "parameter": " = ".join(record.names),
+            "block": record.block,
+            "role": record.role,
+            "shape": "×".join(map(str, record.shape)) or "scalar",
+            "kind": seen.kind,
+            "in_words": text(record),
+            "scale": seen.scale if seen.kind not in ("constant", "memory", "unreadable") else math.nan,
+            "cut": seen.cut if seen.kind == "truncated normal" else math.nan,
+            "mean": record.mean,
+            "std": record.std,
+            "largest": record.largest,
+            "kurtosis": record.kurtosis,
+            "equals": "; ".join(reference.name for reference in record.references),
+            "gradient": self.gradients.get(record.name, math.nan),
+            "trainable": record.trainable,
+            "dtype": record.dtype,
+        }
+
+    def _product_rows(self) -> Iterator[str]:
+        if self.products:
+            yield from ("", "| attention | W_q W_kᵀ: diagonal, off it | W_v W_o: diagonal, off it |", "|---|---|---|")
+        for name, numbers in self.products.items():
+            cells = (
+                f"{numbers[f'{product}_diagonal']:+.2g} ± {numbers[f'{product}_off_diagonal_std']:.2g}"
+                for product in ("query_key", "value_output")
+            )
+            yield f"| {_code(name)} | {' | '.join(cells)} |"
+
+    def __str__(self) -> str:
+        return self.summary()
+
+
+def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, seed: int = 0) -> Audit:
+    """Say what initialization a model really has, from its numbers alone. The model is left as it was.
+
+    Args:
+        model: any module.
+        batch: what it is called with: a tensor, a tuple of arguments, or a dictionary of named ones. Without it, what
+            the host library names: ``dummy_inputs`` of transformers, the image size of timm. Where there is neither,
+            activations and gradients are left out, and ``notes`` says so.
+        max_samples: at most so many samples of the batch, the first along axis 0; all when None.
+        seed: of the draws of such inputs, and of the direction in which the output is differentiated.
+
+    Raises:
+        StructuredInitError: the model has no parameters, or none with memory; one is lazy.
+    """
+    refuse_lazy(model)
+    parameters = list(model.parameters())
+    if not parameters:
+        raise StructuredInitError(f"{type(model).__name__} has no parameters: there is nothing to audit")
+    if all(parameter.is_meta for parameter in parameters):
+        raise StructuredInitError(f"{type(model).__name__} is on the meta device: its parameters have no values yet")
+    try:
+        blocks = repeated_blocks(model)
+    except StructuredInitError:
+        blocks = {}
+    found = records(model, list(blocks))
+    notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
+    products, without = product_diagonals(model)
+    inputs = None if batch is None else as_inputs(batch)
+    if inputs is not None and max_samples is not None:
+        inputs = first_samples(inputs, max_samples)
+    depth, why = _depth(model, inputs, blocks, seed)
+    notes += [*without, *why, *_delayed(found, depth)]
+    values = _values(model, found)
+    said = [
+        *findings.never_initialized(found),
+        *findings.copied(found, values),
+        *findings.without_gradient(depth),
+        *([] if depth.blocks else findings.zero_products(products)),
+        *findings.through_depth(depth.blocks),
+        *findings.overflow(depth, found),
+        *findings.outliers(found),
+        *findings.depth_scale(found, num_layers(model)),
+        *findings.steps(found, values),
+        *findings.not_drawn(found, trained_norm(Weights(model))),
+    ]
+    said.sort(key=lambda finding: not finding.problem)
+    return Audit(type(model).__name__, found, said, depth.blocks, products, depth.gradients, notes)
+
+
+def _depth(model: nn.Module, given: Inputs | None, blocks: dict[str, nn.Module], seed: int) -> tuple[Depth, list[str]]:
+    """Run what was given, or what the host names; only an error on the latter is kept as a note."""
+    if given is not None:
+        return measure_depth(model, given, blocks, seed), []
+    inputs = host_inputs(model, seed)
+    if inputs is None:
+        return Depth(), [NO_INPUTS]
+    try:
+        return measure_depth(model, inputs, blocks, seed), []
+    except Exception as error:  # whatever a model does with inputs that it was not asked about
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        return Depth(), [f"activations and gradients: the model does not run on its host's own inputs: {reason}"]
+
+
+def _delayed(found: list[Record], depth: Depth) -> Iterator[str]:
+    """Say where zeros keep the gradient from every block in the first step, as a head of zeros does."""
+    if depth.blocks and all(each.gradient == 0 for each in depth.blocks):
+        zeros = [each.name for each in found if each.largest == 0 and depth.gradients.get(each.name, 0) > 0]
+        behind = [name for name in zeros if not name.endswith("bias")]
+        yield f"gradients: no block gets one before {', '.join(behind[:3]) or 'the head'}, which is zero, has moved"
+
+
+def _values(model: nn.Module, found: list[Record]) -> dict[str, Any]:
+    weights = Weights(model)
+    by_name = {weights.names(parameter)[0]: parameter for parameter in model.parameters()}
+    return {record.name: by_name[record.name] for record in found}
+
+
+def _code(name: str) -> str:
+    return f"`{name}`"

@@ -1,0 +1,180 @@
+"""One batch forward and back: how large activations and gradients are, block by block, and what never gets one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
+
+from structured_init.analysis.audit.inputs import Inputs
+from structured_init.analysis.undisturbed import undisturbed
+from structured_init.names import plain_name, wrapped_child
+
+NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
+STEPS = 3  # as many steps as factors that may be zero one behind the other
+
+
+@dataclass(frozen=True)
+class BlockScale:
+    """How large numbers are behind one block.
+
+    Attributes:
+        name: of the block.
+        activation: root mean square of its output.
+        gradient: root mean square of the gradient of a random direction of the network's output by it.
+    """
+
+    name: str
+    activation: float
+    gradient: float
+
+
+@dataclass(frozen=True)
+class Depth:
+    """What one batch tells.
+
+    Attributes:
+        blocks: scale behind every block, in the order in which they are run.
+        gradients: parameter → root mean square of its gradient; parameters without a part in the output are not there.
+        stuck: parameters whose gradient is exactly zero and stays so when all others have moved.
+        largest: the module with the largest number in its output, and that number.
+    """
+
+    blocks: list[BlockScale] = field(default_factory=list)
+    gradients: dict[str, float] = field(default_factory=dict)
+    stuck: list[str] = field(default_factory=list)
+    largest: tuple[str, float] = ("", 0.0)
+
+
+def measure_depth(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Module], seed: int = 0) -> Depth:
+    """Run a model forward and back once, or up to ``STEPS`` times more where a gradient is zero.
+
+    The model is left as it was: parameters and buffers are lent to each pass and come back unchanged. Dropout is off;
+    batch norms take the statistics of the batch, as in training. What is differentiated is the network's output in a
+    random direction of length one per number.
+
+    Args:
+        model: any module.
+        inputs: what it is called with.
+        blocks: blocks to look at, by name.
+        seed: of the direction, and of what a model draws.
+
+    Raises:
+        Exception: whatever the model raises on these inputs.
+    """
+    while child := wrapped_child(model):  # what is compiled, averaged or run in parallel is run plainly
+        model = model._modules[child]
+    parameters = {name: each.detach() for name, each in model.named_parameters() if each.is_floating_point()}
+    seen, peaks = {}, {}
+    with undisturbed(model, seed), torch.enable_grad(), _batch_statistics(model):
+        with _watched(model, blocks, seen, peaks):
+            gradients, behind = _gradients(model, parameters, inputs, seed, seen)
+        alive = {name for name, each in gradients.items() if each is not None and bool((each != 0).any())}
+        used = {name for name, each in gradients.items() if each is not None}
+        rms = {name: _rms(gradients[name]) for name in gradients if name in used}
+        moved = parameters
+        for _ in range(STEPS):
+            if alive >= used:
+                break
+            moved = {name: _nudged(each, seed) if name in alive else each for name, each in moved.items()}
+            later, _ = _gradients(model, moved, inputs, seed, {})
+            used &= {name for name, each in later.items() if each is not None}  # the host kept what it had computed
+            grown = {name for name, each in later.items() if each is not None and bool((each != 0).any())} - alive
+            if not grown:
+                break
+            alive |= grown
+    scales = [BlockScale(name, _rms(seen[name]), _rms(behind[name])) for name in seen if behind[name] is not None]
+    top = max(peaks, key=lambda name: peaks[name], default="")
+    return Depth(
+        blocks=scales,
+        gradients={plain_name(name, model): value for name, value in rms.items()},
+        stuck=[plain_name(name, model) for name in parameters if name in used - alive],
+        largest=(top, peaks.get(top, 0.0)),
+    )
+
+
+def _gradients(
+    model: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs, seed: int, seen: dict[str, Tensor]
+) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
+    """Return the gradient of every parameter, and of the outputs that hooks have put into ``seen``."""
+    lent = {name: each.clone().requires_grad_() for name, each in parameters.items()}
+    buffers = {name: each.clone() for name, each in model.named_buffers()}
+    args, kwargs = inputs
+    output = functional_call(model, {**lent, **buffers}, args, kwargs)
+    total = _in_a_random_direction(output, seed)
+    outputs = {name: each for name, each in seen.items() if each.requires_grad}
+    found = torch.autograd.grad(total, [*lent.values(), *outputs.values()], allow_unused=True)
+    behind = dict.fromkeys(seen) | dict(zip(outputs, found[len(lent) :], strict=True))
+    return dict(zip(lent, found, strict=False)), behind
+
+
+def _in_a_random_direction(output: Any, seed: int) -> Tensor:
+    """Return Σ r·y over all that a model gives and that depends on its parameters, r ~ N(0, 1)."""
+    leaves = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.requires_grad]
+    if not leaves:
+        raise ValueError("its output does not depend on its parameters")
+    generator = torch.Generator().manual_seed(seed)
+    return sum(
+        (leaf.float() * torch.randn(leaf.shape, generator=generator).to(leaf.device)).sum() / leaf.numel() ** 0.5
+        for leaf in leaves
+    )
+
+
+@contextmanager
+def _watched(
+    model: nn.Module, blocks: Mapping[str, nn.Module], seen: dict[str, Tensor], peaks: dict[str, float]
+) -> Iterator[None]:
+    """Keep the output of blocks, and the largest magnitude that any module gives."""
+
+    def keep(name: str) -> Callable:
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            if (found := _first(output)) is not None:
+                seen.setdefault(name, found)
+
+        return hook
+
+    def look(name: str) -> Callable:
+        def hook(module: nn.Module, args: tuple, output: Any) -> None:
+            found = _first(output)
+            if found is not None and found.numel():
+                peaks[name] = max(peaks.get(name, 0.0), found.detach().abs().max().nan_to_num(nan=torch.inf).item())
+
+        return hook
+
+    handles = [module.register_forward_hook(keep(name)) for name, module in blocks.items()]
+    handles += [
+        module.register_forward_hook(look(plain_name(name, model))) for name, module in model.named_modules() if name
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _batch_statistics(model: nn.Module) -> Iterator[None]:
+    """Let batch norms use the statistics of the batch; ``undisturbed`` restores their mode."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.train()
+    yield
+
+
+def _first(output: Any) -> Tensor | None:
+    return next((each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point()), None)
+
+
+def _nudged(parameter: Tensor, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return parameter + NUDGE * torch.randn(parameter.shape, generator=generator).to(parameter)
+
+
+def _rms(tensor: Tensor) -> float:
+    return tensor.detach().double().square().mean().sqrt().item() if tensor.numel() else 0.0

@@ -1,0 +1,210 @@
+"""What is suspicious about an initialization: one function per suspicion, one line per finding."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from structured_init.analysis.audit.depth import BlockScale, Depth
+from structured_init.analysis.audit.lines import folded_name
+from structured_init.analysis.audit.records import Record
+from structured_init.analysis.audit.references import STEP
+from structured_init.writer import full_value
+
+GROWTH = 1e3  # of activations or gradients from the first block to the last
+HALF = 65504.0  # the largest number of float16
+RESIDUAL = re.compile(r"(^|\.)c_proj\.weight$")  # what GPT-2 and those after it call outputs into the residual stream
+SCALED = 0.8  # of the σ of the other matrices: below, outputs are scaled with depth
+DRAWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal", "unclear", "other")
+FEW = 4  # names in a line
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing to look at.
+
+    Attributes:
+        kind: ``"memory"``, ``"copied"``, ``"stuck"``, ``"explodes"``, ``"vanishes"``, ``"dead"``, ``"overflow"``,
+            ``"depth scale"``, ``"step"``, ``"trained"``, ``"outliers"``.
+        names: the parameters or blocks that it is about.
+        text: the line.
+        problem: whether training suffers from it; else it is an observation.
+    """
+
+    kind: str
+    names: tuple[str, ...]
+    text: str
+    problem: bool = True
+
+    def __str__(self) -> str:
+        return f"{'problem' if self.problem else 'note'}: {self.text}"
+
+
+def never_initialized(records: Iterable[Record]) -> Iterator[Finding]:
+    """Find parameters that hold bare memory, as after ``torch.empty`` or timm's ``weight_init="skip"``."""
+    for record in records:
+        if record.distribution.kind == "memory":
+            yield Finding("memory", record.names, f"{record.name} was never initialized: {record.why}")
+
+
+def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Find equal draws in different parameters: a layer that was copied, or the same seed before each.
+
+    Args:
+        records: of all parameters; tied ones have one record and are no copies.
+        values: name → the parameter.
+    """
+    groups: dict[tuple, list[Record]] = defaultdict(list)
+    for record in records:
+        if record.distribution.kind in DRAWN and record.size >= 16:
+            value = full_value(values[record.name], record.name)
+            some = value.flatten()[:: max(1, record.size // 16)][:16]
+            if bool((some.diff() >= 0).all()) or bool((some.diff() <= 0).all()):  # a formula, such as RWKV's, no draw
+                continue
+            groups[record.shape, tuple(some.tolist())].append(record)
+    equal: dict[tuple[str, ...], list[Record]] = defaultdict(list)
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        first = full_value(values[group[0].name], group[0].name)
+        same = [each for each in group if torch.equal(full_value(values[each.name], each.name), first)]
+        if len(same) > 1:
+            equal[tuple(each.block for each in same)].append(same[0])
+    for blocks, first in equal.items():
+        places = list(dict.fromkeys(blocks))
+        names = tuple(each.name for each in first)
+        what = f"{len(first)} parameters are" if len(first) > 1 else f"{names[0]} is"
+        text = f"{what} equal in {folded_name(places)}: copied, or drawn from the same seed"
+        yield Finding("copied", names, text)
+
+
+def without_gradient(depth: Depth) -> Iterator[Finding]:
+    """Find parameters whose gradient is zero and stays zero, such as two zero matrices one behind the other."""
+    if depth.stuck:
+        text = f"{_few(depth.stuck)}: the gradient is exactly zero, and stays so when all others have moved"
+        yield Finding("stuck", tuple(depth.stuck), text)
+
+
+def zero_products(products: Mapping[str, Mapping[str, float]]) -> Iterator[Finding]:
+    """Find attention layers where both factors of a product are zero; without a batch this is all that can be seen."""
+    for name, numbers in products.items():
+        for product in ("query_key", "value_output"):
+            if numbers.get(f"{product}_largest_factor") == 0:
+                factors = product.replace("_", " and ")
+                yield Finding("stuck", (name,), f"{name}: {factors} are both zero, so neither gets a gradient")
+
+
+def through_depth(blocks: Sequence[BlockScale]) -> Iterator[Finding]:
+    """Find activations and gradients that die out, explode or vanish from the first block to the last."""
+    dead = [each.name for each in blocks if each.activation == 0]
+    if dead:
+        yield Finding("dead", tuple(dead), f"{folded_name(dead)}: all activations are zero")
+    broken = [each.name for each in blocks if not math.isfinite(each.activation)]
+    if broken:
+        yield Finding("explodes", tuple(broken), f"{folded_name(broken)}: activations are not finite")
+    alike = _largest_stack(blocks)
+    if dead or broken or len(alike) < 2:
+        return
+    first, last = alike[0], alike[-1]
+    for what, begin, end, source in (
+        ("activations", first.activation, last.activation, (first.name, last.name)),
+        # By how much the output changes when a block's output changes by one percent.
+        ("gradients", last.gradient * last.activation, first.gradient * first.activation, (last.name, first.name)),
+    ):
+        ratio = end / begin if begin and end else 1.0  # where a gradient is zero, another finding or note says why
+        if ratio > GROWTH or ratio < 1 / GROWTH:
+            kind, verb = ("explodes", "grow") if ratio > 1 else ("vanishes", "shrink")
+            text = f"{what} {verb} {max(ratio, 1 / ratio):.1e}-fold from {source[0]} to {source[1]}"
+            yield Finding(kind, source, text)
+
+
+def _largest_stack(blocks: Sequence[BlockScale]) -> list[BlockScale]:
+    """Return the most blocks whose names differ in numbers alone: an encoder is not compared with its decoder."""
+    stacks: dict[str, list[BlockScale]] = defaultdict(list)
+    for block in blocks:
+        stacks[re.sub(r"\d+", "#", block.name)].append(block)
+    return max(stacks.values(), key=len, default=[])
+
+
+def overflow(depth: Depth, records: Iterable[Record]) -> Iterator[Finding]:
+    """Find numbers beyond the range of float16."""
+    name, largest = depth.largest
+    if HALF < largest < math.inf:
+        yield Finding("overflow", (name,), f"{name} gives {largest:.1e}: float16 ends at 65,504")
+    for record in records:
+        if record.largest > HALF and record.distribution.kind != "memory":
+            yield Finding("overflow", record.names, f"{record.name} holds {record.largest:.1e}: float16 ends at 65,504")
+
+
+def outliers(records: Sequence[Record]) -> Iterator[Finding]:
+    """Note single numbers far outside of the distribution of all others.
+
+    ``torch.nn.init.trunc_normal_`` gives such: its cut, ± 2 by default, wherever float32 rounds a uniform draw to −1,
+    which happens once in 17 million numbers.
+    """
+    found = [each for each in records if each.outliers]
+    if found:
+        worst = max(found, key=lambda each: each.largest / each.std)
+        count = sum(each.outliers for each in found)
+        stand = "1 number stands" if count == 1 else f"{count} numbers stand"
+        text = f"{_few([each.name for each in found])}: {stand} alone, {worst.largest / worst.std:.0f} σ from the mean"
+        yield Finding("outliers", tuple(each.name for each in found), text, problem=False)
+
+
+def depth_scale(records: Sequence[Record], layers: int) -> Iterator[Finding]:
+    """Note a GPT whose outputs into the residual stream are drawn as large as its other matrices.
+
+    GPT-2 divides them by √(2n). Known by the name ``c_proj``, which GPT-2, minGPT, nanoGPT and others share.
+    """
+    matrices = [each for each in records if each.role in ("weight", "bare") and len(each.shape) == 2 and each.std > 0]
+    outputs = [each for each in matrices if RESIDUAL.search(each.name)]
+    blocks = {each.block for each in outputs}
+    inputs = [each for each in matrices if each.block in blocks and each not in outputs]
+    if len(outputs) < 2 or layers < 2 or not inputs:
+        return
+    ratio = _mean(outputs) / _mean(inputs)
+    if ratio > SCALED:
+        text = (
+            f"no depth scale: the {len(outputs)} c_proj have σ {_mean(outputs):.2g}, as the other matrices; GPT-2"
+            f" divides them by √(2·{layers}) = {math.sqrt(2 * layers):.2g}"
+        )
+        yield Finding("depth scale", tuple(each.name for each in outputs), text, problem=False)
+
+
+def steps(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Note state-space layers whose step Δ = softplus(bias) lies outside of what mamba-ssm draws."""
+    outside, sizes = [], []
+    for record in records:
+        if record.role == "step" and record.distribution.kind != "memory":
+            step = torch.nn.functional.softplus(full_value(values[record.name], record.name).double()).median().item()
+            if not STEP[0] / 2 <= step <= STEP[1] * 2:
+                outside.append(record.name)
+                sizes.append(step)
+    if outside:
+        span = f"{min(sizes):.2g}" if max(sizes) < 1.05 * min(sizes) else f"{min(sizes):.2g} to {max(sizes):.2g}"
+        text = f"{_few(outside)}: the median step is {span}; mamba-ssm draws {STEP[0]:g} to {STEP[1]:g}"
+        yield Finding("step", tuple(outside), text, problem=False)
+
+
+def not_drawn(records: Sequence[Record], trained_norm: str | None) -> Iterator[Finding]:
+    """Note a model that looks trained: a normalization that no library builds so."""
+    if trained_norm is not None:
+        other = sum(each.size for each in records if each.distribution.kind == "other")
+        share = other / max(sum(each.size for each in records), 1)
+        text = f"the weights look trained: '{trained_norm}' is not constant; {share:.0%} of all numbers follow no draw"
+        yield Finding("trained", (trained_norm,), text, problem=False)
+
+
+def _mean(records: Sequence[Record]) -> float:
+    return sum(each.std for each in records) / len(records)
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:FEW])
+    return f"{shown} and {len(names) - FEW} more" if len(names) > FEW else shown

@@ -1,0 +1,224 @@
+"""One record per parameter: what it was drawn from and which reference that equals."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from structured_init.analysis.audit.distribution import FEWEST, Distribution, recognize
+from structured_init.analysis.audit.places import Place, places
+from structured_init.analysis.audit.references import Reference, matching
+from structured_init.analysis.audit.sample import Sample
+from structured_init.analysis.audit.structure import structured, uninitialized
+from structured_init.plan import tensor_names
+from structured_init.writer import full_value
+
+# Kinds in another space: what is recognized there → what the parameter itself is.
+FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution
+LEAST = 8  # of fewer numbers no reference is named
+DECAYS = {"uniform": "log of uniform", "constant": "constant"}
+STEPS = {"uniform": "log-uniform step", "constant": "constant"}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One parameter.
+
+    Attributes:
+        names: all its names; tied weights have several.
+        block: the block of the network that it lies in, or the module.
+        shape: its full shape.
+        role: what it is for (see ``Place``).
+        distribution: what its numbers were drawn from.
+        references: which initializations that equals.
+        why: why it looks like memory that was never initialized; empty where it does not.
+        mean: of its numbers.
+        std: of its numbers.
+        largest: the largest magnitude.
+        kurtosis: of its numbers; 3 for normal ones.
+        zero_rows: rows of zeros that were left out, such as that of a padding token.
+        outliers: single numbers beyond ``FAR`` standard deviations that were left out.
+        trainable: whether it receives gradients.
+        dtype: as the model stores it.
+    """
+
+    names: tuple[str, ...]
+    block: str
+    shape: tuple[int, ...]
+    role: str
+    distribution: Distribution
+    references: tuple[Reference, ...] = ()
+    why: str = ""
+    mean: float = math.nan
+    std: float = math.nan
+    largest: float = math.nan
+    kurtosis: float = math.nan
+    zero_rows: int = 0
+    outliers: int = 0
+    trainable: bool = True
+    dtype: str = "float32"
+
+    @property
+    def name(self) -> str:
+        """Its first name."""
+        return self.names[0]
+
+    @property
+    def size(self) -> int:
+        """How many numbers it has."""
+        return math.prod(self.shape)
+
+    @property
+    def recognized(self) -> bool:
+        """Whether its kind is known, or a reference that it equals."""
+        return self.distribution.kind not in ("unclear", "other", "memory", "unreadable") or bool(self.references)
+
+
+def records(model: nn.Module, blocks: list[str]) -> list[Record]:
+    """Return a record of every parameter, in the order of the model; tied ones have one.
+
+    Args:
+        model: any module whose parameters hold values.
+        blocks: names of its blocks.
+    """
+    names, where = tensor_names(model), places(model)
+    found = []
+    for parameter in model.parameters():
+        own = names[id(parameter)]
+        record = Record(
+            names=own,
+            block=_block(own[0], blocks),
+            shape=tuple(parameter.shape),
+            role=where[id(parameter)].role,
+            distribution=Distribution("unreadable"),
+            trainable=parameter.requires_grad,
+            dtype=str(parameter.dtype).removeprefix("torch."),
+        )
+        readable = parameter.is_floating_point() and not parameter.is_meta and parameter.numel()
+        found.append(described(record, full_value(parameter, own[0]), where[id(parameter)]) if readable else record)
+    return by_popularity(found)
+
+
+def by_popularity(found: list[Record]) -> list[Record]:
+    """Put first the reference that most parameters of the model equal, where several fit one."""
+    count = Counter(reference.name for record in found for reference in record.references)
+    return [replace(each, references=tuple(sorted(each.references, key=lambda r: -count[r.name]))) for each in found]
+
+
+def described(record: Record, value: Tensor, place: Place) -> Record:
+    """Return a record with what its value tells.
+
+    Args:
+        record: names and shape.
+        value: the full value on the CPU.
+        place: where it stands.
+    """
+    epsilon = torch.finfo(getattr(torch, record.dtype)).eps
+    why = uninitialized(value.to(getattr(torch, record.dtype)))
+    if why is not None:
+        return replace(record, distribution=Distribution("memory"), why=why)
+    used = _without_zero_rows(value)
+    sample = Sample.of(used, epsilon)
+    alone = (used - sample.mean).abs() > FAR * sample.std
+    count = int(alone.sum())
+    distribution = structured(value.to(getattr(torch, record.dtype))) if sample.low != sample.high else None
+    if distribution is None and 0 < count <= ALONE:
+        sample = Sample.of(used[~alone], epsilon)
+    record = replace(
+        record,
+        mean=sample.mean,
+        std=sample.std,
+        largest=used.abs().max().item(),
+        kurtosis=sample.kurtosis,
+        zero_rows=value.shape[0] - used.shape[0] if value.ndim > 1 else 0,
+        outliers=count if distribution is None and count <= ALONE else 0,
+    )
+    if place.role == "decay" and _counts(value):
+        counting = Distribution("log(1 … N)")  # over the states in Mamba-1; over the heads in transformers' Mamba-2
+        reference = Reference("mamba-ssm" if value.ndim > 1 else "transformers", counting)
+        return replace(record, distribution=counting, references=(reference,))
+    if place.role in ("decay", "step"):
+        return _transformed(record, value, place, epsilon)
+    if distribution is not None:
+        return replace(record, distribution=distribution)
+    matched = tuple(matching(sample, place))
+    return replace(record, distribution=recognize(sample), references=_worth_saying(matched, sample))
+
+
+def text(record: Record) -> str:
+    """Say what a parameter is in a few words: the kind, with the scale of the reference where one matches."""
+    shown = record.references[0].expected if record.references else record.distribution
+    if record.role == "step" and shown.kind in ("uniform", "log-uniform step"):
+        low, high = (math.exp(shown.center + sign * shown.scale) for sign in (-1, 1))
+        return f"Δ log-uniform {low:.2g} to {high:.2g}"
+    if record.role == "decay" and shown.kind in ("uniform", "log of uniform"):
+        return f"log U({shown.center - shown.scale:.2g}, {shown.center + shown.scale:.2g})"
+    if record.role == "step" and shown.kind == "constant":
+        return f"Δ = {math.exp(shown.center):.3g}"
+    if record.role == "decay" and shown.kind == "constant":
+        return f"−A = {shown.center:.3g}"
+    return in_words(shown)
+
+
+def in_words(distribution: Distribution) -> str:
+    """Say a kind and its scale, to two or three digits."""
+    kind, scale, center = distribution.kind, distribution.scale, distribution.center
+    around = f", mean {center:.2g}" if center else ""
+    if kind == "constant":
+        return {0.0: "zeros", 1.0: "ones"}.get(center, f"constant {center:.3g}")
+    if kind == "normal":
+        return f"normal σ {scale:.2g}{around}"
+    if kind == "truncated normal":
+        return f"normal σ {scale:.2g} cut at {distribution.cut:.2g} σ{around}"
+    if kind == "uniform":
+        return f"uniform ± {scale:.2g}{around}"
+    if kind in ("identity", "orthogonal", "delta orthogonal", "Dirac", "impulse"):
+        return kind if math.isclose(scale, 1, rel_tol=1e-3) else f"{scale:.2g} × {kind}"
+    if kind == "unclear":
+        return f"unclear, std {scale:.1g}"
+    if kind == "other":
+        return f"no known distribution, std {scale:.2g}{around}"
+    return {"memory": "never initialized", "unreadable": "not readable"}.get(kind, kind)
+
+
+def _transformed(record: Record, value: Tensor, place: Place, epsilon: float) -> Record:
+    """Recognize −A of a decay, or log Δ of a step."""
+    inner = value.double().exp() if place.role == "decay" else F.softplus(value.double()).log()
+    sample = Sample.of(inner, max(epsilon, 1e-4))
+    seen = recognize(sample)
+    kinds = DECAYS if place.role == "decay" else STEPS
+    seen = replace(seen, kind=kinds[seen.kind]) if seen.kind in kinds else recognize(Sample.of(value, epsilon))
+    return replace(record, distribution=seen, references=_worth_saying(tuple(matching(sample, place)), sample))
+
+
+def _worth_saying(matched: tuple[Reference, ...], sample: Sample) -> tuple[Reference, ...]:
+    """Leave out what few numbers cannot decide: of ``FEWEST`` or more all, of fewer a single reference alone."""
+    exact = sample.low == sample.high
+    return matched if exact or sample.count >= FEWEST or (len(matched) == 1 and sample.count >= LEAST) else ()
+
+
+def _counts(value: Tensor) -> bool:
+    """Tell whether the last axis is log(1 … N)."""
+    expected = torch.arange(1, value.shape[-1] + 1).to(value).log()
+    return value.shape[-1] > 1 and torch.allclose(value, expected.expand_as(value), atol=1e-2)
+
+
+def _without_zero_rows(value: Tensor) -> Tensor:
+    """Leave out rows of zeros where they are the fewer; padding tokens have one."""
+    if value.ndim < 2:
+        return value
+    used = value.flatten(1).any(dim=1)
+    kept = int(used.sum())
+    return value[used] if 2 * kept > len(used) > kept else value
+
+
+def _block(name: str, blocks: list[str]) -> str:
+    """Return the block that a parameter lies in, else what its module lies in."""
+    inside = [block for block in blocks if name.startswith(f"{block}.")]
+    parts = name.split(".")
+    return max(inside, key=len) if inside else ".".join(parts[:-2]) or parts[0]

@@ -1,0 +1,190 @@
+"""The audit as a whole: what it says of a model, and what it leaves alone."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+import transformers
+from torch import nn
+
+from structured_init import Mimetic, StructuredInitError, initialize
+from structured_init.analysis import audit, weight_products
+from structured_init.analysis.audit.inputs import as_inputs, host_inputs
+from structured_init.analysis.audit.lines import folded_name
+from structured_init.sites import attention_sites
+
+
+@pytest.fixture(scope="module")
+def model():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return timm.create_model("vit_tiny_patch16_224", img_size=32, depth=4, embed_dim=32, num_heads=2)
+
+
+@pytest.fixture(scope="module")
+def seen(model):
+    return audit(model)
+
+
+def test_every_parameter_has_one_record_in_the_order_of_the_model(model, seen):
+    assert [record.name for record in seen.records] == [name for name, _ in model.named_parameters()]
+    assert len(seen.table()) == len(seen.records)
+    assert seen.recognized == 1.0
+
+
+def test_equal_blocks_stand_in_one_line(seen):
+    (line,) = [each for each in seen.summary().splitlines() if each.startswith("blocks.")]
+    assert line.startswith("blocks.0–3 ")
+    assert "attn.qkv, attn.proj, mlp.fc1, mlp.fc2: normal σ 0.02 (timm, transformers)" in line
+    assert "; norms ones; biases zeros" in line
+    assert "nothing suspicious was found" in seen.summary()
+
+
+def test_a_block_that_differs_stands_in_a_line_of_its_own(model):
+    other = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=4, embed_dim=32, num_heads=2)
+    nn.init.orthogonal_(other.blocks[2].attn.proj.weight)
+    names = [line.name for line in audit(other).lines() if line.name.startswith("blocks")]
+    assert names == ["blocks.0–1", "blocks.2", "blocks.3"]
+
+
+@pytest.mark.parametrize(
+    ("blocks", "name"),
+    [
+        (["head"], "head"),
+        (["layers.1.blocks.0", "layers.1.blocks.1"], "layers.1.blocks.0–1"),
+        (["h.9.x", "h.10.x", "h.11.x"], "h.9–11.x"),
+        (["stages.0.blocks.1", "stages.1.blocks.0"], "stages.0.blocks.1 … stages.1.blocks.0 (2 blocks)"),
+    ],
+)
+def test_a_run_of_blocks_is_named_by_the_number_in_which_they_differ(blocks, name):
+    assert folded_name(blocks) == name
+
+
+def test_activations_and_gradients_are_those_of_autograd(model):
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    found = audit(model, images, seed=5)
+    kept = {}
+    handles = [
+        block.register_forward_hook(lambda m, a, out, i=i: kept.update({f"blocks.{i}": out}))
+        for i, block in enumerate(model.blocks)
+    ]
+    output = model.eval()(images)
+    direction = torch.randn(output.shape, generator=torch.Generator().manual_seed(5))
+    loss = (output * direction).sum() / output.numel() ** 0.5
+    gradients = torch.autograd.grad(loss, [*kept.values(), model.blocks[1].attn.qkv.weight])
+    for handle in handles:
+        handle.remove()
+    for (name, out), gradient, scale in zip(kept.items(), gradients, found.blocks, strict=False):
+        assert scale.name == name
+        assert scale.activation == pytest.approx(out.square().mean().sqrt().item(), rel=1e-4)
+        assert scale.gradient == pytest.approx(gradient.square().mean().sqrt().item(), rel=1e-4)
+    weight = gradients[-1].square().mean().sqrt().item()
+    assert found.gradients["blocks.1.attn.qkv.weight"] == pytest.approx(weight, rel=1e-4)
+
+
+def test_only_the_first_samples_of_a_large_batch_are_run(model):
+    images = torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    assert audit(model, images).blocks == audit(model, images[:8]).blocks
+    assert audit(model, images, max_samples=None).blocks != audit(model, images[:8]).blocks
+
+
+def test_batch_norms_see_the_batch_as_in_training_and_keep_their_statistics():
+    model = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in range(2)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = audit(model, 50 * torch.randn(4, 3, 8, 8))
+    assert [each.activation for each in found.blocks] == [pytest.approx(1, rel=1e-3)] * 2
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_model_is_left_as_it_was(dtype):
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=32, num_heads=2, drop_rate=0.1)
+    model.to(dtype).train()
+    model.blocks[0].norm1.weight.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    random = torch.get_rng_state()
+    found = audit(model)
+    assert found.blocks
+    assert torch.equal(random, torch.get_rng_state())
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not model.blocks[0].norm1.weight.requires_grad
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_products_are_those_of_the_sites_and_stand_in_the_line_where_they_are_no_chance(tiny_vit):
+    model = tiny_vit(embed_dim=64, depth=2)
+    assert not any(line.products for line in audit(model).lines())
+    initialize(model, Mimetic(), seed=0)
+    found = audit(model)
+    (line,) = [line for line in found.lines() if line.name == "blocks.0–1"]
+    summary = weight_products(attention_sites(model)[0]).summary()
+    mean = sum(summary["query_key_diagonal"]) / 2
+    assert f"W_q W_kᵀ diagonal {mean:+.2g}" in line.products
+    assert found.products["blocks.0.attn"]["value_output_diagonal"] == pytest.approx(summary["value_output_diagonal"])
+
+
+def test_the_table_has_a_row_per_parameter_with_kind_scale_and_reference(seen):
+    table = seen.table().set_index("parameter")
+    row = table.loc["blocks.3.mlp.fc2.weight"]
+    assert (row["kind"], row["equals"], row["shape"]) == ("normal", "timm; transformers", "32×128")
+    assert row["scale"] == pytest.approx(0.02, rel=0.05)
+    assert table["gradient"].notna().all()
+
+
+def test_the_page_is_markdown_with_a_row_per_line_and_per_attention_layer(seen):
+    page = seen.markdown()
+    assert page.startswith("# Audit of VisionTransformer\n")
+    assert sum(line.startswith("| `") for line in page.splitlines()) == len(seen.lines()) + 4
+    assert page.rstrip().endswith("Nothing suspicious was found.")
+
+
+def test_wrappers_do_not_show_in_names(model):
+    found = audit(nn.DataParallel(model), torch.randn(2, 3, 32, 32))
+    assert found.records[2].name == "patch_embed.proj.weight"
+    assert [scale.name for scale in found.blocks] == [f"blocks.{i}" for i in range(4)]
+
+
+def test_hosts_name_their_own_inputs(model):
+    (images,), _ = host_inputs(model)
+    assert images.shape == (2, 3, 32, 32)
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.ViTConfig(image_size=16, patch_size=8, num_channels=1, **small)
+    _, named = host_inputs(transformers.ViTModel(config))
+    assert named["pixel_values"].shape == (2, 1, 16, 16)
+    _, named = host_inputs(transformers.BertModel(transformers.BertConfig(vocab_size=60, **small)))
+    assert set(named) == {"input_ids"}
+    assert host_inputs(nn.Linear(3, 4)) is None
+
+
+def test_a_batch_is_one_argument_several_or_named_ones():
+    one = torch.ones(2)
+    assert as_inputs(one) == ((one,), {})
+    assert as_inputs((one, one)) == ((one, one), {})
+    assert as_inputs({"x": one}) == ((), {"x": one})
+
+
+def test_a_host_that_does_not_run_on_its_own_inputs_is_audited_without_them(model):
+    other = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=32, num_heads=2)
+    other.forward = lambda images: 1 / 0
+    found = audit(other)
+    assert found.blocks == []
+    assert found.notes == [
+        "activations and gradients: the model does not run on its host's own inputs: division by zero"
+    ]
+    with pytest.raises(ZeroDivisionError):
+        audit(other, torch.randn(2, 3, 32, 32))
+
+
+def test_what_cannot_be_audited_is_refused_in_one_line():
+    with pytest.raises(StructuredInitError, match=r"^ReLU has no parameters: there is nothing to audit$"):
+        audit(nn.ReLU())
+    with torch.device("meta"):
+        empty = nn.Linear(3, 4)
+    with pytest.raises(StructuredInitError, match=r"^Linear is on the meta device: its parameters have no values yet$"):
+        audit(empty)
+    with pytest.raises(StructuredInitError, match="lazy layer has no shape yet"):
+        audit(nn.LazyLinear(3))

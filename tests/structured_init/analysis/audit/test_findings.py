@@ -1,0 +1,278 @@
+"""Every suspicion is found in a model built to have it, and none in a healthy one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from torch import nn
+
+from structured_init import MimeticStateSpace, initialize
+from structured_init.analysis import Audit, audit
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60}
+
+
+def problems(found: Audit) -> list[str]:
+    return [finding.text for finding in found.findings if finding.problem]
+
+
+def kinds(found: Audit) -> list[str]:
+    return [finding.kind for finding in found.findings]
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def vit(**changes) -> nn.Module:
+    return timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, embed_dim=32, num_heads=2, **changes)
+
+
+def gpt2(layers: int = 3) -> nn.Module:
+    config = transformers.GPT2Config(
+        n_embd=32, n_layer=layers, n_head=4, vocab_size=60, bos_token_id=0, eos_token_id=0, n_positions=32
+    )
+    return transformers.GPT2LMHeadModel(config)
+
+
+def mamba() -> nn.Module:
+    config = transformers.MambaConfig(hidden_size=32, num_hidden_layers=2, state_size=4, vocab_size=60)
+    return transformers.MambaForCausalLM(config)
+
+
+def residual(*blocks: nn.Module) -> nn.Module:
+    return nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), block) for block in blocks))
+
+
+HEALTHY = {
+    "timm ViT": lambda: (vit(), None),
+    "timm ViT of JAX, with a head of zeros": lambda: (vit(weight_init="jax"), None),
+    "timm ViT with LayerScale": lambda: (vit(init_values=1e-5), None),
+    "torchvision ResNet": lambda: (
+        torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [2, 1, 1, 1]), torch.randn(4, 3, 32, 32)
+    ),
+    "torchvision ViT": lambda: (torchvision.models.VisionTransformer(16, 8, 2, 2, 32, 64), torch.randn(2, 3, 16, 16)),
+    "GPT-2": lambda: (gpt2(), None),
+    "Llama": lambda: (transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)), None),
+    "BERT": lambda: (transformers.BertModel(transformers.BertConfig(**SMALL)), None),
+    "Mamba": lambda: (mamba(), None),
+    "LSTM": lambda: (nn.LSTM(32, 32, 2), torch.randn(3, 2, 32)),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("host", HEALTHY)
+def test_nothing_is_found_in_a_healthy_host(host):
+    model, batch = HEALTHY[host]()
+    found = audit(model, batch)
+    assert [str(finding) for finding in found.findings] == []
+    assert found.gradients
+
+
+def test_memory_that_was_never_initialized_is_a_problem():
+    model = vit()
+    bits = torch.randint(-(2**31), 2**31 - 1, model.blocks[1].mlp.fc1.weight.shape, dtype=torch.int32)
+    model.blocks[1].mlp.fc1.weight.data = bits.view(torch.float32)
+    found = audit(model)
+    assert kinds(found)[0] == "memory"
+    assert problems(found)[0].startswith("blocks.1.mlp.fc1.weight was never initialized: ")
+    assert "blocks.1–2: activations are not finite" in problems(found)
+
+
+def test_layers_that_torch_copies_are_equal_and_found():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 3)
+    (text,) = problems(audit(model))
+    assert text == "6 parameters are equal in layers.0–2: copied, or drawn from the same seed"
+
+
+def test_tied_weights_are_no_copies():
+    model = nn.Sequential(nn.Embedding(40, 32), nn.Linear(32, 40, bias=False))
+    model[1].weight = model[0].weight
+    found = audit(model, torch.zeros(2, 3, dtype=torch.long))
+    assert kinds(found) == []
+    assert [record.names for record in found.records] == [("0.weight", "1.weight")]
+
+
+def test_two_zero_factors_never_get_a_gradient_and_one_does():
+    model = vit()
+    nn.init.zeros_(model.blocks[1].mlp.fc2.weight)
+    assert kinds(audit(model)) == []
+    nn.init.zeros_(model.blocks[1].mlp.fc1.weight)
+    (finding,) = audit(model).findings
+    stuck = {"mlp.fc1.weight", "mlp.fc1.bias", "mlp.fc2.weight", "norm2.weight", "norm2.bias"}  # fc2.bias alone moves
+    assert (finding.kind, set(finding.names)) == ("stuck", {f"blocks.1.{name}" for name in stuck})
+    assert finding.text.endswith("the gradient is exactly zero, and stays so when all others have moved")
+
+
+def test_a_dead_relu_is_found_by_its_gradient():
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    nn.init.constant_(model[0].bias, -100.0)
+    (finding,) = audit(model, torch.randn(8, 16)).findings
+    assert (finding.kind, set(finding.names)) == ("stuck", {"0.weight", "0.bias", "2.weight"})
+
+
+def test_zero_attention_is_found_without_a_batch():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(32, 4)
+
+    model = Plain()
+    nn.init.zeros_(model.attention.out_proj.weight)
+    with torch.no_grad():
+        model.attention.in_proj_weight[64:] = 0
+    found = audit(model)
+    assert problems(found) == ["attention: value and output are both zero, so neither gets a gradient"]
+    assert found.notes == ["no batch was given and the host names none: activations and gradients are left out"]
+
+
+@pytest.mark.parametrize(("gain", "kind"), [(2.0, "explodes"), (0.5, "vanishes")])
+def test_activations_that_run_away_are_found(gain, kind):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32, bias=False), nn.Identity()) for _ in range(14)))
+    for block in model:
+        nn.init.normal_(block[0].weight, std=gain / math.sqrt(32))
+    (finding,) = audit(model, torch.randn(4, 32)).findings
+    assert finding.kind == kind
+    what, _, fold, *_ = finding.text.split()
+    assert what == "activations"
+    assert math.log2(float(fold.removesuffix("-fold"))) == pytest.approx(13, abs=1)  # blocks between
+
+
+@pytest.mark.parametrize(("gain", "kind"), [(4.0, "explodes"), (0.25, "vanishes")])
+def test_gradients_that_run_away_behind_steady_activations_are_found(gain, kind):
+    class Block(nn.Module):
+        """Turns its input and hands on ``gain`` of the deviation from ones, which are steady."""
+
+        def __init__(self):
+            super().__init__()
+            self.turn = nn.Linear(16, 16, bias=False)
+            nn.init.orthogonal_(self.turn.weight, gain)
+
+        def forward(self, x):
+            return 1 + self.turn(x - 1)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Sequential(Block(), nn.Identity()) for _ in range(8))
+
+        def forward(self, x):
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    (finding,) = audit(Model().double(), 1 + 1e-6 * torch.randn(4, 16, dtype=torch.float64)).findings
+    assert finding.kind == kind
+    what, _, fold, *_ = finding.text.split()
+    assert what == "gradients"
+    assert float(fold.removesuffix("-fold")) == pytest.approx(4.0**7, rel=0.1)
+
+
+def test_a_layer_without_any_output_is_dead():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Identity()) for _ in range(3)))
+    for parameter in model[1].parameters():
+        nn.init.zeros_(parameter)
+    found = audit(model, torch.randn(4, 16))
+    assert "1: all activations are zero" in problems(found)
+
+
+def test_numbers_beyond_float16_are_found():
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
+    nn.init.normal_(model[0].weight, std=1e5)
+    found = audit(model, torch.randn(4, 16))
+    assert set(kinds(found)) == {"overflow"}
+    assert any("float16 ends at 65,504" in text for text in problems(found))
+    assert any(text.startswith("0.weight holds") for text in problems(found))
+
+
+def test_a_gpt_without_depth_scale_is_noted():
+    model = gpt2(4)
+    for block in model.transformer.h:
+        for module in (block.attn.c_proj, block.mlp.c_proj):
+            nn.init.normal_(module.weight, std=0.02)
+    (finding,) = audit(model).findings
+    assert (finding.kind, finding.problem, len(finding.names)) == ("depth scale", False, 8)
+    assert "GPT-2 divides them by √(2·4) = 2.8" in finding.text
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("bias", [1.0, "mimetic"])
+def test_steps_outside_of_what_mamba_ssm_draws_are_noted(bias):
+    model = mamba()
+    if bias == "mimetic":
+        initialize(model, MimeticStateSpace(), seed=0)
+    else:
+        for layer in model.backbone.layers:
+            nn.init.constant_(layer.mixer.dt_proj.bias, bias)
+    notes = [finding for finding in audit(model).findings if finding.kind == "step"]
+    assert len(notes) == 1
+    assert not notes[0].problem
+    assert "mamba-ssm draws 0.001 to 0.1" in notes[0].text
+    said = audit(model).summary()
+    if bias == 1.0:
+        assert f"the median step is {math.log1p(math.e):.2g};" in notes[0].text
+        assert f"mixer.dt_proj.bias: Δ = {math.log1p(math.e):.3g}" in said
+        assert "mixer.A_log: log(1 … N) (mamba-ssm)" in said
+    else:
+        decay = audit(model).table().set_index("parameter").loc["backbone.layers.0.mixer.A_log"]
+        assert decay["in_words"] == f"−A = {math.exp(decay['mean']):.3g}"
+
+
+def test_the_cut_of_truncated_normals_among_normal_numbers_is_noted():
+    model = vit()
+    with torch.no_grad():
+        model.blocks[0].mlp.fc1.weight[3, 5] = -2.0  # what timm's trunc_normal_(std=0.02) gives of a draw of −1
+    found = audit(model)
+    (finding,) = found.findings
+    assert (finding.kind, finding.problem) == ("outliers", False)
+    assert finding.text.startswith("blocks.0.mlp.fc1.weight: 1 number stands alone, ")
+    assert next(each for each in found.records if each.name in finding.names).distribution.kind == "normal"
+
+
+def test_weights_that_look_trained_are_noted():
+    model = vit()
+    with torch.no_grad():
+        model.norm.weight.add_(0.1 * torch.randn(32))
+    (finding,) = audit(model).findings
+    assert finding.text.startswith("the weights look trained: 'norm.weight' is not constant")
+
+
+def test_equal_formulas_in_every_layer_are_no_copies():
+    blocks = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+    for block in blocks:
+        block.bias.data = torch.linspace(0, 1, 64) ** 0.5
+    assert kinds(audit(blocks)) == []
+
+
+def test_what_a_host_keeps_of_its_first_pass_is_not_called_stuck():
+    class Caching(nn.Module):
+        """Like LeViT, which keeps its attention biases in evaluation mode."""
+
+        def __init__(self):
+            super().__init__()
+            self.bias, self.gate = nn.Parameter(0.1 * torch.randn(32)), nn.Parameter(torch.zeros(32))
+            self.kept = None
+
+        def forward(self, x):
+            self.kept = 2 * self.bias if self.kept is None else self.kept
+            return x + self.gate * self.kept
+
+    assert kinds(audit(Caching(), torch.randn(2, 32))) == []
+
+
+def test_only_blocks_of_one_stack_are_compared():
+    stack = [nn.Sequential(nn.Linear(16, 16), nn.Identity()) for _ in range(4)]
+    model = nn.ModuleDict({"encoder": nn.Sequential(*stack[:2]), "decoder": nn.Sequential(*stack[2:])})
+    model.forward = lambda x: model.decoder(1e4 * model.encoder(x))
+    found = audit(model, 1e-3 * torch.randn(4, 16))
+    assert [scale.name for scale in found.blocks] == ["encoder.0", "encoder.1", "decoder.0", "decoder.1"]
+    assert found.blocks[-1].activation > 1000 * found.blocks[0].activation
+    assert kinds(found) == []

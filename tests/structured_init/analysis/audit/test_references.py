@@ -1,0 +1,151 @@
+"""Each reference is met by the library that it is named after."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from torch import nn
+
+from structured_init import MambaReference, initialize
+from structured_init.analysis import audit
+from structured_init.analysis.audit.distribution import normal
+from structured_init.analysis.audit.places import Place, places
+from structured_init.analysis.audit.references import references
+
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
+
+
+def equals(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Parameter → the references that it equals."""
+    return {record.name: tuple(each.name for each in record.references) for record in audit(model).records}
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def vit(**changes) -> nn.Module:
+    return timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=64, num_heads=4, **changes)
+
+
+def test_layers_of_torch_equal_torchs_default():
+    model = nn.ModuleDict({
+        "linear": nn.Linear(64, 96), "conv": nn.Conv2d(8, 16, 3), "depthwise": nn.Conv2d(32, 32, 5, groups=32),
+        "embedding": nn.Embedding(50, 32), "lstm": nn.LSTM(48, 32), "norm": nn.LayerNorm(64),
+        "batch_norm": nn.BatchNorm2d(8), "attention": nn.MultiheadAttention(64, 4),
+    })  # fmt: skip
+    found = equals(model)
+    others = {name for name, names in found.items() if "torch" not in names}
+    assert others == {"attention.in_proj_bias", "attention.out_proj.bias"}
+    assert found["attention.in_proj_bias"] == ("zeros",)
+    assert "Xavier uniform" in found["attention.in_proj_weight"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "qkv", "patches", "head"),
+    [
+        ("", "timm", "torch", "timm"),
+        ("jax", "Xavier uniform", "LeCun normal cut at 2 σ", None),
+        ("moco", "Xavier uniform per third", "torch", "Xavier uniform"),
+    ],
+)
+def test_the_modes_of_timms_vision_transformer_are_told_apart(mode, qkv, patches, head):
+    found = equals(vit(weight_init=mode))
+    assert qkv in found["blocks.0.attn.qkv.weight"]
+    assert patches in found["patch_embed.proj.weight"]
+    assert found["head.weight"] == () if head is None else head in found["head.weight"]
+    assert "timm" in found["pos_embed"]
+    assert found["cls_token"] == ("timm token, N(0, 1e-6²)",)
+    if mode != "jax":
+        assert "JAX ViT, N(0, 1e-6²)" not in found["blocks.0.mlp.fc1.bias"]
+
+
+def test_layer_scale_of_timm_is_named():
+    assert equals(vit(init_values=1e-5))["blocks.0.ls1.gamma"] == ("LayerScale 1e-05",)
+
+
+def test_a_convolutional_network_equals_kaiming_by_outputs():
+    found = equals(torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=10))
+    convolutions = [name for name in found if "conv" in name or "downsample.0" in name]
+    assert len(convolutions) == 12
+    assert all(found[name][0] == "Kaiming normal fan_out" for name in convolutions)
+    assert found["fc.weight"] == ("torch",)
+
+
+def test_torchvisions_vision_transformer_is_what_jax_began_with():
+    found = equals(torchvision.models.VisionTransformer(16, 8, 1, 2, 64, 128, num_classes=10))
+    layer = "encoder.layers.encoder_layer_0"
+    assert "torch" in found[f"{layer}.self_attention.in_proj_weight"]
+    assert "Xavier uniform" in found[f"{layer}.mlp.0.weight"]
+    assert found[f"{layer}.mlp.0.bias"] == ("JAX ViT, N(0, 1e-6²)",)
+    assert "LeCun normal" in found["conv_proj.weight"]
+
+
+def test_gpt2_scales_what_goes_into_the_residual_stream_with_depth():
+    config = transformers.GPT2Config(n_embd=64, n_layer=3, n_head=4, vocab_size=90, bos_token_id=0, eos_token_id=0)
+    found = equals(transformers.GPT2LMHeadModel(config))
+    for block in range(3):
+        assert "transformers" in found[f"transformer.h.{block}.attn.c_attn.weight"]
+        for name in ("attn.c_proj", "mlp.c_proj"):
+            assert found[f"transformer.h.{block}.{name}.weight"][0] == "GPT-2 depth scale σ/√(2n)"
+    assert {"timm", "transformers"} <= set(found["transformer.wte.weight"])
+
+
+@pytest.mark.parametrize("std", [0.02, 0.05])
+def test_bert_equals_the_range_of_its_configuration(std):
+    config = transformers.BertConfig(vocab_size=60, max_position_embeddings=32, initializer_range=std, **SMALL)
+    model = transformers.BertModel(config)
+    found = {name: names for name, names in equals(model).items() if name.endswith("weight") and "Norm" not in name}
+    assert len(found) == 16
+    assert all("transformers" in names for names in found.values())
+    assert any("timm" in names for names in found.values()) == (std == 0.02)
+
+
+def mamba(kind: str) -> nn.Module:
+    if kind == "Mamba":
+        return transformers.MambaForCausalLM(
+            transformers.MambaConfig(hidden_size=64, num_hidden_layers=2, state_size=8, vocab_size=60)
+        )
+    return transformers.Mamba2ForCausalLM(
+        transformers.Mamba2Config(
+            hidden_size=64, num_hidden_layers=2, num_heads=32, head_dim=4, state_size=8, n_groups=1, vocab_size=60
+        )
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["Mamba", "Mamba-2"])
+def test_what_mamba_ssm_draws_is_known(kind):
+    model = mamba(kind)
+    initialize(model, MambaReference(), seed=0)
+    found = equals(model)
+    mixer = "backbone.layers.1.mixer"
+    steps = f"{mixer}.dt_proj.bias" if kind == "Mamba" else f"{mixer}.dt_bias"
+    for name in (steps, f"{mixer}.A_log", f"{mixer}.D"):
+        assert "mamba-ssm" in found[name], name
+    assert "mamba-ssm depth scale 1/√(i·n)" in found[f"{mixer}.out_proj.weight"]
+    assert "torch" in found[f"{mixer}.in_proj.weight"]
+
+
+def test_fans_are_those_of_torch_and_turned_around_for_conv1d_of_transformers():
+    linear, conv = nn.Linear(12, 20), nn.Conv2d(4, 6, 3)
+    turned = transformers.pytorch_utils.Conv1D(20, 12)
+    for module in (linear, conv, turned):
+        place = places(nn.Sequential(module))[id(module.weight)]
+        fans = nn.init._calculate_fan_in_and_fan_out(module.weight)
+        assert (place.fan_in, place.fan_out) == (tuple(reversed(fans)) if module is turned else fans)
+
+
+def test_depth_scales_are_those_of_their_papers():
+    found = {each.name: each.expected for each in references(Place("weight", 768, 768, layers=12))}
+    assert found["GPT-2 depth scale σ/√(2n)"] == normal(0.02 / math.sqrt(24))
+    assert found["GPT-NeoX depth scale 2/(n√i)"] == normal(2 / (12 * math.sqrt(768)))
+    assert found["small init √(2/5i)"] == normal(math.sqrt(2 / (5 * 768)))
