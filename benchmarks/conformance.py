@@ -34,7 +34,6 @@ TIME_LIMIT = 240  # seconds for one model
 OTHER = (
     "it attends between channels",
     "no softmax lies between",
-    "its queries are no channels of tokens",
 )
 
 
@@ -154,8 +153,8 @@ def page(result: dict[str, object]) -> str:
     lines += [
         "",
         "`python -m benchmarks.conformance --output benchmarks/results`. A layer is known where four matrices per head",
-        "were found in one forward pass and predict its logits and outputs; *error* is the larger relative error of the",
-        "two. Mimetic and Impulse are planned without writing. *Forwards* is what finding costs, in forward passes.",
+        "were found in one forward pass and predict its logits and outputs; *error* is the larger of their relative",
+        "errors. Mimetic and Impulse are planned without writing. *Forwards* is what finding costs, in forward passes.",
     ]
     for name, rows in result["libraries"].items():
         lines += ["", f"## {name}", "", "| model | layers | known | error | Mimetic | Impulse | capture | forwards |"]
@@ -163,11 +162,8 @@ def page(result: dict[str, object]) -> str:
         lines += [_line(row) for row in rows if row.get("layers")]
         reasons = [f"- {row['name']}: {'; '.join(row['reasons'])}" for row in rows if row.get("reasons")]
         lines += ["", "What has no layout, and why:", "", *reasons] if reasons else []
-        left = [
-            f"- {row['name']}: {row.get('unbuilt') or row['failed']}"
-            for row in rows
-            if {"unbuilt", "failed"} & row.keys()
-        ]
+        missed = [(row["name"], row.get("unbuilt") or row.get("failed")) for row in rows]
+        left = [f"- {model}: {why}" for model, why in missed if why]
         lines += ["", "Not examined:", "", *left] if left else []
     return "\n".join(lines) + "\n"
 

@@ -12,69 +12,26 @@ from torch import nn
 
 Build = Callable[[], tuple[nn.Module, object]]
 LARGE = 60e6  # parameters from which on a model of timm is cut to two layers, where it takes a depth
-SIZES = (
-    "test_",
-    "atto",
-    "femto",
-    "pico",
-    "nano",
-    "xx",
-    "x_small",
-    "xs",
-    "tiny",
-    "mini",
-    "_t_",
-    "_t",
-    "_0",
-    "small",
-    "_s",
-)
+SIZES = ("test_", "atto", "femto", "pico", "nano", "xx", "x_small", "xs", "tiny", "mini", "_t", "_0", "small", "_s")
 
 # What a configuration of transformers calls its sizes → a small one. Lists (stages) and unknown names stay.
-LAYERS = [
-    "num_hidden_layers",
-    "n_layer",
-    "n_layers",
-    "num_layers",
-    "encoder_layers",
-    "decoder_layers",
-    "num_decoder_layers",
-    "depth",
-]
-LAYERS += [
-    "num_encoder_layers",
-    "num_block_layers",
-    "n_encoder_layers",
-    "decoder_num_hidden_layers",
-    "num_hidden_layers_decoder",
-]
-SMALL = {
-    **dict.fromkeys(
-        [
-            "hidden_size",
-            "d_model",
-            "n_embd",
-            "embed_dim",
-            "hidden_dim",
-            "dim",
-            "decoder_hidden_size",
-            "word_embed_proj_dim",
-        ],
-        32,
-    ),
-    **dict.fromkeys(["num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads"], 4),
-    **dict.fromkeys(["decoder_attention_heads", "decoder_num_attention_heads", "num_attention_heads_decoder"], 4),
-    **dict.fromkeys(["head_dim", "d_kv", "kv_channels", "attention_head_dim", "attention_head_size"], 8),
-    **dict.fromkeys(
-        ["intermediate_size", "ffn_dim", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim", "n_inner", "ffn_hidden_size"], 64
-    ),
-    **dict.fromkeys(
-        ["moe_intermediate_size", "shared_expert_intermediate_size", "mlp_dim", "decoder_intermediate_size"], 64
-    ),
-    **dict.fromkeys(["num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"], 4),
-    **dict.fromkeys(["num_experts_per_tok", "moe_top_k"], 2),
-    "vocab_size": 120,
+LAYERS = (
+    *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "depth"),
+    *("num_decoder_layers", "num_encoder_layers", "num_block_layers", "n_encoder_layers"),
+    *("decoder_num_hidden_layers", "num_hidden_layers_decoder"),
+)
+_NAMES = {
+    32: "hidden_size d_model n_embd embed_dim hidden_dim dim decoder_hidden_size word_embed_proj_dim",
+    4: "num_attention_heads n_head n_heads num_heads encoder_attention_heads decoder_attention_heads"
+    " decoder_num_attention_heads num_attention_heads_decoder num_local_experts num_experts n_routed_experts"
+    " moe_num_experts",
+    8: "head_dim d_kv kv_channels attention_head_dim attention_head_size",
+    64: "intermediate_size ffn_dim d_ff encoder_ffn_dim decoder_ffn_dim n_inner ffn_hidden_size"
+    " moe_intermediate_size shared_expert_intermediate_size mlp_dim decoder_intermediate_size",
+    2: "num_experts_per_tok moe_top_k",
+    120: "vocab_size",
 }
+SMALL = {name: size for size, names in _NAMES.items() for name in names.split()}
 
 
 def timm_models() -> dict[str, Build]:
@@ -137,9 +94,8 @@ def _of_transformers(name: str, model: str | tuple[str, ...]) -> tuple[nn.Module
 def small(config: object, layers: int = 2) -> object:
     """Make a configuration of transformers small, and those inside of it."""
     names = {config.attribute_map.get(name, name) for name in (*LAYERS, *SMALL)}
-    heads = next(
-        (v for name in ("num_attention_heads", "n_head") if isinstance(v := getattr(config, name, None), int)), 0
-    )
+    counts = (getattr(config, name, None) for name in ("num_attention_heads", "n_head"))
+    heads = next((count for count in counts if isinstance(count, int)), 0)
     groups = getattr(config, "num_key_value_heads", None)
     for name in names:
         value = getattr(config, name, None)
@@ -219,8 +175,7 @@ def x_transformers_models() -> dict[str, Build]:
     options = {
         "decoder": {}, "rotary": {"rotary_pos_emb": True}, "ALiBi": {"alibi_pos_bias": True},
         "T5 bias": {"rel_pos_bias": True}, "grouped keys": {"attn_kv_heads": 2}, "one key": {"attn_one_kv_head": True},
-        "normalized": {"attn_qk_norm": True}, "flash": {"attn_flash": True}, "talking heads": {"attn_talking_heads": True},
-        "gated": {"attn_gate_values": True},
+        "normalized": {"attn_qk_norm": True}, "flash": {"attn_flash": True}, "gated": {"attn_gate_values": True},
     }  # fmt: skip
     found = {name: partial(build, Decoder, **given) for name, given in options.items()}
     return {**found, "encoder": partial(build, Encoder)}

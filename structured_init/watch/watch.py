@@ -96,7 +96,7 @@ class WatchMode(TorchDispatchMode):
             self._keep(name, args, result)
 
     def _fused(self, result: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> None:
-        """Write out a kernel that was asked for in spite of ``sdpa_kernel``: masks change no code, so none is put on."""
+        """Write out a kernel that runs in spite of ``sdpa_kernel``; masks change no code, so there are none."""
         with self:
             groups = query.shape[1] // key.shape[1]
             key, value = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (key, value))
