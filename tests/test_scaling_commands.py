@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.xdist_group("scaling")]  # one to compare with
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 PAGE = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
 ON_A_CPU = [
