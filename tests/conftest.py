@@ -80,6 +80,12 @@ def two_processes(request, tmp_path_factory):
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.fixture(scope="session")
+def tiny():
+    """The text of ``tiny.yaml``, for fixtures that several tests share."""
+    return TINY
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder to work in, with one small experiment, ``tiny.yaml``."""

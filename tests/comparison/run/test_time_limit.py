@@ -361,3 +361,5 @@ def test_all_processes_of_a_run_stop_after_the_same_step(a_run, folder, monkeypa
         assert state["global_step"] == steps
     assert not any(failed)
     assert run.result["steps"] == 6
+    assert run.result["metrics"].keys() >= {"val/accuracy", "test/accuracy"}
+    assert "2 processes" in run.beside("log").read_text()
