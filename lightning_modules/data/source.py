@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,7 +106,7 @@ def _digits() -> Mapping[str, Dataset]:
 
     Encoded once in a process, which may train several runs: a dataset is never changed in place.
     """
-    from datasets import ClassLabel, Dataset, Features, Image
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
     from sklearn.datasets import load_digits
 
     pictures, labels = load_digits(return_X_y=True)
@@ -119,7 +118,7 @@ def _digits() -> Mapping[str, Dataset]:
         name: Dataset.from_dict({"image": list(pictures[part]), "label": labels[part]}, features=features)
         for name, part in {"train": train, "test": test}.items()
     }
-    return MappingProxyType(splits)
+    return DatasetDict(splits)
 
 
 def find_column(
