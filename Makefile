@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# A file is one process's, so that what its tests share is made once; tests/conftest.py says which files come first.
+SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test fast-test mutations lint bench bench-gpu clean
 .DEFAULT_GOAL := help
@@ -29,10 +31,10 @@ demo: $(READY)  ## train a small ViT on real images from several initializations
 	  --output demo --trainer.max_epochs 40
 
 test: $(READY)  ## run all tests
-	@OMP_NUM_THREADS=1 NOTEBOOK_EPOCHS=2 NOTEBOOK_STEPS=20 $(BIN)/python -m pytest -n 2 --dist loadgroup --durations 10 -q $(ARGS)
+	@OMP_NUM_THREADS=1 NOTEBOOK_EPOCHS=1 NOTEBOOK_STEPS=5 $(BIN)/python -m pytest $(SHARED) --durations 10 -q $(ARGS)
 
 fast-test: $(READY)  ## run the tests that take seconds
-	@OMP_NUM_THREADS=1 NOTEBOOK_EPOCHS=2 NOTEBOOK_STEPS=20 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m "not slow and not distributed" $(ARGS)
+	@OMP_NUM_THREADS=1 NOTEBOOK_EPOCHS=1 NOTEBOOK_STEPS=5 $(BIN)/python -m pytest $(SHARED) -q -m "not slow and not distributed" $(ARGS)
 
 mutations: $(READY)  ## put 71 bugs into copies of the tree, one at a time, and see that the tests catch them (10 minutes)
 	@$(BIN)/python -W ignore -m benchmarks.mutations --output benchmarks/results

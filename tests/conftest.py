@@ -43,15 +43,10 @@ attention:
 TIME_LIMIT = 240  # seconds; a rank that waits for one that has failed would wait for half an hour
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Put the files with long tests first, and keep tests that share an expensive fixture in one process of xdist."""
+    """Put notebooks and files with long tests first, so that no process of xdist has a long one left at the end."""
     long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("distributed")}
-    items.sort(key=lambda item: item.path not in long)
-    for item in items:
-        shared = {"two_processes", "tokenizers"}.intersection(getattr(item, "fixturenames", ()))
-        if shared and item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(f"{item.path.stem} {shared.pop()}"))
+    items.sort(key=lambda item: item.path not in long and item.path.suffix != ".ipynb")
 
 
 @pytest.fixture
@@ -83,6 +78,12 @@ def two_processes(request, tmp_path_factory):
     ranks, logs = warm_process.start_ranks(request.path, [str(folder)], {}, folder)
     warm_process.wait(ranks, logs, TIME_LIMIT)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """The text of ``tiny.yaml``, for fixtures that several tests share."""
+    return TINY
 
 
 @pytest.fixture

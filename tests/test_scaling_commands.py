@@ -10,14 +10,14 @@ import os
 import re
 import shlex
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+import warm_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.distributed, pytest.mark.xdist_group("scaling")]  # one to compare with
+pytestmark = [pytest.mark.slow, pytest.mark.distributed]
 PAGE = (Path(__file__).parent.parent / "docs" / "scaling.md").read_text(encoding="utf-8")
 BIN = Path(sys.executable).parent
 ON_A_CPU = [
@@ -43,25 +43,19 @@ def free_port() -> str:
 
 
 def run_all(commands: list[list[str]], environments: list[dict[str, str]], folder: Path) -> Path:
-    """Run commands side by side, and return the one folder that they have written."""
-    common = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    """Run commands of the environment side by side, and return the one folder that they have written."""
+    logs = [folder / f"{number}.log" for number in range(len(commands))]
     processes = [
-        subprocess.Popen(
+        warm_process.start(
+            BIN / program,
             [*words, "--trainer.default_root_dir", str(folder)],
-            env=common | environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
+            {"PATH": f"{BIN}:{os.environ['PATH']}", "GLOO_SOCKET_IFNAME": "lo", **environment},
+            folder,
+            log,
         )
-        for words, environment in zip(commands, environments, strict=True)
+        for (program, *words), environment, log in zip(commands, environments, logs, strict=True)
     ]
-    try:
-        outputs = [process.communicate(timeout=200)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    failed = [output[-4000:] for process, output in zip(processes, outputs, strict=True) if process.returncode]
-    assert not failed, "\n".join(failed)
+    warm_process.wait(processes, logs, 200)
     (written,) = (folder / "lightning_logs").iterdir()
     return written
 

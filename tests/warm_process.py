@@ -13,6 +13,7 @@ import runpy
 import socket
 import sys
 import warnings
+from multiprocessing.pool import Pool
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -42,6 +43,12 @@ def _imported_as_a_module():
         main.__spec__ = spec
         if file is not None:
             main.__file__ = file
+
+
+def pool() -> Pool:
+    """Return a pool of one process, to measure what a function of a module does in a process of its own."""
+    with _imported_as_a_module():
+        return _CONTEXT.Pool(1)
 
 
 def start_ranks(

@@ -26,15 +26,7 @@ ANYWHERE = [
 NOT_THE_EXPERIMENT = ("seed_everything", "ckpt_path", "weights_only", "trainer.logger")
 
 
-class FitCLI(CLI):
-    """The command line of ``fit`` alone: the parsers of the other commands take three quarters of the time."""
-
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        return {"fit": CLI.subcommands()["fit"]}
-
-
-class BuildOnly(FitCLI):
+class BuildOnly(CLI):
     """Builds everything that a command line asks for, and runs nothing."""
 
     def run_subcommand(self, subcommand: str) -> None:

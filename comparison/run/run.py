@@ -20,7 +20,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
 from comparison.run.environment import environment
-from comparison.run.resolve import BuildOnly, FitCLI
+from comparison.run.resolve import BuildOnly
 from comparison.run.stopping import StopAtDeadline, Stopped, last_file
 from comparison.run.time_limit import DEADLINE, reached
 from lightning_modules.cli.config_names import expand
@@ -193,7 +193,7 @@ def _test_metrics(cli: CLI, **arguments: Any) -> dict[str, float]:
     return {name: float(value) for part in parts for name, value in part.items()}
 
 
-class _Finishing(FitCLI):
+class _Finishing(CLI):
     """Trains, and does what comes at the end of a training in any case."""
 
     def instantiate_trainer(self, **kwargs: Any) -> Runner:

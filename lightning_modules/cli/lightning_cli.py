@@ -68,17 +68,19 @@ class CLI(CommandLine, LightningCLI):
             args=args,
         )
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """Return Lightning's commands, ``show`` and ``audit``, with what is not asked of the user."""
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Return the command that is asked for, with what is not asked of the user: each has a parser of its own.
+
+        Where none of the commands that train or build comes first, it is all of them, for the answer to name.
+        """
         ours = {"model", "datamodule", "initializer", "seed", "figures"}
-        return {**LightningCLI.subcommands(), "show": ours, "audit": ours}
+        known = {**LightningCLI.subcommands(), "show": ours, "audit": ours}
+        return {name: skipped for name, skipped in known.items() if name in self._args[:1]} or known
 
     @property
     def _section(self) -> LightningArgumentParser:
         """The parser of the command that is asked for; the last one's where none is known."""
-        commands = dict(zip(self.subcommands(), self._sections, strict=False))
-        return next((commands[each] for each in self._args if each in commands), self._sections[-1])
+        return self._sections[-1]
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``init:``, ``attention:`` and ``filters:``, apart from ``trainer.callbacks``: YAML replaces lists."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,8 +100,12 @@ def open_source(
     )
 
 
+@cache
 def _digits() -> Mapping[str, Dataset]:
-    """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels: 1,438 train, 359 test, always the same."""
+    """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels: 1,438 train, 359 test, always the same.
+
+    Encoded once in a process, which may train several runs: a dataset is never changed in place.
+    """
     from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
     from sklearn.datasets import load_digits
 
@@ -110,12 +114,11 @@ def _digits() -> Mapping[str, Dataset]:
     names = [str(digit) for digit in range(10)]
     test, train = stratified_parts(labels.astype(np.int64), [0.2, 1.0], seed=0, class_names=names, what="digits")
     features = Features({"image": Image(), "label": ClassLabel(names=names)})
-    return DatasetDict(
-        {
-            name: Dataset.from_dict({"image": list(pictures[part]), "label": labels[part]}, features=features)
-            for name, part in {"train": train, "test": test}.items()
-        }
-    )
+    splits = {
+        name: Dataset.from_dict({"image": list(pictures[part]), "label": labels[part]}, features=features)
+        for name, part in {"train": train, "test": test}.items()
+    }
+    return DatasetDict(splits)
 
 
 def find_column(

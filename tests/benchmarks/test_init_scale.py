@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+import warm_process
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import init_scale, init_scale_tables
 from benchmarks.collectives import sharded_bytes
 from benchmarks.init_shapes import INITIALIZATIONS, NETWORKS, gpt2, llama, replica
+from structured_init import initialize
 
 
 def numbers(build):
@@ -87,7 +89,7 @@ def test_a_simulated_group_counts_what_the_formula_says():
 
 
 def test_times_and_memory_are_of_the_one_initialization():
-    with multiprocessing.get_context("spawn").Pool(1) as pool:  # this one has memory to use again
+    with warm_process.pool() as pool:  # this one has memory to use again
         found = pool.apply(init_scale.timed, (partial(gpt2, 512, 8, 1), INITIALIZATIONS["mimetic, float32"], 2, 60.0))
     assert len(found["seconds"]) == 2
     assert min(found["seconds"]) > 0
@@ -101,7 +103,7 @@ def test_an_initialization_holds_about_one_layer_beyond_the_model_whatever_its_d
     """Two layers and six of ViT-S, in units of one layer; keeping what was overwritten would add a layer for three."""
     names, network = ("separable", "kaiming_uniform", "mimetic, float32"), NETWORKS["ViT-S/16"]
     calls = [(partial(network.build, depth), INITIALIZATIONS[name]) for name in names for depth in (2, 6)]
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with warm_process.pool() as pool:
         found = pool.starmap(init_scale.held, calls)
     layer = 4 * (numbers(partial(network.build, 2)) - numbers(partial(network.build, 1)))
     for name, two, six in zip(names, found[::2], found[1::2], strict=True):
@@ -109,8 +111,15 @@ def test_an_initialization_holds_about_one_layer_beyond_the_model_whatever_its_d
         assert abs(six - two) < 0.2 * layer, name
 
 
-@pytest.mark.slow
+def test_every_initialization_of_a_network_has_a_place_in_it():
+    network = NETWORKS["ViT-T/16"]
+    for name in network.initializations:
+        assert initialize(network.build(1), INITIALIZATIONS[name], dry_run=True).changed, name
+
+
 def test_the_command_writes_numbers_and_tables(tmp_path, monkeypatch, capsys):
+    few = replace(NETWORKS["ViT-T/16"], initializations=("separable", "mimetic, float32"))
+    monkeypatch.setattr(init_scale, "NETWORKS", {**NETWORKS, "ViT-T/16": few})
     monkeypatch.setattr(init_scale, "LLAMAS", {"70B": (1024, 8, 1, 3584, 80, 32000)})
     monkeypatch.setattr(init_scale, "CURVES", {"conditioned": (1024,), "mimetic, float32": (1024,)})
     monkeypatch.setattr(init_scale, "RANKS", (2,))
@@ -120,6 +129,7 @@ def test_the_command_writes_numbers_and_tables(tmp_path, monkeypatch, capsys):
     init_scale.main()
     record = json.loads((tmp_path / "init_scale.json").read_text())
     assert set(record) == {"settings", "surroundings", *init_scale.MEASURES}
+    assert set(record["networks"]) == {"ViT-T/16"}
     assert set(record["llamas"]["70B"]["initializations"]) == set(init_scale.CURVES)
     table = (tmp_path / "init_scale.md").read_text()
     assert table.strip() in capsys.readouterr().out

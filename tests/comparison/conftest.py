@@ -65,6 +65,17 @@ def add_metrics(run, finals, epochs, seconds):
 
 @pytest.fixture
 def comparison(tmp_path):
+    """A factory of folders, of which a test has one: see `comparison_in`."""
+    return comparison_in(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared_comparison(tmp_path_factory):
+    """The same for a folder that several tests read."""
+    return comparison_in(tmp_path_factory.mktemp("shared"))
+
+
+def comparison_in(place):
     """A factory of folders: ``values`` is arm → final accuracy by seed, as a fraction.
 
     ``leave_out`` names runs (arm, seed) that never started, ``fail`` those that failed with a reason.
@@ -73,7 +84,7 @@ def comparison(tmp_path):
     def build(
         values, grid=None, pieces=("attention", "representations"), seconds=True, leave_out=(), fail=(), **changes
     ):
-        folder = tmp_path / "comparison"
+        folder = place / "comparison"
         seeds = sorted({seed for of_arm in values.values() for seed in of_arm})
         manifest = {
             **{"version": 1, "experiment": ["vit_digits"], "command": "structured-init compare -c vit_digits"},
@@ -116,7 +127,7 @@ def comparison(tmp_path):
     return build
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def known_effects():
     """Arm → accuracy by seed: sincos is 5 points above default, mimetic 1 above sincos, each with noise of its own."""
     rng = np.random.default_rng(0)

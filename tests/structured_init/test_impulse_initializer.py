@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import pytest
@@ -260,7 +261,7 @@ def test_query_key_normalization_is_reported(pooled_vit):
 
 
 def built(node, **replacements):
-    """An object of a preset as its YAML says, with some arguments replaced."""
+    """An object of a preset as its YAML says, with some arguments replaced, also those that the YAML leaves out."""
     if isinstance(node, list):
         return [built(item, **replacements) for item in node]
     if not isinstance(node, dict):
@@ -268,7 +269,8 @@ def built(node, **replacements):
     classes = {"Impulse": Impulse, "AdamSolver": AdamSolver, "SvdSolver": SvdSolver, "SeparableSolver": SeparableSolver}
     cls = classes.get(node["class_path"]) or getattr(structured_init, node["class_path"])
     arguments = {key: built(value, **replacements) for key, value in node.get("init_args", {}).items()}
-    return cls(**arguments | {key: value for key, value in replacements.items() if key in arguments})
+    taken = inspect.signature(cls).parameters
+    return cls(**arguments | {key: value for key, value in replacements.items() if key in taken})
 
 
 @pytest.mark.parametrize(

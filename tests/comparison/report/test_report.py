@@ -47,8 +47,14 @@ class Balanced(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_is_whole_fetches_nothing_and_names_nothing_twice(comparison, known_effects):
-    page, *_ = write_report(comparison(known_effects))
+@pytest.fixture(scope="module")
+def written(shared_comparison, known_effects):
+    """The files of a whole report, the page first, which stands in the folder of its comparison."""
+    return write_report(shared_comparison(known_effects))
+
+
+def test_the_page_is_whole_fetches_nothing_and_names_nothing_twice(written):
+    page, *_ = written
     parser = Balanced()
     parser.feed(page.read_text())
     assert parser.open == []
@@ -57,9 +63,8 @@ def test_the_page_is_whole_fetches_nothing_and_names_nothing_twice(comparison, k
     assert not re.search(r"url\((?!#)|@import|https?://(?!www\.w3\.org)", page.read_text())
 
 
-def test_every_section_is_there_and_says_what_was_found(comparison, known_effects):
-    folder = comparison(known_effects)
-    text = write_report(folder)[0].read_text()
+def test_every_section_is_there_and_says_what_was_found(written, known_effects):
+    text = written[0].read_text()
     for section in ("result", "curves", "steps", "attention", "layers", "similarity", "initializations", "runs"):
         assert f'<section id="{section}">' in text
     differences = [100 * (known_effects["sincos"][seed] - known_effects["default"][seed]) for seed in range(3)]
@@ -69,9 +74,8 @@ def test_every_section_is_there_and_says_what_was_found(comparison, known_effect
     assert "structured-init compare -c vit_digits" in text
 
 
-def test_the_files_of_a_paper_stand_beside_it(comparison, known_effects):
-    folder = comparison(known_effects)
-    written = write_report(folder)
+def test_the_files_of_a_paper_stand_beside_it(written):
+    folder = written[0].parent
     assert all(path.is_file() for path in written)
     assert {path.name for path in written[:4]} == {"report.html", "report.md", "results.csv", "results.json"}
     assert (folder / "figures" / "differences_to_baseline.png").read_bytes().startswith(b"\x89PNG")
@@ -85,10 +89,8 @@ def test_the_files_of_a_paper_stand_beside_it(comparison, known_effects):
     assert not [path for path in folder.rglob(".*") if path.is_file()]  # no temporary file is left
 
 
-def test_results_json_has_the_numbers_of_the_table(comparison, known_effects):
-    folder = comparison(known_effects)
-    write_report(folder)
-    found = json.loads((folder / "results.json").read_text())
+def test_results_json_has_the_numbers_of_the_table(written, known_effects):
+    found = json.loads((written[0].parent / "results.json").read_text())
     assert found["controls"] == {"mimetic": "sincos"}
     arms = {arm["arm"]: arm for arm in found["effects"][0]["arms"]}
     differences = [known_effects["mimetic"][seed] - known_effects["sincos"][seed] for seed in range(3)]
@@ -273,8 +275,8 @@ def browser():
 
 
 @pytest.mark.slow
-def test_in_a_browser_it_is_readable_and_its_pickers_work(comparison, known_effects, browser):
-    page, *_ = write_report(comparison(known_effects))
+def test_in_a_browser_it_is_readable_and_its_pickers_work(written, browser):
+    page, *_ = written
     for width, scheme in product((1280, 375), ("light", "dark")):
         size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width < 500}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,8 +18,6 @@ from comparison.run.run import train
 from comparison.run.time_limit import DEADLINE, LEFT
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
-
-DDP = ["--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.limit_train_batches=2"]
 
 
 def of(folder, *arguments, seeds=(0, 1), inits="default,sincos"):
@@ -56,64 +55,72 @@ def lasting(folder):
     return left
 
 
-@pytest.mark.slow
-def test_one_process_two_and_ray_give_the_same_results_bit_for_bit(folder):
-    ray = ["--launcher", "ray", "--cpus-per-run", "1"]
-    for output, how in {"one": [], "two": ["--parallel", "2"], "ray": ray}.items():
-        arguments = ["-c", "tiny.yaml", "--inits", "default,sincos", "--seeds", "0", "--trainer.max_epochs=2"]
-        main(["compare", *arguments, *how, "--output", output])
-    left = {output: lasting(folder / output) for output in ("one", "two", "ray")}
-    assert len(left["one"]) == 2
-    assert left["one"] == left["two"] == left["ray"]
+HURRY = f"""
+import os
+from pathlib import Path
+from lightning.pytorch import Callback
+from callbacks import InitCallback
+from structured_init import Positions
+
+
+class Hurry(Callback):
+    def on_before_optimizer_step(self, trainer, *_):
+        if Path("calm").exists():
+            return
+        assert float(os.environ.get({DEADLINE!r}, 0)) > 1e9
+        (init,) = (each for each in trainer.callbacks if isinstance(each, InitCallback))
+        if trainer.global_step == 1 and isinstance(init.initializer, Positions):
+            os.environ[{DEADLINE!r}] = "0"
+"""
+
+
+@pytest.fixture(scope="module")
+def compare_hurried(tmp_path_factory, tiny):
+    """Compare two arms, of which the second finds that the time is up in its second step, unless it is to be calm."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("hurried"))
+        Path("tiny.yaml").write_text(tiny)
+        Path("hurry.py").write_text(HURRY)
+        patch.setattr(sys, "path", [*sys.path, os.getcwd()])
+        patch.setenv("PYTHONPATH", f"{os.getcwd()}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+        experiment = ["-c", "tiny.yaml", "--trainer.max_epochs=2", "--trainer.callbacks+=hurry.Hurry"]
+
+        def run(output, *how, calm):
+            Path("calm").touch() if calm else Path("calm").unlink()
+            main(["compare", *experiment, "--inits", "default,sincos", "--seeds", "0", "--output", output, *how])
+            return Path(output)
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def alone(compare_hurried):
+    """What one process leaves that trains both arms, one after the other, to their end."""
+    return lasting(compare_hurried("alone", calm=True))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("how", "seeds"),
-    [(["--parallel", "2"], "0,1"), (["--launcher", "ray", "--cpus-per-run", "1"], "0")],
-    ids=["local", "ray"],
-)
-def test_runs_elsewhere_stop_when_the_time_is_up_and_go_on_exactly(folder, how, seeds, monkeypatch):
-    (folder / "hurry.py").write_text(
-        "import os\nfrom pathlib import Path\nfrom lightning.pytorch import Callback\n\n\nclass Hurry(Callback):\n"
-        "    def on_before_optimizer_step(self, trainer, *_):\n"
-        f"        assert float(os.environ.get({DEADLINE!r}, 0)) > 1e9 or Path('calm').exists()\n"
-        "        if trainer.global_step == 1 and not Path('calm').exists():\n"
-        f"            os.environ[{DEADLINE!r}] = '0'\n"
-    )
-    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
-    monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    arguments = ["-c", "tiny.yaml", "--inits", "default", "--seeds", seeds, "--trainer.max_epochs=2"]
-    command = ["compare", *arguments, "--trainer.callbacks+=hurry.Hurry", *how]
+@pytest.mark.parametrize("how", ["--parallel 2", "--launcher ray --cpus-per-run 1"], ids=["two processes", "Ray"])
+def test_runs_elsewhere_are_the_same_bit_for_bit_those_as_well_that_stop_in_time_and_go_on(how, alone, compare_hurried):
+    words = [*how.split(), "--time-limit", "2h"]
     with pytest.raises(SystemExit) as stop:
-        main([*command, "--output", "out", "--time-limit", "2h"])
+        compare_hurried(how, *words, calm=False)
     assert stop.value.code == LEFT
-    steps = [torch.load(path, weights_only=True)["global_step"] for path in folder.glob("out/runs/**/last.ckpt")]
-    count = len(seeds.split(","))
-    assert steps == [2] * count
-    (folder / "calm").touch()
-    main([*command, "--output", "out", "--time-limit", "2h"])
-    main([*command, "--output", "undisturbed"])
-    assert len(lasting(folder / "out")) == count
-    assert lasting(folder / "out") == lasting(folder / "undisturbed")
+    folder = Path(how) / "runs"
+    assert [path.parent.parent.name for path in folder.glob("**/result.json")] == ["default"]
+    assert torch.load(folder / "sincos/seed_0/checkpoints/last.ckpt", weights_only=True)["global_step"] == 2
+    compare_hurried(how, *words, calm=True)
+    left = lasting(Path(how))
+    assert len(left) == 2
+    assert left == alone
 
 
 @pytest.mark.slow
 def test_the_number_of_threads_is_that_of_the_comparison(folder):
-    runs = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], threads=2).runs(identity="")
+    short = [f"--trainer.limit_{part}_batches=1" for part in ("train", "val", "test")]
+    runs = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], short, threads=2).runs(identity="")
     assert trained(runs, LocalLauncher(1, threads=2)) == {}
     assert runs[0].result["environment"]["threads"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.distributed
-def test_a_run_may_have_several_processes_of_its_own(folder):
-    runs = of(folder / "out", *DDP, seeds=[0])
-    assert trained(runs, LocalLauncher(1, threads=1)) == {}
-    for run in runs:
-        assert run.result["steps"] == 4
-        assert run.result["metrics"].keys() >= {"val/accuracy", "test/accuracy"}
-        assert "2 processes" in run.beside("log").read_text()
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 
 import pytest
 import torch
@@ -26,36 +27,48 @@ class Stop(Callback):
             raise RuntimeError("stopped here")
 
 
+def make_run(folder, **changes):
+    """A run of three epochs of four steps, of the experiment in the present folder."""
+    comparison = Comparison(
+        folder=folder,
+        experiment=["tiny.yaml"],
+        arms=parse_arms("sincos"),
+        seeds=[1],
+        arguments=[
+            "--trainer.max_epochs=3",
+            "--trainer.limit_train_batches=4",
+            "--data.fraction=0.3",
+            "--trainer.callbacks+=test_run.Stop",
+        ],
+        added_callbacks=["ElapsedTime", "RepresentationCallback"],
+        **changes,
+    )
+    (run,) = comparison.runs(identity="i")
+    return run
+
+
 @pytest.fixture
 def a_run(folder):
-    """A factory of runs of three epochs of four steps."""
+    """A factory of such runs."""
+    return lambda name, **changes: make_run(folder / name, **changes)
 
-    def make(name, tested=True, **changes):
-        comparison = Comparison(
-            folder=folder / name,
-            experiment=["tiny.yaml"],
-            arms=parse_arms("sincos"),
-            seeds=[1],
-            arguments=[
-                "--trainer.max_epochs=3",
-                "--trainer.limit_train_batches=4",
-                "--data.fraction=0.3",
-                "--trainer.callbacks+=test_run.Stop",
-            ],
-            added_callbacks=["ElapsedTime", "RepresentationCallback"],
-            **changes,
-        )
-        (run,) = comparison.runs(identity="i")
-        return run
 
-    return make
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, tiny):
+    """Such a run that was left alone."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "tiny.yaml").write_text(tiny)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setitem(sys.modules, "test_run", sys.modules[__name__])
+        run = make_run(folder)
+        train(run)
+    return run
 
 
 @pytest.fixture(autouse=True)
 def named(monkeypatch):
     """Let the command line find this file's callback by its name."""
-    import sys
-
     monkeypatch.setitem(sys.modules, "test_run", sys.modules[__name__])
     Stop.at = None
 
@@ -109,9 +122,8 @@ def test_a_complete_run_is_not_repeated(a_run, monkeypatch):
 
 
 @pytest.mark.parametrize("step", [2, 4, 6, 11])
-def test_a_run_that_was_stopped_ends_like_one_that_was_left_alone(a_run, step):
-    undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
-    train(undisturbed)
+def test_a_run_that_was_stopped_ends_like_one_that_was_left_alone(a_run, undisturbed, step):
+    stopped = a_run("stopped")
     Stop.at = step
     with pytest.raises(RuntimeError, match="stopped here"):
         train(stopped)
@@ -123,10 +135,9 @@ def test_a_run_that_was_stopped_ends_like_one_that_was_left_alone(a_run, step):
 
 
 @pytest.mark.parametrize("row", [1, 3, 5])
-def test_a_row_that_was_due_when_a_run_was_killed_is_not_lost(a_run, monkeypatch, row):
+def test_a_row_that_was_due_when_a_run_was_killed_is_not_lost(a_run, undisturbed, monkeypatch, row):
     """The row of an epoch is written right after its checkpoint; here the run dies in between."""
-    undisturbed, killed = a_run("undisturbed"), a_run("killed")
-    train(undisturbed)
+    killed = a_run("killed")
     assert "train/loss" in read_rows(undisturbed.folder / "metrics.csv")[row]
     log, rows = RunLog.log_metrics, []
 
@@ -145,9 +156,8 @@ def test_a_row_that_was_due_when_a_run_was_killed_is_not_lost(a_run, monkeypatch
     assert_same(undisturbed, killed)
 
 
-def test_a_run_that_was_killed_after_its_last_step_does_what_was_left(a_run):
-    undisturbed, killed = a_run("undisturbed"), a_run("killed")
-    train(undisturbed)
+def test_a_run_that_was_killed_after_its_last_step_does_what_was_left(a_run, undisturbed):
+    killed = a_run("killed")
     train(killed)
     for name in ("result.json", "attention/after.safetensors", "representations/after.safetensors"):
         (killed.folder / name).unlink()
@@ -158,9 +168,8 @@ def test_a_run_that_was_killed_after_its_last_step_does_what_was_left(a_run):
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing"])
-def test_without_a_whole_checkpoint_a_run_starts_again_from_nothing(a_run, damage):
-    undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
-    train(undisturbed)
+def test_without_a_whole_checkpoint_a_run_starts_again_from_nothing(a_run, undisturbed, damage):
+    stopped = a_run("stopped")
     Stop.at = 6
     with pytest.raises(RuntimeError, match="stopped here"):
         train(stopped)
@@ -183,9 +192,8 @@ def test_another_checkpoint_stands_in_for_a_half_written_one(a_run):
     assert other.name.startswith("epoch=0")
 
 
-def test_the_test_split_is_read_later_where_a_learning_rate_is_to_be_chosen(a_run):
-    direct, later = a_run("direct"), a_run("later", learning_rates=[0.001])
-    train(direct)
+def test_the_test_split_is_read_later_where_a_learning_rate_is_to_be_chosen(a_run, undisturbed):
+    later = a_run("later", learning_rates=[0.001])
     assert not later.tested
     train(later)
     assert later.complete
@@ -194,10 +202,10 @@ def test_the_test_split_is_read_later_where_a_learning_rate_is_to_be_chosen(a_ru
     object.__setattr__(later, "tested", True)
     assert not later.complete
     train(later)
-    assert later.result["metrics"] == direct.result["metrics"]  # the experiment's own learning rate is 0.001
+    assert later.result["metrics"] == undisturbed.result["metrics"]  # the experiment's own learning rate is 0.001
     assert later.result["seconds"] > 0
     assert {row["val/loss"] for row in read_rows(later.folder / "metrics.csv")} == {
-        row["val/loss"] for row in read_rows(direct.folder / "metrics.csv")
+        row["val/loss"] for row in read_rows(undisturbed.folder / "metrics.csv")
     }
 
 

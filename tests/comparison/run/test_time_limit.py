@@ -1,6 +1,7 @@
 """A comparison that ran out of time: it stops between two steps, and goes on as if it had not."""
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -68,20 +69,44 @@ def clock(monkeypatch):
     return Clock
 
 
+def make_run(folder, *arguments, **changes):
+    """A run of two epochs of three steps, of the experiment in the present folder."""
+    given = ["--trainer.callbacks+=test_time_limit.Clock", *SMALL, *arguments]
+    callbacks = ["ElapsedTime", "RepresentationCallback"]
+    comparison = Comparison(
+        folder, ["tiny.yaml"], parse_arms("sincos"), [1], given, added_callbacks=callbacks, **changes
+    )
+    (run,) = comparison.runs(identity="i")
+    return run
+
+
 @pytest.fixture
 def a_run(folder):
-    """A factory of runs of two epochs of three steps."""
+    """A factory of such runs."""
+    return lambda name, *arguments, **changes: make_run(folder / name, *arguments, **changes)
 
-    def make(name, *arguments, **changes):
-        given = ["--trainer.callbacks+=test_time_limit.Clock", *SMALL, *arguments]
-        callbacks = ["ElapsedTime", "RepresentationCallback"]
-        comparison = Comparison(
-            folder / name, ["tiny.yaml"], parse_arms("sincos"), [1], given, added_callbacks=callbacks, **changes
-        )
-        (run,) = comparison.runs(identity="i")
+
+@pytest.fixture(scope="module")
+def whole_runs(tmp_path_factory, tiny):
+    """A factory of such runs that were left alone, one for all tests that give the same arguments."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "tiny.yaml").write_text(tiny)
+
+    @functools.cache
+    def trained(*arguments):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(folder)
+            run = make_run(folder / str(trained.cache_info().currsize), *arguments)
+            train(run)
         return run
 
-    return make
+    return trained
+
+
+@pytest.fixture
+def undisturbed(whole_runs, clock):
+    """The factory, once the clock has time."""
+    return whole_runs
 
 
 def go_on(run):
@@ -126,9 +151,10 @@ slow = pytest.mark.slow
         pytest.param("end", [], [6, 6], id="between training and test", marks=slow),
     ],
 )
-def test_a_run_stopped_wherever_it_can_be_ends_like_one_that_was_left_alone(a_run, moment, arguments, steps):
-    undisturbed, stopped = a_run("undisturbed", *arguments), a_run("stopped", *arguments)
-    train(undisturbed)
+def test_a_run_stopped_wherever_it_can_be_ends_like_one_that_was_left_alone(
+    a_run, undisturbed, moment, arguments, steps
+):
+    whole, stopped = undisturbed(*arguments), a_run("stopped", *arguments)
     Clock.moment, Clock.tests = moment, 0
     for step in steps[:-1]:
         assert go_on(stopped) == step
@@ -136,31 +162,28 @@ def test_a_run_stopped_wherever_it_can_be_ends_like_one_that_was_left_alone(a_ru
     Clock.moment = "" if moment == "end" else moment
     assert go_on(stopped) == steps[-1]
     assert Clock.tests == 1
-    assert_same(undisturbed, stopped)
+    assert_same(whole, stopped)
 
 
 @pytest.mark.slow
-def test_a_run_whose_time_is_up_when_it_starts_still_makes_a_step_or_validates(a_run):
-    undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
-    train(undisturbed)
+def test_a_run_whose_time_is_up_when_it_starts_still_makes_a_step_or_validates(a_run, undisturbed):
+    whole, stopped = undisturbed(), a_run("stopped")
     Clock.moment = "start"
     assert [go_on(stopped) for _ in range(5)] == [1, 2, 3, 4, 5]
     Clock.moment = ""
     go_on(stopped)
-    assert_same(undisturbed, stopped)
+    assert_same(whole, stopped)
 
 
-def test_a_validation_that_would_last_beyond_the_deadline_is_not_begun(a_run, monkeypatch):
-    undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
-    train(undisturbed)
+def test_a_validation_that_would_last_beyond_the_deadline_is_not_begun(a_run, undisturbed, monkeypatch):
+    whole, stopped = undisturbed(), a_run("stopped")
     monkeypatch.setattr(stopping.StopAtDeadline, "on_validation_end", lambda stop, *_: setattr(stop, "_longest", FAR))
     assert [go_on(stopped) for _ in range(3)] == [3, 6, 6]
-    assert_same(undisturbed, stopped)
+    assert_same(whole, stopped)
 
 
-def test_a_run_that_is_killed_after_it_went_on_does_not_go_back_to_where_it_was_stopped(a_run):
-    undisturbed, stopped = a_run("undisturbed"), a_run("stopped")
-    train(undisturbed)
+def test_a_run_that_is_killed_after_it_went_on_does_not_go_back_to_where_it_was_stopped(a_run, undisturbed):
+    whole, stopped = undisturbed(), a_run("stopped")
     Clock.moment = "step"
     assert go_on(stopped) == 1
     Clock.moment, Clock.steps = "death", (4,)
@@ -171,7 +194,7 @@ def test_a_run_that_is_killed_after_it_went_on_does_not_go_back_to_where_it_was_
     assert torch.load(checkpoint, weights_only=True)["global_step"] == 3
     Clock.moment = ""
     go_on(stopped)
-    assert_same(undisturbed, stopped)
+    assert_same(whole, stopped)
 
 
 # The command ---------------------------------------------------------------------------------------------------------
@@ -361,3 +384,5 @@ def test_all_processes_of_a_run_stop_after_the_same_step(a_run, folder, monkeypa
         assert state["global_step"] == steps
     assert not any(failed)
     assert run.result["steps"] == 6
+    assert run.result["metrics"].keys() >= {"val/accuracy", "test/accuracy"}
+    assert "2 processes" in run.beside("log").read_text()

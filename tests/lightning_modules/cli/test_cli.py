@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lightning_modules
 from callbacks import AttentionMapCallback, ExactResume, InitCallback
+from comparison.run.resolve import parse
 from lightning_modules.cli import main
 
 ROOT = Path(lightning_modules.__file__).parents[1]
@@ -229,6 +230,10 @@ def test_a_mistyped_command_is_answered_in_one_line(cli, complaint, folder, argu
 def test_a_mistyped_file_is_answered_in_one_line(cli, complaint, folder, text, message):
     (folder / "typo.yaml").write_text(text)
     assert complaint(cli, "fit", "-c", "typo.yaml").startswith(message)
+
+
+def test_a_command_builds_the_parser_of_no_other(folder):
+    assert list(parse(["-c", "tiny.yaml"]).subcommands()) == ["fit"]
 
 
 def test_an_unknown_command_or_none_is_answered_in_one_line(complaint):
