@@ -25,10 +25,9 @@ from torch import nn
 from benchmarks.conformance_models import LIBRARIES, installed_versions
 from structured_init import Impulse, Mimetic, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import capture_attention
+from structured_init.host_inputs import as_inputs, host_inputs
 from structured_init.plan import Weights
 from structured_init.sites.watched import watched_attention
-from structured_init.watch.discover import arguments
-from structured_init.watch.examples import example_batch
 
 TIME_LIMIT = 240  # seconds for one model
 OTHER = (
@@ -46,7 +45,7 @@ def examined(model: nn.Module, batch: object) -> dict[str, object]:
         return {"failed": weights.unwatched}
     seconds = time.perf_counter() - begin
     begin = time.perf_counter()
-    args, kwargs = arguments(batch)
+    args, kwargs = as_inputs(batch)
     with torch.no_grad():
         model(*args, **kwargs)
     forward = time.perf_counter() - begin
@@ -118,7 +117,9 @@ def row_of(build: Callable[[], tuple[nn.Module, object]]) -> dict[str, object]:
     try:
         model, batch = build()
         model.eval()
-        batch = example_batch(model) if batch is None else batch
+        if batch is None and (inputs := host_inputs(model, batch=1)) is None:
+            return {"unbuilt": "the host does not say what it takes"}
+        batch = (inputs[1] or inputs[0]) if batch is None else batch
     except Exception as error:
         return {"unbuilt": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"[:200]}
     return examined(model, batch)

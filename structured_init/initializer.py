@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -95,7 +95,7 @@ def initialize(
     initializer: Initializer,
     *,
     seed: int = 0,
-    batch: Tensor | None = None,
+    batch: Tensor | tuple | Mapping | None = None,
     dry_run: bool = False,
     broadcast: bool = False,
     strict: bool = False,
@@ -112,8 +112,9 @@ def initialize(
         seed: with the names of the parameters, all that the draws depend on. Names are relative to ``model``:
             inside of another module of one's own, the same network has other names and other draws. Wrappers
             (``torch.compile``, checkpointing, DDP, FSDP, averaging, PEFT) change neither.
-        batch: some real inputs, for the methods that can use them; with them attention of unknown classes is found,
-            and every layout checked, in one forward pass. Without, what the host library offers serves.
+        batch: some real inputs, one or two samples, as the model takes them: a tensor, or a tuple or dictionary of
+            several. One forward pass on them finds attention of unknown classes and checks every layout; without them,
+            what the host library offers serves. Methods that run the model themselves are given a tensor alone.
         dry_run: only plan: the report says what would be written, and the model is not touched. Memory then holds
             every change at once.
         broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
@@ -129,8 +130,10 @@ def initialize(
     """
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"initialize needs a model, an nn.Module, got {type(model).__name__}")
-    if batch is not None and not isinstance(batch, Tensor):
-        raise StructuredInitError(f"initialize: batch is a tensor of real inputs, got {type(batch).__name__}")
+    if not isinstance(batch, Tensor | tuple | Mapping | None):
+        raise StructuredInitError(
+            f"initialize: batch is a tensor of real inputs, a tuple or a dictionary of them, got {type(batch).__name__}"
+        )
     if isinstance(initializer, list | tuple):
         raise StructuredInitError("initialize takes one initializer, got several: Compose([…]) makes one of them")
     if not isinstance(initializer, Initializer):
@@ -140,7 +143,7 @@ def initialize(
     with Writer(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer, batch)
         changes = list(initializer.freezing(weights))
-        initializer.plan(weights, rng=draws, batch=batch)
+        initializer.plan(weights, rng=draws, batch=batch if isinstance(batch, Tensor) else None)
         weights.flush()
         for name, _ in quantized_layers(model):
             weights.skip(name, "quantized weights are out of reach: initialize the model before it is quantized")

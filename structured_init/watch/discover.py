@@ -7,12 +7,12 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
+from structured_init.host_inputs import as_inputs, host_inputs
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.undisturbed import undisturbed
 from structured_init.watch.assemble import Watched, assemble
 from structured_init.watch.evidence import evidence
-from structured_init.watch.examples import example_batch
 from structured_init.watch.found import TOLERANCE, FoundAttention
 from structured_init.watch.records import ROWS
 from structured_init.watch.watch import watching
@@ -43,7 +43,12 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
         >>> layer.name, layer.layout.query.heads, layer.evidence.error < 1e-5
         ('', 2, True)
     """
-    args, kwargs = arguments(example_batch(model) if batch is None else batch)
+    inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
+    if inputs is None:
+        raise StructuredInitError(
+            f"{type(model).__name__} does not say what it takes: give a batch, one or two samples, as batch=…"
+        )
+    args, kwargs = inputs
     with undisturbed(model), watching(model) as seen:
         try:
             model(*args, **kwargs)
@@ -77,12 +82,3 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
 def _few(x: Tensor) -> Tensor:
     x = x.reshape(-1, x.shape[-1])
     return x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu()
-
-
-def arguments(batch: object) -> tuple[tuple, dict]:
-    """Return the arguments that a batch stands for."""
-    if isinstance(batch, Tensor):
-        return (batch,), {}
-    if isinstance(batch, dict) or hasattr(batch, "keys"):
-        return (), dict(batch)
-    return tuple(batch), {}

@@ -163,7 +163,7 @@ class Own(nn.Module):
         (lambda vit: initialize(vit, [Mimetic(), Positions()]),
          "initialize takes one initializer, got several: Compose([…]) makes one of them"),
         (lambda vit: initialize(vit, Mimetic(), batch=[1.0]),
-         "initialize: batch is a tensor of real inputs, got list"),
+         "initialize: batch is a tensor of real inputs, a tuple or a dictionary of them, got list"),
         (lambda vit: WeightSelection(None),
          "WeightSelection: teacher is a path, a model name of timm, a module or a dictionary, got None"),
         (lambda vit: WeightSelection(vit, leave=3),

@@ -12,7 +12,6 @@ from torch import nn
 from structured_init.analysis.audit import findings
 from structured_init.analysis.audit.depth import BlockScale, Depth, measure_depth
 from structured_init.analysis.audit.findings import Finding
-from structured_init.analysis.audit.inputs import Inputs, as_inputs, host_inputs
 from structured_init.analysis.audit.lines import Line, block_lines
 from structured_init.analysis.audit.places import num_layers
 from structured_init.analysis.audit.products import product_diagonals
@@ -20,6 +19,7 @@ from structured_init.analysis.audit.records import Record, records, text
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
 from structured_init.errors import StructuredInitError
+from structured_init.host_inputs import Inputs, as_inputs, host_inputs
 from structured_init.plan import Weights
 from structured_init.report import trained_norm
 from structured_init.storage import refuse_lazy

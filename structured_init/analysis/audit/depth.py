@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from structured_init.analysis.audit.inputs import Inputs
-from structured_init.analysis.undisturbed import undisturbed
+from structured_init.host_inputs import Inputs
 from structured_init.names import plain_name, wrapped_child
+from structured_init.undisturbed import undisturbed
 
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
 STEPS = 3  # as many steps as factors that may be zero one behind the other

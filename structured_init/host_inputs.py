@@ -1,0 +1,102 @@
+"""What a model can be run on where nobody gave a batch: what its host library says about its own inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from structured_init.names import wrapped_child
+
+LENGTH = 12  # tokens of a text
+SAMPLES = 16000  # numbers of a sound, a second of it
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def as_inputs(batch: Any) -> Inputs:
+    """Return a batch as what a model is called with: a mapping by name, a tuple in order, anything else alone."""
+    if isinstance(batch, tuple | list):
+        return tuple(batch), {}
+    try:
+        return (), dict(**batch)  # a dict, or transformers' BatchEncoding
+    except TypeError:
+        return (batch,), {}
+
+
+def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2) -> Inputs | None:
+    """Return inputs that the host library names; ``None`` where it says nothing.
+
+    A model of transformers has a main input, whose sizes are in its configuration; one of timm or torchvision has the
+    size of its images. Images and sounds are drawn from N(0, 1), tokens uniformly.
+
+    Args:
+        model: any module.
+        seed: of the draws; the global random state is left alone.
+        batch: how many samples.
+    """
+    while (child := wrapped_child(model)) is not None:
+        model = model._modules[child]
+    generator = torch.Generator().manual_seed(seed)
+    weight = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(()))
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(batch, *shape, generator=generator).to(weight.device, weight.dtype)
+
+    def tokens(vocabulary: int) -> Tensor:
+        ids = torch.randint(min(3, vocabulary - 1), vocabulary, (batch, LENGTH), generator=generator)
+        return ids.to(weight.device)
+
+    config = getattr(model, "config", None)
+    if config is not None and hasattr(model, "main_input_name"):
+        return _of_transformers(model, config, numbers, tokens)
+    size = _image(model)
+    return None if size is None else ((numbers(*size),), {})
+
+
+def _of_transformers(model: nn.Module, config: Any, numbers: Any, tokens: Any) -> Inputs | None:
+    """Return the main input of a model of transformers, and what else it cannot do without."""
+    main, named = model.main_input_name, {}
+    both = hasattr(model, "get_text_features") and hasattr(model, "get_image_features")  # CLIP and its kin
+    if main == "pixel_values" or both:
+        size = _pair(_setting(config, "image_size"))
+        if size is None:
+            return None
+        named["pixel_values"] = numbers(_setting(config, "num_channels") or 3, *size)
+    if main == "input_ids" or both:
+        named["input_ids"] = tokens(_setting(config, "vocab_size") or 100)
+    if main == "input_values":
+        bins, frames = getattr(config, "num_mel_bins", None), getattr(config, "max_length", None)
+        named[main] = numbers(frames, bins) if bins and frames else numbers(SAMPLES)
+    if main == "input_features":
+        bins, places = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
+        if not bins or not places:
+            return None
+        named[main] = numbers(bins, 2 * places)
+    if getattr(config, "is_encoder_decoder", False) and named:
+        named["decoder_input_ids"] = tokens(_setting(config, "vocab_size") or 100)
+    return ((), named) if named else None
+
+
+def _setting(config: Any, name: str) -> Any:
+    """Return a setting of a configuration, or of the part of it that has it."""
+    parts = (config, *(getattr(config, part, None) for part in ("vision_config", "text_config", "encoder")))
+    return next((value for part in parts if (value := getattr(part, name, None)) is not None), None)
+
+
+def _image(model: nn.Module) -> tuple[int, ...] | None:
+    """Return channels, height and width that a model of timm or torchvision was built for."""
+    first = next((each.weight for each in model.modules() if isinstance(each, nn.Conv2d)), None)
+    cfg = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if hasattr(cfg, "get") and cfg.get("input_size") is not None:
+        channels, *size = cfg.get("input_size")
+        built = _pair(getattr(getattr(model, "patch_embed", None), "img_size", None))
+        return (channels if first is None else first.shape[1], *(built or size))
+    size = _pair(getattr(model, "image_size", None))  # torchvision's ViT
+    return None if size is None or first is None else (first.shape[1], *size)
+
+
+def _pair(size: Any) -> tuple[int, int] | None:
+    if isinstance(size, int):
+        return size, size
+    return tuple(size) if isinstance(size, tuple | list) and len(size) == 2 else None
