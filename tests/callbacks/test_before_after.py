@@ -44,5 +44,9 @@ def test_the_same_callback_looks_again_at_the_next_model():
     assert callback.before == "new before"
 
 
+def test_a_model_that_was_trained_already_is_not_looked_at_as_if_it_were_new():
+    assert trained(Watching(), global_step=5).seen == ["after"]
+
+
 def test_what_is_not_enabled_does_not_look():
     assert trained(Watching(enabled=False)).seen == []
