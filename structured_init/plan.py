@@ -17,6 +17,7 @@ from structured_init.writer import Writer, check, full_value
 
 T = TypeVar("T")
 CHUNK = 2**16  # numbers measured at a time: no second copy of a large tensor
+FAR = 0.1  # variance over mean square below which their difference loses digits
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,13 @@ class Statistics:
 
     @classmethod
     def of(cls, value: Tensor) -> Statistics:
-        """Measure ``value``, in float64."""
+        """Measure ``value``, with sums in float64 of parts; numbers far from zero beside their spread, twice."""
         parts = value.flatten().split(CHUNK)
         count = max(value.numel(), 1)
+        mean = sum(part.sum().item() for part in parts) / count
+        square = sum(torch.dot(part, part).item() for part in parts)
+        if (variance := square / count - mean * mean) > FAR * square / count:
+            return cls(mean, math.sqrt(variance), math.sqrt(square / count))
         mean = sum(part.sum(dtype=torch.float64).item() for part in parts) / count
         square = deviation = 0.0
         for part in (part.to(torch.float64, copy=True) for part in parts):

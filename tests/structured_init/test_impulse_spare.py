@@ -39,13 +39,18 @@ def test_what_is_spared_is_exactly_the_span_of_the_positions(tiny_vit):
         assert torch.equal(site.query, before.query)
 
 
-@pytest.mark.parametrize(("read", "write"), [(True, False), (False, True), (False, False)])
+@pytest.mark.parametrize(("read", "write"), [(True, False), (False, True)])
 def test_reading_and_writing_are_two_choices(tiny_vit, read, write):
     _, spared = started(tiny_vit, SparePositions(read=read, write=write))
     _, plain = started(tiny_vit)
     for site, before in zip(spared, plain, strict=True):
         assert torch.equal(site.value, before.value) != read
         assert torch.equal(site.output, before.output) != write
+
+
+def test_neither_reading_nor_writing_is_refused():
+    with pytest.raises(StructuredInitError, match="read and write are both off: there is nothing to write"):
+        SparePositions(read=False, write=False)
 
 
 def test_positions_that_fill_the_width_and_models_without_positions_are_one_line(tiny_vit):

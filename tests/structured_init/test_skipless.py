@@ -178,7 +178,7 @@ def test_cross_attention_between_two_widths_has_no_identity_and_is_refused():
     [
         ({"noise": "gauss"}, "Skipless: noise must be normal or uniform, got 'gauss'"),
         ({"vo_scale": 0.0}, "Skipless: vo_scale must be positive, got 0.0"),
-        ({"vo_scale": float("nan")}, "Skipless: vo_scale must be positive, got nan"),
+        ({"vo_scale": float("nan")}, "Skipless: vo_scale must be a finite number, got nan"),
         (
             {"query_key": False, "value_output": False},
             "Skipless: query_key and value_output are both off: there is nothing to write",
