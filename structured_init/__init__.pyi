@@ -29,7 +29,9 @@ from .mlp import MlpMean
 from .plan import Weights
 from .report import InitReport
 from .sites import (
+    Alibi,
     AttentionLayout,
+    AttentionPositions,
     AttentionSite,
     DepthwiseConvSite,
     FirstLayer,
@@ -37,10 +39,13 @@ from .sites import (
     MlpSite,
     PositionSite,
     Projection,
+    RelativeBias,
+    Rotary,
     StateSpaceLayout,
     StateSpaceSite,
     TokenLayout,
     Where,
+    attention_positions,
     attention_sites,
     depthwise_conv_sites,
     mlp_sites,
@@ -58,7 +63,9 @@ from .transfer import WeightSelection
 
 __all__ = [
     "AdamSolver",
+    "Alibi",
     "AttentionLayout",
+    "AttentionPositions",
     "AttentionSite",
     "Compose",
     "Conditioned",
@@ -82,6 +89,8 @@ __all__ = [
     "PositionSite",
     "Positions",
     "Projection",
+    "RelativeBias",
+    "Rotary",
     "SeparableSolver",
     "Skipless",
     "SparePositions",
@@ -95,6 +104,7 @@ __all__ = [
     "WeightSelection",
     "Weights",
     "Where",
+    "attention_positions",
     "attention_sites",
     "depthwise_conv_sites",
     "estimate_covariances",
