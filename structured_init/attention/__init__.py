@@ -4,6 +4,7 @@ from structured_init.attention.baseline import Default, KaimingUniform, Truncate
 from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolver, SparePositions, SvdSolver
 from structured_init.attention.mimetic import Mimetic
 from structured_init.attention.position import Positions
+from structured_init.attention.sequence import PreviousToken
 
 __all__ = [
     "AdamSolver",
@@ -12,6 +13,7 @@ __all__ = [
     "KaimingUniform",
     "Mimetic",
     "Positions",
+    "PreviousToken",
     "SeparableSolver",
     "SparePositions",
     "SvdSolver",

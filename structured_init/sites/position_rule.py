@@ -62,7 +62,7 @@ def layouts_by_rule(modules: Mapping[str, nn.Module], known: list[str]) -> dict[
 def is_stack(module: nn.Module) -> bool:
     """Say whether a module is a list of layers: of one class where it is an ``nn.Sequential``."""
     children = list(module.children())
-    if isinstance(module, nn.ModuleList | nn.ModuleDict):
+    if isinstance(module, nn.ModuleList):
         return bool(children)
     return isinstance(module, nn.Sequential) and len(children) > 1 and len({type(child) for child in children}) == 1
 
