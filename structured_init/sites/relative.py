@@ -55,7 +55,7 @@ def relative_bias(site: AttentionSite, weights: Weights) -> RelativeBias | None:
     modules = dict(named_plain_modules(weights.model))
     for name, module in _around(site.name, modules):
         outside = site.name != name and site.name.rpartition(".")[0] != name
-        found = _buckets(module) or _indexed(module, site.prefix_tokens, shared=outside)
+        found = _buckets(module) or _indexed(module, shared=outside)
         if found is not None and found.table.shape[1] == site.num_heads:
             return found
     return None
@@ -83,7 +83,7 @@ def _buckets(module: nn.Module) -> RelativeBias | None:
     return RelativeBias(table.weight, lambda offsets: bucket(-offsets[:, 1], **settings), shared=True)
 
 
-def _indexed(module: nn.Module, prefix_tokens: int, *, shared: bool) -> RelativeBias | None:
+def _indexed(module: nn.Module, *, shared: bool) -> RelativeBias | None:
     """Swin and BEiT: ``relative_position_index`` (N, N) names a row for each pair of tokens."""
     table, grid = getattr(module, "relative_position_bias_table", None), getattr(module, "window_size", None)
     if not isinstance(table, Tensor) or grid is None:
@@ -93,11 +93,11 @@ def _indexed(module: nn.Module, prefix_tokens: int, *, shared: bool) -> Relative
     if index is None:
         index = module.generate_relative_position_index(grid)
     size = round(index.numel() ** 0.5)
-    index, prefix = index.detach().cpu().view(size, size), size - grid[0] * grid[1]
+    prefix = size - grid[0] * grid[1]
 
     def rows(offsets: Tensor) -> Tensor:
         query, key = offsets.clamp(min=0), (-offsets).clamp(min=0)
         flat = (prefix + place[:, 0] * grid[1] + place[:, 1] for place in (query, key))
-        return index[tuple(flat)]
+        return index.detach().cpu().view(size, size)[tuple(flat)]
 
     return RelativeBias(table, rows, grid, shared)

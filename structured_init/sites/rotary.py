@@ -55,7 +55,7 @@ def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
             if isinstance(frequencies, Tensor) and frequencies.ndim == 1 and 2 * len(frequencies) <= site.head_dim:
                 scaling = float(getattr(child, "attention_scaling", 1.0)) ** 2
                 pairs = _pairs(turn, len(frequencies))
-                return None if pairs is None else Rotary(frequencies.detach().cpu().double(), pairs, scaling)
+                return None if pairs is None else Rotary(weights.read(frequencies).double(), pairs, scaling)
         if not name:
             break
         name = name.rpartition(".")[0]

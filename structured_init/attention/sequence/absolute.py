@@ -15,6 +15,8 @@ from torch import Tensor
 
 from structured_init.attention.sequence.share import last_queries, mean_share, visible
 
+SAMPLES = 256  # queries over which a share is averaged, of several contents where the context has few
+
 
 class Codes(NamedTuple):
     """Codes of mean square 1: token t has √2 cos(ω_j t + φ_j) in coordinate j, √2 sin(…) in coordinate F + j."""
@@ -98,9 +100,10 @@ def share_of_attention(
     """
     own = gain**2 / (1 + gain**2)
     part = Codes(codes.frequencies[chosen], codes.phases[chosen])
-    content = torch.randn(length, 2 * len(chosen), dtype=torch.float64, generator=generator)
-    keys = math.sqrt(own) * part.at(torch.arange(length), 2 * len(chosen)) + math.sqrt(1 - own) * content
     queries = last_queries(length, offset)
-    turned = keys[queries] @ offset_head(part, torch.arange(len(chosen)), offset, keys.shape[1], keys.shape[1])
+    shape = (-(-SAMPLES // len(queries)), length, 2 * len(chosen))
+    content = torch.randn(shape, dtype=torch.float64, generator=generator)
+    keys = math.sqrt(own) * part.at(torch.arange(length), 2 * len(chosen)) + math.sqrt(1 - own) * content
+    turned = keys[:, queries] @ offset_head(part, torch.arange(len(chosen)), offset, shape[2], shape[2])
     logits, seen = turned @ keys.mT, visible(queries, length, causal=causal)
     return lambda strength: mean_share(strength * logits, queries - offset, seen)

@@ -64,7 +64,7 @@ class PreviousToken(Initializer):
     Example:
         >>> report = initialize(model, PreviousToken(offsets=[1, 2, None, None]), seed=0)
         >>> report.notes["h.0.attn"]
-        'attention on offsets at the end of 128 tokens, as predicted: 1: 0.85, 2: 0.85 (positions …)'
+        'attention on offsets at the end of 128 tokens, as predicted: 1: 0.90, 2: 0.90 (positions …)'
 
     Source: ours; constructions and measurements in ``docs/previous_token.md``.
     """
@@ -72,7 +72,7 @@ class PreviousToken(Initializer):
     def __init__(
         self,
         offsets: list[int | list[int] | None] | None = None,
-        share: float = 0.85,
+        share: float = 0.9,
         values: Literal["host", "copy"] = "host",
         copy_scale: float = 1.0,
         gain: float | None = None,

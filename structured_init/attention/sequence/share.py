@@ -41,13 +41,13 @@ def visible(queries: Int[Tensor, " queries"], length: int, *, causal: bool) -> B
 
 
 def mean_share(
-    logits: Float[Tensor, "queries tokens"],
+    logits: Float[Tensor, "*contents queries tokens"],
     targets: Int[Tensor, " queries"],
     seen: Bool[Tensor, "queries tokens"],
 ) -> float:
     """The attention that queries put on their targets, on average."""
     probability = logits.masked_fill(~seen, -math.inf).softmax(dim=-1)
-    return probability.gather(1, targets[:, None]).mean().item()
+    return probability[..., torch.arange(len(targets)), targets].mean().item()
 
 
 def least_strength(share: Share, target: float) -> Reached:
