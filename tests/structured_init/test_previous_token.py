@@ -339,10 +339,21 @@ def test_the_reach_is_the_longest_halved_context_with_the_share():
 
 
 def test_copies_of_more_heads_than_there_is_room_for_are_still_orthonormal():
-    value, output = copying_subspaces(8, 6, 3, 4, generator=torch.Generator().manual_seed(0))
-    for each in (*value.mT, *output):
+    read, write = copying_subspaces(8, 4, [0, 0, 1, 1, 2, 2], generator=torch.Generator().manual_seed(0))
+    assert (sorted(read), len(write)) == ([0, 1, 2], 6)
+    for each in (*(value.mT for value in read.values()), *write):
         assert torch.allclose(each @ each.mT, torch.eye(4, dtype=torch.float64), atol=1e-9)
-    assert (value.shape, output.shape) == ((3, 8, 4), (6, 4, 8))
+
+
+@pytest.mark.parametrize(("dim", "sources"), [(16, [0, 1]), (16, [0]), (16, [0, 0]), (8, [0, 1]), (16, [0, 1, 2, 3])])
+def test_a_head_reads_from_where_it_does_not_write(dim, sources):
+    """All subspaces are orthogonal where there is room for heads and values; else heads and what they read."""
+    read, write = copying_subspaces(dim, 4, sources, generator=torch.Generator().manual_seed(0))
+    for head, source in enumerate(sources):
+        assert torch.allclose(write[head] @ read[source], torch.zeros(4, 4, dtype=torch.float64), atol=1e-9)
+    for left in range(len(write)):
+        for right in range(left):
+            assert torch.allclose(write[left] @ write[right].mT, torch.zeros(4, 4, dtype=torch.float64), atol=1e-9)
 
 
 # What cannot be

@@ -7,7 +7,7 @@ from typing import Literal
 from torch import Tensor
 
 from structured_init.attention.sequence.copying import write_copies
-from structured_init.attention.sequence.job import Job, Kind, told
+from structured_init.attention.sequence.job import Job, Kind, Outcome, told
 from structured_init.attention.sequence.offsets import check_kind, chosen_offsets
 from structured_init.attention.sequence.write import through_absolute, through_alibi, through_relative, through_rotary
 from structured_init.draws import Draws
@@ -100,15 +100,10 @@ class PreviousToken(Initializer):
         self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        gains: dict[str, float] = {}  # of the positions written so far: layers that share them share their gain
+        gains: dict[str, float | None] = {}  # of the positions written so far: layers that share them share their gain
         for job in weights.each(self._jobs(weights, rng)):
-            if job.kind == "absolute":
-                assert job.positions.absolute is not None
-                name = job.positions.absolute.name
-                outcome, gains[name] = through_absolute(job, gains.get(name, self.gain))
-            else:
-                through = {"relative": through_relative, "rotary": through_rotary, "alibi": through_alibi}[job.kind]
-                outcome = through(job)
+            name = job.positions.absolute.name if job.positions.absolute is not None else ""
+            outcome, gains[name] = look(job, gains.get(name, self.gain))
             job.site.note(told(job, outcome))
             if self.values == "copy":
                 write_copies(job, self.copy_scale, outcome.stream)
@@ -119,11 +114,12 @@ class PreviousToken(Initializer):
         if not sites:
             required_attention_sites(weights, self.where, "PreviousToken")
         if self.where is None:
-            sites = list({_tower(site.name): site for site in reversed(sites)}.values())[::-1]
+            sites = list({tower_of(site.name): site for site in reversed(sites)}.values())[::-1]
+        settings = {"offsets": self.offsets, "share": self.share, "context": self.context, "causal": self.causal}
         jobs, refusals = [], {}
         for site in sites:
             try:
-                jobs.append(self._job(site, weights, rng))
+                jobs.append(prepare(site, weights, rng, **settings))
             except StructuredInitError as refusal:
                 refusals[site.name] = refusal
         if refusals and (not jobs or self.where is not None):
@@ -133,41 +129,67 @@ class PreviousToken(Initializer):
         weights.sought([job.site.name for job in jobs], [site.name for site in sites])
         return jobs
 
-    def _job(self, site: AttentionSite, weights: Weights, rng: Draws) -> Job:
-        positions = attention_positions(site, weights)
-        kind = next((kind for kind in KINDS if kind in positions.kinds), None)
-        if kind is None:
-            raise StructuredInitError(_why_not(site))
-        causal = is_causal(site, alibi=kind == "alibi") if self.causal is None else self.causal
-        size = self._size(site, positions, kind)
-        asked = self.offsets
-        if kind == "alibi":
-            asked = _of_alibi(asked, site, positions)
-        offsets = chosen_offsets(asked, site.name, site.num_heads, size=size, causal=causal)
-        if not any(offsets):
-            raise StructuredInitError(f"PreviousToken: '{site.name}' sees a single token: there is nowhere to look")
-        site = site.by("PreviousToken: query_key")
-        return Job(site, positions, kind, offsets, causal, size, self.share, weights, rng)
 
-    def _size(self, site: AttentionSite, positions: AttentionPositions, kind: Kind) -> tuple[int, int]:
-        """Return rows and columns of the tokens for which a layer is solved."""
-        relative, absolute = positions.relative, positions.absolute
-        if kind == "relative" and relative is not None and relative.grid is not None:
-            return relative.grid
-        if kind == "absolute" and absolute is not None:
-            rows, columns = absolute.grid or (1, absolute.num_tokens)
-            longest: int | None = columns
-        else:
-            rows, _ = site.grid or (1, 0)
-            config = getattr(site.module, "config", None)
-            longest = None if kind != "rotary" else getattr(config, "max_position_embeddings", None)
-        if rows > 1:
-            raise StructuredInitError(
-                f"PreviousToken: '{site.name}' sees a grid of {rows} rows through {kind} positions: use Impulse"
-            )
-        if self.context is not None:
-            return 1, self.context if longest is None else min(self.context, longest)
-        return 1, min(longest or UNBOUNDED, LONGEST)
+def prepare(
+    site: AttentionSite,
+    weights: Weights,
+    rng: Draws,
+    *,
+    offsets: list | None,
+    share: float,
+    context: int | None,
+    causal: bool | None,
+) -> Job:
+    """Return what is to be done in one layer; the arguments are those of :class:`PreviousToken`.
+
+    Raises:
+        StructuredInitError: it cannot be done.
+    """
+    positions = attention_positions(site, weights)
+    kind = next((kind for kind in KINDS if kind in positions.kinds), None)
+    if kind is None:
+        raise StructuredInitError(_why_not(site))
+    causal = is_causal(site, alibi=kind == "alibi") if causal is None else causal
+    size = _size(site, positions, kind, context)
+    asked = _of_alibi(offsets, site, positions) if kind == "alibi" else offsets
+    chosen = chosen_offsets(asked, site.name, site.num_heads, size=size, causal=causal)
+    if not any(chosen):
+        raise StructuredInitError(f"PreviousToken: '{site.name}' sees a single token: there is nowhere to look")
+    return Job(site.by("PreviousToken: query_key"), positions, kind, chosen, causal, size, share, weights, rng)
+
+
+def look(job: Job, gain: float | None) -> tuple[Outcome, float | None]:
+    """Write one layer, and return what was reached and the gain of absolute positions, those written before or not."""
+    if job.kind == "absolute":
+        return through_absolute(job, gain)
+    return {"relative": through_relative, "rotary": through_rotary, "alibi": through_alibi}[job.kind](job), gain
+
+
+def tower_of(name: str) -> str:
+    """The name of a layer up to its first number: that of the tower that it is in."""
+    parts = name.split(".")
+    return ".".join(parts[: next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))])
+
+
+def _size(site: AttentionSite, positions: AttentionPositions, kind: Kind, context: int | None) -> tuple[int, int]:
+    """Return rows and columns of the tokens for which a layer is solved."""
+    relative, absolute = positions.relative, positions.absolute
+    if kind == "relative" and relative is not None and relative.grid is not None:
+        return relative.grid
+    if kind == "absolute" and absolute is not None:
+        rows, columns = absolute.grid or (1, absolute.num_tokens)
+        longest: int | None = columns
+    else:
+        rows, _ = site.grid or (1, 0)
+        config = getattr(site.module, "config", None)
+        longest = None if kind != "rotary" else getattr(config, "max_position_embeddings", None)
+    if rows > 1:
+        raise StructuredInitError(
+            f"PreviousToken: '{site.name}' sees a grid of {rows} rows through {kind} positions: use Impulse"
+        )
+    if context is not None:
+        return 1, context if longest is None else min(context, longest)
+    return 1, min(longest or UNBOUNDED, LONGEST)
 
 
 def _of_alibi(asked: list | None, site: AttentionSite, positions: AttentionPositions) -> list:
@@ -181,12 +203,6 @@ def _of_alibi(asked: list | None, site: AttentionSite, positions: AttentionPosit
             f"PreviousToken: ALiBi falls off with the distance, so heads of '{site.name}' can look at offset 1 alone"
         )
     return asked
-
-
-def _tower(name: str) -> str:
-    """The name of a layer up to its first number: that of the tower that it is in."""
-    parts = name.split(".")
-    return ".".join(parts[: next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))])
 
 
 def _why_not(site: AttentionSite) -> str:

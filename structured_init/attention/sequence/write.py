@@ -92,8 +92,9 @@ def through_absolute(job: Job, gain: float | None) -> tuple[Outcome, float]:
 
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_product(job, strengths, lambda _, key, offset: weight(key, offset[1]), lambda key: weight(key, 0))
+    content = 1 / math.sqrt(1 + gain**2)
     how = f"positions {gain:g} times as large as content, whose root mean square is {stream.rms:.2g} ({stream.known})"
-    return Outcome(found, ends, 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2), how), gain
+    return Outcome(found, ends, 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2), how, content), gain
 
 
 def through_rotary(job: Job) -> Outcome:
@@ -136,7 +137,7 @@ def through_rotary(job: Job) -> Outcome:
         how = "a direction common to all token embeddings, which were changed: tied to the output, it adds the same to"
         how += " every logit"
     how += "" if kept == 1 else f"; the host's own queries and keys are {kept:g} times what they were"
-    return Outcome(found, ends, _stream(job), how)
+    return Outcome(found, ends, _stream(job), how, own)
 
 
 def through_alibi(job: Job) -> Outcome:
