@@ -16,6 +16,7 @@ from torch import Tensor
 QUERIES = 96  # measured at the end of the context, where there is most to choose from
 STEPS = 40  # of the search: strengths 2^(−8) to 2^(12) in steps of √2
 BISECTIONS = 12
+SUFFICIENT = 0.9  # of the largest share, where the target is out of reach
 
 
 Share = Callable[[float], float]  # of attention on the offset, as a function of the strength
@@ -50,23 +51,27 @@ def mean_share(
     return probability[..., torch.arange(len(targets)), targets].mean().item()
 
 
-def least_strength(share: Share, target: float) -> Reached:
-    """Return the least strength that gives the target share, or the one that gives most where none does.
+def least_strength(share: Share, target: float, sufficient: float = SUFFICIENT) -> Reached:
+    """Return the least strength that gives the target share.
+
+    Where none does, it is the least that gives a sufficient part of the largest share: beyond, each head looks at one
+    token alone, the right one or not, and training could not change it.
 
     Args:
         share: the share of attention at a strength; rising up to where it is largest.
         target: between 0 and 1.
+        sufficient: part of the largest share, where the target is out of reach.
     """
-    best = Reached(0.0, share(0.0))
-    if best.share >= target:
-        return best
+    tried = [Reached(0.0, share(0.0))]
     for step in range(STEPS + 1):
+        if tried[-1].share >= target:
+            break
         strength = 2.0 ** (step / 2 - 8)
-        reached = Reached(strength, share(strength))
-        if reached.share >= target:
-            return _between(share, best.strength, reached, target)
-        best = max(best, reached, key=lambda each: each.share)
-    return best
+        tried.append(Reached(strength, share(strength)))
+    if tried[-1].share < target:
+        target = sufficient * max(each.share for each in tried)
+    first = next(place for place, each in enumerate(tried) if each.share >= target)
+    return tried[first] if first == 0 else _between(share, tried[first - 1].strength, tried[first], target)
 
 
 def _between(share: Share, low: float, high: Reached, target: float) -> Reached:

@@ -155,7 +155,7 @@ def through_alibi(job: Job) -> Outcome:
         def share(strength: float, distant: Tensor = distant, alike: Tensor = alike) -> float:
             return mean_share(distant - strength * alike, queries - 1, seen)  # noqa: B023 - called in this round only
 
-        reached[head] = least_strength(share, job.target)
+        reached[head] = least_strength(share, job.target, sufficient=0.97)  # the bound is the slope's
     strengths = {head: each.strength / site.scale for head, each in reached.items()}
     write_product(job, strengths, lambda _, key, offset: -orthonormal(job, key), lambda key: orthonormal(job, key))
     slopes = ", ".join(f"{found.slopes[head].item():.2g}" for head, _, _ in job.heads)
