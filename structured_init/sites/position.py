@@ -48,6 +48,13 @@ class PositionSite:
         return self.tensor.numel() // self.embed_dim - self._first
 
     @property
+    def saved(self) -> bool:
+        """Whether checkpoints hold them; a buffer that is computed anew when a model is built is often left out."""
+        owner, _, name = self.name.rpartition(".")
+        module = dict(named_plain_modules(self._weights.model)).get(owner)
+        return module is None or name not in module._non_persistent_buffers_set
+
+    @property
     def embed_dim(self) -> int:
         """D."""
         return self.tensor.shape[self._features]

@@ -145,6 +145,7 @@ def test_the_row_of_a_text_is_the_tokens_in_its_place(name):
     model = build().eval()
     (site,) = position_sites(model)
     assert (site.name, site.grid, site.num_tokens) == (table, None, length)
+    assert site.saved == (name != "M2M100")
     initialize(model, Mark(5))
     with torch.no_grad():
         for module in model.modules():  # what else is added is the same for all tokens

@@ -443,3 +443,22 @@ def test_of_two_towers_that_which_cannot_is_skipped_with_the_reason():
     report = initialize(model, PreviousToken())
     assert "use Impulse" in report.skipped["vision_model.encoder.layers.0.self_attn"]
     assert any("text_model" in name for entry in report.changed for name in entry.names)
+
+
+def test_positions_that_checkpoints_leave_out_are_a_warning():
+    class Small(nn.Module):
+        """Positions in a buffer that is computed when the model is built."""
+
+        def __init__(self):
+            super().__init__()
+            self.wte = nn.Embedding(20, 32)
+            self.register_buffer("pos_embed", torch.zeros(16, 32), persistent=False)
+            self.layers = nn.ModuleList([nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)])
+
+    model = seeded(Small)
+    report = initialize(model, PreviousToken(causal=True))
+    assert report.warnings == [
+        "'pos_embed' is left out of checkpoints: a model that is loaded again has the host's positions"
+    ]
+    assert "1: 0." in report.notes["layers.0.self_attn"]
+    assert "2: 0." in report.notes["layers.0.self_attn"]  # causal, as was said

@@ -12,7 +12,7 @@ from structured_init.attention.sequence.copying import write_copies
 from structured_init.attention.sequence.job import Job, Outcome, told
 from structured_init.attention.sequence.matching import Copied, matching_coordinates, share_of_matches
 from structured_init.attention.sequence.previous_token import look, prepare, tower_of
-from structured_init.attention.sequence.share import least_strength
+from structured_init.attention.sequence.share import Reached, least_strength
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -20,6 +20,9 @@ from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite, attention_sites, required_attention_sites
 from structured_init.sites.position_kinds import attention_positions
 from structured_init.sites.select import Where
+
+WORTH = 0.25  # a share of attention on what is matched, well above that of any other token
+SHORTEST = 16  # tokens
 
 
 class Induction(Initializer):
@@ -46,7 +49,7 @@ class Induction(Initializer):
     Example:
         >>> report = initialize(model, Induction(), seed=0)
         >>> report.notes["h.1.attn"]
-        'attention on what followed an equal token, at 64 tokens: head 1: 0.42, predicted from …'
+        'attention on what followed an equal token: head 1: 0.42 at 64 tokens, predicted from …'
 
     Source: ours; constructions and measurements in ``docs/previous_token.md``; the circuit is Olsson et al. 2022's.
     """
@@ -142,30 +145,45 @@ class Induction(Initializer):
         """Write the heads that match: one for each that copies."""
         site, reached = second.site, []
         query, key, value, output = (part.double() for part in (site.query, site.key, site.value, site.output))
-        coordinates = matching_coordinates(second)[: first.site.layout.value.head_dim]
-        width = len(coordinates)
         for (head, number, _), (copying, source, _) in zip(second.heads, first.heads, strict=True):
             size = self.copy_scale * outcome.reached[copying].share
             copied = Copied(read[source], write[copying], size, outcome.content)
-            share = share_of_matches(
-                second, copied, coordinates, _falling(second, head), generator=second.draw(f"match {head}")
-            )
-            found = least_strength(share, self.share)
-            reached.append(f"head {head}: {found.share:.2f}")
+            found, coordinates, length = self._strength(second, head, copied)
+            reached.append(f"head {head}: {found.share:.2f} at {length:,} tokens")
             amplitude = math.sqrt(found.strength / site.scale)
             for matrices, index, subspace in ((query, head, copied.read), (key, number, copied.write.mT)):
                 weight = torch.zeros(site.embed_dim, site.head_dim, dtype=torch.float64)
-                weight[:, coordinates] = amplitude * subspace[:, :width]
+                weight[:, coordinates] = amplitude * subspace[:, : len(coordinates)]
                 matrices[index] = second.through_norm(weight)
             passed = _beside(copied.write, value.shape[-1], generator=second.draw(f"passed {head}"))
             value[number] = second.through_norm(passed)
             output[head] = self.copy_scale * outcome.stream * passed.mT
         site.query, site.key, site.value, site.output = query, key, value, output
         site.note(
-            f"attention on what followed an equal token, at {second.length:,} tokens: {', '.join(reached)}, predicted"
-            " from embeddings, positions and copies, without what the host's other branches of the layer before add"
+            f"attention on what followed an equal token: {', '.join(reached)}, predicted from embeddings, positions and"
+            " copies, without what the host's other branches of the layer before add"
         )
         site.note_value_output()
+
+    def _strength(self, job: Job, head: int, copied: Copied) -> tuple[Reached, Tensor, int]:
+        """Return strength, coordinates and context for which a head matches.
+
+        The context is the longest of N, N/2, N/4, … in which it does so to a part worth speaking of, or that where it
+        does most: rotations leave few coordinates that match over long distances.
+        """
+        best: tuple[Reached, Tensor, int] | None = None
+        length = job.length
+        while best is None or (best[0].share < WORTH and length >= SHORTEST):
+            shorter = replace(job, size=(1, length))
+            coordinates = matching_coordinates(shorter)[: copied.read.shape[1]]
+            share = share_of_matches(
+                shorter, copied, coordinates, _falling(shorter, head), generator=job.draw(f"match {head}")
+            )
+            found = least_strength(share, self.share)
+            if best is None or found.share > best[0].share:
+                best = found, coordinates, length
+            length //= 2
+        return best
 
 
 def _beside(taken: Tensor, width: int, *, generator: torch.Generator) -> Tensor:

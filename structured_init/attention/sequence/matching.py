@@ -15,7 +15,7 @@ from torch import Tensor
 from structured_init.attention.sequence.job import Job
 from structured_init.attention.sequence.matrices import normed
 from structured_init.attention.sequence.rotary import turn
-from structured_init.attention.sequence.share import Share, mean_share, visible
+from structured_init.attention.sequence.share import QUERIES, Share, mean_share, visible
 
 SLOW = 1.0  # radians by which a pair that matches may be turned over the whole context
 
@@ -70,8 +70,8 @@ def share_of_matches(
 ) -> Share:
     """Return which share of attention a token puts on what followed it before, as a function of the head's strength.
 
-    Of a random sequence that comes twice, the second half is asked. In V and O, what a token holds of content and of
-    its position is drawn; the copy in O is that of the token before, as large as it was written.
+    Of a random sequence that comes twice, tokens of the second half are asked. In V and O, what a token holds of
+    content and of its position is drawn; the copy in O is that of the token before, as large as it was written.
 
     Args:
         job: the layer that matches.
@@ -93,11 +93,12 @@ def share_of_matches(
     query[:, coordinates] = read / grown
     key[:, coordinates] = (beside + copied.size * before) / grown
     tokens = torch.arange(length)
-    queries = tokens[(length + 1) // 2 :]
+    half = (length + 1) // 2
+    queries = torch.linspace(half, length - 1, min(QUERIES, length - half)).long()
     query, key = (normed(job, each) for each in (query, key))
     if job.positions.rotary is not None:
         query, key = (turn(each, tokens, job.positions.rotary) for each in (query, key))
     logits = query[queries] @ key.mT
     seen: Bool[Tensor, "queries tokens"] = visible(queries, length, causal=True)
-    targets, added = queries - (length + 1) // 2 + 1, 0.0 if biases is None else biases[queries]
+    targets, added = queries - half + 1, 0.0 if biases is None else biases[queries]
     return lambda strength: mean_share(strength * logits + added, targets, seen)
