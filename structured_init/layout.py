@@ -146,9 +146,11 @@ class TokenLayout:
     Attributes:
         grid: (rows, columns) of patches, or ``None`` for a sequence.
         prefix_tokens: class and register tokens that stand before the grid.
-        positions: parameter or buffer of shape (…, tokens, D); ``None`` where the host adds none.
+        positions: parameter or buffer of shape (…, tokens, D), whatever axes stand for the tokens, or (1, D, rows,
+            columns) with ``features=1``; ``None`` where the host adds none.
         first: the row of ``positions`` at which the grid begins; rows before it belong to prefix tokens.
         rope: whether the model turns queries and keys by their positions; ``None`` where its attention class tells.
+        features: the axis of ``positions`` along which D lies.
     """
 
     grid: tuple[int, int] | None
@@ -156,3 +158,4 @@ class TokenLayout:
     positions: Tensor | None = None
     first: int = 0
     rope: bool | None = None
+    features: int = -1

@@ -4,14 +4,17 @@ from structured_init.attention.baseline import Default, KaimingUniform, Truncate
 from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolver, SparePositions, SvdSolver
 from structured_init.attention.mimetic import Mimetic
 from structured_init.attention.position import Positions
+from structured_init.attention.sequence import Induction, PreviousToken
 
 __all__ = [
     "AdamSolver",
     "Default",
     "Impulse",
+    "Induction",
     "KaimingUniform",
     "Mimetic",
     "Positions",
+    "PreviousToken",
     "SeparableSolver",
     "SparePositions",
     "SvdSolver",

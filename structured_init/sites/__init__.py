@@ -7,8 +7,10 @@ from structured_init.sites import (  # noqa: F401 - register their classes
     timm,
     torch,
     transformers,
+    transformers_language,
     transformers_tokens,
 )
+from structured_init.sites.alibi import Alibi
 from structured_init.sites.attention import (
     AttentionSite,
     attention_sites,
@@ -24,6 +26,9 @@ from structured_init.sites.position import (
     register_positions,
     required_position_sites,
 )
+from structured_init.sites.position_kinds import AttentionPositions, attention_positions
+from structured_init.sites.relative import RelativeBias
+from structured_init.sites.rotary import Rotary
 from structured_init.sites.select import Where
 from structured_init.sites.state_space import (
     StateSpaceLayout,
@@ -33,7 +38,9 @@ from structured_init.sites.state_space import (
 )
 
 __all__ = [
+    "Alibi",
     "AttentionLayout",
+    "AttentionPositions",
     "AttentionSite",
     "DepthwiseConvSite",
     "FirstLayer",
@@ -41,11 +48,14 @@ __all__ = [
     "MlpSite",
     "PositionSite",
     "Projection",
+    "RelativeBias",
+    "Rotary",
     "StateSpaceLayout",
     "StateSpaceSite",
     "StridedProjection",
     "TokenLayout",
     "Where",
+    "attention_positions",
     "attention_sites",
     "check_attention",
     "depthwise_conv_sites",

@@ -91,7 +91,7 @@ def attention_sites(model: nn.Module | Weights, where: Where = None, *, cross: b
         if describe is None:
             continue
         layout, own = describe(module)
-        block, around = modules.get(name.rpartition(".")[0]), _enclosing(tokens, name)
+        block, around = modules.get(name.rpartition(".")[0]), enclosing(tokens, name)
         layout = _in_its_place(layout, block, name, around)
         site = AttentionSite(name, module, layout, layout.tokens or _completed(own, around), weights)
         site.branch_scale = layer_scale(block)
@@ -200,7 +200,7 @@ def _in_its_place(
     return replace(layout, rope=rope, cross=layout.cross or other_width or is_cross_attention(name, block))
 
 
-def _enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:
+def enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:
     """Return the token layout of the innermost module around ``name`` that has one."""
     around = [owner for owner in tokens if owner == "" or name.startswith(f"{owner}.")]
     return tokens[max(around, key=len)] if around else None

@@ -14,12 +14,13 @@ from structured_init.errors import StructuredInitError
 from structured_init.layout import TokenLayout
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
+from structured_init.sites.position_rule import layouts_by_rule
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
 
-TOKENS: Registry[TokenLayout] = Registry()
+TOKENS: Registry[TokenLayout | None] = Registry()
 
-Describe = Callable[[nn.Module], TokenLayout]
+Describe = Callable[[nn.Module], TokenLayout | None]
 
 
 class PositionSite:
@@ -38,17 +39,25 @@ class PositionSite:
         self.tensor: Tensor = layout.positions
         self.grid = layout.grid
         self._first = layout.first
+        self._features = layout.features
         self._weights = weights
 
     @property
     def num_tokens(self) -> int:
         """N, the tokens of the grid; prefix tokens are not counted."""
-        return self.tensor.shape[-2] - self._first
+        return self.tensor.numel() // self.embed_dim - self._first
+
+    @property
+    def saved(self) -> bool:
+        """Whether checkpoints hold them; a buffer that is computed anew when a model is built is often left out."""
+        owner, _, name = self.name.rpartition(".")
+        module = dict(named_plain_modules(self._weights.model)).get(owner)
+        return module is None or name not in module._non_persistent_buffers_set
 
     @property
     def embed_dim(self) -> int:
         """D."""
-        return self.tensor.shape[-1]
+        return self.tensor.shape[self._features]
 
     @property
     def value(self) -> Float[Tensor, "tokens embed_dim"]:
@@ -62,14 +71,17 @@ class PositionSite:
         self._rows(self._weights.edit(self.tensor, by)).copy_(value)
 
     def _rows(self, full: Tensor) -> Tensor:
-        return full.view(-1, self.embed_dim)[self._first :]
+        return full.movedim(self._features, -1).view(-1, self.embed_dim)[self._first :]
 
     def __repr__(self) -> str:
         return f"PositionSite('{self.name}', grid={self.grid}, embed_dim={self.embed_dim})"
 
 
 def register_positions(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
-    """Make a model class's tokens known, by decorating the function that returns its ``TokenLayout``."""
+    """Make a model class's tokens known, by decorating the function that returns its ``TokenLayout``.
+
+    The function may return ``None`` for a module whose tokens are those of the model around it.
+    """
 
     def decorate(describe: Describe) -> Describe:
         TOKENS.add(cls, describe)
@@ -79,9 +91,12 @@ def register_positions(cls: type[nn.Module] | str) -> Callable[[Describe], Descr
 
 
 def token_layouts(model: nn.Module) -> dict[str, TokenLayout]:
-    """Return the token layout of every module of a known class, by the module's name."""
-    found = ((name, module, TOKENS.find(module)) for name, module in named_plain_modules(model))
-    return {name: describe(module) for name, module, describe in found if describe is not None}
+    """Return the token layouts of a model by the modules' names: of known classes, and of others by rule."""
+    modules = dict(named_plain_modules(model))
+    found = ((name, module, TOKENS.find(module)) for name, module in modules.items())
+    described = {name: describe(module) for name, module, describe in found if describe is not None}
+    layouts = {name: layout for name, layout in described.items() if layout is not None}
+    return layouts | layouts_by_rule(modules, list(described))
 
 
 def position_sites(model: nn.Module | Weights, where: Where = None) -> list[PositionSite]:

@@ -85,6 +85,19 @@ def cait(module: Any) -> TokenLayout:
     return TokenLayout(_grid(module), positions=module.pos_embed)
 
 
+@register_positions("timm.models.pit.PoolingVisionTransformer")
+def pooled(module: Any) -> TokenLayout:
+    """``pos_embed`` (1, D, rows, columns), before class and distillation token; for the first stage."""
+    rows, columns = module.pos_embed.shape[2:]
+    return TokenLayout((rows, columns), module.num_tokens, module.pos_embed, features=1)
+
+
+@register_positions("timm.models.pit.Transformer")
+def pooled_stage(module: Any) -> TokenLayout | None:
+    """A later stage has fewer tokens, on a grid that the stage itself does not know."""
+    return None if module.pool is None else TokenLayout(grid=None, prefix_tokens=1)
+
+
 @register_positions("timm.models.vision_transformer_relpos.VisionTransformerRelPos")
 def relative_positions(module: Any) -> TokenLayout:
     """Positions enter as a bias of the logits, and none is added to the tokens."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from structured_init.layout import TokenLayout
 from structured_init.sites.position import register_positions
+from structured_init.sites.position_rule import pair
 
 MODELS = "transformers.models"
 
@@ -90,10 +91,6 @@ def encoder_decoder(module: Any) -> TokenLayout:
 
 def _grid(config: Any) -> tuple[int, int]:
     """Return (rows, columns) from image and patch size, each one number or a pair."""
-    height, width = _pair(config.image_size)
-    patch_height, patch_width = _pair(config.patch_size)
+    height, width = pair(config.image_size)
+    patch_height, patch_width = pair(config.patch_size)
     return height // patch_height, width // patch_width
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])

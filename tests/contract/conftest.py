@@ -24,12 +24,14 @@ from structured_init import (
     DeltaOrthogonal,
     FilterCovariance,
     Impulse,
+    Induction,
     Initializer,
     KaimingUniform,
     Mimetic,
     MimeticStateSpace,
     MlpMean,
     Positions,
+    PreviousToken,
     Skipless,
     SparePositions,
     SpatialFilters,
@@ -138,7 +140,13 @@ def mixer() -> nn.Module:
 
 LAYERS = {"layers", "linear"}  # "linear": of torch's own classes, which GPT-2's transposed projections are not
 SEEN = LAYERS | {"attention", "square", "positions", "grid", "mlp"}  # "square": heads × head_dim = width
-READ = LAYERS | {"attention", "square", "positions", "mlp"}
+READ = LAYERS | {
+    "attention",
+    "square",
+    "positions",
+    "mlp",
+    "sequence",
+}  # "sequence": its tokens can tell who was before
 HOSTS = {
     "ViT of timm": Host(lambda: VisionTransformer(**VIT), images, SEEN),
     "ViT without class token": Host(
@@ -150,7 +158,7 @@ HOSTS = {
     "Swin": Host(
         lambda: timm.models.swin_transformer.SwinTransformer(**SWIN, num_classes=3),
         lambda device: images(device, 16),
-        LAYERS | {"attention", "square", "mlp"},
+        LAYERS | {"attention", "square", "mlp", "sequence"},
     ),
     "ConvMixer": Host(
         lambda: timm.models.convmixer.ConvMixer(8, 3, kernel_size=3, patch_size=2, num_classes=3),
@@ -171,8 +179,8 @@ HOSTS = {
         lambda: transformers.ViTModel(transformers.ViTConfig(**WIDTH, image_size=8, patch_size=2)), pixel_values, SEEN
     ),
     "BERT": Host(lambda: transformers.BertModel(transformers.BertConfig(**WIDTH, **TEXT)), ids, READ),
-    "GPT-2": Host(gpt2, ids, READ - {"linear"}),
-    "Llama with tied embeddings": Host(tied_llama, ids, LAYERS | {"attention", "mlp"}),
+    "GPT-2": Host(gpt2, ids, READ - {"linear"} | {"two causal layers"}),
+    "Llama with tied embeddings": Host(tied_llama, ids, LAYERS | {"attention", "mlp", "sequence", "two causal layers"}),
     "Whisper": Host(lambda: transformers.WhisperModel(transformers.WhisperConfig(**WHISPER)), sound_and_ids, READ),
     "Mamba": Host(mamba, ids, LAYERS | {"state space", "depthwise"}),
     "Mamba-2": Host(mamba2, ids, LAYERS | {"state space", "depthwise"}),
@@ -207,6 +215,9 @@ METHODS = {
     "SparePositions": Method(SparePositions, {"attention", "positions"}, draws=False),
     "Conditioned": Method(Conditioned, {"attention"}),
     "Skipless": Method(Skipless, {"attention"}),
+    "PreviousToken": Method(PreviousToken, {"sequence"}),
+    "PreviousToken, copying": Method(lambda: PreviousToken([1], values="copy"), {"sequence"}),
+    "Induction": Method(Induction, {"two causal layers"}),
     "MimeticStateSpace": Method(MimeticStateSpace, {"state space"}, draws=False),
     "MimeticStateSpace, drawn": Method(lambda: MimeticStateSpace(match_scale="unit"), {"state space"}),
     "FilterCovariance": Method(FilterCovariance, {"depthwise"}),

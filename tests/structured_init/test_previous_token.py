@@ -1,0 +1,464 @@
+"""PreviousToken: in the whole network, on real text, heads put their attention on their offset."""
+
+from __future__ import annotations
+
+import math
+import pydoc_data.topics
+from itertools import pairwise
+
+import pytest
+import timm
+import torch
+import transformers
+from torch import nn
+
+from structured_init import PreviousToken, StructuredInitError, attention_sites, initialize, position_sites
+from structured_init.analysis import capture_attention
+from structured_init.attention.sequence.absolute import choose_frequencies, offset_head, position_codes
+from structured_init.attention.sequence.copying import copying_subspaces
+from structured_init.attention.sequence.rotary import best_weights, constant_parts, turn
+from structured_init.attention.sequence.share import least_strength, reach
+from structured_init.sites.rotary import Rotary
+
+LENGTH, DIM, HEADS = 96, 64, 2
+WIDTH = {"hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 32}
+TEXT = {"vocab_size": 140, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+SIZE = {"max_position_embeddings": LENGTH}
+BEIT = {"img_size": 24, "patch_size": 4, "embed_dim": 32, "depth": 1, "num_heads": 4, "use_abs_pos_emb": False}
+SWIN = {"img_size": 16, "patch_size": 4, "window_size": 4, "embed_dim": 32, "depths": (1,), "num_heads": (4,)}
+
+
+def config(kind, **options):
+    return getattr(transformers, f"{kind}Config")(**options)
+
+
+def gpt2(**options):
+    settings = {"n_embd": DIM, "n_layer": 2, "n_head": HEADS, "n_positions": LENGTH, **TEXT, **options}
+    return transformers.GPT2Model(transformers.GPT2Config(**settings))
+
+
+def llama(**options):
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**WIDTH, **TEXT, **SIZE, **options}))
+
+
+def qwen2(**options):
+    settings = {**WIDTH, **TEXT, **SIZE, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, **options}
+    return transformers.Qwen2Model(transformers.Qwen2Config(**settings))
+
+
+# Host, offsets of its heads by default, least share
+HOSTS = {
+    "GPT-2": (gpt2, [1, 2], 0.8),
+    "OPT": (
+        lambda: transformers.OPTModel(
+            config(
+                "OPT",
+                hidden_size=DIM,
+                word_embed_proj_dim=DIM,
+                num_hidden_layers=1,
+                num_attention_heads=2,
+                ffn_dim=8,
+                **SIZE,
+                **TEXT,
+            )
+        ),
+        [1, 2],
+        0.8,
+    ),
+    "GPT-Neo, whose logits are not scaled": (
+        lambda: transformers.GPTNeoModel(
+            config(
+                "GPTNeo", hidden_size=DIM, num_layers=1, num_heads=2, attention_types=[[["global"], 1]], **SIZE, **TEXT
+            )
+        ),
+        [1, 2],
+        0.8,
+    ),
+    "BERT": (lambda: transformers.BertModel(config("Bert", **WIDTH, **SIZE, **TEXT)), [1, -1], 0.8),
+    "RoBERTa": (
+        lambda: transformers.RobertaModel(config("Roberta", **WIDTH, max_position_embeddings=LENGTH + 2, **TEXT)),
+        [1, -1],
+        0.8,
+    ),
+    "T5's encoder": (
+        lambda: transformers.T5EncoderModel(
+            config("T5", d_model=DIM, d_kv=16, d_ff=16, num_layers=1, num_heads=2, vocab_size=140)
+        ),
+        [1, -1],
+        0.8,
+    ),
+    "Qwen2, with shared keys": (qwen2, [1, 2, 3, 4], 0.6),
+    "GPT-NeoX": (lambda: transformers.GPTNeoXModel(config("GPTNeoX", **WIDTH, **SIZE, **TEXT)), [1, 2], 0.6),
+    "Phi": (lambda: transformers.PhiModel(config("Phi", **WIDTH, **SIZE, **TEXT)), [1, 2], 0.6),
+    "Llama": (llama, [1, 2], 0.6),
+    "Llama, tied, with shared keys": (lambda: llama(num_key_value_heads=1, tie_word_embeddings=True), [1, 2], 0.6),
+}
+
+
+@pytest.fixture(scope="module")
+def text():
+    """Four pieces of the language's own documentation, as numbers of characters."""
+    words = pydoc_data.topics.topics["typesmapping"]
+    return torch.tensor([min(ord(letter), 126) + 3 for letter in words[: 4 * LENGTH]]).view(4, LENGTH)
+
+
+def share_on(maps, offset, start):
+    """The mean attention of queries from ``start`` on upon the token ``offset`` before: in loops."""
+    length = maps.shape[-1]
+    queries = [t for t in range(start, length) if 0 <= t - offset < length]
+    return sum(maps[:, t, t - offset].mean().item() for t in queries) / len(queries)
+
+
+def seeded(build):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build().eval()
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_every_head_looks_at_its_offset_at_the_end_of_the_context(name, text):
+    build, offsets, least = HOSTS[name]
+    model = seeded(build)
+    site = attention_sites(model)[0]
+    before = capture_attention(model, text, layers=[0])[site.name]
+    report = initialize(model, PreviousToken())
+    after = capture_attention(model, text, layers=[0])[site.name]
+    for head, offset in enumerate(offsets):
+        assert share_on(before[:, head], offset, LENGTH // 2) < 0.1
+        assert share_on(after[:, head], offset, LENGTH // 2) >= least
+    told = report.notes[site.name]
+    assert all(f"{offset}: 0.9" in told for offset in offsets)
+    assert ("embeddings, which were changed" in told) == ("Llama" in name)
+    assert report.warnings == []
+
+
+@pytest.mark.parametrize("kind", ["BEiT", "Swin"])
+def test_heads_of_a_grid_look_left_right_up_and_down(kind):
+    model = seeded(
+        lambda: (
+            timm.models.beit.Beit(**BEIT, use_rel_pos_bias=True)
+            if kind == "BEiT"
+            else timm.models.swin_transformer.SwinTransformer(**SWIN)
+        )
+    )
+    initialize(model, PreviousToken())
+    site = attention_sites(model)[0]
+    rows, columns = site.grid
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, 3, BEIT["img_size"], BEIT["img_size"], generator=generator)
+    images = images if kind == "BEiT" else images[..., :16, :16]
+    maps = capture_attention(model, images, layers=[0])[site.name][:, :, site.prefix_tokens :, site.prefix_tokens :]
+    for head, (up, left) in enumerate([(0, 1), (0, -1), (1, 0), (-1, 0)]):
+        seen = [
+            maps[:, head, y * columns + x, (y - up) * columns + x - left].mean()
+            for y in range(rows)
+            for x in range(columns)
+            if 0 <= y - up < rows and 0 <= x - left < columns
+        ]
+        assert sum(seen) / len(seen) >= 0.8
+
+
+def test_alibi_gives_its_steepest_head_what_the_slope_gives(text):
+    """Of weights e^(−slope·distance) from distance 1 on, the first has 1 − e^(−slope)."""
+    model = seeded(lambda: transformers.BloomModel(config("Bloom", hidden_size=DIM, n_layer=1, n_head=4, **TEXT)))
+    report = initialize(model, PreviousToken(offsets=[1, None, None, None]))
+    maps = capture_attention(model, text, layers=[0])["h.0.self_attention"]
+    assert share_on(maps[:, 0], 1, LENGTH // 2) == pytest.approx(1 - math.exp(-0.25), abs=0.03)
+    assert share_on(maps[:, 0], 0, LENGTH // 2) < 0.1
+    assert "gives at most 0.22" in report.notes["h.0.self_attention"]
+    assert "head 0 in no context" in report.notes["h.0.self_attention"]
+
+
+def test_a_long_context_is_reached(text):
+    model = seeded(lambda: gpt2(n_positions=1024, n_embd=128, n_head=2, n_layer=1))
+    initialize(model, PreviousToken())
+    maps = capture_attention(model, text.flatten().repeat(3)[None, :1024], layers=[0])["h.0.attn"]
+    assert min(share_on(maps[:, head], head + 1, 900) for head in (0, 1)) >= 0.8
+
+
+def test_where_it_does_not_reach_the_report_says_where_it_ends(text):
+    report = initialize(seeded(lambda: gpt2(n_embd=16, n_head=4)), PreviousToken())
+    assert "0.8 or more only: head 0 " in report.notes["h.0.attn"]
+
+
+def test_norms_of_queries_and_keys_bound_the_strength_and_the_report_says_so():
+    settings = {**WIDTH, **TEXT, **SIZE, "num_key_value_heads": 2, "head_dim": 32}
+    report = initialize(seeded(lambda: transformers.Qwen3Model(config("Qwen3", **settings))), PreviousToken())
+    assert "in no context" in report.notes["layers.0.self_attn"]
+
+
+# What is written, and what is left alone
+
+
+def test_heads_without_an_offset_and_later_layers_are_the_hosts():
+    model, same = seeded(gpt2), seeded(gpt2)
+    report = initialize(model, PreviousToken(offsets=[None, 3]))
+    assert {name for entry in report.changed for name in entry.names} == {"wpe.weight", "h.0.attn.c_attn.weight"}
+    (first, _), (before, _) = attention_sites(model), attention_sites(same)
+    for part in ("query", "key"):
+        assert torch.equal(getattr(first, part)[0], getattr(before, part)[0])
+        assert not torch.equal(getattr(first, part)[1], getattr(before, part)[1])
+    assert torch.equal(first.value, before.value)
+
+
+def test_every_layer_that_where_selects_reads_the_same_positions(text):
+    model = seeded(gpt2)
+    initialize(model, PreviousToken(where="h.*.attn"))
+    maps = capture_attention(model, text)
+    assert all(share_on(maps[f"h.{layer}.attn"][:, 0], 1, LENGTH // 2) > 0.6 for layer in (0, 1))
+
+
+def test_a_norm_before_attention_is_seen_through(text):
+    model = seeded(gpt2)
+    with torch.no_grad():
+        model.h[0].ln_1.weight.copy_(torch.linspace(0.2, 3, DIM))
+    initialize(model, PreviousToken())
+    maps = capture_attention(model, text, layers=[0])["h.0.attn"]
+    assert min(share_on(maps[:, head], head + 1, LENGTH // 2) for head in (0, 1)) >= 0.8
+
+
+def test_all_tokens_of_llama_get_the_same_part_along_one_direction():
+    """So tied to the output it adds the same number to every logit."""
+    model, same = seeded(llama), seeded(llama)
+    initialize(model, PreviousToken())
+    table, before = (m.model.embed_tokens.weight.detach().double() for m in (model, same))
+    change = table - before
+    direction = torch.linalg.svd(change)[2][0]
+    along = table @ direction
+    assert along.std() < 1e-6 * along.mean().abs()
+    assert torch.allclose(
+        table - along[:, None] * direction, before - torch.outer(before @ direction, direction), atol=1e-6
+    )
+    assert abs(direction.sum()) < 1e-4
+
+
+def test_copies_lie_in_the_subspace_of_each_head_and_are_as_large_as_asked(text):
+    model = seeded(gpt2)
+    initialize(model, PreviousToken(values="copy", copy_scale=0.5))
+    site, seen = attention_sites(model)[0], {}
+    model.h[0].register_forward_pre_hook(lambda module, args: seen.update(stream=args[0]))
+    model.h[0].ln_1.register_forward_hook(lambda module, args, output: seen.update(read=output))
+    model.h[0].attn.register_forward_hook(lambda module, args, output: seen.update(out=output[0]))
+    with torch.no_grad():
+        model(text)
+    stream = seen["stream"].square().mean().sqrt()
+    for head in (0, 1):
+        value, output = site.value[head], site.output[head]
+        subspace = output / output.norm(dim=1, keepdim=True)
+        assert torch.allclose(subspace @ subspace.mT, torch.eye(32), atol=1e-5)
+        assert torch.allclose(value.mT @ value, torch.eye(32), atol=1e-5)
+        assert torch.allclose(subspace @ value, torch.zeros(32, 32), atol=1e-5)  # it writes where it does not read
+        copy, source = seen["out"] @ subspace.mT, seen["read"] @ value
+        assert copy.square().mean().sqrt() / stream == pytest.approx(0.5, rel=0.2)
+        shifted = nn.functional.cosine_similarity(copy[:, head + 1 :], source[:, : -head - 1], dim=-1)
+        assert shifted.mean() > 0.9
+    assert torch.allclose(site.output[0] @ site.output[1].mT, torch.zeros(32, 32), atol=1e-6)
+
+
+def test_two_seeds_choose_other_frequencies_and_the_same_seed_the_same():
+    tables = [seeded(gpt2) for _ in range(3)]
+    for model, seed in zip(tables, (0, 0, 1), strict=True):
+        initialize(model, PreviousToken(), seed=seed)
+    assert torch.equal(tables[0].wpe.weight, tables[1].wpe.weight)
+    assert not torch.equal(tables[0].wpe.weight, tables[2].wpe.weight)
+
+
+# Equations
+
+
+def test_codes_are_orthogonal_up_to_the_width_and_a_head_turns_them():
+    """sequences of 2 cos ω (t − offset − s), summed over the chosen frequencies, in numpy-like loops."""
+    generator = torch.Generator().manual_seed(0)
+    codes = position_codes(16, 16, generator=generator)
+    table = codes.at(torch.arange(16), 16)
+    assert torch.allclose(table @ table.mT / 16, torch.eye(16, dtype=torch.float64), atol=1e-9)
+    chosen = choose_frequencies(8, 6, generator=generator)
+    assert all(low < high for low, high in pairwise(chosen.tolist()))
+    logits = (table @ offset_head(codes, chosen, 3, 16, 6)) @ (table @ offset_head(codes, chosen, 0, 16, 6)).mT
+    for t in range(16):
+        for s in range(16):
+            wanted = sum(2 * math.cos(codes.frequencies[j].item() * (t - 3 - s)) for j in chosen)
+            assert logits[t, s].item() == pytest.approx(wanted, abs=1e-9)
+
+
+def test_codes_of_a_long_context_do_not_repeat():
+    table = position_codes(16, 400, generator=torch.Generator().manual_seed(0)).at(torch.arange(400), 16)
+    products = (table @ table.mT / 16).fill_diagonal_(0)
+    assert products.abs().max() < 0.95
+    assert table.square().mean() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("half_split", [True, False])
+def test_turned_constants_have_the_kernel_of_the_weights(half_split):
+    frequencies = 100.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
+    first = torch.arange(3) if half_split else 2 * torch.arange(3)
+    rotary = Rotary(frequencies, torch.stack([first, first + (3 if half_split else 1)], dim=1))
+    assert rotary.half_split == half_split
+    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
+    query, key = constant_parts(weights, rotary, 2, 8)
+    tokens = torch.arange(7)
+    logits = turn(query.expand(7, 8), tokens, rotary) @ turn(key.expand(7, 8), tokens, rotary).mT
+    wanted = [
+        [sum((w * math.cos(f * (t - s - 2))) for w, f in zip(weights, frequencies, strict=True)) for s in range(7)]
+        for t in range(7)
+    ]
+    assert torch.allclose(logits, torch.tensor(wanted, dtype=torch.float64))
+
+
+def test_no_other_weights_leave_less_to_other_distances():
+    """Against many drawn weights and each frequency alone, at the strength for which they were found."""
+    frequencies = 10000.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
+    distances = torch.tensor([tau for tau in range(-1, 200) if tau])
+    gaps = 1 - (distances[:, None] * frequencies).cos()
+    found = best_weights(frequencies, distances, 0.85)
+    assert found.sum().item() == pytest.approx(1)
+    assert (found >= 0).all()
+    generator = torch.Generator().manual_seed(0)
+    others = torch.distributions.Dirichlet(torch.full((8,), 0.5)).sample((2000,)).double()
+    others = torch.cat(
+        [others, torch.eye(8, dtype=torch.float64), found + 0.01 * torch.rand(50, 8, generator=generator)]
+    )
+    others = others / others.sum(dim=1, keepdim=True)
+
+    def share(weights, strength):
+        return 1 / (1 + (-strength * gaps @ weights.mT).exp().sum(dim=0))
+
+    strength = least_strength(lambda s: share(found[None], s).item(), 0.85).strength
+    assert share(others, strength).max() <= share(found[None], strength).item() + 1e-3
+
+
+def test_the_least_strength_is_where_the_share_is_reached_or_nine_tenths_of_the_largest():
+    assert least_strength(lambda s: 1 - math.exp(-s), 0.8).strength == pytest.approx(math.log(5), rel=1e-3)
+    assert least_strength(lambda s: 0.6 * (1 - math.exp(-s)), 0.8).strength == pytest.approx(math.log(10), rel=1e-2)
+    assert least_strength(lambda s: 0.9, 0.8).strength == 0
+
+
+def test_the_reach_is_the_longest_halved_context_with_the_share():
+    assert reach(lambda n: lambda s: 10 / n, 1.0, 64, least=0.5, shortest=2) == 16
+    assert reach(lambda n: lambda s: 0.0, 1.0, 64, least=0.5, shortest=2) == 0
+
+
+def test_copies_of_more_heads_than_there_is_room_for_are_still_orthonormal():
+    read, write = copying_subspaces(8, 4, [0, 0, 1, 1, 2, 2], generator=torch.Generator().manual_seed(0))
+    assert (sorted(read), len(write)) == ([0, 1, 2], 6)
+    for each in (*(value.mT for value in read.values()), *write):
+        assert torch.allclose(each @ each.mT, torch.eye(4, dtype=torch.float64), atol=1e-9)
+
+
+@pytest.mark.parametrize(("dim", "sources"), [(16, [0, 1]), (16, [0]), (16, [0, 0]), (8, [0, 1]), (16, [0, 1, 2, 3])])
+def test_a_head_reads_from_where_it_does_not_write(dim, sources):
+    """All subspaces are orthogonal where there is room for heads and values; else heads and what they read."""
+    read, write = copying_subspaces(dim, 4, sources, generator=torch.Generator().manual_seed(0))
+    for head, source in enumerate(sources):
+        assert torch.allclose(write[head] @ read[source], torch.zeros(4, 4, dtype=torch.float64), atol=1e-9)
+    for left in range(len(write)):
+        for right in range(left):
+            assert torch.allclose(write[left] @ write[right].mT, torch.zeros(4, 4, dtype=torch.float64), atol=1e-9)
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"offsets": [1, 2, 3]}, r"3 offsets for the 2 heads of 'h.0.attn'"),
+        ({"offsets": [96]}, r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
+        ({"offsets": [-1]}, r"offset -1 looks ahead, where the mask of 'h.0.attn' hides everything"),
+        ({"offsets": [[1, 0]]}, r"offset \[1, 0\] leads to another row, and 'h.0.attn' sees a sequence"),
+        ({"where": "h.7.attn"}, r"where='h.7.attn' selects none of the 2 attention layers"),
+    ],
+)
+def test_what_a_host_cannot_hold_is_one_line(options, message):
+    with pytest.raises(StructuredInitError, match=message) as refusal:
+        initialize(seeded(gpt2), PreviousToken(**options))
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"offsets": [None]}, "offsets name no head that looks anywhere"),
+        ({"offsets": [0.5]}, "an offset is a number of tokens such as 1"),
+        ({"share": 1.0}, "share must lie between 0 and 1"),
+        ({"values": "both"}, "values must be host or copy"),
+        ({"copy_scale": 0.0}, "copy_scale must be positive"),
+        ({"gain": -1.0}, "gain must be positive"),
+        ({"context": 1}, "context must be two tokens or more"),
+    ],
+)
+def test_wrong_arguments_are_one_line(options, message, as_installed):
+    with pytest.raises(StructuredInitError, match=message):
+        PreviousToken(**options)
+
+
+def test_a_host_without_positions_is_refused():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 1, enable_nested_tensor=False)
+    with pytest.raises(StructuredInitError, match=r"'layers.0.self_attn' has no positions that are known"):
+        initialize(model, PreviousToken())
+
+
+def test_a_grid_of_absolute_positions_is_impulses_matter():
+    model = timm.models.vision_transformer.VisionTransformer(
+        img_size=16, patch_size=4, embed_dim=16, depth=1, num_heads=2
+    )
+    with pytest.raises(StructuredInitError, match=r"sees a grid of 4 rows through absolute positions: use Impulse"):
+        initialize(model, PreviousToken())
+
+
+def test_one_row_of_patches_is_a_sequence():
+    vit = timm.models.vision_transformer.VisionTransformer
+    model = seeded(lambda: vit(img_size=(8, 256), patch_size=8, embed_dim=64, depth=1, num_heads=2, num_classes=3))
+    report = initialize(model, PreviousToken())
+    assert position_sites(model)[0].grid == (1, 32)
+    assert "1: 0.9" in report.notes["blocks.0.attn"]
+    images = torch.randn(8, 3, 8, 256, generator=torch.Generator().manual_seed(0))
+    maps = capture_attention(model, images, layers=[0])["blocks.0.attn"][:, :, 1:, 1:]
+    assert min(share_on(maps[:, 0], 1, 16), share_on(maps[:, 1], -1, 16)) >= 0.8
+
+
+def test_alibi_has_one_offset():
+    model = transformers.BloomModel(config("Bloom", hidden_size=16, n_layer=1, n_head=2, **TEXT))
+    with pytest.raises(
+        StructuredInitError, match=r"ALiBi falls off with the distance, so heads of .* at offset 1 alone"
+    ):
+        initialize(model, PreviousToken(offsets=[2]))
+
+
+def test_nothing_but_cross_attention_is_refused():
+    model = nn.ModuleDict({"cross_attn": nn.MultiheadAttention(16, 2, kdim=8, vdim=8)})
+    with pytest.raises(StructuredInitError, match="PreviousToken found nothing but cross-attention"):
+        initialize(model, PreviousToken())
+
+
+def test_of_two_towers_that_which_cannot_is_skipped_with_the_reason():
+    vision = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    model = transformers.CLIPModel(
+        transformers.CLIPConfig(
+            text_config={**vision, **TEXT, "max_position_embeddings": 16},
+            vision_config={**vision, "image_size": 16, "patch_size": 4},
+            projection_dim=8,
+        )
+    )
+    report = initialize(model, PreviousToken())
+    assert "use Impulse" in report.skipped["vision_model.encoder.layers.0.self_attn"]
+    assert any("text_model" in name for entry in report.changed for name in entry.names)
+
+
+def test_positions_that_checkpoints_leave_out_are_a_warning():
+    class Small(nn.Module):
+        """Positions in a buffer that is computed when the model is built."""
+
+        def __init__(self):
+            super().__init__()
+            self.wte = nn.Embedding(20, 32)
+            self.register_buffer("pos_embed", torch.zeros(16, 32), persistent=False)
+            self.layers = nn.ModuleList([nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)])
+
+    model = seeded(Small)
+    report = initialize(model, PreviousToken(causal=True))
+    assert report.warnings == [
+        "'pos_embed' is left out of checkpoints: a model that is loaded again has the host's positions"
+    ]
+    assert "1: 0." in report.notes["layers.0.self_attn"]
+    assert "2: 0." in report.notes["layers.0.self_attn"]  # causal, as was said
