@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from functools import partial
@@ -101,7 +102,14 @@ def small(config: object, layers: int = 2) -> object:
         value = getattr(config, name, None)
         if isinstance(value, bool) or not isinstance(value, int):
             continue
-        setattr(config, name, layers if name in LAYERS else _small(config, name))
+        put(config, name, layers if name in LAYERS else _small(config, name))
+    if hasattr(config, "qk_rope_head_dim"):  # latent attention: part of a head is rotated, the other is not
+        for name, size in (("qk_rope_head_dim", 4), ("qk_nope_head_dim", 4), ("qk_head_dim", 8), ("head_dim", 4)):
+            if hasattr(config, name):
+                put(config, name, size)
+        for name in ("kv_lora_rank", "q_lora_rank", "v_head_dim"):
+            if isinstance(getattr(config, name, None), int):
+                setattr(config, name, 8)
     if isinstance(groups, int):
         config.num_key_value_heads = 4 if groups == heads else 2
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
@@ -110,12 +118,18 @@ def small(config: object, layers: int = 2) -> object:
     types = getattr(config, "layer_types", None)
     if isinstance(types, list | tuple) and types:
         kinds = list(dict.fromkeys(types))
-        config.layer_types = (kinds * layers)[: max(layers, len(kinds))]
+        put(config, "layer_types", (kinds * layers)[: max(layers, len(kinds))])
         config.num_hidden_layers = len(config.layer_types)
     for part in vars(config).values():
         if hasattr(part, "attribute_map") and hasattr(part, "to_dict"):
             small(part, layers)
     return config
+
+
+def put(config: object, name: str, value: object) -> None:
+    """Set a setting that a configuration keeps; one that it computes from others stays."""
+    with contextlib.suppress(AttributeError):
+        setattr(config, name, value)
 
 
 def _small(config: object, name: str) -> int:

@@ -117,6 +117,7 @@ class AttentionLayout:
         scale: the factor on q·k before the softmax; 1/√k where the host does not say otherwise.
         query_key_norm: the host normalizes q and k, so the scale of a query–key initialization has no effect.
         value_norm: the host normalizes between W_v and W_o, so the scale of W_v has no effect.
+        between: what else lies between W_v and W_o, such as an activation or a gate; ``None`` where nothing does.
         rope: the host turns q and k by their positions, in pairs of coordinates.
         residual_depth: where the host divides the output projection's own start by √(this many residual branches).
         mixes_heads: the host mixes the heads' logits or maps, so no head is on its own.
@@ -132,6 +133,7 @@ class AttentionLayout:
     scale: float | Tensor | None = None
     query_key_norm: bool = False
     value_norm: bool = False
+    between: str | None = None
     rope: bool = False
     residual_depth: int | None = None
     mixes_heads: bool = False

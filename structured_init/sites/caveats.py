@@ -28,6 +28,8 @@ def value_output_caveats(
     caveats = []
     if layout.value_norm:
         caveats.append("the host normalizes between values and output: the strength of the values has no effect")
+    if layout.between:
+        caveats.append(f"between values and output the host has {layout.between}: their product is no map of its own")
     if (group := layout.output.heads // layout.value.heads) > 1:
         rank = layout.value.heads * layout.value.head_dim
         caveats.append(f"{group} heads share a value: the rank of the value–output product is at most {rank}")

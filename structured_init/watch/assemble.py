@@ -179,6 +179,7 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
         inputs(first.linears[3], taken),
         query_key_norm=bool(NORMS & path),
         value_norm=bool(NORMS & first.linears[3].path),
+        between=", ".join(sorted(first.linears[3].path - PLAIN - NORMS - POOLS)) or None,
         rope=bool(TURNS & path),
         mixes_heads=MIXED in first.sum.maps_tag.path,
         cross=is_cross(seen, first.linears[0], first.linears[1]),

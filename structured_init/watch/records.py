@@ -17,10 +17,10 @@ from structured_init.watch import codes
 ROWS = 64  # queries of each head whose logits and outputs are kept to be compared
 # Entries of a path that are no operation's name.
 MIXED, TWICE = "mixed by a linear map", "added to itself"
-AVERAGED, POOLED = "channels averaged", "tokens pooled"
+AVERAGED, POOLED, GATED = "channels averaged", "tokens pooled", "a gate"
 
 
-@dataclass
+@dataclass(eq=False)
 class Tag:
     """Where a tensor's numbers come from.
 

@@ -22,7 +22,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from structured_init.names import named_plain_modules
 from structured_init.watch import codes
 from structured_init.watch.moves import FILLS, MAKES, MOVES, moved
-from structured_init.watch.records import AVERAGED, MIXED, POOLED, TWICE, Block, Linear, Other, Product, Sum, Tag
+from structured_init.watch.records import AVERAGED, GATED, MIXED, POOLED, TWICE, Block, Linear, Other, Product, Sum, Tag
 
 SUMS = frozenset({"add", "add_", "sub", "sub_"})
 SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
@@ -133,7 +133,7 @@ class WatchMode(TorchDispatchMode):
     def _keep(self, name: str, args: tuple, result: object) -> None:
         """Give the result of a function of single numbers, or of a norm, the codes of what goes in."""
         given = list(self._known(args).values())
-        path = frozenset().union(*(tag.path for tag in given)) | ({name.rstrip("_")} - SILENT)
+        whole = frozenset().union(*(tag.path for tag in given)) | ({name.rstrip("_")} - SILENT)
         for out in _tensors(result) if given else ():
             same = [tag for tag in given if tag.codes.shape == out.shape]
             if not (out.is_floating_point() or out.is_complex()):
@@ -143,12 +143,17 @@ class WatchMode(TorchDispatchMode):
                 self._tags[out] = Tag(
                     codes.unknown(out) if left is None else left,
                     None,
-                    path | {POOLED if left is not None else AVERAGED},
+                    whole | {POOLED if left is not None else AVERAGED},
                 )
                 continue
-            path = path | {TWICE} if out.is_complex() else path  # a product of complex numbers turns
             active = [tag for tag in same if len(given) == 1 or not self._is_weight(tag)]
             tag = (active or same)[0]
+            # Of what goes in beside it, only what was averaged or pooled, or is added, changes what this is.
+            beside = [other for other in given if other not in same or name in SUMS]
+            path = tag.path.union({name.rstrip("_")} - SILENT, *(other.path for other in beside))
+            path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
+            if name in ("mul", "mul_") and len(active) == 2 and self.source(active[0]) is not self.source(active[1]):
+                path |= {GATED}
             if name in SUMS and len(active) == 2:
                 self._tags[out] = self._added(*active, path)
             else:

@@ -197,6 +197,18 @@ class GatedValues(Apart):
         return super().attend(q, k, v.sigmoid())
 
 
+class GatedOutput(Apart):
+    """What the heads give is multiplied with a gate of the tokens, and goes through an activation."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        mixed = merged(self.attend(heads(self.ask(x)), heads(self.meet(x)), heads(self.carry(x))))
+        return self.write((mixed * self.gate(x).sigmoid()).relu())
+
+
 class NoSoftmax(Apart):
     def attend(self, q, k, v):
         return (q @ k.mT).relu() @ v
