@@ -36,7 +36,7 @@ test: $(READY)  ## run all tests
 fast-test: $(READY)  ## run the tests that take seconds
 	@OMP_NUM_THREADS=1 NOTEBOOK_EPOCHS=1 NOTEBOOK_STEPS=5 $(BIN)/python -m pytest $(SHARED) -q -m "not slow and not distributed" $(ARGS)
 
-mutations: $(READY)  ## put 71 bugs into copies of the tree, one at a time, and see that the tests catch them (10 minutes)
+mutations: $(READY)  ## put 77 bugs into copies of the tree, one at a time, and see that the tests catch them (10 minutes)
 	@$(BIN)/python -W ignore -m benchmarks.mutations --output benchmarks/results
 
 lint: $(READY)  ## check style

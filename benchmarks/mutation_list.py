@@ -28,6 +28,7 @@ LOSS, OF_LOSS = "lightning_modules/tasks/language/loss.py", "lightning_modules/t
 MIX, OF_MIX = "lightning_modules/tasks/image/mixing.py", "lightning_modules/tasks/image/test_mixing.py"
 PROOF = "lightning_modules/tasks/certified/certificate.py"
 OF_PROOF = "lightning_modules/tasks/certified/test_certified_metrics.py"
+OF_WATCH = "structured_init/watch"
 PAIRED, OF_PAIRED = "comparison/results/paired.py", "comparison/results/test_paired.py"
 TARGETS, OF_TARGETS = (
     "comparison/results/targets.py",
@@ -94,8 +95,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{LIBRARY}/initializer.py",
-        "Weights(model, None if dry_run else writer)",
-        "Weights(model, writer)",
+        "Weights(model, None if dry_run else writer, batch)",
+        "Weights(model, writer, batch)",
         f"structured_init/test_initialize.py {PROMISES}",
     ),
     Mutation(
@@ -182,6 +183,23 @@ MUTATIONS = [
         "[torch.minimum(first, second), torch.maximum(first, second)]",
         "structured_init/layers/test_sorting.py",
     ),
+    # Attention that is watched
+    Mutation(
+        f"{LIBRARY}/watch/heads.py",
+        "return query.gather(1, order), key.gather(1, order), order",
+        "return query, key, order",
+        OF_WATCH,
+    ),
+    Mutation(
+        f"{LIBRARY}/watch/assemble.py",
+        "order = in_groups(query, key, value)",
+        "order = list(range(len(query)))",
+        OF_WATCH,
+    ),
+    Mutation(f"{LIBRARY}/watch/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
+    Mutation(f"{LIBRARY}/watch/watch.py", "            self._keep_from(args[0])", "            pass", OF_WATCH),
+    Mutation(f"{LIBRARY}/watch/watch.py", "if isinstance(source, Sum) and source is not other:", "if False:", OF_WATCH),
+    Mutation(f"{LIBRARY}/sites/watched.py", "if max(logits, outputs) > tolerance:", "if logits > tolerance:", OF_WATCH),
     # Analysis
     Mutation(MAPS, "maps[..., prefix_tokens:, prefix_tokens:]", "maps[..., prefix_tokens:, :]", OF_MAPS),
     Mutation(MAPS, "rows = -torch.special", "rows = torch.special", OF_MAPS),
@@ -191,13 +209,13 @@ MUTATIONS = [
     Mutation(CKA, "rows = 2 * (row_sums", "rows = (row_sums", OF_CKA),
     Mutation(CKA, "[..., None, :] - 2 * gram)", "[..., None, :] - gram)", OF_CKA),
     Mutation(
-        f"{LIBRARY}/analysis/undisturbed.py",
+        f"{LIBRARY}/undisturbed.py",
         "            module.training = training",
         "            pass",
         "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",
     ),
     Mutation(
-        f"{LIBRARY}/analysis/undisturbed.py",
+        f"{LIBRARY}/undisturbed.py",
         "        random.setstate(python)",
         "        pass",
         "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",

@@ -100,12 +100,13 @@ def tried(folder: Path, mutation: Mutation, log: Path) -> dict[str, object]:
     }  # fmt: skip
 
 
-def table(rows: list[dict[str, object]]) -> str:
+def table(rows: list[dict[str, object]], tests_of: str | None = None) -> str:
     """Return the result as a page of Markdown."""
+    command = "python -m benchmarks.mutations" + (f" --tests-of {tests_of}" if tests_of else "")
     caught = sum(row["outcome"] == "caught" for row in rows)
     lines = [
         "# Bugs that the tests see", "",
-        f"{caught} of {len(rows)} bugs are caught. `python -m benchmarks.mutations --output benchmarks/results`", "",
+        f"{caught} of {len(rows)} bugs are caught. `{command} --output benchmarks/results`", "",
         "| file | right | wrong | outcome | first test that fails |", "|---|---|---|---|---|",
     ]  # fmt: skip
     for row in rows:
@@ -136,8 +137,9 @@ def main(args: list[str] | None = None) -> int:
                 print(rows[-1]["outcome"], mutation.file, repr(mutation.old), rows[-1]["seen_by"], flush=True)
     if given.output:
         given.output.mkdir(parents=True, exist_ok=True)
-        (given.output / "mutations.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        (given.output / "mutations.md").write_text(table(rows), encoding="utf-8")
+        name = f"mutations_{given.tests_of}" if given.tests_of else "mutations"
+        (given.output / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        (given.output / f"{name}.md").write_text(table(rows, given.tests_of), encoding="utf-8")
     return int(any(row["outcome"] != "caught" for row in rows))
 
 

@@ -54,14 +54,14 @@ class Call:
         linears: the linear maps of queries, keys, values and output.
         columns: for every head, its channels among the outputs of the first three and the inputs of the last,
             (H, k) each.
-        heads: for every head, its number in product and sum.
+        channels: for every head, the order of its channels in the product, (H, k).
     """
 
     sum: Sum
     product: Product
     linears: tuple[Linear, Linear, Linear, Linear]
     columns: tuple[Tensor, Tensor, Tensor, Tensor]
-    heads: list[int]
+    channels: Tensor
 
 
 @dataclass(eq=False)
@@ -148,7 +148,8 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
     linears = [made_by(seen, what, table) for what, table in tables.items()]
     output, taken = taken_by(seen, sum_, torch.tensor(numbers))
     query, key, value = (codes.place(table) for table in tables.values())
-    return Call(sum_, product, (*linears, output), (*sorted_alike(query, key), value, taken), numbers)
+    query, key, order = sorted_alike(query, key)
+    return Call(sum_, product, (*linears, output), (query, key, value, taken), order)
 
 
 def _of_several(seen: WatchMode, product: Product) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from structured_init.layout import AttentionLayout, Projection, StridedProjection
 from structured_init.plan import Weights
-from structured_init.watch.assemble import NORMS, POOLS, TURNS, Watched
+from structured_init.watch.assemble import NORMS, POOLS, TURNS, Call, Watched
 from structured_init.watch.found import Evidence, FoundAttention
 from structured_init.watch.records import Linear
 
@@ -53,9 +53,19 @@ class _Seen:
 
 def _seen(watched: Watched) -> _Seen:
     products, sums = ([getattr(call, name) for call in watched.parts] for name in ("product", "sum"))
-    of_products = (torch.cat([getattr(p, name) for p in products]) for name in ("query", "key", "logits"))
+    query, key = (
+        torch.cat([getattr(call.product, name).gather(2, _along(call, name)) for call in watched.parts])
+        for name in ("query", "key")
+    )
+    of_products = (query, key, torch.cat([product.logits for product in products]))
     of_sums = (torch.cat([getattr(s, name) for s in sums]) for name in ("maps", "value", "out"))
     return _Seen(*(_wide(part[watched.order]) for part in (*of_products, *of_sums)))
+
+
+def _along(call: Call, name: str) -> Tensor:
+    """Return the order of a call's channels for every row of its queries or keys."""
+    rows = getattr(call.product, name).shape[1]
+    return call.channels.to(call.product.query.device)[:, None].expand(-1, rows, -1)
 
 
 def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> tuple[float, float | None, str]:

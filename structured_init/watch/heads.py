@@ -58,10 +58,14 @@ def distinct(table: Int64[Tensor, "heads channels"]) -> Int64[Tensor, "groups ch
     return torch.stack([torch.tensor(row) for row in dict.fromkeys(map(tuple, table.tolist()))])
 
 
-def sorted_alike(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-    """Put the channels of every head in order, its key's with them: a product does not ask for their order."""
+def sorted_alike(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Put the channels of every head in order, its key's with them: a product does not ask for their order.
+
+    Returns:
+        Both, and the order of each head, all (H, k).
+    """
     order = query.argsort(dim=1)
-    return query.gather(1, order), key.gather(1, order)
+    return query.gather(1, order), key.gather(1, order), order
 
 
 def taken_by(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, Int64[Tensor, "heads channels"]]:
@@ -81,7 +85,12 @@ def taken_by(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, Int64[T
                 "no linear map takes what it gives",
             )
         )
+    if len({id(linear.block.parameter) for linear in taking}) > 1:
+        names = ", ".join(dict.fromkeys(f"'{linear.module}'" for linear in taking))
+        raise NoLayout(f"what it gives goes into several linear maps ({names})")
     for linear in taking:
+        if len(set(linear.taken.tolist())) < len([code for code in linear.taken if int(codes.source(code))]):
+            raise NoLayout(f"what it gives goes into '{linear.module}' more than once")
         places = {
             int(codes.place(code)): place
             for place, code in enumerate(linear.taken)

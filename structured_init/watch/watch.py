@@ -152,9 +152,15 @@ class WatchMode(TorchDispatchMode):
             beside = [other for other in given if other not in same or name in SUMS]
             path = tag.path.union({name.rstrip("_")} - SILENT, *(other.path for other in beside))
             path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
-            if name in ("mul", "mul_") and len(active) == 2 and self.source(active[0]) is not self.source(active[1]):
+            mixed = isinstance(self.source(tag), Sum) and any(
+                leaf.shape == out.shape and self._tag(leaf) is None for leaf in _tensors(args)
+            )
+            apart = len(active) == 2 and self.source(active[0]) is not self.source(active[1])
+            if name in ("mul", "mul_") and (apart or mixed):
                 path |= {GATED}
-            if name in SUMS and len(active) == 2:
+            if name in SUMS and mixed:  # tokens of unknown origin: a residual stream
+                self._tags[out] = Tag(codes.unknown(out), None, path)
+            elif name in SUMS and len(active) == 2:
                 self._tags[out] = self._added(*active, path)
             else:
                 self._tags[out] = Tag(tag.codes, tag.other, path)
@@ -179,6 +185,8 @@ class WatchMode(TorchDispatchMode):
             )
             if isinstance(source, Product) or local:  # a second term of the logits, or a convolution of the values
                 return Tag(tag.codes, tag.other, path)
+            if isinstance(source, Sum) and source is not other:  # a residual stream is no output of attention alone
+                return Tag(codes.unknown(tag.codes), None, path)
 
         def either(one: Tensor, two: Tensor) -> Tensor:
             a, b = codes.source(one), codes.source(two)

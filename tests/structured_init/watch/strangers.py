@@ -73,6 +73,13 @@ class RotaryByComplexNumbers(RotaryByHalves):
         return torch.view_as_real(pairs * turn).flatten(-2)
 
 
+class ReorderedChannels(Apart):
+    """Queries and keys have their channels in another order than the linear maps."""
+
+    def turn(self, q, k):
+        return q[..., [2, 0, 3, 1]], k[..., [2, 0, 3, 1]]
+
+
 class NormalizedQueries(Apart):
     def turn(self, q, k):
         return q / q.pow(2).mean(-1, keepdim=True).sqrt(), F.layer_norm(k, (DIM,))
@@ -207,6 +214,60 @@ class GatedOutput(Apart):
     def forward(self, x):
         mixed = merged(self.attend(heads(self.ask(x)), heads(self.meet(x)), heads(self.carry(x))))
         return self.write((mixed * self.gate(x).sigmoid()).relu())
+
+
+class Twice(Apart):
+    """What the heads give goes into the output map twice, and into another one as well."""
+
+    def __init__(self, maps=1):
+        super().__init__()
+        self.write = nn.Linear(2 * WIDTH // maps, WIDTH)
+        self.also = nn.Linear(WIDTH, WIDTH) if maps == 2 else None
+
+    def forward(self, x):
+        mixed = merged(self.attend(heads(self.ask(x)), heads(self.meet(x)), heads(self.carry(x))))
+        if self.also is not None:
+            return self.write(mixed) - self.also(mixed)
+        return self.write(torch.cat([mixed, mixed], -1))
+
+
+class ResidualWithoutOutput(Apart):
+    """The heads' outputs are added to the tokens as they are; a linear map then takes the sum."""
+
+    def forward(self, x):
+        return self.write(x + merged(self.attend(heads(self.ask(x)), heads(self.meet(x)), heads(self.carry(x)))))
+
+
+class TwoPaths(nn.Module):
+    """A residual stream: the sum of two linear maps."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.one(x) + self.two(x)
+
+
+class BehindTorchsBack(Apart):
+    """Keys are changed through numpy, which no operation of torch shows."""
+
+    def turn(self, q, k):
+        k.detach().numpy()[...] *= [[1.0], [-2.0], [3.0], [0.5], [1.0]]
+        return q, k
+
+
+class TiledKeys(nn.Module):
+    """Four heads of queries; the keys' two are repeated as a whole, so that heads 0 and 2 share one."""
+
+    def __init__(self):
+        super().__init__()
+        self.ask, self.write = nn.Linear(WIDTH, 4 * DIM), nn.Linear(4 * DIM, WIDTH)
+        self.meet, self.carry = nn.Linear(WIDTH, 2 * DIM), nn.Linear(WIDTH, 2 * DIM)
+
+    def forward(self, x):
+        q, k, v = heads(self.ask(x), 4), heads(self.meet(x), 2), heads(self.carry(x), 2)
+        return self.write(merged((q @ k.repeat(1, 2, 1, 1).mT).softmax(-1) @ v.repeat(1, 2, 1, 1)))
 
 
 class NoSoftmax(Apart):

@@ -31,7 +31,7 @@ def block(linear):
 APART = [
     strangers.Apart, strangers.GroupedQueries, strangers.RotaryByHalves, strangers.RotaryByPairs,
     strangers.RotaryByComplexNumbers, strangers.NormalizedQueries, strangers.InPlace, strangers.HeadByHead,
-    strangers.TalkingHeads, strangers.Sink, strangers.Windows, strangers.FusedKernel,
+    strangers.TalkingHeads, strangers.Sink, strangers.Windows, strangers.ReorderedChannels, strangers.FusedKernel,
 ]  # fmt: skip
 
 
@@ -110,6 +110,16 @@ def test_groups_of_queries_before_their_key_and_value_in_one_map_are_found():
     torch.testing.assert_close(value, rows[:, 3])
 
 
+def test_heads_that_share_a_key_become_neighbours():
+    torch.manual_seed(0)
+    model = strangers.TiledKeys()
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    query, key, _, output = parts(found, model)
+    torch.testing.assert_close(query, block(model.ask)[[0, 2, 1, 3]])
+    torch.testing.assert_close(key, block(model.meet))
+    torch.testing.assert_close(output, model.write.weight.detach().T.unflatten(0, (4, 4))[[0, 2, 1, 3]])
+
+
 @pytest.mark.parametrize(
     ("model", "shape", "reason"),
     [
@@ -119,6 +129,12 @@ def test_groups_of_queries_before_their_key_and_value_in_one_map_are_found():
         (strangers.Latent(), TOKENS, "its keys are put together from several linear maps (meet, also)"),
         (strangers.BetweenChannels(), TOKENS, "it attends between channels, not between tokens"),
         (strangers.NoOutput(), TOKENS, "no linear map takes what it gives"),
+        (strangers.Twice(), TOKENS, "what it gives goes into 'write' more than once"),
+        (strangers.Twice(2), TOKENS, "what it gives goes into several linear maps ('write', 'also')"),
+        (strangers.ResidualWithoutOutput(), TOKENS, "no linear map takes what it gives"),
+        (nn.Sequential(nn.Linear(12, 12), strangers.ResidualWithoutOutput()), TOKENS, "no linear map takes what it"),
+        (nn.Sequential(strangers.TwoPaths(), strangers.ResidualWithoutOutput()), TOKENS, "no linear map takes what it"),
+        (strangers.BehindTorchsBack(), TOKENS, "what its matrices predict is not what came out: relative error"),
     ],
 )
 def test_what_four_matrices_cannot_describe_is_refused_with_the_reason(model, shape, reason):
