@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from callbacks.figures.mosaic import DIVERGING, FAINT, INK, SEQUENTIAL, Mosaic, evenly, mosaic_figure, quantile
-from structured_init.analysis.filters import block_grid, empirical_covariance, variance_map
+from structured_init.analysis.filters import block_grid, variance_map
+from structured_init.filter_covariance import empirical_covariance
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

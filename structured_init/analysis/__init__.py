@@ -15,7 +15,6 @@ from structured_init.analysis.filters import (
     FILTER_STATISTICS,
     block_grid,
     depthwise_filters,
-    empirical_covariance,
     filter_change,
     filter_statistics,
     variance_map,
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
         ProfileEnergy,
         StructureLeft,
     )
+from structured_init.filter_covariance import empirical_covariance
 
 _METRICS = (
     "CKA",

@@ -13,11 +13,11 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
+from structured_init.filter_covariance import empirical_covariance
 from structured_init.sites.depthwise import depthwise_conv_sites
 from structured_init.sites.select import Where
 
 Filters = Float[Tensor, "filters _ _"]
-Matrix = Float64[Tensor, "K K"]
 
 # Of the second moment E[f fᵀ], mean filter included.
 FILTER_STATISTICS = {
@@ -41,23 +41,6 @@ def depthwise_filters(model: nn.Module, where: Where = None) -> dict[str, Filter
         site.name: site.filters.detach().float().cpu().reshape(site.num_filters, -1, site.kernel_size[-1])
         for site in depthwise_conv_sites(model, where)
     }
-
-
-def empirical_covariance(filters: Float[Tensor, "filters ..."], centred: bool = True) -> Matrix:
-    """Return Σ = (1/F) Σ_f (f − μ)(f − μ)ᵀ over a layer's filters, (K, K), pixels in row-major order, in float64.
-
-    Args:
-        filters: (F, *kernel), one sample each; their own mean is μ.
-        centred: False leaves μ out: the second moment, whose trace is the mean energy of a filter.
-
-    Source:
-        Trockman et al., "Understanding the covariance structure of convolutional filters", arXiv 2210.03651; the
-        divisor F is from a description of it.
-    """
-    samples = filters.double().flatten(1)
-    if centred:
-        samples = samples - samples.mean(dim=0)
-    return samples.mT @ samples / len(samples)
 
 
 def block_grid(covariance: Float[Tensor, "K K"], kernel_size: tuple[int, int]) -> Float[Tensor, "rows columns"]:

@@ -115,12 +115,19 @@ def _watched_sites(
     for found in watched_attention(weights):
         if found.layout is None or id(found.layout.query.weight) in known:
             continue
-        around = _enclosing(tokens, found.name)
-        site = AttentionSite(found.name, modules[found.name], found.layout, found.layout.tokens or around, weights)
+        around = _of_length(enclosing(tokens, found.name), found.length)
+        site = AttentionSite(found.name, modules[found.name], found.layout, around, weights)
         site.branch_scale = layer_scale(modules.get(found.name.rpartition(".")[0]))
         site.how, site.checked = "watched", True
         sites.append(site)
     return sites
+
+
+def _of_length(tokens: TokenLayout | None, length: int) -> TokenLayout | None:
+    """Return the tokens of the model around attention, unless it was seen to look at others: windows, pooled tokens."""
+    if tokens is None or tokens.grid is None or tokens.grid[0] * tokens.grid[1] + tokens.prefix_tokens == length:
+        return tokens
+    return replace(tokens, grid=None, prefix_tokens=0)
 
 
 def _in_order(sites: list[AttentionSite], modules: dict[str, nn.Module]) -> list[AttentionSite]:

@@ -71,12 +71,13 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
     tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
     if not proof.error <= tolerance:
         reason = (
-            f"what its matrices predict is not what came out: relative error {proof.logits:.2g} of the "
-            f"{proof.how}, {proof.outputs:.2g} of the outputs"
+            f"what its matrices predict is not what came out: relative error {proof.logits:.2g} "
+            f"(compared: {proof.how}), and {proof.outputs:.2g} of the outputs"
         )
         return FoundAttention(watched.name, None, proof, reason, calls)
     tokens = tuple(_few(linear.x) for linear in watched.parts[0].linears[:3])
-    return FoundAttention(watched.name, replace(watched.layout, scale=proof.factor), proof, None, calls, tokens)
+    layout, length = replace(watched.layout, scale=proof.factor), watched.parts[0].product.key.shape[1]
+    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens)
 
 
 def _few(x: Tensor) -> Tensor:

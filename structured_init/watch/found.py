@@ -50,6 +50,7 @@ class FoundAttention:
         evidence: predicted against computed logits and outputs; ``None`` without a layout.
         reason: why there is no layout; ``None`` where there is one.
         calls: how many times it ran in the pass.
+        length: how many tokens it looks at, those of one window where it has windows; 0 without a layout.
         tokens: a few of the tokens that queries, keys and values are made of, each (tokens, width).
     """
 
@@ -58,4 +59,5 @@ class FoundAttention:
     evidence: Evidence | None
     reason: str | None
     calls: int = 1
+    length: int = 0
     tokens: tuple[Tensor, ...] = field(default=(), repr=False)

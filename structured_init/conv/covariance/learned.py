@@ -17,10 +17,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from structured_init.analysis.filters import empirical_covariance
 from structured_init.conv.covariance.transfer import resize, shrink
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
+from structured_init.filter_covariance import empirical_covariance
 from structured_init.sites.depthwise import depthwise_conv_sites
 from structured_init.sites.registry import what_the_model_has
 from structured_init.sites.select import Where, selects

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+import torchvision
 import transformers
 from torch import nn
 
@@ -18,6 +19,7 @@ from structured_init import (
     Mimetic,
     Projection,
     StructuredInitError,
+    Weights,
     attention_sites,
     check_attention,
     initialize,
@@ -64,6 +66,17 @@ def test_mimetic_writes_the_products_of_watched_attention():
     torch.testing.assert_close(product, -0.7 * torch.eye(12), atol=1e-5, rtol=0)
 
 
+def test_windows_do_not_get_the_grid_of_the_image():
+    torch.manual_seed(0)
+    swin = torchvision.models.SwinTransformer(
+        patch_size=[4, 4], embed_dim=12, depths=[1, 1], num_heads=[2, 2], window_size=[4, 4], num_classes=3
+    )
+    images = torch.randn(1, 3, 64, 64)
+    found = attention_sites(Weights(swin, batch=images))
+    assert [site.how for site in found] == ["watched"] * 2
+    assert [(site.grid, site.prefix_tokens) for site in found] == [(None, 0)] * 2
+
+
 def test_without_a_batch_the_error_says_what_is_missing():
     with pytest.raises(StructuredInitError) as caught:
         initialize(Reader(), Mimetic(positions="keep"))
@@ -78,11 +91,9 @@ def test_why_a_layer_cannot_be_written_is_said():
 
 def test_sites_say_how_they_are_known():
     torch.manual_seed(0)
-    config = transformers.OPTConfig(
-        vocab_size=40, hidden_size=16, ffn_dim=32, num_hidden_layers=1, num_attention_heads=4, word_embed_proj_dim=16
-    )
-    [watched] = attention_sites(transformers.OPTModel(config))
-    assert (watched.name, watched.how, watched.checked) == ("decoder.layers.0.self_attn", "watched", True)
+    config = transformers.FalconConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
+    [watched] = attention_sites(transformers.FalconModel(config))
+    assert (watched.name, watched.how, watched.checked) == ("h.0.self_attention", "watched", True)
     written, _ = attention_sites(transformers.BertModel(transformers.BertConfig(**TINY)))
     assert (written.how, written.checked) == ("written", False)
 
