@@ -109,6 +109,49 @@ class StridedProjection:
 
 
 @dataclass(frozen=True)
+class JoinedProjection:
+    """One of the four matrices whose heads lie in parameters of their own, as where every head is a module.
+
+    Attributes:
+        parts: one after another, of one width and head_dim.
+    """
+
+    parts: tuple[Projection | StridedProjection, ...]
+
+    @property
+    def weight(self) -> Tensor:
+        """The first part's parameter."""
+        return self.parts[0].weight
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are in all parts."""
+        return sum(part.heads for part in self.parts)
+
+    @property
+    def head_dim(self) -> int:
+        """How many channels a head has."""
+        return self.parts[0].head_dim
+
+    @property
+    def width(self) -> int:
+        """D, the size of the other axis."""
+        return self.parts[0].width
+
+    def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
+        """Return the heads, as a copy."""
+        return torch.cat([part.get(weights) for part in self.parts])
+
+    def set(self, weights: Weights, value: Float[Tensor, "heads head_dim width"], by: str) -> None:
+        """Write the heads into the overlay."""
+        for part, heads in zip(self.parts, value.split([part.heads for part in self.parts]), strict=True):
+            part.set(weights, heads, by)
+
+
+Matrices = Projection | StridedProjection | JoinedProjection
+
+
+@dataclass(frozen=True)
 class AttentionLayout:
     """Where one attention module keeps its matrices, and what it does around them.
 
@@ -126,10 +169,10 @@ class AttentionLayout:
             class token that alone asks.
     """
 
-    query: Projection | StridedProjection
-    key: Projection | StridedProjection
-    value: Projection | StridedProjection
-    output: Projection | StridedProjection
+    query: Matrices
+    key: Matrices
+    value: Matrices
+    output: Matrices
     scale: float | Tensor | None = None
     query_key_norm: bool = False
     value_norm: bool = False

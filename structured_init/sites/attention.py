@@ -116,7 +116,7 @@ def _watched_sites(
         if found.layout is None or id(found.layout.query.weight) in known:
             continue
         around = _of_length(enclosing(tokens, found.name), found.length)
-        site = AttentionSite(found.name, modules[found.name], found.layout, around, weights)
+        site = AttentionSite(found.name, _module_of(found.name, modules), found.layout, around, weights)
         site.branch_scale = layer_scale(modules.get(found.name.rpartition(".")[0]))
         site.how, site.checked = "watched", True
         sites.append(site)
@@ -132,8 +132,15 @@ def _of_length(tokens: TokenLayout | None, length: int) -> TokenLayout | None:
 
 def _in_order(sites: list[AttentionSite], modules: dict[str, nn.Module]) -> list[AttentionSite]:
     """Return sites in the order of the model."""
-    place = {name: number for number, name in enumerate(modules)}
-    return sorted(sites, key=lambda site: place[site.name])
+    place = {id(module): number for number, module in enumerate(modules.values())}
+    return sorted(sites, key=lambda site: place[id(site.module)])
+
+
+def _module_of(name: str, modules: dict[str, nn.Module]) -> nn.Module:
+    """Return the innermost module whose name a watched layer's begins with."""
+    while name not in modules:
+        name = name.rpartition(".")[0]
+    return modules[name]
 
 
 def _completed(own: TokenLayout | None, around: TokenLayout | None) -> TokenLayout | None:
@@ -187,8 +194,11 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
         return found + beside
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         return f"{who}: where={where!r} selects none of the {len(everywhere)} attention layers ({_few(everywhere)})"
+    seen = [f"'{found.name}': {found.reason}" for found in weights.watched or () if found.reason]
     if kinds := "; ".join(sorted(set(_left_unknown(weights).values()))):
         has = kinds + (f" ({weights.unwatched})" if weights.unwatched else "")
+    elif seen or (weights.batch is not None and weights.unwatched):
+        has = "; ".join(seen) or weights.unwatched
     else:
         has = what_the_model_has(weights.model)
     return f"{who} found no attention layer that it knows; {has}"

@@ -11,7 +11,7 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_init.layout import AttentionLayout, Projection, TokenLayout
+from structured_init.layout import AttentionLayout, Matrices, TokenLayout
 from structured_init.plan import Weights
 from structured_init.sites.caveats import query_key_caveats, value_output_caveats
 
@@ -133,7 +133,7 @@ class AttentionSite:
         for caveat in value_output_caveats(self.layout, self.branch_scale, residual_scale):
             self.note(caveat)
 
-    def _set(self, projection: Projection | StridedProjection, value: Tensor) -> None:
+    def _set(self, projection: Matrices, value: Tensor) -> None:
         projection.set(self._weights, value, self._by)
 
     def __repr__(self) -> str:

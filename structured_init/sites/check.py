@@ -24,7 +24,7 @@ def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[f
 
     Raises:
         StructuredInitError: a layout is not what the model computes: both diagonals are named; there is no batch, or
-            the model fails on it.
+            the model fails on it; no attention was seen, or none that could be followed.
 
     Example:
         >>> check_attention(timm.create_model("vit_tiny_patch16_224"))["blocks.0.attn"]
@@ -41,4 +41,7 @@ def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[f
             errors[site.name] = (found.evidence.logits, found.evidence.outputs)
         elif found is not None:
             errors[site.name] = compare_layout(site, found, Weights(model))
+    if not errors:
+        reasons = "; ".join(dict.fromkeys(f"'{found.name}': {found.reason}" for found in seen if found.reason))
+        raise StructuredInitError(f"no attention could be checked: {reasons or 'none was seen in the forward pass'}")
     return errors

@@ -43,6 +43,10 @@ PLAIN = frozenset(
     ]
 )
 PLAIN |= {"amax", "max", "avg_pool1d", "avg_pool2d", "max_pool2d_with_indices", "_adaptive_avg_pool2d"}
+# What may be done to logits and maps between the two products: factors, masks, biases, a cap, dropout, mixing.
+ON_LOGITS = SOFTMAX | PLAIN | {"masked_fill", "where", "tanh", "clamp", "clamp_max", "maximum", MIXED, AVERAGED, POOLED}
+ON_LOGITS |= {"nan_to_num", "logical_not", "eq", "any", "exp"}
+ON_LOGITS -= {"neg", "pow", "sqrt", "rsqrt", "reciprocal"}
 
 
 @dataclass(eq=False)
@@ -104,7 +108,8 @@ def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
             refused[key] = refused.get(key, 0) + 1
             layers.setdefault(key, [])
         else:
-            layers.setdefault(tuple(id(linear.block.parameter) for linear in call.linears), []).append(call)
+            blocks = (linear.block for linear in call.linears)
+            layers.setdefault(tuple((id(b.parameter), int(b.starts[0, 0])) for b in blocks), []).append(call)
     found = []
     for key, calls in layers.items():
         if not calls:
@@ -113,7 +118,7 @@ def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
         parts = [
             call for call in calls if all(one is two for one, two in zip(call.linears, calls[0].linears, strict=True))
         ]
-        name = _common([owners[id(linear.block.parameter)] for linear in parts[0].linears])
+        name = common([owners[id(linear.block.parameter)] for linear in parts[0].linears])
         try:
             layout, columns, order = _layout(seen, parts)
             found.append(Watched(name, layout, None, len(calls) // len(parts), parts, columns, order))
@@ -134,6 +139,10 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
             if turned is not None and len(set(turned[0].tolist())) > 1
             else _of_several(seen, product)
         )
+    if between := sum_.maps_tag.path - ON_LOGITS:
+        raise NoLayout(f"its logits or maps go through {', '.join(sorted(between))}")
+    if product.softened > 1:
+        raise NoLayout("its softmax is taken more than once")
     numbers = list(range(len(product.columns)))
     if set(numbers) - sum_.first.keys():
         raise NoLayout("its heads are put together after the softmax")
@@ -168,6 +177,8 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
     Heads that share a key or a value become neighbours.
     """
     first = calls[0]
+    if any(len({table.shape[1] for table in tables}) > 1 for tables in zip(*(c.columns for c in calls), strict=True)):
+        raise NoLayout("its heads are of different sizes")
     query, key, value, taken = (torch.cat(tables) for tables in zip(*(call.columns for call in calls), strict=True))
     order = in_groups(query, key, value)
     query, key, value, taken = query[order], distinct(key[order]), distinct(value[order]), taken[order]
@@ -188,7 +199,7 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
     return layout, (query, key, value, taken), order
 
 
-def _common(names: list[str]) -> str:
+def common(names: list[str]) -> str:
     """Return the innermost module around all of these."""
     parts = [name.split(".") if name else [] for name in names]
     shared = []

@@ -20,7 +20,11 @@ def outputs(what: str, linear: Linear, columns: Tensor) -> Projection | StridedP
     step = int(steps[0, 0]) if steps.numel() else 1
     if steps.numel() and not (steps == step).all():
         raise NoLayout(f"the channels of a head of its {what} lie in no regular order in '{linear.module}'")
-    return _block(block.parameter, starts[:, 0].tolist(), columns.shape[1], block.inputs, (step, block.step))
+    apart = block.offsets.diff()
+    if apart.numel() and not (apart == apart[0]).all():
+        raise NoLayout(f"the inputs of '{linear.module}' lie in no regular order in its parameter")
+    across = int(apart[0]) if apart.numel() else 1
+    return _block(block.parameter, starts[:, 0].tolist(), columns.shape[1], block.inputs, (step, across))
 
 
 def inputs(linear: Linear, columns: Tensor) -> Projection | StridedProjection:
@@ -30,12 +34,12 @@ def inputs(linear: Linear, columns: Tensor) -> Projection | StridedProjection:
         raise NoLayout(f"'{linear.module}' multiplies what it gives with a matrix for each head")
     starts = block.starts[0].cpu()
     step = int(starts[1] - starts[0]) if len(starts) > 1 else 1
-    places = columns.diff(dim=1)
-    along = int(places[0, 0]) if places.numel() else 1
-    if (len(starts) > 1 and not (starts.diff() == step).all()) or (places.numel() and not (places == along).all()):
+    entries = starts[0] + block.offsets.cpu()[columns]
+    apart = entries.diff(dim=1)
+    along = int(apart[0, 0]) if apart.numel() else 1
+    if (len(starts) > 1 and not (starts.diff() == step).all()) or (apart.numel() and not (apart == along).all()):
         raise NoLayout(f"what it gives goes into '{linear.module}' in no regular order")
-    first = (starts[0] + columns[:, 0] * block.step).tolist()
-    return _block(block.parameter, first, columns.shape[1], len(starts), (along * block.step, step))
+    return _block(block.parameter, entries[:, 0].tolist(), columns.shape[1], len(starts), (along, step))
 
 
 def _block(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
 from structured_init.host_inputs import as_inputs, host_inputs
+from structured_init.layout import AttentionLayout
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.undisturbed import undisturbed
 from structured_init.watch.assemble import Watched, assemble
 from structured_init.watch.evidence import evidence
 from structured_init.watch.found import TOLERANCE, FoundAttention
+from structured_init.watch.join import joined, named
 from structured_init.watch.records import ROWS
 from structured_init.watch.watch import watching
 
@@ -59,7 +62,8 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
             raise StructuredInitError(f"{type(model).__name__} fails on {what}: {error}") from error
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     weights = Weights(model)
-    return [found(watched, weights) for watched in assemble(seen, owners)]
+    layers = [(watched, found(watched, weights)) for watched in assemble(seen, owners)]
+    return named(joined(layers), model)
 
 
 def found(watched: Watched, weights: Weights) -> FoundAttention:
@@ -69,6 +73,10 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
         return FoundAttention(watched.name, None, None, watched.reason, calls)
     proof = evidence(watched, weights)
     tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
+    if proof.factor is not None and proof.factor < 0:
+        return FoundAttention(watched.name, None, proof, "its softmax is taken of −q·k", calls)
+    if _overlap(watched.layout):
+        return FoundAttention(watched.name, None, proof, "its values and its output are the same numbers", calls)
     if not proof.error <= tolerance:
         reason = (
             f"what its matrices predict is not what came out: relative error {proof.logits:.2g} "
@@ -78,6 +86,18 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
     tokens = tuple(_few(linear.x) for linear in watched.parts[0].linears[:3])
     layout, length = replace(watched.layout, scale=proof.factor), watched.parts[0].product.key.shape[1]
     return FoundAttention(watched.name, layout, proof, None, calls, length, tokens)
+
+
+def _overlap(layout: AttentionLayout) -> bool:
+    """Say whether the output projection has entries that another one has too: writing one would change the other."""
+    weight = layout.output.weight
+    shared = [part for part in (layout.query, layout.key, layout.value) if part.weight is weight]
+    if not shared:
+        return False
+    places = Weights(nn.Module())
+    places.read = lambda tensor: torch.arange(tensor.numel(), dtype=torch.float64).view(tensor.shape)  # type: ignore[method-assign]
+    own = layout.output.get(places).flatten()
+    return any(bool(torch.isin(own, part.get(places).flatten()).any()) for part in shared)
 
 
 def _few(x: Tensor) -> Tensor:

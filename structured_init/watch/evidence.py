@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.layout import AttentionLayout, Projection, StridedProjection
+from structured_init.layout import AttentionLayout, Matrices, Projection, StridedProjection
 from structured_init.plan import Weights
 from structured_init.watch.assemble import NORMS, POOLS, TURNS, Call, Watched
 from structured_init.watch.found import Evidence, FoundAttention
@@ -169,7 +169,7 @@ def product_diagonal(layout: AttentionLayout, weights: Weights) -> float:
     return float((v.repeat_interleave(len(o) // len(v), 0) * o).sum()) / o.shape[-1]
 
 
-def blocks(layout: AttentionLayout) -> tuple[Projection | StridedProjection, ...]:
+def blocks(layout: AttentionLayout) -> tuple[Matrices, ...]:
     """Return the four projections."""
     return layout.query, layout.key, layout.value, layout.output
 

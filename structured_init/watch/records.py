@@ -43,25 +43,27 @@ class Block:
         parameter: what holds them.
         starts: for every matrix and output, the index in the parameter of the entry for input 0; ``None`` where the
             entries follow no rule.
-        step: from there to the entry for the next input.
-        inputs: I.
+        offsets: from there to the entry for each input.
     """
 
     parameter: nn.Parameter
     starts: Int64[Tensor, "matrices outputs"] | None
-    step: int
-    inputs: int
+    offsets: Int64[Tensor, " inputs"]
+
+    @property
+    def inputs(self) -> int:
+        """I."""
+        return len(self.offsets)
 
     @property
     def turned(self) -> Block:
         """Wᵀ."""
         if self.starts is None:
             return self
-        steps = self.starts.diff(dim=1)
-        if steps.numel() and not (steps == steps[0, 0]).all():
-            return Block(self.parameter, None, self.step, self.starts.shape[1])
-        starts = self.starts[:, :1] + self.step * torch.arange(self.inputs, device=self.starts.device)
-        return Block(self.parameter, starts, int(steps[0, 0]) if steps.numel() else 1, self.starts.shape[1])
+        offsets = self.starts[0] - self.starts[0, 0]
+        if not (self.starts == self.starts[:, :1] + offsets).all():
+            return Block(self.parameter, None, offsets)
+        return Block(self.parameter, self.starts[:, :1] + self.offsets, offsets)
 
 
 @dataclass(eq=False)
@@ -114,7 +116,7 @@ class Product:
         logits: given as (batch, N, M), kept as (H, R, M).
         added: parameters that were added to the logits.
         factor: what they were multiplied with before the softmax.
-        softened: whether the softmax was taken.
+        softened: how often a softmax was taken.
         heads: for every entry of the batch, the number of its head: those with the same query channels are one.
         columns: the codes of each head's query channels; ``None`` where they differ between tokens.
         rows: which of the N queries are kept.
@@ -129,7 +131,7 @@ class Product:
     logits: Float[Tensor, "heads rows keys"]
     added: list[nn.Parameter] = field(default_factory=list)
     factor: float = 1.0
-    softened: bool = False
+    softened: int = 0
     heads: Int64[Tensor, " batch"] = field(init=False)
     columns: Int64[Tensor, "heads head_dim"] | None = field(init=False)
     rows: Int64[Tensor, " rows"] = field(init=False)

@@ -174,7 +174,7 @@ class WatchMode(TorchDispatchMode):
         by = next((arg for arg in args[1:] if isinstance(arg, int | float) or _single(arg)), None)
         if by is not None and name.rstrip("_") in ("mul", "div") and not product.softened:
             product.factor *= float(by) if name.startswith("mul") else 1 / float(by)
-        product.softened = product.softened or name in SOFTMAX
+        product.softened += name in SOFTMAX
 
     def _added(self, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
         """Return the tag of a sum: of one source, both codes; with a product, its own; else nothing is known."""
@@ -270,7 +270,8 @@ class WatchMode(TorchDispatchMode):
             taken = codes.over_tokens(tag.codes.flatten(2).mT) if tag is not None else None
             taken = taken[0] if taken is not None and (taken == taken[0]).all() else None
             starts = weight.storage_offset() + channels * weight.stride(0)
-            block = Block(parameter, starts[None] - parameter.storage_offset(), weight.stride(1), weight.shape[1])
+            offsets = torch.arange(weight.shape[1], device=y.device) * weight.stride(1)
+            block = Block(parameter, starts[None] - parameter.storage_offset(), offsets)
             path = frozenset() if tag is None else tag.path
             record: Source = Linear(self.running[-1], block, x.movedim(1, -1), y, taken, path)
         else:
@@ -292,16 +293,16 @@ class WatchMode(TorchDispatchMode):
             if tensor.ndim == 3:
                 starts = starts + torch.arange(len(tensor), device=device)[:, None] * tensor.stride(0)
             starts = starts + tensor.storage_offset() - parameter.storage_offset()
-            return Block(parameter, starts.view(-1, outputs), tensor.stride(-2), inputs)
+            return Block(parameter, starts.view(-1, outputs), torch.arange(inputs, device=device) * tensor.stride(-2))
         tag = self._tags.get(tensor)
         if tag is None or not self._is_weight(tag):
             return None
         entries = codes.place(tag.codes).view(-1, *tensor.shape[-2:])
         parameter = self.source(tag)
-        step = int(entries[0, 1, 0] - entries[0, 0, 0]) if tensor.shape[-2] > 1 else 1
-        rows = step * torch.arange(tensor.shape[-2], device=tensor.device)[:, None]
-        regular = (entries == entries[:, :1] + rows).all() and codes.source(tag.codes).unique().numel() == 1
-        return Block(parameter, entries[:, 0] if regular else None, step, tensor.shape[-2])
+        offsets = entries[0, :, 0] - entries[0, 0, 0]
+        regular = (entries == entries[:, :1] + offsets[:, None]).all() and not tag.path  # else it is computed
+        regular = regular and codes.source(tag.codes).unique().numel() == 1
+        return Block(parameter, entries[:, 0] if regular else None, offsets)
 
     def _known(self, tree: object) -> dict[int, Tag]:
         return {id(leaf): tag for leaf in _tensors(tree) if (tag := self._tag(leaf)) is not None}

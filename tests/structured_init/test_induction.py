@@ -152,10 +152,10 @@ def test_what_a_host_cannot_hold_is_one_line(build, options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"circuits": 0}, "circuits must be one or more"),
+        ({"circuits": 0}, "circuits must be at least 1"),
         ({"share": 0.0}, "share must lie between 0 and 1"),
         ({"copy_scale": -1.0}, "copy_scale must be positive"),
-        ({"context": 3}, "context must be four tokens or more"),
+        ({"context": 3}, "context must be at least 4"),
     ],
 )
 def test_wrong_arguments_are_one_line(options, message):

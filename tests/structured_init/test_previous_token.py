@@ -379,12 +379,12 @@ def test_what_a_host_cannot_hold_is_one_line(options, message):
     ("options", "message"),
     [
         ({"offsets": [None]}, "offsets name no head that looks anywhere"),
-        ({"offsets": [0.5]}, "an offset is a number of tokens such as 1"),
+        ({"offsets": [0.5]}, "offsets must be numbers of tokens such as 1"),
         ({"share": 1.0}, "share must lie between 0 and 1"),
         ({"values": "both"}, "values must be host or copy"),
         ({"copy_scale": 0.0}, "copy_scale must be positive"),
         ({"gain": -1.0}, "gain must be positive"),
-        ({"context": 1}, "context must be two tokens or more"),
+        ({"context": 1}, "context must be at least 2"),
     ],
 )
 def test_wrong_arguments_are_one_line(options, message, as_installed):

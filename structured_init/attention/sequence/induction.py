@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from structured_init.arguments import check_finite, check_positive, check_whole
 from structured_init.attention.sequence.copying import write_copies
 from structured_init.attention.sequence.job import Job, Outcome, told
 from structured_init.attention.sequence.matching import Copied, matching_coordinates, share_of_matches
@@ -63,15 +64,13 @@ class Induction(Initializer):
         context: int | None = None,
         where: Where = None,
     ) -> None:
-        if circuits < 1:
-            raise StructuredInitError(f"Induction: circuits must be one or more, got {circuits}")
+        check_whole("Induction", circuits=circuits)
+        check_finite("Induction", share=share)
+        check_positive("Induction", copy_scale=copy_scale)
+        check_positive("Induction", null=True, gain=gain)
+        check_whole("Induction", least=4, null=True, context=context)
         if not 0 < share < 1:
             raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {share}")
-        for name, value in (("copy_scale", copy_scale), ("gain", gain)):
-            if value is not None and value <= 0:
-                raise StructuredInitError(f"Induction: {name} must be positive, got {value}")
-        if context is not None and context < 4:
-            raise StructuredInitError(f"Induction: context must be four tokens or more, got {context}")
         self.circuits = circuits
         self.share = share
         self.copy_scale = copy_scale

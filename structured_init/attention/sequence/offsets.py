@@ -68,7 +68,7 @@ def _pair(each: Asked) -> Offset:
     if isinstance(each, list | tuple) and len(each) == 2 and all(isinstance(part, int) for part in each):
         return each[0], each[1]
     raise StructuredInitError(
-        f"PreviousToken: an offset is a number of tokens such as 1, [rows, columns] on a grid, or null, got {each!r}"
+        f"PreviousToken: offsets must be numbers of tokens such as 1, [rows, columns] on a grid, or null, got {each!r}"
     )
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from structured_init.arguments import check_finite, check_flag, check_positive, check_whole
 from structured_init.attention.sequence.copying import write_copies
 from structured_init.attention.sequence.job import Job, Kind, Outcome, told
 from structured_init.attention.sequence.offsets import check_kind, chosen_offsets
@@ -81,15 +82,15 @@ class PreviousToken(Initializer):
         where: Where = None,
     ) -> None:
         check_kind(offsets)
+        check_finite("PreviousToken", share=share)
+        check_positive("PreviousToken", copy_scale=copy_scale)
+        check_positive("PreviousToken", null=True, gain=gain)
+        check_whole("PreviousToken", least=2, null=True, context=context)
+        check_flag("PreviousToken", null=True, causal=causal)
         if not 0 < share < 1:
             raise StructuredInitError(f"PreviousToken: share must lie between 0 and 1, got {share}")
         if values not in ("host", "copy"):
             raise StructuredInitError(f"PreviousToken: values must be host or copy, got '{values}'")
-        for name, value in (("copy_scale", copy_scale), ("gain", gain)):
-            if value is not None and value <= 0:
-                raise StructuredInitError(f"PreviousToken: {name} must be positive, got {value}")
-        if context is not None and context < 2:
-            raise StructuredInitError(f"PreviousToken: context must be two tokens or more, got {context}")
         self.offsets = offsets
         self.share = share
         self.values: Literal["host", "copy"] = values

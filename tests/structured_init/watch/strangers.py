@@ -295,3 +295,116 @@ class BetweenChannels(Apart):
 class NoOutput(Apart):
     def forward(self, x):
         return merged(self.attend(heads(self.ask(x)), heads(self.meet(x)), heads(self.carry(x))))
+
+
+class OneHead(nn.Module):
+    """A head that is a module, without an output of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.query, self.value = (nn.Linear(WIDTH, DIM, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        return F.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x))
+
+
+class HeadsOfTheirOwn(nn.Module):
+    """Heads that are modules, put together in front of one output map: how attention is often taught."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads, self.proj = nn.ModuleList(OneHead() for _ in range(HEADS)), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        return self.proj(torch.cat([head(x) for head in self.heads], -1))
+
+
+class StackedLayers(nn.Module):
+    """The matrices of two layers in one parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(2, 4, WIDTH, WIDTH) / 4)
+
+    def forward(self, x):
+        for q, k, v, o in (layer.unbind(0) for layer in self.w):
+            each = F.scaled_dot_product_attention(heads(x @ q), heads(x @ k), heads(x @ v))
+            x = x + merged(each) @ o
+        return x
+
+
+class ListsOfMaps(nn.Module):
+    """The maps of two layers in four lists, so that the module around each layer is the model."""
+
+    def __init__(self):
+        super().__init__()
+        self.qs, self.ks, self.vs, self.os = (
+            nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2)) for _ in range(4)
+        )
+
+    def forward(self, x):
+        for q, k, v, o in zip(self.qs, self.ks, self.vs, self.os, strict=True):
+            x = x + o(merged(F.scaled_dot_product_attention(heads(q(x)), heads(k(x)), heads(v(x)))))
+        return x
+
+
+class ComputedWeights(Apart):
+    """The values' weight is computed from its parameter, and equal to it at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.carry = nn.utils.parametrizations.weight_norm(self.carry)
+
+
+class MaskedWeights(Apart):
+    def forward(self, x):
+        q = x @ (self.ask.weight * torch.ones(WIDTH, WIDTH)).T
+        return self.write(merged(self.attend(heads(q), heads(self.meet(x)), heads(self.carry(x)))))
+
+
+class Reversed(Apart):
+    def attend(self, q, k, v):
+        return (-(q @ k.mT)).softmax(-1) @ v
+
+
+class Inverted(Apart):
+    def attend(self, q, k, v):
+        return (1 - (q @ k.mT).softmax(-1)) @ v
+
+
+class Squared(Apart):
+    def attend(self, q, k, v):
+        return (q @ k.mT).pow(2).softmax(-1) @ v
+
+
+class SoftmaxOfSoftmax(Apart):
+    def attend(self, q, k, v):
+        return (q @ k.mT).softmax(-1).softmax(-1) @ v
+
+
+class TiedOutput(Apart):
+    def __init__(self):
+        super().__init__()
+        self.write.weight = self.carry.weight
+
+
+class Sizes(Apart):
+    """Heads of different sizes."""
+
+    def attend(self, q, k, v):
+        each = [part.transpose(1, 2).flatten(2).split([4, 6, 2], -1) for part in (q, k, v)]
+        mixed = [F.scaled_dot_product_attention(*parts) for parts in zip(*each, strict=True)]
+        return heads(torch.cat(mixed, -1))
+
+
+class EinsumOutput(Einsum):
+    """The output's parameter has its axes in another order, (head_dim, heads, width)."""
+
+    def __init__(self):
+        super().__init__()
+        self.o = nn.Parameter(torch.randn(DIM, HEADS, WIDTH) / 3)
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bnd,hdk->bhnk", x, w) for w in (self.q, self.k, self.v))
+        mixed = torch.einsum("bhij,bhjk->bhik", torch.einsum("bhik,bhjk->bhij", q, k).softmax(-1), v)
+        return torch.einsum("bhnk,khd->bnd", mixed, self.o)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from structured_init import StructuredInitError, Weights
+from structured_init import Mimetic, StructuredInitError, Weights, check_attention, initialize
 from structured_init.watch.discover import discover_attention
 
 spec = importlib.util.spec_from_file_location("strangers", Path(__file__).with_name("strangers.py"))
@@ -189,3 +189,67 @@ def test_a_batch_that_the_model_fails_on_is_one_line():
 def test_a_batch_may_be_a_dictionary_of_arguments():
     [found] = discover_attention(strangers.Apart(), {"x": torch.randn(TOKENS)})
     assert found.layout.query.heads == 3
+
+
+def test_heads_that_are_modules_of_their_own_are_one_layer():
+    torch.manual_seed(0)
+    model = nn.Sequential(strangers.HeadsOfTheirOwn(), strangers.HeadsOfTheirOwn())
+    found = discover_attention(model, torch.randn(TOKENS))
+    assert [each.name for each in found] == ["0", "1"]
+    query, key, value, output = parts(found[1], model)
+    second = model[1]
+    torch.testing.assert_close(query, torch.stack([head.query.weight.detach() for head in second.heads]))
+    torch.testing.assert_close(key, torch.stack([head.key.weight.detach() for head in second.heads]))
+    torch.testing.assert_close(value, torch.stack([head.value.weight.detach() for head in second.heads]))
+    torch.testing.assert_close(output, second.proj.weight.detach().T.unflatten(0, (3, 4)))
+
+
+@pytest.mark.parametrize("kind", [strangers.StackedLayers, strangers.ListsOfMaps])
+def test_every_layer_has_a_name_of_its_own_and_so_its_own_draws(kind):
+    torch.manual_seed(0)
+    model, tokens = kind(), torch.randn(TOKENS)
+    found = discover_attention(model, tokens)
+    assert len({each.name for each in found}) == 2
+    initialize(model, Mimetic(positions="keep"), batch=tokens)
+    one, two = (list(parts(each, model)) for each in discover_attention(model, tokens))
+    assert not any(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    for _, _, value, output in (one, two):
+        assert torch.einsum("hkd,hke->de", value, output).diagonal().mean() == pytest.approx(-0.4, abs=0.1)
+
+
+def test_an_output_of_three_axes_in_any_order_is_found():
+    torch.manual_seed(0)
+    model = strangers.EinsumOutput()
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    *_, output = parts(found, model)
+    torch.testing.assert_close(output, model.o.detach().transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (strangers.ComputedWeights, "its values are made by weights that are computed"),
+        (strangers.MaskedWeights, "its queries are made by weights that are computed"),
+        (strangers.Reversed, "its logits or maps go through neg"),
+        (strangers.Inverted, "its logits or maps go through rsub"),
+        (strangers.Squared, "its logits or maps go through pow"),
+        (strangers.SoftmaxOfSoftmax, "its softmax is taken more than once"),
+        (strangers.TiedOutput, "its values and its output are the same numbers"),
+        (strangers.Sizes, "its heads are of different sizes"),
+    ],
+)
+def test_matrices_that_are_not_what_they_seem_are_refused(kind, reason):
+    torch.manual_seed(0)
+    found = discover_attention(kind(), torch.randn(TOKENS))
+    assert found
+    assert [each.layout for each in found] == [None] * len(found)
+    assert found[0].reason.startswith(reason)
+
+
+def test_the_reason_stands_in_the_error_of_an_initialization():
+    with pytest.raises(StructuredInitError, match="its logits or maps go through neg"):
+        initialize(nn.Sequential(strangers.Reversed()), Mimetic(positions="keep"), batch=torch.randn(TOKENS))
+    with pytest.raises(StructuredInitError, match="no attention could be checked: '0': its logits or maps go"):
+        check_attention(nn.Sequential(strangers.Reversed()), torch.randn(TOKENS))
+    with pytest.raises(StructuredInitError, match="Sequential fails on the batch"):
+        initialize(nn.Sequential(strangers.Apart()), Mimetic(positions="keep"), batch=torch.randn(2, 5, 7))

@@ -1,0 +1,65 @@
+"""Heads that are modules of their own, put together to the layer that they are; and a name for every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from torch import nn
+
+from structured_init.layout import JoinedProjection
+from structured_init.names import plain_name
+from structured_init.watch.assemble import Watched, common
+from structured_init.watch.found import Evidence, FoundAttention
+
+PARTS = ("query", "key", "value", "output")
+
+
+def joined(layers: Iterable[tuple[Watched, FoundAttention]]) -> list[FoundAttention]:
+    """Return layers, those whose outputs one linear map takes together as one.
+
+    Args:
+        layers: what was watched, with what was found of it.
+    """
+    groups: dict[int, list[FoundAttention]] = {}
+    for watched, found in layers:
+        key = id(watched.parts[0].linears[3]) if watched.parts else id(found)
+        groups.setdefault(key, []).append(found)
+    return [found[0] if len(found) == 1 else _together(found) for found in groups.values()]
+
+
+def _together(heads: list[FoundAttention]) -> FoundAttention:
+    """Return the layer of several heads, or of several groups of them; without a layout where one has none."""
+    name, calls = common([each.name for each in heads]), heads[0].calls
+    reason = next((each.reason for each in heads if each.reason), None)
+    if reason is None and len({(each.layout.query.head_dim, each.layout.value.head_dim) for each in heads}) > 1:
+        reason = "its heads are of different sizes"
+    if reason is None and len({each.layout.query.heads // each.layout.key.heads for each in heads}) > 1:
+        reason = "some of its heads share keys, others do not"
+    if reason is not None:
+        return FoundAttention(name, None, None, reason, calls)
+    matrices = {part: JoinedProjection(tuple(getattr(each.layout, part) for each in heads)) for part in PARTS}
+    proofs = [each.evidence for each in heads]
+    logits, outputs = max(proof.logits for proof in proofs), max(proof.outputs for proof in proofs)
+    proof = Evidence(logits, outputs, proofs[0].factor, proofs[0].how)
+    return replace(heads[0], name=name, layout=replace(heads[0].layout, **matrices), evidence=proof)
+
+
+def named(found: list[FoundAttention], model: nn.Module) -> list[FoundAttention]:
+    """Return layers with a name of its own for each: of several in one module, that of their query's parameter.
+
+    Names are what draws depend on, so two layers of one name would get the same numbers.
+    """
+    names = [each.name for each in found if each.layout is not None]
+    parameters = {id(parameter): plain_name(name, model) for name, parameter in model.named_parameters()}
+    result, used = [], set()
+    for each in found:
+        name = each.name
+        if each.layout is not None:
+            if names.count(name) > 1:
+                name = parameters[id(each.layout.query.weight)].removesuffix(".weight")
+            several = sum(other.startswith(f"{name}[") or other == name for other in used)
+            name = f"{name}[{several}]" if several else name
+            used.add(name)
+        result.append(replace(each, name=name))
+    return result
