@@ -44,11 +44,21 @@ def test_python_example_runs_and_prints_a_positive_diagonal(capsys):
     assert float(re.search(r"tensor\(([\d.]+)\)", printed)[1]) > 0.3
 
 
+def test_example_of_watching_finds_a_users_attention_and_initializes_it(capsys):
+    torch.manual_seed(0)
+    model = nn.MultiheadAttention(16, 4, batch_first=True)
+    tokens = torch.randn(1, 5, 16)
+    exec(blocks("python")[1], {"model": model, "batch": (tokens, tokens, tokens)})
+    assert "AttentionLayout(" in capsys.readouterr().out
+    values, outputs = model.in_proj_weight.detach()[32:].T, model.out_proj.weight.detach().T
+    assert (values @ outputs).diagonal().mean() == pytest.approx(-0.4, abs=0.15)
+
+
 def test_architecture_example_makes_a_start_work_on_a_users_class():
     from structured_init import Mimetic, attention_sites, initialize
 
     names = {"MyAttention": MyAttention, "MyTransformer": MyTransformer}
-    exec(blocks("python")[1], names)
+    exec(blocks("python")[2], names)
     model = names["MyClassifier"](num_classes=3)
     initialize(model, Mimetic(positions="keep"), seed=0)
     (site,) = attention_sites(model)

@@ -149,8 +149,8 @@ class WatchMode(TorchDispatchMode):
             active = [tag for tag in same if len(given) == 1 or not self._is_weight(tag)]
             tag = (active or same)[0]
             # Of what goes in beside it, only what was averaged or pooled, or is added, changes what this is.
-            beside = [other for other in given if other not in same or name in SUMS]
-            path = tag.path.union({name.rstrip("_")} - SILENT, *(other.path for other in beside))
+            beside = [other.path if name in SUMS else other.path & {AVERAGED, POOLED} for other in given]
+            path = tag.path.union({name.rstrip("_")} - SILENT, *beside)
             path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
             mixed = isinstance(self.source(tag), Sum) and any(
                 leaf.shape == out.shape and self._tag(leaf) is None for leaf in _tensors(args)
