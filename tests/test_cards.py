@@ -27,7 +27,7 @@ def test_a_card_names_the_file_of_its_equation_and_functions_that_are_there(card
 def test_the_readme_leads_to_six_equations():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     section = text[text.index("## Where the equations are") :].split("\n## ")[0]
-    rows = EQUATION.findall(section)
+    rows = [row for row in EQUATION.findall(section) if row[1]]
     assert len(rows) == 6
     for target, functions in rows:
         source = (ROOT / target).read_text(encoding="utf-8")
