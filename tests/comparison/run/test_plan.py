@@ -142,11 +142,15 @@ def test_planning_takes_no_step_of_a_solver():
 def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path, strict):
     """With ``init.strict``, attention that is left alone ends a run; so it ends the planning."""
 
-    class Attention(torch.nn.Linear):
+    class Attention(torch.nn.Module):
         """Of a class that nobody has described."""
 
+        def __init__(self):
+            super().__init__()
+            self.q = torch.nn.Linear(8, 8)
+
     model = torch.nn.Module()
-    model.known, model.attention = torch.nn.TransformerEncoderLayer(8, 2, 8), Attention(8, 8)
+    model.known, model.attention = torch.nn.TransformerEncoderLayer(8, 2, 8), Attention()
     asked = comparison(tmp_path, "mine=mimetic", changes={"mine": {"init.strict": strict}})
     refused = pytest.raises(StructuredInitError, match=r"'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
     with refused if strict else contextlib.nullcontext():

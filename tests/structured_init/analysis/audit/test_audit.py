@@ -90,6 +90,7 @@ def test_only_the_first_samples_of_a_large_batch_are_run(model):
 
 
 def test_batch_norms_see_the_batch_as_in_training_and_keep_their_statistics():
+    torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in range(2)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = audit(model, 50 * torch.randn(4, 3, 8, 8))
