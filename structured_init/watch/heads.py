@@ -89,7 +89,8 @@ def taken_by(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, Int64[T
         names = ", ".join(dict.fromkeys(f"'{linear.module}'" for linear in taking))
         raise NoLayout(f"what it gives goes into several linear maps ({names})")
     for linear in taking:
-        if len(set(linear.taken.tolist())) < len([code for code in linear.taken if int(codes.source(code))]):
+        own = linear.taken[codes.source(linear.taken) == number]
+        if len(own.unique()) < len(own):
             raise NoLayout(f"what it gives goes into '{linear.module}' more than once")
         places = {
             int(codes.place(code)): place
