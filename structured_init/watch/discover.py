@@ -18,7 +18,7 @@ from structured_init.watch.evidence import evidence
 from structured_init.watch.found import TOLERANCE, FoundAttention
 from structured_init.watch.join import joined, named
 from structured_init.watch.records import ROWS
-from structured_init.watch.watch import watching
+from structured_init.watch.watching import watching
 
 
 def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:

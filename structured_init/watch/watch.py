@@ -9,20 +9,17 @@ host is written.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
-from structured_init.names import named_plain_modules
 from structured_init.watch import codes
 from structured_init.watch.moves import FILLS, MAKES, MOVES, moved
+from structured_init.watch.parameters import ParameterViews
 from structured_init.watch.records import AVERAGED, GATED, MIXED, POOLED, TWICE, Block, Linear, Other, Product, Sum, Tag
+from structured_init.watch.tags import pooled, single, tensors, turned
 
 SUMS = frozenset({"add", "add_", "sub", "sub_"})
 SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
@@ -43,9 +40,7 @@ class WatchMode(TorchDispatchMode):
         super().__init__()
         self.sources: list[Source | None] = [None]
         self.running: list[str] = [""]
-        self._storages: dict[int, list[nn.Parameter]] = {}
-        for parameter in model.parameters():
-            self._storages.setdefault(parameter.untyped_storage().data_ptr(), []).append(parameter)
+        self._weights = ParameterViews(model)
         self._numbers: dict[int, int] = {}
         self._tags: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._recorded: dict[int, list[tuple[Source, str]]] = {}  # storage → records that hold a tensor in it
@@ -79,7 +74,7 @@ class WatchMode(TorchDispatchMode):
 
     def _note(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
         if name.startswith("_scaled_dot_product") and not name.endswith("_math"):
-            self._fused(_tensors(result)[0], *args[:3], kwargs.get("scale"))
+            self._fused(tensors(result)[0], *args[:3], kwargs.get("scale"))
         elif name in ("mm", "bmm"):
             self._multiply(args[0], args[1], result)
         elif name in ("addmm", "baddbmm"):
@@ -88,7 +83,7 @@ class WatchMode(TorchDispatchMode):
             self._convolve(args[0], args[1], args[3], args[8], result)
         elif name in MAKES:
             self._make(result)
-        elif isinstance(result, Tensor) and self._parameter(result) is not None:
+        elif isinstance(result, Tensor) and self._weights.parameter(result) is not None:
             pass  # a view of a parameter
         elif name in MOVES:
             self._move(func, name, args, kwargs, result)
@@ -122,7 +117,7 @@ class WatchMode(TorchDispatchMode):
                 )
         except RuntimeError:  # an operation that torch does not have for integers
             return
-        for out, place, other in zip(_tensors(result), _tensors(first), _tensors(second), strict=True):
+        for out, place, other in zip(tensors(result), tensors(first), tensors(second), strict=True):
             self._tags[out] = Tag(place, other if seconds else None, path)
 
     def _make(self, result: Tensor) -> None:
@@ -134,12 +129,12 @@ class WatchMode(TorchDispatchMode):
         """Give the result of a function of single numbers, or of a norm, the codes of what goes in."""
         given = list(self._known(args).values())
         whole = frozenset().union(*(tag.path for tag in given)) | ({name.rstrip("_")} - SILENT)
-        for out in _tensors(result) if given else ():
+        for out in tensors(result) if given else ():
             same = [tag for tag in given if tag.codes.shape == out.shape]
             if not (out.is_floating_point() or out.is_complex()):
                 continue
             if not same:
-                left = _pooled(given[0].codes, out, args)
+                left = pooled(given[0].codes, out, args)
                 self._tags[out] = Tag(
                     codes.unknown(out) if left is None else left,
                     None,
@@ -153,7 +148,7 @@ class WatchMode(TorchDispatchMode):
             path = tag.path.union({name.rstrip("_")} - SILENT, *beside)
             path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
             mixed = isinstance(self.source(tag), Sum) and any(
-                leaf.shape == out.shape and self._tag(leaf) is None for leaf in _tensors(args)
+                leaf.shape == out.shape and self._tag(leaf) is None for leaf in tensors(args)
             )
             apart = len(active) == 2 and self.source(active[0]) is not self.source(active[1])
             if name in ("mul", "mul_") and (apart or mixed):
@@ -171,7 +166,7 @@ class WatchMode(TorchDispatchMode):
         """Take note of what is done to logits before the softmax: factors, and parameters that are added."""
         if name in SUMS and len(given) == 2:
             product.added += [source for tag in given if isinstance(source := self.source(tag), nn.Parameter)]
-        by = next((arg for arg in args[1:] if isinstance(arg, int | float) or _single(arg)), None)
+        by = next((arg for arg in args[1:] if isinstance(arg, int | float) or single(arg)), None)
         if by is not None and name.rstrip("_") in ("mul", "div") and not product.softened:
             product.factor *= float(by) if name.startswith("mul") else 1 / float(by)
         product.softened += name in SOFTMAX
@@ -207,12 +202,12 @@ class WatchMode(TorchDispatchMode):
         """
         one, two = self._block(left), self._block(right)
         if one is not None and two is not None:  # tokens may be parameters too: rows of a table, learned queries
-            one, two = (None, two) if self._parameter(right) is not None else (one, None)
+            one, two = (None, two) if self._weights.parameter(right) is not None else (one, None)
         if two is not None and one is None:
             self._linear(left, self._tag(left), two, result, result)
         elif one is not None and two is None:  # W xᵀ
             tag = self._tag(right)
-            self._linear(right.mT, tag and _turned(tag), one.turned, result.mT, result)
+            self._linear(right.mT, tag and turned(tag), one.turned, result.mT, result)
         elif one is None and two is None and result.ndim == 3:
             left_tag, right_tag = self._tag(left), self._tag(right)
             if left_tag is not None and right_tag is not None:
@@ -240,10 +235,10 @@ class WatchMode(TorchDispatchMode):
         if isinstance(self.source(one), Product):
             self._sum(left, right, result, one, two, result)
         elif isinstance(self.source(two), Product):  # Vᵀ Aᵀ
-            self._sum(right.mT, left.mT, result.mT, _turned(two), _turned(one), result)
+            self._sum(right.mT, left.mT, result.mT, turned(two), turned(one), result)
         else:
             logits = result if factor is None else factor * (left @ right)
-            record = Product(self.running[-1], left, right.mT, one, _turned(two), logits)
+            record = Product(self.running[-1], left, right.mT, one, turned(two), logits)
             places = codes.pack(self._new(record), record.heads[:, None, None])
             self._tags[result] = Tag(places.expand(result.shape))
 
@@ -255,7 +250,7 @@ class WatchMode(TorchDispatchMode):
 
     def _convolve(self, x: Tensor, weight: Tensor, stride: list[int], groups: int, result: Tensor) -> None:
         """Record a convolution: of kernel 1 it is a linear map of single tokens."""
-        parameter, tag = self._parameter(weight), self._tag(x)
+        parameter, tag = self._weights.parameter(weight), self._tag(x)
         if parameter is None:
             return
         if tag is not None and isinstance(self.source(tag), Product) and tag.codes.shape == result.shape:
@@ -269,9 +264,7 @@ class WatchMode(TorchDispatchMode):
         if math.prod(size) == groups == 1 and x.shape[2:] == result.shape[2:]:
             taken = codes.over_tokens(tag.codes.flatten(2).mT) if tag is not None else None
             taken = taken[0] if taken is not None and (taken == taken[0]).all() else None
-            starts = weight.storage_offset() + channels * weight.stride(0)
-            offsets = torch.arange(weight.shape[1], device=y.device) * weight.stride(1)
-            block = Block(parameter, starts[None] - parameter.storage_offset(), offsets)
+            block = self._weights.block(weight[(..., *(0 for _ in size))].T)
             path = frozenset() if tag is None else tag.path
             record: Source = Linear(self.running[-1], block, x.movedim(1, -1), y, taken, path)
         else:
@@ -282,18 +275,12 @@ class WatchMode(TorchDispatchMode):
 
     def _put(self, result: Tensor, tag: Tag, seen: Tensor) -> None:
         """Tag a result, which is ``seen`` or that with its last axes turned."""
-        self._tags[result] = tag if seen is result else _turned(tag)
+        self._tags[result] = tag if seen is result else turned(tag)
 
     def _block(self, tensor: Tensor) -> Block | None:
         """Return which entries of which parameter a matrix (…, I, O) holds; ``None`` where it is no weight."""
-        parameter = self._parameter(tensor)
-        if parameter is not None:
-            device, (inputs, outputs) = tensor.device, tensor.shape[-2:]
-            starts = torch.arange(outputs, device=device) * tensor.stride(-1)
-            if tensor.ndim == 3:
-                starts = starts + torch.arange(len(tensor), device=device)[:, None] * tensor.stride(0)
-            starts = starts + tensor.storage_offset() - parameter.storage_offset()
-            return Block(parameter, starts.view(-1, outputs), torch.arange(inputs, device=device) * tensor.stride(-2))
+        if (block := self._weights.block(tensor)) is not None:
+            return block
         tag = self._tags.get(tensor)
         if tag is None or not self._is_weight(tag):
             return None
@@ -305,25 +292,14 @@ class WatchMode(TorchDispatchMode):
         return Block(parameter, entries[:, 0] if regular else None, offsets)
 
     def _known(self, tree: object) -> dict[int, Tag]:
-        return {id(leaf): tag for leaf in _tensors(tree) if (tag := self._tag(leaf)) is not None}
+        return {id(leaf): tag for leaf in tensors(tree) if (tag := self._tag(leaf)) is not None}
 
     def _tag(self, tensor: Tensor) -> Tag | None:
         """Return a tensor's tag; that of a parameter, or of a view of one, is made when it is asked for."""
-        parameter = self._parameter(tensor)
+        parameter = self._weights.parameter(tensor)
         if parameter is None:
             return self._tags.get(tensor)
-        index = torch.arange(parameter.untyped_storage().nbytes() // parameter.element_size(), device=tensor.device)
-        entries = index.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-        return Tag(codes.pack(self._numbered(parameter), entries - parameter.storage_offset()))
-
-    def _parameter(self, tensor: Tensor) -> nn.Parameter | None:
-        """Return the parameter that a tensor is, or is a view of."""
-        owners = self._storages.get(tensor.untyped_storage().data_ptr()) if self._storages else None
-        offset = tensor.storage_offset()
-        for owner in owners or ():
-            if owner.storage_offset() <= offset < owner.storage_offset() + max(owner.numel(), 1):
-                return owner
-        return None
+        return Tag(codes.pack(self._numbered(parameter), self._weights.entries(tensor, parameter)))
 
     def _numbered(self, parameter: nn.Parameter) -> int:
         if id(parameter) not in self._numbers:
@@ -342,52 +318,3 @@ class WatchMode(TorchDispatchMode):
         few = codes.compact(codes.whole(tag.codes))
         ends = (few.max(), few.min()) if few.numel() else ()
         return bool(ends) and all(isinstance(self.sources[int(codes.source(end))], nn.Parameter) for end in ends)
-
-
-@contextmanager
-def watching(model: nn.Module) -> Iterator[WatchMode]:
-    """Watch what runs inside; fused attention is written out, and its inference fast path is off.
-
-    Args:
-        model: whose parameters and modules are known by name. It is not changed.
-    """
-    mode = WatchMode(model)
-    handles, stack = [], mode.running
-    fast = torch.backends.mha.get_fastpath_enabled()
-    for name, module in named_plain_modules(model):
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name), prepend=True))
-        handles.append(module.register_forward_hook(lambda *_: stack.pop() and None, always_call=True))
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        with ExitStack() as modes:
-            modes.enter_context(sdpa_kernel(SDPBackend.MATH))
-            modes.enter_context(mode)
-            yield mode
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
-        for handle in handles:
-            handle.remove()
-
-
-def _turned(tag: Tag) -> Tag:
-    return Tag(tag.codes.mT, None if tag.other is None else tag.other.mT, tag.path)
-
-
-def _pooled(before: Tensor, out: Tensor, args: tuple) -> Tensor | None:
-    """Return the codes after tokens were pooled; ``None`` where channels were, as in the mean that a norm has."""
-    few = codes.compact(before)
-    if few.ndim > out.ndim and len(args) > 1 and isinstance(args[1], int | list | tuple):
-        axes = sorted({axis % few.ndim for axis in ((args[1],) if isinstance(args[1], int) else args[1])}, reverse=True)
-        same = all(few.shape[axis] == 1 or (few == few.narrow(axis, 0, 1)).all() for axis in axes)
-        for axis in axes if same and few.ndim - len(axes) == out.ndim else ():
-            few = few.select(axis, 0)
-    alike = few.ndim == out.ndim and all(a in (1, b) for a, b in zip(few.shape, out.shape, strict=True))
-    return few.expand(out.shape) if alike else None
-
-
-def _single(argument: object) -> bool:
-    return isinstance(argument, Tensor) and argument.numel() == 1
-
-
-def _tensors(tree: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
