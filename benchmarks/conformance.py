@@ -188,6 +188,9 @@ def main(args: list[str] | None = None) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     result: dict[str, object] = {"versions": installed_versions(), "libraries": {}}
     for library in given.libraries:
+        if library not in result["versions"]:
+            print(f"{library} is not installed and left out", file=sys.stderr)
+            continue
         rows = []
         for name, build in LIBRARIES[library]().items():
             if given.only in name:

@@ -16,6 +16,9 @@ from structured_init.watch.evidence import difference, product_diagonal
 from structured_init.watch.found import TOLERANCE, FoundAttention
 
 
+UNASKED = 10**9  # parameters up to which a model is run on its host's own example
+
+
 def watched_attention(weights: Weights) -> list[FoundAttention]:
     """Return what one forward pass shows of a model's attention; the pass is run once for an overlay.
 
@@ -27,6 +30,9 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
         try:
             if any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in weights.model.parameters()):
                 raise StructuredInitError("a model without memory, or a sharded one, cannot be watched")
+            size = sum(parameter.numel() for parameter in weights.model.parameters())
+            if weights.batch is None and size > UNASKED:
+                raise StructuredInitError(f"{size:,} parameters are not run unasked: give a batch, as batch=…")
             weights.watched = discover_attention(weights.model, weights.batch)
         except StructuredInitError as error:
             weights.unwatched = str(error)

@@ -84,6 +84,15 @@ def test_without_a_batch_the_error_says_what_is_missing():
     assert "Reader does not say what it takes: give a batch" in str(caught.value)
 
 
+def test_a_large_model_is_not_run_unasked(monkeypatch):
+    monkeypatch.setattr("structured_init.sites.watched.UNASKED", 100)
+    config = transformers.FalconConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
+    model = transformers.FalconModel(config)
+    with pytest.raises(StructuredInitError, match=r"parameters are not run unasked: give a batch, as batch=…"):
+        initialize(model, Mimetic(positions="keep"))
+    assert initialize(model, Mimetic(positions="keep"), batch=torch.arange(6)[None]).attention
+
+
 def test_why_a_layer_cannot_be_written_is_said():
     with pytest.raises(StructuredInitError, match="its values go through sigmoid"):
         initialize(Reader(strangers.GatedValues), Mimetic(positions="keep"), batch=torch.randn(1, 5, 12))
