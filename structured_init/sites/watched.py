@@ -15,7 +15,6 @@ from structured_init.watch.discover import discover_attention
 from structured_init.watch.evidence import difference, product_diagonal
 from structured_init.watch.found import TOLERANCE, FoundAttention
 
-
 UNASKED = 10**9  # parameters up to which a model is run on its host's own example
 
 
