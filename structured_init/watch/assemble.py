@@ -42,7 +42,16 @@ PLAIN = frozenset(
         "var",
     ]
 )
-PLAIN |= {"amax", "max", "avg_pool1d", "avg_pool2d", "max_pool2d_with_indices", "_adaptive_avg_pool2d"}
+PLAIN |= {
+    "clamp",
+    "clamp_max",
+    "amax",
+    "max",
+    "avg_pool1d",
+    "avg_pool2d",
+    "max_pool2d_with_indices",
+    "_adaptive_avg_pool2d",
+}
 # What may be done to logits and maps between the two products: factors, masks, biases, a cap, dropout, mixing.
 ON_LOGITS = SOFTMAX | PLAIN | {"masked_fill", "where", "tanh", "clamp", "clamp_max", "maximum", MIXED, AVERAGED, POOLED}
 ON_LOGITS |= {"nan_to_num", "logical_not", "eq", "any", "exp"}

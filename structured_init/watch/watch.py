@@ -144,7 +144,8 @@ class WatchMode(TorchDispatchMode):
             active = [tag for tag in same if len(given) == 1 or not self._is_weight(tag)]
             tag = (active or same)[0]
             # Of what goes in beside it, only what was averaged or pooled, or is added, changes what this is.
-            beside = [other.path if name in SUMS else other.path & {AVERAGED, POOLED} for other in given]
+            turns = name in SUMS and not isinstance(self.source(tag), Product)  # what is added to logits does not count
+            beside = [other.path if turns else other.path & {AVERAGED, POOLED} for other in given]
             path = tag.path.union({name.rstrip("_")} - SILENT, *beside)
             path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
             mixed = isinstance(self.source(tag), Sum) and any(

@@ -234,6 +234,14 @@ def test_what_cannot_be_started_is_one_line_and_leaves_the_model_as_it_was(poole
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("solver", ["svd", "separable"])
+def test_positions_that_are_all_zero_are_one_line(tiny_vit, solver):
+    model = tiny_vit()
+    nn.init.zeros_(model.pos_embed)
+    with pytest.raises(StructuredInitError, match=r"^Impulse: the positions are all zero"):
+        initialize(model, Impulse(solver=solver, positions="keep"))
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

@@ -11,6 +11,7 @@ from jaxtyping import Float64
 from torch import Tensor
 
 from structured_init.attention.grouped import halves
+from structured_init.errors import StructuredInitError
 from structured_init.linalg import signed_svd
 
 
@@ -35,6 +36,10 @@ class Basis(NamedTuple):
     def cut(self, *, cutoff: float, rank: int | None = None) -> Basis:
         """Keep singular values above ``cutoff`` times the largest, and at most ``rank`` of them."""
         kept = int((self.singular > cutoff * self.singular[0]).sum())
+        if not kept:
+            raise StructuredInitError(
+                "Impulse: the positions are all zero, so nothing tells tokens apart: write some, as with Positions()"
+            )
         kept = kept if rank is None else min(kept, rank)
         return Basis(self.left[:, :kept], self.singular[:kept], self.right[:, :kept])
 

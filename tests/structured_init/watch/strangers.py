@@ -367,6 +367,18 @@ class Reversed(Apart):
         return (-(q @ k.mT)).softmax(-1) @ v
 
 
+class SquashedBias(Apart):
+    """A learned bias of the logits that goes through a function of its own, as in Swin 2."""
+
+    def __init__(self):
+        super().__init__()
+        self.bias = nn.Parameter(torch.randn(1, 1, 5, 5))
+
+    def attend(self, q, k, v):
+        bias = 16 * self.bias.expand(len(q), HEADS, -1, -1).sigmoid()
+        return (q @ k.mT + bias).softmax(-1) @ v
+
+
 class Inverted(Apart):
     def attend(self, q, k, v):
         return (1 - (q @ k.mT).softmax(-1)) @ v

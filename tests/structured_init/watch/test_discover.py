@@ -31,7 +31,8 @@ def block(linear):
 APART = [
     strangers.Apart, strangers.GroupedQueries, strangers.RotaryByHalves, strangers.RotaryByPairs,
     strangers.RotaryByComplexNumbers, strangers.NormalizedQueries, strangers.InPlace, strangers.HeadByHead,
-    strangers.TalkingHeads, strangers.Sink, strangers.Windows, strangers.ReorderedChannels, strangers.FusedKernel,
+    strangers.TalkingHeads, strangers.Sink, strangers.Windows, strangers.ReorderedChannels, strangers.SquashedBias,
+    strangers.FusedKernel,
 ]  # fmt: skip
 
 
