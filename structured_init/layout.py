@@ -14,6 +14,8 @@ from torch import Tensor
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
 
+PARTS = ("query", "key", "value", "output")
+
 
 @dataclass(frozen=True)
 class Projection:

@@ -13,12 +13,12 @@ from torch import nn
 
 from structured_init.arguments import check_grid, check_whole
 from structured_init.errors import StructuredInitError
-from structured_init.layout import AttentionLayout, TokenLayout
+from structured_init.layout import PARTS, AttentionLayout, TokenLayout
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.attention_site import AttentionSite
 from structured_init.sites.block import is_cross_attention, layer_scale
-from structured_init.sites.geometry import PARTS, checked_layout
+from structured_init.sites.geometry import checked_layout
 from structured_init.sites.position import token_layouts
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects

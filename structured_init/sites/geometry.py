@@ -5,12 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.layout import AttentionLayout, Projection
+from structured_init.layout import PARTS, AttentionLayout, Projection
 from structured_init.sites.registry import class_path
 
 # Layer class → the axis of its weight along which its outputs lie; by path, so that nothing is imported to look.
 OUTPUTS = {"torch.nn.modules.linear.Linear": 0, "transformers.pytorch_utils.Conv1D": 1}
-PARTS = ("query", "key", "value", "output")
 
 
 def checked_layout(layout: object, module: nn.Module) -> AttentionLayout:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import nn
 
 from structured_init.errors import StructuredInitError
+from structured_init.layout import PARTS
 from structured_init.plan import Weights
 from structured_init.sites.attention_site import AttentionSite
 from structured_init.sites.registry import Registry
@@ -64,8 +65,8 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
 def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights) -> tuple[float, float]:
     """Return the relative errors of logits and outputs, and raise one line where they are more than rounding."""
     kind, ours, true = type(site.module).__name__, site.layout, found.layout
-    if [_shape(ours, part) for part in _PARTS] != [_shape(true, part) for part in _PARTS]:
-        part = next(part for part in _PARTS if _shape(ours, part) != _shape(true, part))
+    if [_shape(ours, part) for part in PARTS] != [_shape(true, part) for part in PARTS]:
+        part = next(part for part in PARTS if _shape(ours, part) != _shape(true, part))
         raise StructuredInitError(
             f"the layout of {kind} ('{site.name}'): {part} is (heads, head_dim, width) = {_shape(ours, part)}, "
             f"in the model it is {_shape(true, part)}"
@@ -82,9 +83,6 @@ def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights)
     return logits, outputs
 
 
-_PARTS = ("query", "key", "value", "output")
-
-
 def _shape(layout: object, part: str) -> tuple[int, int, int]:
     projection = getattr(layout, part)
     return projection.heads, projection.head_dim, projection.width
@@ -92,11 +90,11 @@ def _shape(layout: object, part: str) -> tuple[int, int, int]:
 
 def same_attention(site: AttentionSite, found: Iterable[FoundAttention]) -> FoundAttention | None:
     """Return what was watched of a site: under its name, or with its parameters."""
-    own = {id(getattr(site.layout, part).weight) for part in _PARTS}
+    own = {id(getattr(site.layout, part).weight) for part in PARTS}
     for each in found:
         if each.layout is None:
             continue
         inside = each.name == site.name or each.name.startswith(f"{site.name}.")
-        if inside or {id(getattr(each.layout, part).weight) for part in _PARTS} == own:
+        if inside or {id(getattr(each.layout, part).weight) for part in PARTS} == own:
             return each
     return None

@@ -12,11 +12,10 @@ from jaxtyping import Int64
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.layout import Projection
+from structured_init.layout import PARTS, Projection
 from structured_init.names import plain_name
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite, attention_sites
-from structured_init.sites.geometry import PARTS
 from structured_init.transfer.elements import uniform_indices
 
 Rows = Mapping[int, Int64[Tensor, " size"]]  # axis → the teacher's index at each of the student's

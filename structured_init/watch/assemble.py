@@ -54,7 +54,7 @@ PLAIN |= {
 }
 # What may be done to logits and maps between the two products: factors, masks, biases, a cap, dropout, mixing.
 ON_LOGITS = SOFTMAX | PLAIN | {"masked_fill", "where", "tanh", "clamp", "clamp_max", "maximum", MIXED, AVERAGED, POOLED}
-ON_LOGITS |= {"nan_to_num", "logical_not", "eq", "any", "exp"}
+ON_LOGITS |= {"nan_to_num"}
 ON_LOGITS -= {"neg", "pow", "sqrt", "rsqrt", "reciprocal"}
 
 

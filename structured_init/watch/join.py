@@ -7,12 +7,10 @@ from dataclasses import replace
 
 from torch import nn
 
-from structured_init.layout import JoinedProjection
+from structured_init.layout import PARTS, JoinedProjection
 from structured_init.names import plain_name
 from structured_init.watch.assemble import Watched, common
 from structured_init.watch.found import Evidence, FoundAttention
-
-PARTS = ("query", "key", "value", "output")
 
 
 def joined(layers: Iterable[tuple[Watched, FoundAttention]]) -> list[FoundAttention]:
