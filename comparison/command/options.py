@@ -40,7 +40,14 @@ def compare_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-c", "--config", action="append", required=True, metavar="EXPERIMENT", help="a configuration; several layer")
     add("--inits", required=True, metavar="A,B,…", help="such as default,wide=impulse{kernel_size=5},mine.yaml")
-    add("--seeds", default="0,1,2", metavar="0,1,2", help="or 0-4 (default: %(default)s)")
+    add("--seeds", metavar="0,1,2", help="or 0-4 (default: 0,1,2; with --margin or --precision 0-4, the first look)")
+    decide = "better, worse, or equivalent within this: add seeds until every difference is, such as 0.5 points"
+    add("--margin", type=_positive_number, metavar="M", help=decide)
+    size = "add seeds until every difference is known to ± this, such as 0.5 points"
+    add("--precision", type=_positive_number, metavar="H", help=size)
+    add("--max-seeds", type=_positive, metavar="N", help="that --margin or --precision may take (default: 40)")
+    total = "training time that --margin or --precision may take, of all runs together, such as 3h"
+    add("--budget", type=parse_duration, metavar="T", help=total)
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
     add("--baseline", metavar="INIT", help="what differences refer to (default: 'default', else the first)")
     add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")

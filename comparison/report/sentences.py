@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from comparison.report.data import ReportData
+from comparison.report.decided import decided, question_text
 from comparison.results.effects import ArmResult, Effect, Effects
-from comparison.results.records import point_label
+from comparison.results.paired import FEWEST_FOR_INTERVAL
+from comparison.results.records import asked_runs, asked_seeds, point_label
 from comparison.results.tables import decimals, diverged_text, interval_text
 
 LEVEL = "95 %"
@@ -15,11 +17,12 @@ LEVEL = "95 %"
 def lead(data: ReportData) -> str:
     """Return one sentence: what was compared."""
     manifest = data.manifest
-    initializations, seeds = len(manifest["arms"]), len(manifest["seeds"])
+    initializations, seeds = len(manifest["arms"]), len(asked_seeds(manifest))
+    upto = "up to " if manifest.get("added") else ""
     grid = f" at {len(data.points)} places of a grid" if len(data.points) > 1 else ""
     rates = ", each with the learning rate chosen for it on the validation split" if manifest["learning_rates"] else ""
     return (
-        f"{count(initializations, 'initialization')} of {title(data)}{grid}, {count(seeds, 'seed')}{rates}: "
+        f"{count(initializations, 'initialization')} of {title(data)}{grid}, {upto}{count(seeds, 'seed')}{rates}: "
         f"final {data.metric.words}, runs of a seed differing in their initialization and in nothing else."
     )
 
@@ -32,8 +35,7 @@ def title(data: ReportData) -> str:
 
 def state(data: ReportData) -> str:
     """Return one sentence on what is missing; empty when all is there."""
-    asked = len(data.manifest["arms"]) * len(data.manifest["seeds"]) * len(data.points)
-    asked *= len(data.manifest["learning_rates"]) or 1
+    asked = len(asked_runs(data.manifest))
     complete = sum(run.result is not None for run in data.runs)
     failed = sum(run.failure is not None for run in data.runs)
     running = sum(run.result is None and run.failure is None for run in data.runs)
@@ -84,20 +86,24 @@ def _differences(found: Effects) -> list[str]:
         return [
             f"{arm.name} reached {value}{' %' if found.metric.factor == 100 else ''} ({seeds}); nothing to compare."
         ]
-    paired = [effect for arm in found.arms for effect in (arm.baseline, arm.control, arm.scrambled) if effect]
+    paired = [effect for arm in found.arms for effect in arm.differences]
     if not paired:
         number = " that ended in a number" if any(arm.lost for arm in found.arms) else ""
         return [f"No arm shares a complete seed{number} with {found.baseline} yet, so nothing is paired."]
     if all(effect.interval.samples == 1 for effect in paired):
         one = "one pair with numbers" if any(arm.lost for arm in found.arms) else "one seed"
         return [f"There is {one}, so there is no interval: the table shows values, and nothing is shown to differ."]
+    if found.question is None and all(effect.interval.samples < FEWEST_FOR_INTERVAL for effect in paired):
+        return ["Two seeds are no result: run at least 5. The table shows values, and nothing is shown to differ."]
     # What a structured initialization is worth stands first: its difference to the controls.
     sentences = [
         _against(found, "scrambled", "itself scrambled, which keeps the size of all weights and loses their alignment"),
         _against(found, "control", "its control, which has the same positions and no attention part"),
         _against(found, "baseline", f"{found.baseline}"),
     ]
-    intervals = sum(effect.interval.samples > 1 for effect in paired)
+    if found.question is not None:
+        sentences.insert(0, question_text(found))
+    intervals = sum(effect.interval.samples >= FEWEST_FOR_INTERVAL for effect in paired)
     if intervals > 1:
         sentences.append(
             f"These are {intervals} separate {LEVEL} intervals: about one in twenty of them misses the truth."
@@ -128,7 +134,10 @@ def listed(names: Sequence[str]) -> str:
 
 def _against(found: Effects, to: str, reference: str) -> str:
     """Say which arms are better, which worse and which not told apart."""
-    pairs = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to)) and effect.interval.samples > 1]
+    if found.question is not None:
+        return decided(found, to, reference)
+    shown = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to))]
+    pairs = [pair for pair in shown if pair[1].interval.samples >= FEWEST_FOR_INTERVAL]
     if not pairs:
         return ""
     gains = [pair for pair in pairs if pair[1].is_gain is True]

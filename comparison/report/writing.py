@@ -15,6 +15,7 @@ from comparison.report.data import ReportData, read_report_data
 from comparison.report.drawing import Drawing
 from comparison.report.page import Sections, drawings, page, read_panels
 from comparison.report.registry import Html
+from comparison.results.decisions import Decision
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.paired import Interval
 from comparison.results.tables import Table
@@ -145,7 +146,13 @@ def _effect(effect: Effect | None) -> dict[str, Any] | None:
         "by_seed": effect.by_seed,
         "is_gain": effect.is_gain,
         **_interval(effect.interval),
+        **({"decision": _decision(effect.decision)} if effect.decision else {}),
     }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    """Return a decision; its interval stands beside it."""
+    return {"kind": decision.kind, "within": decision.within, "needed": decision.needed}
 
 
 def _interval(interval: Interval) -> dict[str, Any]:

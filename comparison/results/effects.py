@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from comparison.results.decisions import Decision, Question, decide, question_of
 from comparison.results.metric import Metric
-from comparison.results.paired import Interval, paired_values, t_interval
+from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval, paired_values, t_interval
 from comparison.results.records import Manifest, at_point, choice_name, points
 from comparison.results.run_record import Point
 from comparison.results.targets import Curve, Reach, final_mean, reach
@@ -26,15 +27,18 @@ class Effect:
     Attributes:
         reference: the arm that is subtracted.
         by_seed: difference by seed, of the seeds in which both have a number.
-        interval: their t interval.
+        interval: their t interval; where the comparison was asked to decide, the one that is valid under its stopping.
         is_gain: whether the difference is for the better or the worse; None where that is open. It is open too where
             the arm that looks better has diverged in a seed: the seeds in which it has not are no fair sample of it.
+            With two pairs it is open always.
+        decision: where the comparison was asked to decide.
     """
 
     reference: str
     by_seed: Values
     interval: Interval
     is_gain: bool | None
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,11 @@ class ArmResult:
         return self.no_rate.seeds if self.no_rate else len({*self.by_seed, *self.diverged})
 
     @property
+    def differences(self) -> list[Effect]:
+        """The paired differences that there are: to the baseline, to the same positions, to itself scrambled."""
+        return [effect for effect in (self.baseline, self.control, self.scrambled) if effect is not None]
+
+    @property
     def lost(self) -> int:
         """How many seeds ended in no number, so that means and differences stand on the others alone."""
         return self.seeds - len(self.by_seed)
@@ -104,6 +113,7 @@ class Effects:
         target: what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves.
         arms: those with a complete run, or with no learning rate that could be chosen, in the order in which they were
             given.
+        question: what was to be decided; None where the comparison only describes.
     """
 
     point: Point
@@ -111,6 +121,7 @@ class Effects:
     baseline: str
     target: float | None
     arms: list[ArmResult]
+    question: Question | None = None
 
 
 def effects(
@@ -159,7 +170,11 @@ def _effects(
     point: Point,
     choices: Mapping[str, Any],
 ) -> Effects:
-    metric, baseline = Metric(manifest["metric"], manifest["mode"]), manifest["baseline"]
+    metric, baseline, question = (
+        Metric(manifest["metric"], manifest["mode"]),
+        manifest["baseline"],
+        question_of(manifest),
+    )
     rows = at_point(results, point)
     rows = rows[rows["chosen"].astype(bool)] if len(rows) else rows
     values: dict[str, Values] = {}
@@ -183,17 +198,17 @@ def _effects(
             name=arm,
             by_seed=values[arm],
             diverged=tuple(sorted(diverged[arm])),
-            value=t_interval(list(values[arm].values())) if values[arm] else None,
+            value=metric.cut(t_interval(list(values[arm].values()))) if values[arm] else None,
             learning_rate=rates[arm] if manifest["learning_rates"] else None,
-            baseline=_effect(metric, values, diverged, arm, baseline),
-            control=_effect(metric, values, diverged, arm, controls.get(arm)),
+            baseline=_effect(metric, values, diverged, arm, baseline, question),
+            control=_effect(metric, values, diverged, arm, controls.get(arm), question),
             reach=reaches.get(arm),
-            scrambled=_effect(metric, values, diverged, arm, scrambled.get(arm)),
+            scrambled=_effect(metric, values, diverged, arm, scrambled.get(arm), question),
         )
         for arm in manifest["arms"]
         if arm in values or arm in without_rate
     ]
-    return Effects(point, metric, baseline, target, arms)
+    return Effects(point, metric, baseline, target, arms, question)
 
 
 def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
@@ -207,15 +222,34 @@ def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
 
 
 def _effect(
-    metric: Metric, values: Mapping[str, Values], diverged: Mapping[str, set[int]], arm: str, reference: str | None
+    metric: Metric,
+    values: Mapping[str, Values],
+    diverged: Mapping[str, set[int]],
+    arm: str,
+    reference: str | None,
+    question: Question | None,
 ) -> Effect | None:
     if reference is None or reference == arm or not values[arm].keys() & values.get(reference, {}).keys():
         return None
     differences = paired_values(values[arm], values[reference])
-    interval = t_interval(list(differences.values()))
-    is_gain = metric.is_gain(interval)
+    if question is not None:
+        return _decided(metric, differences, diverged, arm, reference, question)
+    interval = metric.cut(t_interval(list(differences.values())), difference=True)
+    is_gain = metric.is_gain(interval) if interval.samples >= FEWEST_FOR_INTERVAL else None
     favoured = arm if is_gain else reference
     return Effect(reference, differences, interval, None if diverged[favoured] else is_gain)
+
+
+def _decided(
+    metric: Metric, by_seed: Values, diverged: Mapping[str, set[int]], arm: str, reference: str, question: Question
+) -> Effect:
+    """Return a difference with its decision; where a side that has diverged looks no worse, no seed can decide it."""
+    found = decide(list(by_seed.values()), question, metric)
+    lost = {"better": diverged[arm], "worse": diverged[reference]}.get(found.kind, diverged[arm] | diverged[reference])
+    if lost:
+        found = Decision("undecided", found.interval, reason="a side that looks no worse has diverged in some seeds")
+    found = replace(found, interval=metric.cut(found.interval, difference=True))
+    return Effect(reference, by_seed, found.interval, {"better": True, "worse": False}.get(found.kind), found)
 
 
 def _reaches(

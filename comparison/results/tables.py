@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from comparison.results.decisions import Decision
 from comparison.results.effects import ArmResult, Effect, Effects, effects
 from comparison.results.metric import Metric, has_no_width
-from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, Interval, bootstrap_interval
+from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, FEWEST_FOR_INTERVAL, Interval, bootstrap_interval
 from comparison.results.records import Manifest, chosen_learning_rates, load_results, point_label, points
 from comparison.results.targets import Reach
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ALONE = "1 seed, no interval"
+TWO = "2 seeds, no interval: run at least 5"
 
 
 @dataclass(frozen=True)
@@ -141,14 +143,26 @@ def effect_cell(arm: ArmResult, effect: Effect | None, found: Effects, digits: i
         notes.append(f"− {effect.reference}")
     if interval.samples == 1:
         notes.append(ALONE if arm.seeds == 1 else "1 pair, no interval")
+    elif interval.samples < FEWEST_FOR_INTERVAL and effect.decision is None and arm.seeds == interval.samples:
+        notes.append(TWO)
     elif interval.samples != arm.seeds:
         notes.append(f"{interval.samples} pairs")
+    if effect.decision is not None:
+        notes.append(decision_text(effect.decision, digits))
     if interval.samples > 1 and has_no_width(interval):
         notes.append("equal in all seeds")
-    if interval.samples >= FEWEST_FOR_BOOTSTRAP:
+    if interval.samples >= FEWEST_FOR_BOOTSTRAP and effect.decision is None:
         again = bootstrap_interval(list(effect.by_seed.values()))
         notes.append(f"bootstrap {number(again.low, digits, signed=True)} to {number(again.high, digits, signed=True)}")
     return Cell(interval_text(interval, digits, signed=True), ", ".join(notes), kind)
+
+
+def decision_text(decision: Decision, digits: int) -> str:
+    """Return a decision in words: ``better``, ``equivalent within 0.5``, ``undecided, about 60 seeds would decide``."""
+    if decision.within is not None:
+        return f"equivalent within {number(decision.within, digits)}"
+    needed = f", about {decision.needed:,} seeds would decide" if decision.needed else ""
+    return f"{decision.kind}{needed}"
 
 
 def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric) -> Table:
@@ -173,9 +187,15 @@ def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric
 
 
 def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
-    """Return ``mean ± half width``, or the mean alone where there is no interval."""
+    """Return ``mean ± half width``, both ends where the metric's range cuts it, the mean alone of one or two values."""
     mean = number(interval.mean, digits, signed)
-    return mean if math.isinf(interval.half_width) else f"{mean} ± {number(interval.half_width, digits)}"
+    if math.isinf(interval.half_width) or interval.samples < FEWEST_FOR_INTERVAL:
+        return mean
+    if (
+        abs(interval.high + interval.low - 2 * interval.mean) > 1e-6 * interval.half_width
+    ):  # cut at an end of the metric
+        return f"{mean} ({number(interval.low, digits, signed)} to {number(interval.high, digits, signed)})"
+    return f"{mean} ± {number(interval.half_width, digits)}"
 
 
 def difference_text(interval: Interval) -> str:
@@ -191,9 +211,7 @@ def number(value: float, digits: int, signed: bool = False) -> str:
 
 def decimals(found: Effects) -> int:
     """Return how many decimals a table shows: two digits of a typical half width; one decimal of a percentage."""
-    intervals = [
-        effect.interval for arm in found.arms for effect in (arm.baseline, arm.control, arm.scrambled) if effect
-    ]
+    intervals = [effect.interval for arm in found.arms for effect in arm.differences]
     values = [arm.value for arm in found.arms if arm.value is not None]
     widths = [i.half_width for i in intervals or values if 0 < i.half_width < math.inf]
     largest = max((abs(value.mean) for value in values), default=1.0)
@@ -235,7 +253,7 @@ def _value(arm: ArmResult, digits: int) -> Cell:
     if arm.value is None:
         return Cell(no_value(arm))
     kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
-    alone = (ALONE if arm.seeds == 1 else "no interval") if arm.value.samples == 1 else ""
+    alone = (ALONE if arm.seeds == 1 else "no interval") if arm.value.samples < FEWEST_FOR_INTERVAL else ""
     return Cell(interval_text(arm.value, digits), ", ".join(filter(None, [kept, alone])))
 
 

@@ -3,6 +3,7 @@
 
 from comparison.report.panels import (
     result,
+    power,
     learning_rates,
     curves,
     steps,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from comparison.report.data import ReportData
+from comparison.report.decided import level_text
 from comparison.report.differences import CONTROLS, difference_figure
 from comparison.report.drawing import Drawing
 from comparison.report.registry import Html, Piece, heading, register_panel, table
@@ -34,7 +35,9 @@ def result(data: ReportData) -> list[Piece]:
         if figures:
             svgs = Markup("").join(Markup(f"<figure>{each.svg}</figure>") for each in figures)
             shown.append(Html(Markup('<div class="pair">{}</div>').format(svgs), drawings=figures))
-    return [*shown, Html(Markup('<p class="small">{}</p>').format(READING + TYPE), READING)]
+    asked = next((found.question for found in data.effects if found.question), None)
+    reading = f"{level_text(asked)} {READING}" if asked else READING
+    return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + TYPE), reading)]
 
 
 def _differences(data: ReportData, found: Effects) -> list[Drawing]:
