@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from comparison.results.metric import Metric
+from comparison.results.multiple import LEVEL, holm, p_value
 from comparison.results.paired import Interval, paired_values, t_interval
 from comparison.results.records import Manifest, at_point, choice_name, points
 from comparison.results.run_record import Point
@@ -27,14 +28,20 @@ class Effect:
         reference: the arm that is subtracted.
         by_seed: difference by seed, of the seeds in which both have a number.
         interval: their t interval.
-        is_gain: whether the difference is for the better or the worse; None where that is open. It is open too where
-            the arm that looks better has diverged in a seed: the seeds in which it has not are no fair sample of it.
+        is_gain: whether the difference is for the better or the worse among all of its family; None where that is open.
+        unjudged: the arm that looks better has diverged in a seed, so that it is open: the seeds in which it has not
+            are no fair sample of it.
+        p_value: of the paired t-test, this difference alone; None where there is no such test.
+        adjusted: the p-value among the differences of all arms to the baseline, or to their controls, by Holm's method.
     """
 
     reference: str
     by_seed: Values
     interval: Interval
     is_gain: bool | None
+    unjudged: bool = False
+    p_value: float | None = None
+    adjusted: float | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +191,7 @@ def _effects(
         for arm in manifest["arms"]
         if arm in values or arm in without_rate
     ]
-    return Effects(point, metric, baseline, target, arms)
+    return Effects(point, metric, baseline, target, _among_all(arms))
 
 
 def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
@@ -205,8 +212,22 @@ def _effect(
     differences = paired_values(values[arm], values[reference])
     interval = t_interval(list(differences.values()))
     is_gain = metric.is_gain(interval)
-    favoured = arm if is_gain else reference
-    return Effect(reference, differences, interval, None if diverged[favoured] else is_gain)
+    unjudged = is_gain is not None and bool(diverged[arm if is_gain else reference])
+    p = p_value(list(differences.values())) if len(differences) > 1 else None
+    return Effect(reference, differences, interval, None if unjudged else is_gain, unjudged, p, p)
+
+
+def _among_all(arms: list[ArmResult]) -> list[ArmResult]:
+    """Return the arms with verdicts that hold together: one family per question, the baseline's and the controls'."""
+    for to in ("baseline", "control"):
+        known = {arm.name: effect for arm in arms if (effect := getattr(arm, to)) is not None}
+        adjusted = holm({name: effect.p_value for name, effect in known.items() if effect.p_value is not None})
+        judged = {
+            name: replace(known[name], adjusted=p, is_gain=known[name].is_gain if p < LEVEL else None)
+            for name, p in adjusted.items()
+        }
+        arms = [replace(arm, **{to: judged.get(arm.name, getattr(arm, to))}) for arm in arms]
+    return arms
 
 
 def _reaches(

@@ -29,7 +29,7 @@ class Cell:
     Attributes:
         text: what it says.
         note: what it adds in smaller type.
-        kind: ``"gain"``, ``"loss"`` or ``"open"`` (an interval that includes zero); empty elsewhere.
+        kind: ``"gain"``, ``"loss"`` or ``"open"`` (not told apart from zero); empty elsewhere.
         arm: of which arm it is the name.
     """
 
@@ -142,6 +142,9 @@ def effect_cell(arm: ArmResult, effect: Effect | None, found: Effects, digits: i
         notes.append(f"{interval.samples} pairs")
     if interval.samples > 1 and has_no_width(interval):
         notes.append("equal in all seeds")
+    family = [each for each in found.arms if getattr(each, "control" if name else "baseline") is not None]
+    if effect.adjusted is not None and len(family) > 1:
+        notes.append(f"adjusted {p_text(effect.adjusted)}")
     if interval.samples >= FEWEST_FOR_BOOTSTRAP:
         again = bootstrap_interval(list(effect.by_seed.values()))
         notes.append(f"bootstrap {number(again.low, digits, signed=True)} to {number(again.high, digits, signed=True)}")
@@ -194,6 +197,11 @@ def decimals(found: Effects) -> int:
     largest = max((abs(value.mean) for value in values), default=1.0)
     digits = 1 - math.floor(math.log10(median(widths))) if widths else significant(largest)
     return min(max(digits, 1), 2) if found.metric.factor == 100 else min(max(digits, 0), 8)
+
+
+def p_text(p: float) -> str:
+    """Return a p-value for reading, ``p = 0.03``."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
 def times(ratio: float) -> str:
@@ -266,9 +274,8 @@ def _speed_up(arm: ArmResult, baseline: str) -> Cell:
     bounds = f"lower bound in {arm.reach.bounds} of {ratio.samples}" if arm.reach.bounds else ""
     if ratio.samples == 1:
         return Cell(text, ", ".join(filter(None, [ALONE, bounds])))
-    kind = "gain" if ratio.low > 1 else "loss" if ratio.high < 1 else "open"
     ends = f"{times(ratio.low)} to {times(ratio.high)}" if ratio.high < 1000 else f"from {times(ratio.low)}"
-    return Cell(text, "; ".join(filter(None, [ends, bounds])), kind)
+    return Cell(text, "; ".join(filter(None, [ends, bounds])))
 
 
 def _html(cell: Cell, column: str, colors: Mapping[str, str]) -> str:

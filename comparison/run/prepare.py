@@ -13,6 +13,7 @@ from typing import Any
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.results.controls import check_controls, parse_controls
+from comparison.results.success import check_success
 from comparison.run.arms import parse_arms
 from comparison.run.plan import Comparison
 from comparison.run.resolve import (
@@ -132,7 +133,7 @@ def parse_rates(text: str) -> list[float]:
 def _references(
     options: argparse.Namespace, comparison: Comparison, values: Mapping[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return metric, mode, baseline and controls: as given, else as the folder has them, else the task's."""
+    """Return metric, mode, baseline, controls and success: as given, else as the folder has them, else the task's."""
     arms = {**known.get("arms", {}), **comparison.arms}
     name, mode = headline(dict(values))
     metric = options.metric or known.get("metric") or f"test/{name}"
@@ -145,7 +146,9 @@ def _references(
         raise StructuredInitError(f"--baseline '{baseline}' is none of the initializations: {nearest(baseline, arms)}")
     controls = parse_controls(options.control) or known.get("controls", {})
     controls = check_controls(controls, {"arms": arms, "baseline": baseline})
-    return {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
+    success = known.get("success") if options.success is None else check_success(options.success, metric)
+    references = {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
+    return {**references, "success": success}
 
 
 def _initializations(

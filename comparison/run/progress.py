@@ -175,9 +175,12 @@ def table(folder: Path, manifest: Mapping[str, Any]) -> str:
     """Return the headline table of what is complete, in Markdown."""
     from comparison.results.controls import find_controls
     from comparison.results.records import find_runs
+    from comparison.results.success_table import success_headline
     from comparison.results.tables import headline
 
-    return headline(folder, dict(manifest), find_controls(dict(manifest), find_runs(folder)))
+    controls = find_controls(dict(manifest), find_runs(folder))
+    shown = headline if manifest.get("success") is None else success_headline
+    return shown(folder, dict(manifest), controls)
 
 
 def epoch(run: Run) -> int | None:
