@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from comparison.results.decisions import Decision, Question, decide, question_of
 from comparison.results.metric import Metric
+from comparison.results.multiple import LEVEL, holm, p_value
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval, paired_values, t_interval
 from comparison.results.records import Manifest, at_point, choice_name, points
 from comparison.results.run_record import Point
@@ -28,10 +29,13 @@ class Effect:
         reference: the arm that is subtracted.
         by_seed: difference by seed, of the seeds in which both have a number.
         interval: their t interval; where the comparison was asked to decide, the one that is valid under its stopping.
-        is_gain: whether the difference is for the better or the worse; None where that is open. It is open too where
-            the arm that looks better has diverged in a seed: the seeds in which it has not are no fair sample of it.
-            With two pairs it is open always.
+        is_gain: whether the difference is for the better or the worse among all of its family; None where that is open,
+            as it always is with two pairs.
         decision: where the comparison was asked to decide.
+        unjudged: the arm that looks better has diverged in a seed, so that it is open: the seeds in which it has not
+            are no fair sample of it.
+        p_value: of the paired t-test, this difference alone; None where there is no such test.
+        adjusted: the p-value among the differences of all arms to the baseline, or to their controls, by Holm's method.
     """
 
     reference: str
@@ -39,6 +43,9 @@ class Effect:
     interval: Interval
     is_gain: bool | None
     decision: Decision | None = None
+    unjudged: bool = False
+    p_value: float | None = None
+    adjusted: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,10 +177,10 @@ def _effects(
     point: Point,
     choices: Mapping[str, Any],
 ) -> Effects:
-    metric, baseline, question = (
-        Metric(manifest["metric"], manifest["mode"]),
-        manifest["baseline"],
-        question_of(manifest),
+    metric, baseline = Metric(manifest["metric"], manifest["mode"]), manifest["baseline"]
+    question = question_of(manifest)
+    to_baseline, to_control, to_scrambled = (
+        question and question.of_family(size) for size in (len(manifest["arms"]) - 1, len(controls), len(scrambled))
     )
     rows = at_point(results, point)
     rows = rows[rows["chosen"].astype(bool)] if len(rows) else rows
@@ -200,15 +207,15 @@ def _effects(
             diverged=tuple(sorted(diverged[arm])),
             value=metric.cut(t_interval(list(values[arm].values()))) if values[arm] else None,
             learning_rate=rates[arm] if manifest["learning_rates"] else None,
-            baseline=_effect(metric, values, diverged, arm, baseline, question),
-            control=_effect(metric, values, diverged, arm, controls.get(arm), question),
+            baseline=_effect(metric, values, diverged, arm, baseline, to_baseline),
+            control=_effect(metric, values, diverged, arm, controls.get(arm), to_control),
             reach=reaches.get(arm),
-            scrambled=_effect(metric, values, diverged, arm, scrambled.get(arm), question),
+            scrambled=_effect(metric, values, diverged, arm, scrambled.get(arm), to_scrambled),
         )
         for arm in manifest["arms"]
         if arm in values or arm in without_rate
     ]
-    return Effects(point, metric, baseline, target, arms, question)
+    return Effects(point, metric, baseline, target, _among_all(arms), question)
 
 
 def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
@@ -235,9 +242,24 @@ def _effect(
     if question is not None:
         return _decided(metric, differences, diverged, arm, reference, question)
     interval = metric.cut(t_interval(list(differences.values())), difference=True)
-    is_gain = metric.is_gain(interval) if interval.samples >= FEWEST_FOR_INTERVAL else None
-    favoured = arm if is_gain else reference
-    return Effect(reference, differences, interval, None if diverged[favoured] else is_gain)
+    is_gain = metric.is_gain(interval)
+    unjudged = is_gain is not None and bool(diverged[arm if is_gain else reference])
+    p = p_value(list(differences.values())) if len(differences) > 1 else None
+    is_gain = None if unjudged or interval.samples < FEWEST_FOR_INTERVAL else is_gain
+    return Effect(reference, differences, interval, is_gain, unjudged=unjudged, p_value=p, adjusted=p)
+
+
+def _among_all(arms: list[ArmResult]) -> list[ArmResult]:
+    """Return the arms with verdicts that hold together: one family per question, the baseline's and each control's."""
+    for to in ("baseline", "control", "scrambled"):
+        known = {arm.name: effect for arm in arms if (effect := getattr(arm, to)) is not None}
+        adjusted = holm({name: effect.p_value for name, effect in known.items() if effect.p_value is not None})
+        judged = {
+            name: replace(known[name], adjusted=p, is_gain=known[name].is_gain if p < LEVEL else None)
+            for name, p in adjusted.items()
+        }
+        arms = [replace(arm, **{to: judged.get(arm.name, getattr(arm, to))}) for arm in arms]
+    return arms
 
 
 def _decided(

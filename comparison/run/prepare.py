@@ -12,6 +12,7 @@ from typing import Any
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.results.controls import check_controls, parse_controls
+from comparison.results.success import check_success
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.controls import with_controls
 from comparison.run.deciding import FIRST_LOOK, question_from
@@ -159,7 +160,7 @@ def parse_rates(text: str) -> list[float]:
 def _references(
     options: argparse.Namespace, comparison: Comparison, values: Mapping[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return metric, mode, baseline and controls: as given, else as the folder has them, else the task's."""
+    """Return metric, mode, baseline, controls and success: as given, else as the folder has them, else the task's."""
     arms = {**known.get("arms", {}), **comparison.arms}
     name, mode = headline(dict(values))
     metric = options.metric or known.get("metric") or f"test/{name}"
@@ -172,7 +173,9 @@ def _references(
         raise StructuredInitError(f"--baseline '{baseline}' is none of the initializations: {nearest(baseline, arms)}")
     controls = parse_controls(options.control) or known.get("controls", {})
     controls = check_controls(controls, {"arms": arms, "baseline": baseline})
-    return {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
+    success = known.get("success") if options.success is None else check_success(options.success, metric)
+    references = {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
+    return {**references, "success": success}
 
 
 def _initializations(
