@@ -1,8 +1,8 @@
 """What a grid says as a whole: interquartile mean, probability of improvement and performance profile of every arm.
 
 Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2108.13264): the places of
-the grid are their tasks, the seeds their runs. Intervals are percentile bootstraps stratified by place; seeds are drawn for
-all arms at once, so that runs stay paired.
+the grid are their tasks, the seeds their runs. Intervals are percentile bootstraps stratified by place; seeds are drawn
+for all arms at once, so that runs stay paired.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate
     """
     names = [arm.name for arm in max(found, key=lambda each: len(each.arms)).arms] if found else []
     places = [{arm.name: arm.by_seed for arm in each.arms if arm.by_seed} for each in found]
-    places = [place for place in places if all(name in place for name in names)]
+    places = [place for place in places if place and all(name in place for name in names)]
     seeds = [sorted(set.intersection(*(set(of_arm) for of_arm in place.values()))) for place in places]
     places, seeds = [p for p, s in zip(places, seeds, strict=True) if s], [each for each in seeds if each]
     if len(places) < 2 or len(names) < 2:
