@@ -143,7 +143,7 @@ def _against(found: Effects, to: str, reference: str) -> str:
     if found.question is not None:
         return decided(found, to, reference)
     shown = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to))]
-    pairs = [pair for pair in shown if pair[1].interval.samples >= FEWEST_FOR_INTERVAL]
+    pairs = [pair for pair in shown if pair[1].interval.samples >= FEWEST_FOR_INTERVAL or pair[1].unjudged]
     if not pairs:
         return ""
     gains = [pair for pair in pairs if pair[1].is_gain is True]

@@ -20,7 +20,10 @@ from comparison.results.tables import Cell, Table, number, p_text
 
 
 def success_headline(
-    folder: str | os.PathLike[str], manifest: Manifest, controls: Mapping[str, str], scrambled: Mapping[str, str]
+    folder: str | os.PathLike[str],
+    manifest: Manifest,
+    controls: Mapping[str, str],
+    scrambled: Mapping[str, str] | None = None,
 ) -> str:
     """Return the table in Markdown, one per place of the grid.
 

@@ -181,6 +181,12 @@ def test_every_place_of_a_grid_has_a_table(comparison):
     assert "<h3>fraction 0.1</h3>" in text
     assert "<h3>fraction 0.5</h3>" in text
     assert (folder / "figures" / "differences_to_baseline_fraction_0.5.svg").is_file()
+    # The middle half of 50, 51, 60 and 61.1; of four pairs all are better at 0.1, at 0.5 one and two are ties.
+    row = next(
+        line for line in (folder / "report.md").read_text().splitlines() if line.startswith("| sincos | 55.50 (")
+    )
+    assert "| 75 % (" in row
+    assert (folder / "figures" / "profiles.png").is_file()
 
 
 def test_what_an_arm_is_called_is_no_markup(comparison):
