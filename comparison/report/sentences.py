@@ -133,9 +133,10 @@ def _against(found: Effects, to: str, reference: str) -> str:
     """Say which arms are better, which worse and which not told apart."""
     if found.question is not None:
         return decided(found, to, reference)
-    shown = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to))]
-    pairs = [pair for pair in shown if pair[1].interval.samples >= FEWEST_FOR_INTERVAL]
-    if not pairs:
+    pairs = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to)) and effect.interval.samples > 1]
+    few = [pair for pair in pairs if pair[1].interval.samples < FEWEST_FOR_INTERVAL and not pair[0].diverged]
+    pairs = [pair for pair in pairs if pair not in few]
+    if not pairs and not few:
         return ""
     gains = [pair for pair in pairs if pair[1].is_gain is True]
     losses = [pair for pair in pairs if pair[1].is_gain is False]
@@ -156,6 +157,9 @@ def _against(found: Effects, to: str, reference: str) -> str:
         parts.append(
             f"not judged{than}: {_by(found, unjudged)} (the side that looks better has diverged in some seeds)"
         )
+    if few:
+        than = "" if parts else f" against {reference}"
+        parts.append(f"two seeds are no result{than}: {_by(found, few)} (run at least 5)")
     text = "; ".join(parts)
     return text[0].upper() + text[1:] + "."
 
