@@ -98,7 +98,8 @@ def _differences(found: Effects) -> list[str]:
     if all(effect.interval.samples == 1 for effect in paired):
         one = "one pair with numbers" if any(arm.lost for arm in found.arms) else "one seed"
         return [f"There is {one}, so there is no interval: the table shows values, and nothing is shown to differ."]
-    if found.question is None and all(effect.interval.samples < FEWEST_FOR_INTERVAL for effect in paired):
+    two = all(effect.interval.samples < FEWEST_FOR_INTERVAL and not effect.unjudged for effect in paired)
+    if found.question is None and two:
         return ["Two seeds are no result: run at least 5. The table shows values, and nothing is shown to differ."]
     # What a structured initialization is worth stands first: its difference to the controls.
     sentences = [
@@ -142,9 +143,10 @@ def _against(found: Effects, to: str, reference: str) -> str:
     """Say which arms are better, which worse and which not told apart."""
     if found.question is not None:
         return decided(found, to, reference)
-    shown = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to))]
-    pairs = [pair for pair in shown if pair[1].interval.samples >= FEWEST_FOR_INTERVAL or pair[1].unjudged]
-    if not pairs:
+    pairs = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to)) and effect.interval.samples > 1]
+    few = [pair for pair in pairs if pair[1].interval.samples < FEWEST_FOR_INTERVAL and not pair[0].diverged]
+    pairs = [pair for pair in pairs if pair not in few]
+    if not pairs and not few:
         return ""
     gains = [pair for pair in pairs if pair[1].is_gain is True]
     losses = [pair for pair in pairs if pair[1].is_gain is False]
@@ -173,6 +175,9 @@ def _against(found: Effects, to: str, reference: str) -> str:
         parts.append(
             f"not judged{than}: {_by(found, unjudged)} (the side that looks better has diverged in some seeds)"
         )
+    if few:
+        than = "" if parts else f" against {reference}"
+        parts.append(f"two seeds are no result{than}: {_by(found, few)} (run at least 5)")
     text = "; ".join(parts)
     return text[0].upper() + text[1:] + "."
 

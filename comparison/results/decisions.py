@@ -9,7 +9,14 @@ from typing import Any, Literal
 
 from comparison.results.metric import Metric, has_no_width
 from comparison.results.paired import Interval, t_interval
-from comparison.results.sequential import FEWEST, critical_value, looking_interval, narrow_interval, narrow_value
+from comparison.results.sequential import (
+    FEWEST,
+    FEWEST_NARROW,
+    critical_value,
+    looking_interval,
+    narrow_interval,
+    narrow_value,
+)
 
 Kind = Literal["better", "worse", "equivalent", "undecided"]
 
@@ -36,6 +43,11 @@ class Question:
     most: int = 40
     horizon: int = 40
     level: float = 0.95
+
+    @property
+    def fewest(self) -> int:
+        """Pairs before anything is decided."""
+        return FEWEST if self.precision is None else FEWEST_NARROW
 
     def interval(self, values: Sequence[float]) -> Interval:
         """Return the interval that is valid under this question's rule of stopping."""
@@ -88,7 +100,7 @@ def decide(values: Sequence[float], question: Question, metric: Metric) -> Decis
         question: what is asked.
         metric: which direction is better.
     """
-    for n in range(FEWEST, len(values) + 1):
+    for n in range(question.fewest, len(values) + 1):
         interval = question.interval(values[:n])
         kind = _kind(interval, question, metric)
         if kind == "equivalent":
@@ -132,7 +144,7 @@ def _needed(values: Sequence[float], question: Question) -> int | None:
     """Return the pairs at which values of this mean and deviation would decide."""
     if len(values) < 2 or not _deviation(values):
         return None
-    mean, deviation, n = abs(math.fsum(values) / len(values)), _deviation(values), max(FEWEST, len(values) + 1)
+    mean, deviation, n = abs(math.fsum(values) / len(values)), _deviation(values), max(question.fewest, len(values) + 1)
     while n <= MANY:
         half_width = _critical(n, question) * deviation / math.sqrt(n)
         if question.precision is not None and half_width <= question.precision:
@@ -150,7 +162,7 @@ def _helped(values: Sequence[float], question: Question) -> bool:
     n, most = len(values), question.most
     if n >= most:
         return False
-    if n < FEWEST:
+    if n < question.fewest:
         return True
     deviation = _deviation(values)
     if has_no_width(t_interval(values)):

@@ -22,7 +22,6 @@ from comparison.results.records import (
     load_results,
 )
 from comparison.results.run_record import Point
-from comparison.results.sequential import FEWEST
 from structured_init.errors import StructuredInitError
 
 MOST = 40  # seeds, where --max-seeds does not say
@@ -52,10 +51,10 @@ def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Ques
                 )
         return None
     most = options.max_seeds or (before.most if before else MOST)
-    if most < FEWEST:
-        raise StructuredInitError(f"--max-seeds {most}: nothing is decided with fewer than {FEWEST} seeds")
     question = Question(options.precision, options.margin) if asked else before
     assert question is not None
+    if most < question.fewest:
+        raise StructuredInitError(f"--max-seeds {most}: nothing is decided with fewer than {question.fewest} seeds")
     return replace(question, most=most, horizon=before.horizon if before else most)
 
 
@@ -112,7 +111,7 @@ def further_runs(
     new: dict[tuple[str, int, Point], None] = {}
     for (point, arm), of_arm in wanted.items():
         had = {seed for name, seed, place in asked if name == arm and place == point}
-        several = min(question.most - len(had), max(_step(effect, places, at_once) for effect in of_arm))
+        several = min(question.most - len(had), max(_step(effect, question, places, at_once) for effect in of_arm))
         seeds = (seed for seed in chain(pool, count(max(pool) + 1)) if seed not in had)
         for seed in islice(seeds, max(several, 0)):
             new |= {(name, seed, point): None for name in (arm, *(effect.reference for effect in of_arm))}
@@ -147,12 +146,12 @@ def affordable(seconds: Sequence[float], runs: int, budget: float) -> bool:
     return math.fsum(seconds) + runs * mean <= budget
 
 
-def _step(effect: Effect, places: int, at_once: int) -> int:
+def _step(effect: Effect, question: Question, places: int, at_once: int) -> int:
     """Return how many seeds to add for a difference before it is looked at again."""
     decision, pairs = effect.decision, len(effect.by_seed)
     assert decision is not None
-    if pairs < FEWEST:
-        return FEWEST - pairs
+    if pairs < question.fewest:
+        return question.fewest - pairs
     missing = (decision.needed or pairs + 1) - pairs
     return max(1, missing // 2) if not places else max(1, min(at_once, missing))
 

@@ -92,10 +92,11 @@ def differences(arm, seeds):
     return [accuracy(arm, seed) - accuracy("default", seed) for seed in range(seeds)]
 
 
-def expected(arm, question):
-    """The number of seeds at which one looks, from five on, until it is decided."""
-    metric = Metric("test/accuracy")
-    return next(n for n in range(5, 41) if decide(differences(arm, n), question, metric).kind != "undecided")
+def expected(arm, question, arms=1):
+    """The number of seeds at which one looks, from five on, until it is decided, among so many arms together."""
+    question = question.of_family(arms)
+    kinds = {n: decide(differences(arm, n), question, Metric("test/accuracy")).kind for n in range(question.fewest, 41)}
+    return min(n for n, kind in kinds.items() if kind != "undecided")
 
 
 def seeds_of(arm):
@@ -105,7 +106,7 @@ def seeds_of(arm):
 def test_each_arm_gets_the_seeds_that_decide_it_and_the_baseline_those_of_the_longest(compare, folder, capsys):
     compare("--inits", "default,sincos,codes", "--margin", "0.5")
     asked = Question(margin=0.5)
-    sincos, codes = expected("sincos", asked), expected("codes", asked)
+    sincos, codes = expected("sincos", asked, arms=2), expected("codes", asked, arms=2)
     assert 5 < sincos < codes
     assert seeds_of("sincos") == list(range(sincos))
     assert seeds_of("codes") == list(range(codes))
@@ -135,17 +136,17 @@ def test_a_later_command_keeps_the_question_and_a_new_arm_takes_the_seeds_of_the
     before = set(Pretend.trained)
     Pretend.trained.clear()
     compare("--inits", "default,sincos,codes", "--seeds", "0-4")
-    codes = expected("codes", Question(margin=0.5))
+    codes = expected("codes", Question(margin=0.5), arms=2)
     assert seeds_of("codes") == list(range(codes))
     assert not before & set(Pretend.trained)
 
 
 def test_the_limit_of_seeds_is_kept_and_the_price_is_named(quickly, compare, folder, capsys):
-    compare("--inits", "default,sincos", "--precision", "0.2", "--max-seeds", "8")
-    # Eight seeds of a deviation of 0.6 cannot give ± 0.2, as the first five show: no further seed is trained for it.
-    assert seeds_of("sincos") == list(range(5))
+    compare("--inits", "default,sincos", "--precision", "0.2", "--max-seeds", "12")
+    # With twelve seeds of a deviation of 0.6 it cannot, as the first eight show: no further one is trained.
+    assert seeds_of("sincos") == list(range(8))
     said = capsys.readouterr().out
-    assert "1 of 1 differences undecided after 5 seeds, about" in said
+    assert "1 of 1 differences undecided after 8 seeds, about" in said
     assert "no further seed would decide them within the limit" in said
     compare("--inits", "default,sincos", "--precision", "0.2", "--max-seeds", "200", "--budget", "20m")
     assert len(Pretend.trained) == 20  # of a minute each
