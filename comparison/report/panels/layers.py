@@ -12,7 +12,7 @@ from comparison.report.registry import Html, Piece, note, register_panel
 from comparison.report.sentences import listed, plain
 
 WHAT = (
-    "Each line is the mean over heads and seeds, of the scores of circuits that of the best heads; left before training,"
+    "Each line is the mean over heads and seeds, of circuits’ scores that of the best heads; left before training,"
     " right after, on one scale."
 )
 
