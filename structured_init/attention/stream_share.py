@@ -27,6 +27,12 @@ from structured_init.sites.watched import UNASKED
 
 CONTEXT = 128  # tokens of a text that the host library offers, if it takes as many: branches average over them
 
+COMPUTED = {
+    "embeddings": "computed from embeddings",
+    "patches": "computed from patches of mean square 1",
+    "assumed": "assumed: give a batch, as batch=…, to measure it",
+}
+
 
 @dataclass(frozen=True)
 class Branch:
@@ -35,7 +41,7 @@ class Branch:
     Attributes:
         stream: root mean square of x.
         factor: on what the layer adds, for it to be the share asked for; 0 where it adds nothing.
-        known: how: "measured on the batch", "measured on random tokens or pixels" or "computed from embeddings".
+        known: how: "measured on the batch", measured, on what, or computed, from what.
     """
 
     stream: float
@@ -162,7 +168,7 @@ def _computed(weights: Weights, sites: Sequence[AttentionSite], share: float) ->
         value = value if gamma is None else gamma[:, None] * value
         product = (value.repeat_interleave(len(output) // len(value), dim=0) @ output).sum(dim=0)
         size = product.norm().item() / math.sqrt(site.embed_dim)
-        yield site.name, Branch(stream, share * stream / size if size else 0.0, "computed from embeddings")
+        yield site.name, Branch(stream, share * stream / size if size else 0.0, COMPUTED[into.known])
 
 
 def _tensors(given: Any) -> Iterator[Tensor]:
