@@ -44,6 +44,12 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
     add("--baseline", metavar="INIT", help="what differences refer to (default: 'default', else the first)")
     add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")
+    add(
+        "--controls",
+        choices=("auto", "none"),
+        default="none",
+        help="auto: add the same-positions and the scrambled arm of every structured one (default: none)",
+    )
     add("--grid", action="append", default=[], metavar="KEY=a,b", help="repeat all of it at each value; several cross")
     add("--learning-rates", default="", metavar="a,b", help="choose one per initialization on the validation split")
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")

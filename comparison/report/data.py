@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comparison.report.theme import Style, styles
-from comparison.results.controls import check_controls, find_controls
+from comparison.results.controls import check_controls, find_controls, find_scrambled
 from comparison.results.effects import Effects, effects
 from comparison.results.metric import Metric
 from comparison.results.records import (
@@ -43,6 +43,7 @@ class ReportData:
         results: one row per complete run.
         curves: one row per logged value.
         controls: arm → its same-positions control.
+        scrambled: arm → the arm that is the same initialization scrambled.
         effects: what was found, at every place of the grid.
         styles: style of every arm.
         point: the place of the grid at which weights, attention and representations are shown.
@@ -55,6 +56,7 @@ class ReportData:
     results: pd.DataFrame
     curves: pd.DataFrame
     controls: dict[str, str]
+    scrambled: dict[str, str]
     effects: list[Effects]
     styles: dict[str, Style]
     point: Point
@@ -150,6 +152,7 @@ def read_report_data(
     manifest = {**manifest, "baseline": baseline or manifest["baseline"]}
     runs, results, curves = find_runs(folder), load_results(folder), load_curves(folder)
     known = {**find_controls(manifest, runs), **check_controls(controls, manifest)}
+    scrambled = find_scrambled(manifest, runs)
     data = ReportData(
         folder=Path(folder),
         manifest=manifest,
@@ -157,7 +160,8 @@ def read_report_data(
         results=results,
         curves=curves,
         controls=known,
-        effects=effects(results, manifest, known, curves, chosen_learning_rates(folder)),
+        scrambled=scrambled,
+        effects=effects(results, manifest, known, curves, chosen_learning_rates(folder), scrambled),
         styles=styles(list(manifest["arms"]), manifest["baseline"]),
         point=_shown_point(manifest, runs),
         seed=None,

@@ -84,16 +84,19 @@ def _differences(found: Effects) -> list[str]:
         return [
             f"{arm.name} reached {value}{' %' if found.metric.factor == 100 else ''} ({seeds}); nothing to compare."
         ]
-    paired = [effect for arm in found.arms for effect in (arm.baseline, arm.control) if effect]
+    paired = [effect for arm in found.arms for effect in (arm.baseline, arm.control, arm.scrambled) if effect]
     if not paired:
         number = " that ended in a number" if any(arm.lost for arm in found.arms) else ""
         return [f"No arm shares a complete seed{number} with {found.baseline} yet, so nothing is paired."]
     if all(effect.interval.samples == 1 for effect in paired):
         one = "one pair with numbers" if any(arm.lost for arm in found.arms) else "one seed"
         return [f"There is {one}, so there is no interval: the table shows values, and nothing is shown to differ."]
-    sentences = [_against(found, "baseline", f"{found.baseline}")]
-    if any(arm.control for arm in found.arms):
-        sentences.append(_against(found, "control", "its control, which has the same positions and no attention part"))
+    # What a structured initialization is worth stands first: its difference to the controls.
+    sentences = [
+        _against(found, "scrambled", "itself scrambled, which keeps the size of all weights and loses their alignment"),
+        _against(found, "control", "its control, which has the same positions and no attention part"),
+        _against(found, "baseline", f"{found.baseline}"),
+    ]
     intervals = sum(effect.interval.samples > 1 for effect in paired)
     if intervals > 1:
         sentences.append(

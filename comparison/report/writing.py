@@ -89,6 +89,7 @@ def record(data: ReportData) -> dict[str, Any]:
     return {
         "comparison": data.manifest,
         "controls": data.controls,
+        "scrambled": data.scrambled,
         "effects": [_effects(found) for found in data.effects],
         "runs": [
             {
@@ -131,6 +132,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         "value": arm.value and _interval(arm.value),
         "to_baseline": _effect(arm.baseline),
         "to_control": _effect(arm.control),
+        "to_scrambled": _effect(arm.scrambled),
         "reach": reach,
     }
 

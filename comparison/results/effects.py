@@ -66,6 +66,7 @@ class ArmResult:
         learning_rate: the one chosen; None where none was to be chosen, or none could be.
         baseline: difference to the baseline; None for the baseline itself, or where nothing is paired.
         control: difference to the same-positions control; None without one.
+        scrambled: difference to the same weights scrambled; None without such an arm.
         reach: steps to the target; None without curves.
         no_rate: how its runs ended, where no learning rate could be chosen for it: it then has no value.
     """
@@ -79,6 +80,7 @@ class ArmResult:
     control: Effect | None
     reach: Reach | None
     no_rate: NoRate | None = None
+    scrambled: Effect | None = None
 
     @property
     def seeds(self) -> int:
@@ -117,6 +119,7 @@ def effects(
     controls: Mapping[str, str] | None = None,
     curves: pd.DataFrame | None = None,
     choices: Mapping[str, Mapping[str, Any]] | None = None,
+    scrambled: Mapping[str, str] | None = None,
 ) -> list[Effects]:
     """Return the effects at every place of the grid.
 
@@ -126,9 +129,13 @@ def effects(
         controls: arm → its same-positions control.
         curves: as ``load_curves`` gives them, for the steps to a target.
         choices: as ``chosen_learning_rates`` gives them, for the arms of which no learning rate could be chosen.
+        scrambled: arm → the arm that is the same initialization scrambled.
     """
+    chosen = choices or {}
     return [
-        _effects(results, manifest, controls or {}, curves, point, (choices or {}).get(choice_name(dict(point)), {}))
+        _effects(
+            results, manifest, controls or {}, scrambled or {}, curves, point, chosen.get(choice_name(dict(point)), {})
+        )
         for point in points(manifest)
     ]
 
@@ -147,6 +154,7 @@ def _effects(
     results: pd.DataFrame,
     manifest: Manifest,
     controls: Mapping[str, str],
+    scrambled: Mapping[str, str],
     curves: pd.DataFrame | None,
     point: Point,
     choices: Mapping[str, Any],
@@ -180,6 +188,7 @@ def _effects(
             baseline=_effect(metric, values, diverged, arm, baseline),
             control=_effect(metric, values, diverged, arm, controls.get(arm)),
             reach=reaches.get(arm),
+            scrambled=_effect(metric, values, diverged, arm, scrambled.get(arm)),
         )
         for arm in manifest["arms"]
         if arm in values or arm in without_rate

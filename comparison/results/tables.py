@@ -78,6 +78,7 @@ def headline(
     manifest: Manifest,
     controls: Mapping[str, str] | None = None,
     curves: pd.DataFrame | None = None,
+    scrambled: Mapping[str, str] | None = None,
 ) -> str:
     """Return the headline table in Markdown, one per place of the grid.
 
@@ -86,13 +87,14 @@ def headline(
         manifest: of the comparison.
         controls: arm → its same-positions control; those of the manifest when None.
         curves: as ``load_curves`` gives them; adds the steps to the baseline's final value.
+        scrambled: arm → the arm that is the same initialization scrambled.
     """
     results, choices = folder_or_results, {}
     if isinstance(results, (str, os.PathLike)):
         results, choices = load_results(results), chosen_learning_rates(results)
     if controls is None:
         controls = manifest["controls"]
-    found = effects(results, manifest, controls, curves, choices)
+    found = effects(results, manifest, controls, curves, choices, scrambled)
     parts = []
     for each in found:
         title = [f"**{point_label(each.point)}**"] if len(points(manifest)) > 1 else []
@@ -105,9 +107,10 @@ def headline_table(found: Effects) -> Table:
     """Return the headline table of one place of the grid: a row per arm."""
     digits = decimals(found)
     with_rates = any(arm.learning_rate is not None or arm.no_rate for arm in found.arms)
-    with_control = any(arm.control for arm in found.arms)
+    controls = {"control": "− its control (paired)", "scrambled": "− itself scrambled (paired)"}
+    controls = {to: text for to, text in controls.items() if any(getattr(arm, to) for arm in found.arms)}
     columns = ["arm", "seeds", *(["learning rate"] if with_rates else []), found.metric.label]
-    columns += [f"− {found.baseline} (paired)", *(["− its control (paired)"] if with_control else [])]
+    columns += [f"− {found.baseline} (paired)", *controls.values()]
     if found.target is not None:
         columns += [f"steps to {target_text(found, digits)}", "speed-up"]
     rows = []
@@ -116,7 +119,7 @@ def headline_table(found: Effects) -> Table:
         row += [_rate(arm)] if with_rates else []
         row.append(_value(arm, digits))
         row.append(Cell("baseline") if arm.name == found.baseline else effect_cell(arm, arm.baseline, found, digits))
-        row += [effect_cell(arm, arm.control, found, digits, name=True)] if with_control else []
+        row += [effect_cell(arm, getattr(arm, to), found, digits, name=True) for to in controls]
         row += [_steps(arm.reach), _speed_up(arm, found.baseline)] if found.target is not None else []
         rows.append(row)
     return Table(columns, rows)
@@ -188,7 +191,9 @@ def number(value: float, digits: int, signed: bool = False) -> str:
 
 def decimals(found: Effects) -> int:
     """Return how many decimals a table shows: two digits of a typical half width; one decimal of a percentage."""
-    intervals = [effect.interval for arm in found.arms for effect in (arm.baseline, arm.control) if effect]
+    intervals = [
+        effect.interval for arm in found.arms for effect in (arm.baseline, arm.control, arm.scrambled) if effect
+    ]
     values = [arm.value for arm in found.arms if arm.value is not None]
     widths = [i.half_width for i in intervals or values if 0 < i.half_width < math.inf]
     largest = max((abs(value.mean) for value in values), default=1.0)

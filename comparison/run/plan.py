@@ -44,6 +44,7 @@ class Comparison:
         changes: the values by which each initialization differs from the experiment.
         added_callbacks: names of those that every run gets.
         command: how to repeat all this.
+        remarks: what is to be said before it begins.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class Comparison:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     added_callbacks: Sequence[str] = ()
     command: str = ""
+    remarks: Sequence[str] = ()
 
     @property
     def manifest_file(self) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from comparison.report.data import ReportData
-from comparison.report.differences import difference_figure
+from comparison.report.differences import CONTROLS, difference_figure
 from comparison.report.drawing import Drawing
 from comparison.report.registry import Html, Piece, heading, register_panel, table
 from comparison.report.sentences import all_findings
@@ -40,10 +40,11 @@ def result(data: ReportData) -> list[Piece]:
 def _differences(data: ReportData, found: Effects) -> list[Drawing]:
     """Return the paired differences to the baseline and to the controls."""
     drawings = []
-    for to in ("baseline", "control"):
+    for to in ("baseline", "control", "scrambled"):
         figure = difference_figure(found, data.styles, to)
         if figure is not None:
             place = data.place_text(found.point)
-            text = f"Paired differences in {found.metric.words} to the {to}{f' at {place}' if place else ''}"
+            text = f"Paired differences in {found.metric.words} to {CONTROLS.get(to, 'the baseline')}"
+            text += f" at {place}" if place else ""
             drawings.append(Drawing(figure, data.place_name(f"differences_to_{to}", found.point), text))
     return drawings
