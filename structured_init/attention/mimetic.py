@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_finite, check_flag, check_not_negative
+from structured_init.arguments import check_finite, check_flag, check_not_negative, check_positive
 from structured_init.attention.codes import sincos_2d
 from structured_init.attention.grouped import Factors, query_key_factors
 from structured_init.attention.position import two_dimensional
+from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -102,6 +103,11 @@ class Mimetic(Initializer):
             the code in circulation, on which published baselines stand: there the product is Rᵀ-ordered, (R L)ᵀ.
         balance_heads: mix the value–output factors by a random orthogonal matrix, W_v O and Oᵀ W_o. The product is
             the same, and each head gets an equal share of it instead of the first taking the largest directions.
+        value_scale: ``"target"`` writes the value–output target as it is; ``"stream"`` so large that what each layer
+            adds is ``stream_share`` times the stream that it is added to. Of GPT-2's embeddings the target is 16 times
+            as large. It is measured in a forward pass: on the batch given to ``initialize``, or on what the host
+            library offers; where there is neither it is computed from the embeddings.
+        stream_share: root mean square of what a layer adds over that of the stream, with ``value_scale: stream``.
         residual_scale: where the host starts output projections 1/√(2·layers) smaller, for its depth (GPT-2):
             ``"replace"`` writes the target as it is, ``"keep"`` writes it so much smaller. The report says which.
         precision: of the draws and decompositions. ``"float32"`` takes half the time of ``"float64"``; its
@@ -139,6 +145,8 @@ class Mimetic(Initializer):
         where: Where = None,
         cross: bool = False,
         residual_scale: Literal["replace", "keep"] = "replace",
+        value_scale: Literal["target", "stream"] = "target",
+        stream_share: float = 0.3,
     ) -> None:
         for name, value, valid in (
             ("positions", positions, ("sincos", "keep")),
@@ -146,6 +154,7 @@ class Mimetic(Initializer):
             ("orientation", orientation, ("paper", "circulated")),
             ("precision", precision, ("float64", "float32")),
             ("residual_scale", residual_scale, ("replace", "keep")),
+            ("value_scale", value_scale, ("target", "stream")),
             ("qk_sign", qk_sign, (1, -1)),
             ("vo_sign", vo_sign, (1, -1)),
         ):
@@ -154,6 +163,9 @@ class Mimetic(Initializer):
         check_not_negative("Mimetic", qk_alpha=qk_alpha, vo_alpha=vo_alpha)
         check_finite("Mimetic", qk_beta=qk_beta, vo_beta=vo_beta)
         check_flag("Mimetic", query_key=query_key, value_output=value_output, balance_heads=balance_heads, cross=cross)
+        check_positive("Mimetic", stream_share=stream_share)
+        if value_scale == "stream" and not value_output:
+            raise StructuredInitError("Mimetic: value_scale 'stream' has nothing to scale: value_output is off")
         if not query_key and not value_output and positions == "keep":
             raise StructuredInitError(
                 "Mimetic: query_key and value_output are off and positions kept: there is nothing to write"
@@ -174,15 +186,20 @@ class Mimetic(Initializer):
         self.where = where
         self.cross = cross
         self.residual_scale: Literal["replace", "keep"] = residual_scale
+        self.value_scale: Literal["target", "stream"] = value_scale
+        self.stream_share = stream_share
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        for site in weights.each(required_attention_sites(weights, self.where, "Mimetic", cross=self.cross)):
+        sites = required_attention_sites(weights, self.where, "Mimetic", cross=self.cross)
+        for site in weights.each(sites):
             if self.query_key:
                 self._query_key(site.by("Mimetic: query_key"), rng)
             if self.value_output:
                 self._value_output(site.by("Mimetic: value_output"), rng)
         if self.positions == "sincos":
             self._positions(weights)
+        if self.value_scale == "stream":
+            scale_branches(weights, [site.by("Mimetic: value_output") for site in sites], self.stream_share)
 
     def _query_key(self, site: AttentionSite, rng: Draws) -> None:
         """2305.09828, Algorithm: per head, U S Vᵀ = svd(αZ ± βI), W_q = U_k S_k^½, W_k = V_k S_k^½."""
