@@ -20,6 +20,10 @@ READING = (
     "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed, whose runs "
     "share data order, augmentation and dropout. Final values, not best ones; the test split was read once."
 )
+READING_ELSEWHERE = (
+    "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed: the narrower, "
+    "the more the runs of a seed share. Final values, not best ones."
+)
 FAMILY = (
     " p is of the paired t-test, adjusted by Holm’s method for all arms of its column: of comparisons in which no arm "
     "differs, one in twenty finds any that does."
@@ -56,7 +60,8 @@ def result(data: ReportData) -> list[Piece]:
             shown.append(Html(Markup('<div class="pair">{}</div>').format(svgs), drawings=figures))
     if data.successes:
         return [*shown, note(COUNTING)]
-    return [*shown, Html(Markup('<p class="small">{}</p>').format(READING + FAMILY + TYPE), READING + FAMILY)]
+    reading = READING_ELSEWHERE if data.source else READING
+    return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + FAMILY + TYPE), reading + FAMILY)]
 
 
 def _counted(data: ReportData, found: Successes) -> list[Piece]:
