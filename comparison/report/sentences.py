@@ -22,6 +22,11 @@ REFERENCES = {
 def lead(data: ReportData) -> str:
     """Return one sentence: what was compared."""
     manifest = data.manifest
+    if data.source:
+        return (
+            f"{count(len(manifest['arms']), 'arm')} of {data.source}, {count(len(manifest['seeds']), 'seed')}: "
+            f"{data.metric.words} at the last step that a run logged."
+        )
     initializations, seeds = len(manifest["arms"]), len(asked_seeds(manifest))
     upto = "up to " if manifest.get("added") else ""
     grid = f" at {len(data.points)} places of a grid" if len(data.points) > 1 else ""
@@ -112,8 +117,8 @@ def _differences(found: Effects) -> list[str]:
     if intervals > 1:
         families = " and of those to the controls" if any(arm.control or arm.scrambled for arm in found.arms) else ""
         sentences.append(
-            f"Better and worse hold for all differences to {found.baseline}{families} together (Holm’s method, 5 %); "
-            f"each of the {intervals} {LEVEL} intervals stands for itself, and one in twenty misses the truth."
+            f"Better and worse hold for all differences to {found.baseline}{families} together (Holm’s method, 5 %). "
+            f"Each {LEVEL} interval stands for itself: one in twenty misses the truth."
         )
     return [sentence for sentence in sentences if sentence]
 

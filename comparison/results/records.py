@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]
 Key = tuple[str, int, Point, float | None]
+MANIFEST = "comparison.json"
 ASKED = ("arms", "seeds", "baseline", "metric")  # what a comparison cannot be read without
 
 
@@ -30,7 +31,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     Raises:
         StructuredInitError: the folder holds no comparison, or a damaged one.
     """
-    path = Path(folder) / "comparison.json"
+    path = Path(folder) / MANIFEST
     if not path.is_file():
         raise StructuredInitError(f"'{folder}' holds no comparison (there is no '{path.name}' in it)")
     return {"mode": "max", "controls": {}, "grid": {}, "learning_rates": [], "arguments": [], **read_json(path, *ASKED)}

@@ -21,6 +21,10 @@ READING = (
     "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed, whose runs "
     "share data order, augmentation and dropout. Final values, not best ones; the test split was read once."
 )
+READING_ELSEWHERE = (
+    "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed: the narrower, "
+    "the more the runs of a seed share. Final values, not best ones."
+)
 FAMILY = (
     " p is of the paired t-test, adjusted by Holm’s method for all arms of its column: of comparisons in which no arm "
     "differs, one in twenty finds any that does."
@@ -58,7 +62,8 @@ def result(data: ReportData) -> list[Piece]:
     if data.successes:
         return [*shown, note(COUNTING)]
     asked = next((found.question for found in data.effects if found.question), None)
-    reading = f"{level_text(asked)} {READING}" if asked else READING + FAMILY
+    reading = READING_ELSEWHERE if data.source else READING
+    reading = f"{level_text(asked)} {reading}" if asked else reading + FAMILY
     return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + TYPE), reading)]
 
 
