@@ -103,8 +103,8 @@ def _differences(found: Effects) -> list[str]:
     if all(effect.interval.samples == 1 for effect in paired):
         one = "one pair with numbers" if any(arm.lost for arm in found.arms) else "one seed"
         return [f"There is {one}, so there is no interval: the table shows values, and nothing is shown to differ."]
-    two = all(effect.interval.samples < FEWEST_FOR_INTERVAL and not effect.unjudged for effect in paired)
-    if found.question is None and two:
+    few = all(effect.interval.samples < FEWEST_FOR_INTERVAL for effect in paired)
+    if few and found.question is None and not any(arm.diverged for arm in found.arms):
         return ["Two seeds are no result: run at least 5. The table shows values, and nothing is shown to differ."]
     # What a structured initialization is worth stands first: its difference to the controls.
     sentences = [
