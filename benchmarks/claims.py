@@ -192,7 +192,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "weights or from their alignment. The column *controls* has the difference to arms with the same positions and "
         "to arms with the same weights scrambled, where these were run. Networks and data are small and training is "
         "short: a verdict holds at this scale, and the published setting stands beside it. Where a row says *rule "
-        "before*, the margin and the test were written down before the runs; elsewhere the runs are older than this page.",
+        "before*, margin and test were written down before the runs; elsewhere the runs are older than this page.",
         "",
         "| claim | published | here | − the first reference | controls | verdict |",
         "|---|---|---|---|---|---|",
