@@ -85,6 +85,9 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
         return FoundAttention(watched.name, None, proof, reason, calls)
     tokens = tuple(_few(linear.x) for linear in watched.parts[0].linears[:3])
     layout, length = replace(watched.layout, scale=proof.factor), watched.parts[0].product.key.shape[1]
+    if abs(proof.value_factor - 1) > tolerance:
+        words = [layout.between, f"a factor of {proof.value_factor:.3g} on the values"]
+        layout = replace(layout, between=", ".join(filter(None, words)))
     return FoundAttention(watched.name, layout, proof, None, calls, length, tokens)
 
 
