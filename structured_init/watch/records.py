@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -37,6 +37,7 @@ class Tag:
     path: frozenset[str] = frozenset()
 
 
+@runtime_checkable
 class Pass(Protocol):
     """What is known in the middle of a pass (see ``watch.WatchMode``)."""
 
