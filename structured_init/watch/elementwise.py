@@ -58,12 +58,23 @@ def keep(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Ta
         elif name in SUMS and len(active) == 2:
             seen.tags[out] = added(seen, *active, path)
         else:
-            seen.tags[out] = Tag(tag.codes, tag.other, path)
+            sides = tuple(active) if name in TIMES and len(active) == 2 else tag.factors
+            seen.tags[out] = Tag(tag.codes, tag.other, path, sides)
         source = seen.source(tag)
         if isinstance(source, Product):
             _logits(seen, source, name, args, given)
-        if name in SUMS and isinstance(source, Linear) and len(given) > len(active):
-            source.biased(out)
+        if name in SUMS:
+            _summed(seen, args, out, same)
+
+
+def _summed(seen: Pass, args: tuple, out: Tensor, same: list[Tag]) -> None:
+    """Take note of linear maps whose outputs are added to other activations, or get a bias."""
+    beside = [leaf for leaf in tensors(args) if leaf.shape != out.shape or seen.weight(leaf)]
+    for tag in same:
+        if isinstance(source := seen.source(tag), Linear):
+            source.joined |= not beside
+            if beside and all(map(seen.weight, beside)):
+                source.biased(out)
 
 
 def _gated(seen: Pass, one: Tag, two: Tag) -> bool:

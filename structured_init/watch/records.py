@@ -20,6 +20,7 @@ ROWS = 64  # queries of each head whose logits and outputs are kept to be compar
 # Entries of a path that are no operation's name.
 MIXED, TWICE = "mixed by a linear map", "added to itself"
 AVERAGED, POOLED, GATED = "channels averaged", "tokens pooled", "a gate"
+LATE = "tokens mixed behind a function"
 
 
 @dataclass(eq=False)
@@ -30,11 +31,13 @@ class Tag:
         codes: a code per number (see ``codes``).
         other: where two tensors of one source were added, the codes of the second.
         path: names of the operations since the source that changed numbers.
+        factors: of a product, as in a gated MLP, the tags of both sides.
     """
 
     codes: Int64[Tensor, ...]
     other: Int64[Tensor, ...] | None = None
     path: frozenset[str] = frozenset()
+    factors: tuple[Tag, Tag] | None = None
 
 
 @runtime_checkable
@@ -49,6 +52,9 @@ class Pass(Protocol):
 
     def tag(self, tensor: Tensor) -> Tag | None:
         """Return what is known of a tensor."""
+
+    def weight(self, tensor: Tensor) -> bool:
+        """Say whether a tensor is a parameter, a view or a copy of one."""
 
     def is_weight(self, tag: Tag) -> bool:
         """Say whether every number of a tensor is a parameter's."""
@@ -101,6 +107,8 @@ class Linear:
         x, y: the tensors. With several matrices, axis 0 says which.
         taken: for every input, the code of what comes in.
         path: what happened to the input since its own source.
+        factors: of an input that is a product, the tags of both sides.
+        joined: whether y was added to another activation, as a residual branch is.
     """
 
     module: str
@@ -109,6 +117,8 @@ class Linear:
     y: Float[Tensor, "*tokens outputs"]
     taken: Int64[Tensor, " inputs"] | None
     path: frozenset[str]
+    factors: tuple[Tag, Tag] | None = None
+    joined: bool = False
 
     def biased(self, y: Tensor) -> None:
         """Take y with a bias that is added in a step of its own, where y is that."""

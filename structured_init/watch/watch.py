@@ -19,7 +19,7 @@ from structured_init.watch import codes
 from structured_init.watch.elementwise import LINEAR, keep, named
 from structured_init.watch.moves import FILLS, MAKES, MOVES, moved
 from structured_init.watch.parameters import ParameterViews
-from structured_init.watch.records import MIXED, POOLED, Block, Linear, Other, Product, Sum, Tag
+from structured_init.watch.records import LATE, MIXED, POOLED, Block, Linear, Other, Product, Sum, Tag
 from structured_init.watch.tags import tensors, turned
 
 RECORDED = {Linear: ("x", "y"), Other: ("x",)}
@@ -117,6 +117,7 @@ class WatchMode(TorchDispatchMode):
             return
         seconds = any(tag.other is not None for tag in tags.values())
         path = frozenset().union(*(tag.path for tag in tags.values()))
+        factors = next((tag.factors for tag in tags.values() if tag.factors), None)
         try:
             first = moved(func, name, args, kwargs, {key: tag.codes for key, tag in tags.items()})
             second = first
@@ -127,7 +128,7 @@ class WatchMode(TorchDispatchMode):
         except RuntimeError:  # an operation that torch does not have for integers
             return
         for out, place, other in zip(tensors(result), tensors(first), tensors(second), strict=True):
-            self.tags[out] = Tag(place, other if seconds else None, path)
+            self.tags[out] = Tag(place, other if seconds else None, path, factors)
 
     def _make(self, result: Tensor) -> None:
         """Begin to follow a tensor that will be filled."""
@@ -168,7 +169,8 @@ class WatchMode(TorchDispatchMode):
             if tag is not None:
                 columns = codes.over_tokens(tag.codes if tag.codes.ndim == 3 else tag.codes[None])
                 taken = columns[0] if columns is not None and (columns == columns[0]).all() else None
-            record = Linear(self.running[-1], block, x, y, taken, frozenset() if tag is None else tag.path)
+            before = Tag(taken) if tag is None else tag
+            record = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
         channels = torch.arange(y.shape[-1] * len(block.starts if block.starts is not None else (0,)), device=y.device)
         places = codes.pack(self._new(record), channels).view(-1, 1, y.shape[-1])
         self._put(result, Tag((places if y.ndim == 3 else places[0]).expand(y.shape)), y)
@@ -208,8 +210,9 @@ class WatchMode(TorchDispatchMode):
             taken = codes.over_tokens(tag.codes.flatten(2).mT) if tag is not None else None
             taken = taken[0] if taken is not None and (taken == taken[0]).all() else None
             block = self._weights.block(weight[(..., *(0 for _ in size))].T)
-            path = frozenset() if tag is None else tag.path
-            record: Source = Linear(self.running[-1], block, x.movedim(1, -1), y, taken, path)
+            before = Tag(taken) if tag is None else tag
+            x = x.movedim(1, -1)
+            record: Source = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
         elif (kept := self._channelwise(tag, groups, result)) is not None:
             self.tags[result] = kept
             return
@@ -224,7 +227,8 @@ class WatchMode(TorchDispatchMode):
         if tag is None or tag.other is not None or not groups == tag.codes.shape[1] == result.shape[1] > 1:
             return None
         columns = codes.over_pixels(tag.codes, result.shape) if isinstance(self.source(tag), Linear) else None
-        return None if columns is None else Tag(columns, None, tag.path | {POOLED})
+        late = {LATE} if tag.path & self.pointwise else set()
+        return None if columns is None else Tag(columns, None, tag.path | {POOLED} | late, tag.factors)
 
     def _put(self, result: Tensor, tag: Tag, seen: Tensor) -> None:
         """Tag a result, which is ``seen`` or that with its last axes turned."""
@@ -268,6 +272,11 @@ class WatchMode(TorchDispatchMode):
             storage = getattr(source, name).untyped_storage().data_ptr()
             self._recorded.setdefault(storage, []).append((source, name))
         return len(self.sources) - 1
+
+    def weight(self, tensor: Tensor) -> bool:
+        """Say whether a tensor is a parameter, a view or a copy of one."""
+        tag = self.tag(tensor)
+        return tag is not None and self.is_weight(tag)
 
     def is_weight(self, tag: Tag) -> bool:
         """Say whether every number of a tensor is a parameter's; of tokens, some may be, such as a class token's."""
