@@ -80,6 +80,7 @@ class Weights:
         self.model = model
         self.batch = batch
         self.watched: list | None = None  # what one forward pass showed of attention, once it was run
+        self.watched_mlps: list = []  # and of MLPs
         self.unwatched: str | None = None  # why it could not be run
         self.writer = writer
         self.updates: dict[int, Update] = {}
