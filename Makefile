@@ -37,10 +37,10 @@ demo: $(READY)  ## train a small ViT on real images from several initializations
 	  --output demo --trainer.max_epochs 40
 
 test: $(READY)  ## run all tests
-	@OMP_NUM_THREADS=1 NOTEBOOK_EPOCHS=1 NOTEBOOK_STEPS=5 $(BIN)/python -m pytest $(SHARED) --durations 10 -q $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) --durations 10 -q $(ARGS)
 
 fast-test: $(READY)  ## run the tests that take seconds
-	@OMP_NUM_THREADS=1 NOTEBOOK_EPOCHS=1 NOTEBOOK_STEPS=5 $(BIN)/python -m pytest $(SHARED) -q -m "not slow and not distributed" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) -q -m "not slow and not distributed" $(ARGS)
 
 mutations: $(READY)  ## put 77 bugs into copies of the tree, one at a time, and see that the tests catch them (10 minutes)
 	@$(BIN)/python -W ignore -m benchmarks.mutations --output benchmarks/results
