@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -66,3 +67,16 @@ def named_plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if wrapped_child(module) is None:
             yield plain_name(name, model), module
+
+
+def folded_name(blocks: Sequence[str]) -> str:
+    """Return the name of a run of blocks: the number in which they differ as a range."""
+    if len(blocks) == 1:
+        return blocks[0]
+    for match in re.finditer(r"\d+", blocks[0]):
+        before, after = blocks[0][: match.start()], blocks[0][match.end() :]
+        numbers = [each[len(before) : len(each) - len(after)] for each in blocks]
+        alike = all(each.startswith(before) and each.endswith(after) for each in blocks)
+        if alike and all(number.isdigit() for number in numbers):
+            return f"{before}{numbers[0]}–{numbers[-1]}{after}"
+    return f"{blocks[0]} … {blocks[-1]} ({len(blocks)} blocks)"
