@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from comparison.report.theme import FAINT, INK, Style, figure_settings, new_figure
 from comparison.results.effects import ArmResult, Effect, Effects
-from comparison.results.paired import Interval
+from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 from comparison.results.tables import decimals, diverged_text, interval_text
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _text(arm: ArmResult, effect: Effect, digits: int) -> str:
 def _row(axis: Axes, row: int, color: str, interval: Interval, values: Sequence[float]) -> None:
     left, right = axis.get_xlim()
     axis.plot(values, [row + 0.2] * len(values), "o", color=color, markersize=3.4, alpha=0.5, markeredgewidth=0)
-    if not math.isinf(interval.half_width):
+    if not math.isinf(interval.half_width) and interval.samples >= FEWEST_FOR_INTERVAL:
         low, high = max(interval.low, left), min(interval.high, right)
         axis.plot([low, high], [row, row], color=color, linewidth=2.2, alpha=0.9)
         for end, shown, mark in ((interval.low, low, "<"), (interval.high, high, ">")):

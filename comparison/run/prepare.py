@@ -12,8 +12,10 @@ from typing import Any
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.results.controls import check_controls, parse_controls
+from comparison.results.success import check_success
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.controls import with_controls
+from comparison.run.deciding import FIRST_LOOK, question_from
 from comparison.run.plan import Comparison
 from comparison.run.plans import Plans, naming
 from comparison.run.resolve import (
@@ -33,6 +35,7 @@ from structured_init import Initializer, InitReport
 from structured_init.errors import StructuredInitError, nearest
 
 OURS = ("init", "seed_everything", "ckpt_path", "trainer.logger")  # what a comparison sets for each run
+FIXED = "0,1,2"  # seeds, where none are given and nothing is to be decided
 SECTIONS = ("trainer", "model", "data", "attention", "filters", "weights_only", "print_config")
 
 
@@ -50,11 +53,12 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         StructuredInitError: any mistake that can be known before a run.
     """
     _refuse_further(further, [name.replace("_", "-") for name in vars(options)])
+    deciding = options.precision is not None or options.margin is not None
     comparison = Comparison(
         folder=Path(options.output),
         experiment=options.config,
         arms=parse_arms(options.inits),
-        seeds=parse_seeds(options.seeds),
+        seeds=parse_seeds(options.seeds or (FIRST_LOOK if deciding else FIXED)),
         arguments=list(further),
         grid=parse_grid(options.grid),
         learning_rates=parse_rates(options.learning_rates),
@@ -62,10 +66,12 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         command=command,
     )
     known = comparison.known() or {}
+    question = question_from(options, known)
     values = values_of(parse([*comparison.configurations(), *further]))
     comparison = dataclasses.replace(
         comparison,
         **_references(options, comparison, values, known),
+        question=question,
         configuration=experiment_of(values),
         added_callbacks=missing_callbacks(values, (ElapsedTime, RepresentationCallback, WeightProductsCallback)),
     )
@@ -154,7 +160,7 @@ def parse_rates(text: str) -> list[float]:
 def _references(
     options: argparse.Namespace, comparison: Comparison, values: Mapping[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return metric, mode, baseline and controls: as given, else as the folder has them, else the task's."""
+    """Return metric, mode, baseline, controls and success: as given, else as the folder has them, else the task's."""
     arms = {**known.get("arms", {}), **comparison.arms}
     name, mode = headline(dict(values))
     metric = options.metric or known.get("metric") or f"test/{name}"
@@ -167,7 +173,9 @@ def _references(
         raise StructuredInitError(f"--baseline '{baseline}' is none of the initializations: {nearest(baseline, arms)}")
     controls = parse_controls(options.control) or known.get("controls", {})
     controls = check_controls(controls, {"arms": arms, "baseline": baseline})
-    return {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
+    success = known.get("success") if options.success is None else check_success(options.success, metric)
+    references = {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
+    return {**references, "success": success}
 
 
 def _initializations(
