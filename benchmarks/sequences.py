@@ -116,7 +116,7 @@ QUESTIONS: dict[str, Question] = {
         [
             *["-c", "gpt_shakespeare_short", *THREE, *BOTH, "--inits"],
             "default,mimetic_language,mimetic_stream,mimetic_stream_all,value_output_stream,"
-            "small=value_output_stream{stream_share=0.1},negative=value_output_stream{vo_sign=-1}",
+            "small=mimetic_stream_all{stream_share=0.15},negative=value_output_stream{vo_sign=-1}",
         ],
     ),
     **{
