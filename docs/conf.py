@@ -108,10 +108,11 @@ def linkcode_resolve(domain: str, info: dict[str, str]) -> str | None:
 
 def as_rst(app: Any, what: str, name: str, found: object, options: Any, lines: list[str]) -> None:
     """Write |x| and (F, *kernel) of a docstring so that reStructuredText does not take them for markup."""
-    lines[:] = [
-        "".join(part if part.startswith("``") else re.sub(r"\||(?<=[( ])\*(?=\w)", r"\\\g<0>", part) for part in parts)
-        for parts in (re.split(r"(``.*?``)", line) for line in lines)
-    ]
+    for number, line in enumerate(lines):
+        parts = re.split(r"(``.*?``)", line)
+        star = r"|(?<=[( ])\*(?=\w)" if sum(part.count("*") for part in parts[::2]) == 1 else ""
+        parts[::2] = [re.sub(rf"\|{star}", r"\\\g<0>", part) for part in parts[::2]]
+        lines[number] = "".join(parts)
 
 
 def keep_documented_files(app: Any, env: Any) -> None:

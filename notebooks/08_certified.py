@@ -96,7 +96,7 @@ axis = figure.subplots()
 levels = torch.linspace(0, 1, 101)
 axis.plot(levels, [100 * (radius > level).float().mean().item() for level in levels])
 axis.axvline(36 / 255, color="gray", linewidth=0.8, linestyle=":")
-axis.set(xlabel="radius of the perturbation (L2 norm, pixels between 0 and 1)", ylabel="certified accuracy %")
+axis.set(xlabel="radius (L2 norm, pixels between 0 and 1)", ylabel="certified accuracy %")
 axis.set_title("no perturbation of that size changes the prediction", loc="left", fontsize=9)
 figure
 
