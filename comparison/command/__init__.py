@@ -45,5 +45,5 @@ def report(args: Sequence[str]) -> None:
     from comparison.results.controls import parse_controls
 
     controls = parse_controls(options.control) or None
-    for path in write_report(options.folder, options.baseline, controls, options.output):
+    for path in write_report(options.folder, options.baseline, controls, options.output, options.success):
         print(path)

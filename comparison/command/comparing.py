@@ -59,6 +59,8 @@ def _compare(
         import_ray()  # before the work of checking everything else
     local = _local(options)  # imports the libraries for the processes that train, beside what is prepared here
     comparison = prepare(options, further, command)
+    for remark in comparison.remarks:
+        console.print(f"controls: {remark}", markup=False, soft_wrap=True)
     with variables(limit.environment):
         launcher = local or _ray(options)
         try:

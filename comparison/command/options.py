@@ -11,6 +11,8 @@ from typing import NoReturn
 from comparison.run.time_limit import parse_duration
 from structured_init.errors import StructuredInitError
 
+SUCCESS = "count the runs that reach X of the metric, such as 0.95, where results are all or nothing"
+
 
 class _Parser(argparse.ArgumentParser):
     """Raises in place of printing its usage."""
@@ -51,10 +53,17 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
     add("--baseline", metavar="INIT", help="what differences refer to (default: 'default', else the first)")
     add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")
+    add(
+        "--controls",
+        choices=("auto", "none"),
+        default="none",
+        help="auto: add the same-positions and the scrambled arm of every structured one (default: none)",
+    )
     add("--grid", action="append", default=[], metavar="KEY=a,b", help="repeat all of it at each value; several cross")
     add("--learning-rates", default="", metavar="a,b", help="choose one per initialization on the validation split")
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: the task's)")
+    add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--parallel", type=_positive, default=1, metavar="N", help="runs at a time on this machine (default: 1)")
     add("--threads", type=_positive, default=1, metavar="N", help="per run, part of its identity (default: 1)")
     add("--launcher", choices=("local", "ray"), default="local", help="where runs are trained (default: local)")
@@ -78,6 +87,7 @@ def report_parser() -> argparse.ArgumentParser:
     add("folder", metavar="DIR", help="folder of the comparison")
     add("--baseline", metavar="INIT", help="what differences refer to (default: the comparison's)")
     add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")
+    add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--output", metavar="FILE", help="the page (default: DIR/report.html); figures and tables go beside it")
     return parser
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comparison.report.theme import Style, styles
-from comparison.results.controls import check_controls, find_controls
+from comparison.results.controls import check_controls, find_controls, find_scrambled
 from comparison.results.effects import Effects, effects
 from comparison.results.metric import Metric
 from comparison.results.records import (
@@ -26,6 +26,7 @@ from comparison.results.records import (
     read_manifest,
 )
 from comparison.results.run_record import Point, RunRecord, read_json
+from comparison.results.success import Successes, check_success, successes
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ class ReportData:
         results: one row per complete run.
         curves: one row per logged value.
         controls: arm → its same-positions control.
+        scrambled: arm → the arm that is the same initialization scrambled.
         effects: what was found, at every place of the grid.
+        successes: how many runs succeeded, at every place; empty where no threshold was given.
         styles: style of every arm.
         point: the place of the grid at which weights, attention and representations are shown.
         seed: of the runs whose weights and maps are shown.
@@ -55,7 +58,9 @@ class ReportData:
     results: pd.DataFrame
     curves: pd.DataFrame
     controls: dict[str, str]
+    scrambled: dict[str, str]
     effects: list[Effects]
+    successes: list[Successes]
     styles: dict[str, Style]
     point: Point
     seed: int | None
@@ -126,6 +131,7 @@ def read_report_data(
     folder: str | os.PathLike[str],
     baseline: str | None = None,
     controls: Mapping[str, str] | str | None = None,
+    success: float | None = None,
 ) -> ReportData:
     """Read a comparison, finished or not.
 
@@ -133,6 +139,7 @@ def read_report_data(
         folder: of the comparison.
         baseline: the arm that differences refer to; the manifest's when None.
         controls: arm → its control, or one for all; the manifest's, else found, when None.
+        success: what a run has to reach to be counted; the manifest's when None.
 
     Raises:
         StructuredInitError: there is no comparison, its runs are not there, or an arm is unknown.
@@ -147,9 +154,12 @@ def read_report_data(
         raise StructuredInitError(
             f"the baseline '{baseline}' is no arm of this comparison: {nearest(baseline, manifest['arms'])}"
         )
-    manifest = {**manifest, "baseline": baseline or manifest["baseline"]}
+    success = manifest.get("success") if success is None else check_success(success, manifest["metric"])
+    manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
     runs, results, curves = find_runs(folder), load_results(folder), load_curves(folder)
     known = {**find_controls(manifest, runs), **check_controls(controls, manifest)}
+    scrambled = find_scrambled(manifest, runs)
+    found = effects(results, manifest, known, curves, chosen_learning_rates(folder), scrambled)
     data = ReportData(
         folder=Path(folder),
         manifest=manifest,
@@ -157,7 +167,9 @@ def read_report_data(
         results=results,
         curves=curves,
         controls=known,
-        effects=effects(results, manifest, known, curves, chosen_learning_rates(folder)),
+        scrambled=scrambled,
+        effects=found,
+        successes=[] if success is None else [successes(each, success, curves) for each in found],
         styles=styles(list(manifest["arms"]), manifest["baseline"]),
         point=_shown_point(manifest, runs),
         seed=None,

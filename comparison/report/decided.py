@@ -49,7 +49,10 @@ def level_text(question: Question) -> str:
         if question.precision is not None
         else f"group-sequential: valid after every seed, narrowest at {question.horizon}"
     )
-    return f"± of a difference is the half width of a {LEVEL} interval that allows for adding seeds ({rule})."
+    return (
+        f"± of a difference is the half width of an interval that allows for adding seeds ({rule}); those to the same "
+        f"reference hold together at {LEVEL}."
+    )
 
 
 def _by(found: Effects, pairs: Sequence[tuple[ArmResult, Effect]]) -> str:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+CONTROLS = {"control": "the same-positions control", "scrambled": "the same weights scrambled"}
+
 
 def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> Figure | None:
     """Draw paired differences: a dot per seed, the mean and its 95 % t interval.
@@ -22,7 +24,7 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
     Args:
         found: the effects at one place of the grid.
         styles: style of every arm.
-        to: ``"baseline"`` or ``"control"``.
+        to: ``"baseline"``, ``"control"`` or ``"scrambled"``.
 
     Returns:
         None where nothing is paired.
@@ -52,9 +54,7 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
         unit = f" ({found.metric.unit})" if found.metric.unit else ""
         better = "" if found.metric.mode == "max" else "; less is better"
         axis.set_xlabel(f"difference in {found.metric.words}{unit}{better}")
-        axis.set_title(
-            f"Difference to {found.baseline}" if to == "baseline" else "Difference to the same-positions control"
-        )
+        axis.set_title(f"Difference to {CONTROLS.get(to, found.baseline)}")
         axis.xaxis.set_major_formatter(lambda value, _: _tick(value))
     return figure
 

@@ -18,6 +18,7 @@ from comparison.report.registry import Html
 from comparison.results.decisions import Decision
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.paired import Interval
+from comparison.results.success import Successes
 from comparison.results.tables import Table
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
@@ -30,6 +31,7 @@ def write_report(
     baseline: str | None = None,
     controls: Mapping[str, str] | str | None = None,
     output: str | os.PathLike[str] | None = None,
+    success: float | None = None,
 ) -> list[Path]:
     """Write what a comparison found, finished or not: a page, Markdown, tables and figures for a paper.
 
@@ -39,6 +41,7 @@ def write_report(
         controls: arm → its same-positions control, or one for all arms; the comparison's own, else those found in the
             init reports, when None.
         output: the page's file; ``report.html`` in the folder when None. Everything else goes beside it.
+        success: what a run has to reach of the metric to be counted, as it is logged; the comparison's own when None.
 
     Returns:
         The files written, the page first.
@@ -49,7 +52,7 @@ def write_report(
     path = Path(output) if output is not None else Path(folder) / PAGE
     if path.is_dir():
         raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
-    data = read_report_data(folder, baseline, controls)
+    data = read_report_data(folder, baseline, controls, success)
     sections = read_panels(data)
     texts = {
         path: page(data, sections),
@@ -90,7 +93,9 @@ def record(data: ReportData) -> dict[str, Any]:
     return {
         "comparison": data.manifest,
         "controls": data.controls,
+        "scrambled": data.scrambled,
         "effects": [_effects(found) for found in data.effects],
+        **({"successes": [_successes(found) for found in data.successes]} if data.successes else {}),
         "runs": [
             {
                 **{"arm": run.arm, "seed": run.seed, "point": dict(run.point), "learning_rate": run.learning_rate},
@@ -118,6 +123,15 @@ def _effects(found: Effects) -> dict[str, Any]:
     }
 
 
+def _successes(found: Successes) -> dict[str, Any]:
+    """Return the counts at one place of the grid; the metric and the baseline stand in its effects."""
+    return {
+        "point": dict(found.point),
+        "threshold": found.threshold,
+        "arms": [dataclasses.asdict(arm) for arm in found.arms],
+    }
+
+
 def _arm(arm: ArmResult) -> dict[str, Any]:
     reach = None
     if arm.reach is not None:
@@ -132,6 +146,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         "value": arm.value and _interval(arm.value),
         "to_baseline": _effect(arm.baseline),
         "to_control": _effect(arm.control),
+        "to_scrambled": _effect(arm.scrambled),
         "reach": reach,
     }
 
@@ -143,6 +158,8 @@ def _effect(effect: Effect | None) -> dict[str, Any] | None:
         "reference": effect.reference,
         "by_seed": effect.by_seed,
         "is_gain": effect.is_gain,
+        "p_value": effect.p_value,
+        "adjusted_p_value": effect.adjusted,
         **_interval(effect.interval),
         **({"decision": _decision(effect.decision)} if effect.decision else {}),
     }

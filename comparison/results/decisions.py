@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from comparison.results.metric import Metric, has_no_width
@@ -54,6 +54,10 @@ class Question:
         if self.precision is not None:
             return narrow_interval(values, self.level)
         return looking_interval(values, self.horizon, self.level)
+
+    def of_family(self, size: int) -> Question:
+        """Return the question for each of several differences, whose intervals then hold together (Bonferroni)."""
+        return replace(self, level=1 - (1 - self.level) / max(size, 1))
 
     def plain(self) -> dict[str, Any]:
         """Return the question as a manifest holds it."""

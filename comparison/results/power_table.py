@@ -59,7 +59,7 @@ def power_sentence(found: Effects) -> str:
 
 def _powers(found: Effects) -> Iterator[tuple[str, str, Power]]:
     for arm in found.arms:
-        for effect in filter(None, (arm.baseline, arm.control)):
+        for effect in arm.differences:
             one = power(list(effect.by_seed.values()), _widths(found))
             if one is not None:
                 yield arm.name, effect.reference, one

@@ -10,7 +10,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
-from comparison.results.controls import find_controls
+from comparison.results.controls import find_controls, find_scrambled
 from comparison.results.decisions import Decision, Question, question_of
 from comparison.results.effects import Effect, Effects, effects
 from comparison.results.records import (
@@ -61,8 +61,10 @@ def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Ques
 def look(folder: Path, manifest: Mapping[str, Any]) -> list[Effects]:
     """Return what the complete runs of a comparison say, at every place of the grid."""
     known = dict(manifest)
-    controls = find_controls(known, find_runs(folder))
-    return effects(load_results(folder), known, controls, choices=chosen_learning_rates(folder))
+    runs = find_runs(folder)
+    controls, scrambled = find_controls(known, runs), find_scrambled(known, runs)
+    choices = chosen_learning_rates(folder)
+    return effects(load_results(folder), known, controls, choices=choices, scrambled=scrambled)
 
 
 def undecided(found: Sequence[Effects]) -> list[tuple[Point, str, Effect, Decision]]:
@@ -71,8 +73,8 @@ def undecided(found: Sequence[Effects]) -> list[tuple[Point, str, Effect, Decisi
         (each.point, arm.name, effect, effect.decision)
         for each in found
         for arm in each.arms
-        for effect in (arm.baseline, arm.control)
-        if effect and effect.decision and effect.decision.kind == "undecided"
+        for effect in arm.differences
+        if effect.decision and effect.decision.kind == "undecided"
     ]
 
 
@@ -122,7 +124,7 @@ def further_runs(
 
 def progress_text(found: Sequence[Effects], added: Sequence[Added]) -> str:
     """Return one line: what is undecided, and what comes next."""
-    of_all = sum(bool(effect) for each in found for arm in each.arms for effect in (arm.baseline, arm.control))
+    of_all = sum(len(arm.differences) for each in found for arm in each.arms)
     still = undecided(found)
     if not still:
         return f"All {of_all} differences are decided."

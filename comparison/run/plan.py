@@ -41,11 +41,13 @@ class Comparison:
         mode: ``"max"`` or ``"min"``.
         baseline: label of the initialization that differences refer to.
         controls: initialization → its same-positions control, where the user names it.
+        success: what a run has to reach of the metric to be counted, where results are all or nothing.
         configuration: every value of the experiment by dotted name.
         changes: the values by which each initialization differs from the experiment.
         question: what is to be decided by adding seeds; None where the seeds are fixed.
         added_callbacks: names of those that every run gets.
         command: how to repeat all this.
+        remarks: what is to be said before it begins.
     """
 
     folder: Path
@@ -60,11 +62,13 @@ class Comparison:
     mode: str = ""
     baseline: str = ""
     controls: Mapping[str, str] = field(default_factory=dict)
+    success: float | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     question: Question | None = None
     added_callbacks: Sequence[str] = ()
     command: str = ""
+    remarks: Sequence[str] = ()
 
     @property
     def manifest_file(self) -> Path:
@@ -141,6 +145,7 @@ class Comparison:
             **{"version": VERSION, "experiment": list(self.experiment), "command": self.command},
             **{"arguments": list(self.arguments), "threads": self.threads},
             **{"metric": self.metric, "mode": self.mode, "baseline": self.baseline, "controls": dict(self.controls)},
+            **({} if self.success is None else {"success": self.success}),
             **{"arms": arms, "seeds": list(self.seeds), "grid": {key: list(each) for key, each in self.grid.items()}},
             **{"learning_rates": list(self.learning_rates), "configuration": dict(self.configuration)},
             **({"question": self.question.plain(), "added": []} if self.question else {}),

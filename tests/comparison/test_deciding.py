@@ -92,8 +92,9 @@ def differences(arm, seeds):
     return [accuracy(arm, seed) - accuracy("default", seed) for seed in range(seeds)]
 
 
-def expected(arm, question):
-    """The number of seeds at which one looks, from five on, until it is decided."""
+def expected(arm, question, arms=1):
+    """The number of seeds at which one looks, from five on, until it is decided, among so many arms together."""
+    question = question.of_family(arms)
     kinds = {n: decide(differences(arm, n), question, Metric("test/accuracy")).kind for n in range(question.fewest, 41)}
     return min(n for n, kind in kinds.items() if kind != "undecided")
 
@@ -105,7 +106,7 @@ def seeds_of(arm):
 def test_each_arm_gets_the_seeds_that_decide_it_and_the_baseline_those_of_the_longest(compare, folder, capsys):
     compare("--inits", "default,sincos,codes", "--margin", "0.5")
     asked = Question(margin=0.5)
-    sincos, codes = expected("sincos", asked), expected("codes", asked)
+    sincos, codes = expected("sincos", asked, arms=2), expected("codes", asked, arms=2)
     assert 5 < sincos < codes
     assert seeds_of("sincos") == list(range(sincos))
     assert seeds_of("codes") == list(range(codes))
@@ -135,7 +136,7 @@ def test_a_later_command_keeps_the_question_and_a_new_arm_takes_the_seeds_of_the
     before = set(Pretend.trained)
     Pretend.trained.clear()
     compare("--inits", "default,sincos,codes", "--seeds", "0-4")
-    codes = expected("codes", Question(margin=0.5))
+    codes = expected("codes", Question(margin=0.5), arms=2)
     assert seeds_of("codes") == list(range(codes))
     assert not before & set(Pretend.trained)
 

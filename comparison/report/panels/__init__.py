@@ -3,6 +3,7 @@
 
 from comparison.report.panels import (
     result,
+    grid,
     power,
     learning_rates,
     curves,

@@ -14,9 +14,12 @@ HOW = (
 
 @register_panel("What this comparison can see", label="Power")
 def power(data: ReportData) -> list[Piece]:
-    """Return a sentence and a table per place of the grid; nothing where no two differences of a pair are known."""
+    """Return a sentence and a table per place of the grid; nothing where no two differences of a pair are known.
+
+    Nothing either where successes are counted: their report speaks of no means.
+    """
     shown: list[Piece] = []
-    for found in data.effects:
+    for found in [] if data.successes else data.effects:
         known = power_table(found)
         if known is not None:
             shown += [*heading(data.place_text(found.point)), power_sentence(found), table(data, known, "tight")]
