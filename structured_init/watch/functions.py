@@ -41,5 +41,8 @@ def pointwise(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], 
     x, *others = args
     if kwargs or any(isinstance(other, Tensor) for other in others) or x.shape != result.shape:
         return False
-    again = func(x.detach().clone().flatten().flip(0), *others)
+    try:
+        again = func(x.detach().clone().flatten().flip(0), *others)
+    except (RuntimeError, IndexError, TypeError):  # a function that needs the axes
+        return False
     return torch.allclose(again.flip(0).view(x.shape), result, rtol=1e-4, atol=1e-6)  # vector units round on their own

@@ -511,6 +511,13 @@ class SummedValues(Apart):
         return super().attend(q, k, v.cumsum(-1))
 
 
+class NormalizedValues(Apart):
+    """A softmax of the values over tokens: a function that needs the axes."""
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v.softmax(-2))
+
+
 class Transposed(Apart):
     """The map is transposed behind its softmax."""
 

@@ -135,6 +135,7 @@ def test_heads_that_share_a_key_become_neighbours():
         (strangers.PointwiseConvolution(3), MAPS, "its queries are made by a convolution of kernel 3×3 ('qkv')"),
         (strangers.ValuesTimesValues(), TOKENS, "its values go through a gate behind their linear map"),
         (strangers.SummedValues(), TOKENS, "its values go through cumsum behind their linear map"),
+        (strangers.NormalizedValues(), TOKENS, "its values go through _softmax behind their linear map"),
         (strangers.SquaredQueries(), TOKENS, "its queries go through pow behind their linear map"),
         (strangers.QueriesTimesThemselves(), TOKENS, "its queries go through a gate behind their linear map"),
         (strangers.NearClamp(), TOKENS, "its queries go through clamp behind their linear map"),
