@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -79,7 +79,7 @@ class StateSpaceLayout:
     normalized: bool = False
 
 
-Describe = Callable[[nn.Module], StateSpaceLayout]
+Describe = Callable[[Any], StateSpaceLayout]
 STATE_SPACE: Registry[StateSpaceLayout] = Registry()
 
 
