@@ -32,6 +32,7 @@ _NAMES = {
     2: "num_experts_per_tok moe_top_k",
     120: "vocab_size",
 }
+SPREAD = 0.2  # standard deviation of weights, so that maps of a width of 32 are not uniform
 SMALL = {name: size for size, names in _NAMES.items() for name in names.split()}
 
 
@@ -115,6 +116,9 @@ def small(config: object, layers: int = 2) -> object:
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 0)
+    for name in ("initializer_range", "init_std"):
+        if isinstance(getattr(config, name, None), float):
+            put(config, name, SPREAD)
     types = getattr(config, "layer_types", None)
     if isinstance(types, list | tuple) and types:
         kinds = list(dict.fromkeys(types))
@@ -124,6 +128,19 @@ def small(config: object, layers: int = 2) -> object:
         if hasattr(part, "attribute_map") and hasattr(part, "to_dict"):
             small(part, layers)
     return config
+
+
+def calibrate(model: nn.Module, args: tuple, kwargs: dict) -> None:
+    """Give the batch norms of a random model the statistics of the batch, or numbers vanish in its depth."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    before = [(norm.training, norm.momentum) for norm in norms]
+    for norm in norms:
+        norm.train().momentum = 1.0
+    with contextlib.suppress(Exception), torch.no_grad():
+        if norms:
+            model(*args, **kwargs)
+    for norm, (training, momentum) in zip(norms, before, strict=True):
+        norm.train(training).momentum = momentum
 
 
 def put(config: object, name: str, value: object) -> None:

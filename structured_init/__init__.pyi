@@ -16,6 +16,7 @@ from .attention import (
 )
 from .attention.conditioned import Conditioned
 from .attention.skipless import Skipless
+from .controls import SamePositions, Scrambled
 from .conv import (
     DeltaOrthogonal,
     FilterCovariance,
@@ -99,6 +100,8 @@ __all__ = [
     "Projection",
     "RelativeBias",
     "Rotary",
+    "SamePositions",
+    "Scrambled",
     "SeparableSolver",
     "Skipless",
     "SparePositions",

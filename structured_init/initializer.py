@@ -14,6 +14,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
 from structured_init.report import InitReport, build_report, left_alone
 from structured_init.storage import quantized_layers, refuse_lazy
+from structured_init.threads import one_thread
 from structured_init.writer import Writer
 
 
@@ -31,6 +32,9 @@ class Initializer(ABC):
             weights: the overlay; sites read and write through it.
             rng: named generators; take one per site and part, and nothing from the global random state.
             batch: some real inputs, for the methods that can use them.
+
+        It runs on one thread, so that no bit depends on how many there are; ``threads.side_by_side`` takes them all
+        for what is independent, and ``threads.all_threads`` for running a network.
 
         Raises:
             StructuredInitError: a required part finds no site, or a site cannot hold what is asked.
@@ -112,7 +116,8 @@ def initialize(
 
     Parameters keep their identity, dtype and device; the global random state is untouched. A failure leaves the model
     as it was. Beyond the model, memory holds about one layer (see ``docs/scaling.md``); what was overwritten is kept in
-    a temporary file until the end.
+    a temporary file until the end. The values do not depend on the number of threads; decompositions stand side by side
+    on as many as torch is given.
 
     Args:
         model: any module; only the sites that the initializer asks for must be known.
@@ -156,7 +161,7 @@ def initialize(
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
     draws = Draws(seed)
     refuse_lazy(model)
-    with Writer(broadcast=broadcast) as writer, parametrize.cached():
+    with one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer, batch)
         changes = list(initializer.freezing(weights))
         initializer.plan(weights, rng=draws, batch=batch if isinstance(batch, Tensor) else None)

@@ -80,6 +80,7 @@ class Weights:
         self.model = model
         self.batch = batch
         self.watched: list | None = None  # what one forward pass showed of attention, once it was run
+        self.watched_mlps: list = []  # and of MLPs
         self.unwatched: str | None = None  # why it could not be run
         self.writer = writer
         self.updates: dict[int, Update] = {}
@@ -88,6 +89,7 @@ class Weights:
         self.notes: dict[str, str] = {}
         self.warnings: list[str] = []
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}
+        self.assigned: dict[str, set[str]] = {}  # attention layer → which of its four matrices were written
         self._pending: set[int] = set()
         self._computed: dict[int, tuple[Computed, Tensor]] = {}  # the tensors as well, so that no id is used again
         self._names = tensor_names(model)
@@ -113,7 +115,11 @@ class Weights:
         update = self.updates.get(id(tensor))
         if update is not None and update.value is not None:
             return update.value
-        return full_value(tensor, self.names(tensor)[0])
+        return self._below(tensor)
+
+    def _below(self, tensor: Tensor, *, own: bool = False) -> Tensor:
+        """Return the full value that the overlay lies on; with ``own``, one that can be modified."""
+        return full_value(tensor, self.names(tensor)[0], own=own)
 
     def edit(self, tensor: Tensor, by: str) -> Tensor:
         """Return the overlay's own copy of ``tensor`` to modify in place.
@@ -127,7 +133,7 @@ class Weights:
             raise StructuredInitError(f"'{name}' holds {tensor.dtype}, not floating-point numbers")
         update = self.updates.setdefault(id(tensor), Update(tensor, None))
         if update.value is None:
-            update.value = full_value(tensor, name, own=True)
+            update.value = self._below(tensor, own=True)
             update.before = update.before or Statistics.of(update.value)
         if by not in update.by:
             update.by.append(by)
@@ -201,6 +207,10 @@ class Weights:
         """Record what the user should look at."""
         if what not in self.warnings:
             self.warnings.append(what)
+
+    def assign(self, name: str, matrix: str) -> None:
+        """Record that a matrix of an attention layer was written: ``"query"``, ``"key"``, ``"value"``, ``"output"``."""
+        self.assigned.setdefault(name, set()).add(matrix)
 
     def measure(self, name: str, values: Mapping[str, tuple[float, float]]) -> None:
         """Record what an initialization did to a site beyond its entries' statistics: quantity → (before, after)."""

@@ -24,6 +24,7 @@ FORBIDDEN = {
     "structured_init/watch": (*WRITES, LOOKS, "structured_init.sites"),
     "structured_init/layers": (*WRITES, LOOKS, "structured_init.sites"),
     **{f"structured_init/{room}": (LOOKS,) for room in INITIALIZERS[:-1]},
+    "structured_init/controls": (LOOKS,),
     "structured_init/analysis": WRITES,
     "callbacks": ("lightning_modules", "comparison"),
     "lightning_modules": ("comparison",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 import webbrowser
@@ -14,12 +15,16 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from comparison.report import write_report
+from comparison.report.sentences import findings
+from comparison.results.power_table import power_sentence
+from comparison.results.records import chosen_learning_rates, point_label
+from comparison.run.deciding import affordable, further_runs, look, progress_text, seconds_of
 from comparison.run.launch import Launcher, LocalLauncher, launch, variables
 from comparison.run.learning_rates import choose, chosen_runs, write_choices
 from comparison.run.lock import locked
 from comparison.run.plan import Comparison
 from comparison.run.prepare import prepare
-from comparison.run.progress import following, table
+from comparison.run.progress import duration, following, table
 from comparison.run.run import Run
 from comparison.run.time_limit import LEFT, TimeLimit
 
@@ -54,11 +59,14 @@ def _compare(
         import_ray()  # before the work of checking everything else
     local = _local(options)  # imports the libraries for the processes that train, beside what is prepared here
     comparison = prepare(options, further, command)
+    for remark in comparison.remarks:
+        console.print(f"controls: {remark}", markup=False, soft_wrap=True)
     with variables(limit.environment):
         launcher = local or _ray(options)
         try:
             with locked(comparison.folder):
-                failed, left = _train(comparison, launcher, console, limit)
+                budget = math.inf if options.budget is None else options.budget
+                failed, left = _train(comparison, launcher, console, limit, budget)
         finally:
             launcher.close()
     if not left or any(comparison.folder.glob("runs/**/result.json")):
@@ -75,7 +83,7 @@ def _compare(
 
 
 def _train(
-    comparison: Comparison, launcher: Launcher, console: Console, limit: TimeLimit
+    comparison: Comparison, launcher: Launcher, console: Console, limit: TimeLimit, budget: float
 ) -> tuple[dict[str, str], str]:
     """Train what is missing; return why runs failed, by their names, and what the time limit has left, in words."""
     known = comparison.known()
@@ -93,7 +101,49 @@ def _train(
         chosen = chosen_runs(choices, runs)
         failed |= _follow(comparison, manifest, chosen, launcher, console, limit)
         left = _left(chosen, failed)
+    if comparison.question and not left:
+        more, left = _decide(comparison, manifest, launcher, console, limit, budget, failed)
+        failed |= more
     return failed, left
+
+
+def _decide(
+    comparison: Comparison,
+    manifest: dict[str, Any],
+    launcher: Launcher,
+    console: Console,
+    limit: TimeLimit,
+    budget: float,
+    failed: Mapping[str, str],
+) -> tuple[dict[str, str], str]:
+    """Look, add seeds where they help, train them, and look again; return as ``_train`` does.
+
+    What is added is written down before it is trained, so that the same command goes on with it.
+    """
+    folder, failed = comparison.folder, dict(failed)
+    runs = comparison.added_runs(manifest["added"], identity=manifest["identity"])
+    while True:
+        if any(not run.complete for run in runs):
+            failed |= _follow(comparison, manifest, runs, launcher, console, limit)
+        left = _left(runs, failed)
+        if left:
+            return failed, left
+        found = look(folder, manifest)
+        lost = {arm for arm in comparison.arms if any(name.startswith(f"{arm}, ") for name in failed)}
+        others = manifest["arms"].keys() - comparison.arms.keys()  # what this command does not name gets no seeds
+        choices = chosen_learning_rates(folder)
+        added = further_runs(manifest, found, launcher.places, lost | others, choices)
+        console.print(progress_text(found, added), markup=False, soft_wrap=True)
+        if not added:
+            return failed, ""
+        seconds = seconds_of(folder)
+        if not affordable(seconds, len(added), budget):
+            spent = f"{duration(sum(seconds))} of {duration(budget)} are spent"
+            console.print(f"The budget ends here: {spent}, and {len(added)} runs more would go beyond.")
+            return failed, ""
+        manifest["added"] += added
+        comparison.write(manifest)
+        runs = comparison.added_runs(added, identity=manifest["identity"])
 
 
 def _left(runs: Sequence[Run], failed: Mapping[str, str]) -> str:
@@ -136,6 +186,11 @@ def _report(comparison: Comparison, options: argparse.Namespace, console: Consol
     page, *_ = write_report(comparison.folder)
     shown = table(comparison.folder, comparison.known() or {})
     console.print(Markdown(shown) if console.is_terminal else shown, markup=False, soft_wrap=True)
+    for each in look(comparison.folder, comparison.known() or {}):
+        place = [f"{point_label(each.point)}:"] if each.point else []
+        said = findings(each) if each.question else []
+        for text in filter(None, [*place, *said, power_sentence(each)]):
+            console.print(text, markup=False, soft_wrap=True)
     console.print(f"report: {page}", markup=False, soft_wrap=True)
     screen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
     if console.is_terminal and screen and not options.no_open:

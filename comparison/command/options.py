@@ -11,6 +11,8 @@ from typing import NoReturn
 from comparison.run.time_limit import parse_duration
 from structured_init.errors import StructuredInitError
 
+SUCCESS = "count the runs that reach X of the metric, such as 0.95, where results are all or nothing"
+
 
 class _Parser(argparse.ArgumentParser):
     """Raises in place of printing its usage."""
@@ -40,14 +42,28 @@ def compare_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("-c", "--config", action="append", required=True, metavar="EXPERIMENT", help="a configuration; several layer")
     add("--inits", required=True, metavar="A,B,…", help="such as default,wide=impulse{kernel_size=5},mine.yaml")
-    add("--seeds", default="0,1,2", metavar="0,1,2", help="or 0-4 (default: %(default)s)")
+    add("--seeds", metavar="0,1,2", help="or 0-4 (default: 0,1,2; with --margin or --precision 0-4, the first look)")
+    decide = "better, worse, or equivalent within this: add seeds until every difference is, such as 0.5 points"
+    add("--margin", type=_positive_number, metavar="M", help=decide)
+    size = "add seeds until every difference is known to ± this, such as 0.5 points"
+    add("--precision", type=_positive_number, metavar="H", help=size)
+    add("--max-seeds", type=_positive, metavar="N", help="that --margin or --precision may take (default: 40)")
+    total = "training time that --margin or --precision may take, of all runs together, such as 3h"
+    add("--budget", type=parse_duration, metavar="T", help=total)
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
     add("--baseline", metavar="INIT", help="what differences refer to (default: 'default', else the first)")
     add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")
+    add(
+        "--controls",
+        choices=("auto", "none"),
+        default="none",
+        help="auto: add the same-positions and the scrambled arm of every structured one (default: none)",
+    )
     add("--grid", action="append", default=[], metavar="KEY=a,b", help="repeat all of it at each value; several cross")
     add("--learning-rates", default="", metavar="a,b", help="choose one per initialization on the validation split")
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: the task's)")
+    add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--parallel", type=_positive, default=1, metavar="N", help="runs at a time on this machine (default: 1)")
     add("--threads", type=_positive, default=1, metavar="N", help="per run, part of its identity (default: 1)")
     add("--launcher", choices=("local", "ray"), default="local", help="where runs are trained (default: local)")
@@ -64,14 +80,19 @@ def report_parser() -> argparse.ArgumentParser:
     """Return the parser of ``report``."""
     parser = _Parser(
         prog="structured-init report",
-        description="Write the report of a comparison again, finished or not.",
+        description="Write the report of a comparison, finished or not, or of runs made elsewhere: a table with the "
+        "columns arm, seed and a metric (and step), TensorBoard's event files, exports of Weights & Biases or MLflow.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("folder", metavar="DIR", help="folder of the comparison")
+    add("folder", metavar="PATH", help="folder of the comparison; table.csv, or what else runs were logged in")
     add("--baseline", metavar="INIT", help="what differences refer to (default: the comparison's)")
+    add("--metric", metavar="NAME", help="of runs made elsewhere, where they have several")
+    add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: by its name)")
+    add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
     add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")
-    add("--output", metavar="FILE", help="the page (default: DIR/report.html); figures and tables go beside it")
+    add("--success", type=_number, metavar="X", help=SUCCESS)
+    add("--output", metavar="FILE", help="the page (default: DIR/report.html, table_report/report.html)")
     return parser
 
 

@@ -12,16 +12,25 @@ import torch
 from comparison.report.tensors import read_tensors
 from comparison.report.theme import FAINT, Style, figure_settings, new_figure
 from comparison.results.run_record import RunRecord, read_json
-from structured_init.analysis import STATISTICS, far_mass, structure_left
+from structured_init.analysis import HEAD_SCORES, STATISTICS, far_mass, structure_left
 from structured_init.analysis.change import is_causal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOMENTS = ("before", "after")
-SHOWN = ("mean_distance", "normalised_entropy", "diagonal_mass", "impulse_mass", "effective_rank", "far_mass")
+SHOWN = (
+    "mean_distance",
+    "normalised_entropy",
+    "diagonal_mass",
+    "impulse_mass",
+    "effective_rank",
+    "far_mass",
+    *HEAD_SCORES,
+)
 TITLES: dict[str, str] = {
     **STATISTICS,
+    **{name: f"{words.partition(':')[0]}, best head" for name, words in HEAD_SCORES.items()},
     "normalised_entropy": "entropy of a row, as a share of log N",
     "diagonal_mass": "diagonal mass: attention to itself",
     "impulse_mass": "impulse mass: attention on the best offset",
@@ -38,6 +47,8 @@ Depth = dict[str, dict[str, dict[str, np.ndarray]]]  # statistic → arm → mom
 def attention_statistics(runs: Iterable[RunRecord]) -> tuple[list[str], Depth]:
     """Return the names of the layers and their statistics, averaged over heads and over the runs of an arm.
 
+    Of the scores of circuits, for which one head is enough, it is the best head of every layer.
+
     Args:
         runs: complete runs; those without attention maps are left out.
     """
@@ -52,7 +63,8 @@ def attention_statistics(runs: Iterable[RunRecord]) -> tuple[list[str], Depth]:
             if list(of_layers) != layers:
                 continue
             for name in next(iter(of_layers.values())):
-                values = np.array([mean_over_heads(of_layers[layer][name]) for layer in layers])
+                of_heads = best_of_heads if name in HEAD_SCORES else mean_over_heads
+                values = np.array([of_heads(of_layers[layer][name]) for layer in layers])
                 gathered.setdefault(name, {}).setdefault(run.arm, {}).setdefault(moment, []).append(values)
     return layers, {
         name: {arm: {m: np.mean(v, axis=0) for m, v in moments.items()} for arm, moments in arms.items()}
@@ -97,9 +109,18 @@ def depth_figure(
 
 def mean_over_heads(values: Any) -> float:
     """Return the mean over the heads that have a number (JSON has null for nan); NaN where none has."""
-    numbers = np.atleast_1d(np.array(values, dtype=float))
-    numbers = numbers[np.isfinite(numbers)]
+    numbers = _numbers(values)
     return float(numbers.mean()) if len(numbers) else np.nan
+
+
+def best_of_heads(values: Any) -> float:
+    """Return the largest of the heads that have a number; NaN where none has."""
+    return float(numbers.max()) if len(numbers := _numbers(values)) else np.nan
+
+
+def _numbers(values: Any) -> np.ndarray:
+    numbers = np.atleast_1d(np.array(values, dtype=float))
+    return numbers[np.isfinite(numbers)]
 
 
 def _with_newer(folder: Path, moments: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -111,7 +132,7 @@ def _with_newer(folder: Path, moments: Mapping[str, Mapping[str, Mapping[str, An
     }
     files = {moment: folder / "attention" / f"{moment}.safetensors" for moment in found}
     if not found or not all(file.is_file() for file in files.values()):
-        return found
+        return {moment: _common(of_layers) for moment, of_layers in found.items()}
     maps = {moment: read_tensors(file) for moment, file in files.items()}
     places = read_json(folder / "attention" / "meta.json")["captures"]
     for moment, of_layers in found.items():

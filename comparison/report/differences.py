@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 from comparison.report.theme import FAINT, INK, Style, figure_settings, new_figure
 from comparison.results.effects import ArmResult, Effect, Effects
-from comparison.results.paired import Interval
+from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 from comparison.results.tables import decimals, diverged_text, interval_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+CONTROLS = {"control": "the same-positions control", "scrambled": "the same weights scrambled"}
 
 
 def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> Figure | None:
@@ -22,7 +24,7 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
     Args:
         found: the effects at one place of the grid.
         styles: style of every arm.
-        to: ``"baseline"`` or ``"control"``.
+        to: ``"baseline"``, ``"control"`` or ``"scrambled"``.
 
     Returns:
         None where nothing is paired.
@@ -52,9 +54,7 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
         unit = f" ({found.metric.unit})" if found.metric.unit else ""
         better = "" if found.metric.mode == "max" else "; less is better"
         axis.set_xlabel(f"difference in {found.metric.words}{unit}{better}")
-        axis.set_title(
-            f"Difference to {found.baseline}" if to == "baseline" else "Difference to the same-positions control"
-        )
+        axis.set_title(f"Difference to {CONTROLS.get(to, found.baseline)}")
         axis.xaxis.set_major_formatter(lambda value, _: _tick(value))
     return figure
 
@@ -78,7 +78,7 @@ def _text(arm: ArmResult, effect: Effect, digits: int) -> str:
 def _row(axis: Axes, row: int, color: str, interval: Interval, values: Sequence[float]) -> None:
     left, right = axis.get_xlim()
     axis.plot(values, [row + 0.2] * len(values), "o", color=color, markersize=3.4, alpha=0.5, markeredgewidth=0)
-    if not math.isinf(interval.half_width):
+    if not math.isinf(interval.half_width) and interval.samples >= FEWEST_FOR_INTERVAL:
         low, high = max(interval.low, left), min(interval.high, right)
         axis.plot([low, high], [row, row], color=color, linewidth=2.2, alpha=0.9)
         for end, shown, mark in ((interval.low, low, "<"), (interval.high, high, ">")):

@@ -66,7 +66,7 @@ def page(data: ReportData, sections: Sections) -> str:
         title=sentences.title(data),
         lead=sentences.lead(data),
         state=sentences.state(data),
-        arms=len(data.manifest["arms"]),
+        arms=sentences.count(len(data.manifest["arms"]), "arm" if data.source else "initialization"),
         sections=shown,
     )
 

@@ -5,21 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from comparison.report.data import ReportData
+from comparison.report.decided import decided, question_text
 from comparison.results.effects import ArmResult, Effect, Effects
-from comparison.results.records import point_label
-from comparison.results.tables import decimals, diverged_text, interval_text
+from comparison.results.multiple import LEVEL as FAMILY_LEVEL
+from comparison.results.paired import FEWEST_FOR_INTERVAL
+from comparison.results.records import asked_runs, asked_seeds, point_label
+from comparison.results.tables import decimals, diverged_text, interval_text, p_text
 
 LEVEL = "95 %"
+REFERENCES = {
+    "scrambled": "itself scrambled, which keeps the size of all weights and loses their alignment",
+    "control": "its control, which has the same positions and no attention part",
+}
 
 
 def lead(data: ReportData) -> str:
     """Return one sentence: what was compared."""
     manifest = data.manifest
-    initializations, seeds = len(manifest["arms"]), len(manifest["seeds"])
+    if data.source:
+        return (
+            f"{count(len(manifest['arms']), 'arm')} of {data.source}, {count(len(manifest['seeds']), 'seed')}: "
+            f"{data.metric.words} at the last step that a run logged."
+        )
+    initializations, seeds = len(manifest["arms"]), len(asked_seeds(manifest))
+    upto = "up to " if manifest.get("added") else ""
     grid = f" at {len(data.points)} places of a grid" if len(data.points) > 1 else ""
     rates = ", each with the learning rate chosen for it on the validation split" if manifest["learning_rates"] else ""
     return (
-        f"{count(initializations, 'initialization')} of {title(data)}{grid}, {count(seeds, 'seed')}{rates}: "
+        f"{count(initializations, 'initialization')} of {title(data)}{grid}, {upto}{count(seeds, 'seed')}{rates}: "
         f"final {data.metric.words}, runs of a seed differing in their initialization and in nothing else."
     )
 
@@ -32,8 +45,7 @@ def title(data: ReportData) -> str:
 
 def state(data: ReportData) -> str:
     """Return one sentence on what is missing; empty when all is there."""
-    asked = len(data.manifest["arms"]) * len(data.manifest["seeds"]) * len(data.points)
-    asked *= len(data.manifest["learning_rates"]) or 1
+    asked = len(asked_runs(data.manifest))
     complete = sum(run.result is not None for run in data.runs)
     failed = sum(run.failure is not None for run in data.runs)
     running = sum(run.result is None and run.failure is None for run in data.runs)
@@ -84,20 +96,29 @@ def _differences(found: Effects) -> list[str]:
         return [
             f"{arm.name} reached {value}{' %' if found.metric.factor == 100 else ''} ({seeds}); nothing to compare."
         ]
-    paired = [effect for arm in found.arms for effect in (arm.baseline, arm.control) if effect]
+    paired = [effect for arm in found.arms for effect in arm.differences]
     if not paired:
         number = " that ended in a number" if any(arm.lost for arm in found.arms) else ""
         return [f"No arm shares a complete seed{number} with {found.baseline} yet, so nothing is paired."]
     if all(effect.interval.samples == 1 for effect in paired):
         one = "one pair with numbers" if any(arm.lost for arm in found.arms) else "one seed"
         return [f"There is {one}, so there is no interval: the table shows values, and nothing is shown to differ."]
-    sentences = [_against(found, "baseline", f"{found.baseline}")]
-    if any(arm.control for arm in found.arms):
-        sentences.append(_against(found, "control", "its control, which has the same positions and no attention part"))
-    intervals = sum(effect.interval.samples > 1 for effect in paired)
+    few = all(effect.interval.samples < FEWEST_FOR_INTERVAL for effect in paired)
+    if few and found.question is None and not any(arm.diverged for arm in found.arms):
+        return ["Two seeds are no result: run at least 5. The table shows values, and nothing is shown to differ."]
+    # What a structured initialization is worth stands first: its difference to the controls.
+    sentences = [
+        *(_against(found, to, reference) for to, reference in REFERENCES.items()),
+        _against(found, "baseline", f"{found.baseline}"),
+    ]
+    if found.question is not None:
+        sentences.insert(0, question_text(found))
+    intervals = sum(effect.interval.samples >= FEWEST_FOR_INTERVAL for effect in paired)
     if intervals > 1:
+        families = " and of those to the controls" if any(arm.control or arm.scrambled for arm in found.arms) else ""
         sentences.append(
-            f"These are {intervals} separate {LEVEL} intervals: about one in twenty of them misses the truth."
+            f"Better and worse hold for all differences to {found.baseline}{families} together (Holm’s method, 5 %). "
+            f"Each {LEVEL} interval stands for itself: one in twenty misses the truth."
         )
     return [sentence for sentence in sentences if sentence]
 
@@ -125,13 +146,18 @@ def listed(names: Sequence[str]) -> str:
 
 def _against(found: Effects, to: str, reference: str) -> str:
     """Say which arms are better, which worse and which not told apart."""
+    if found.question is not None:
+        return decided(found, to, reference)
     pairs = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to)) and effect.interval.samples > 1]
-    if not pairs:
+    few = [pair for pair in pairs if pair[1].interval.samples < FEWEST_FOR_INTERVAL and not pair[0].diverged]
+    pairs = [pair for pair in pairs if pair not in few]
+    if not pairs and not few:
         return ""
     gains = [pair for pair in pairs if pair[1].is_gain is True]
     losses = [pair for pair in pairs if pair[1].is_gain is False]
-    unjudged = [pair for pair in pairs if pair[1].is_gain is not found.metric.is_gain(pair[1].interval)]
-    equal = [pair for pair in pairs if pair not in gains and pair not in losses and pair not in unjudged]
+    unjudged = [pair for pair in pairs if pair[1].unjudged]
+    alone = [pair for pair in pairs if _alone(pair[1])]
+    equal = [pair for pair in pairs if not any(pair in known for known in (gains, losses, unjudged, alone))]
     parts = []
     for word, chosen in (("better", gains), ("worse", losses)):
         if chosen:
@@ -142,13 +168,28 @@ def _against(found: Effects, to: str, reference: str) -> str:
         if any(effect.interval.excludes_zero for _, effect in equal):
             why += " or has no width, since all seeds agree"
         parts.append(f"not told apart{than}: {_by(found, equal)} ({why})")
+    if alone:
+        than = "" if parts else f" from {reference}"
+        least = min(effect.adjusted or 0.0 for _, effect in alone)
+        parts.append(
+            f"not told apart{than} among {len(pairs)} arms, though the interval alone excludes zero: "
+            f"{_by(found, alone)} (adjusted {p_text(least)}{' and above' if len(alone) > 1 else ''})"
+        )
     if unjudged:
         than = "" if parts else f" against {reference}"
         parts.append(
             f"not judged{than}: {_by(found, unjudged)} (the side that looks better has diverged in some seeds)"
         )
+    if few:
+        than = "" if parts else f" against {reference}"
+        parts.append(f"two seeds are no result{than}: {_by(found, few)} (run at least 5)")
     text = "; ".join(parts)
     return text[0].upper() + text[1:] + "."
+
+
+def _alone(effect: Effect) -> bool:
+    """Tell whether a difference would be called better or worse if there were no other arm."""
+    return effect.is_gain is None and not effect.unjudged and (effect.p_value or 1.0) < FAMILY_LEVEL
 
 
 def _by(found: Effects, pairs: Sequence[tuple[ArmResult, Effect]]) -> str:

@@ -169,6 +169,7 @@ def label_ends(
     styles: Mapping[str, Style],
     texts: Mapping[str, str] | None = None,
     points: float = 9.5,
+    threads: bool = True,
 ) -> None:
     """Write each arm's name at the right end of its line, moved apart where they would touch, with a thread to the end.
 
@@ -182,6 +183,7 @@ def label_ends(
         styles: style of every arm.
         texts: arm → what is written; its name when None.
         points: distance of neighbouring labels.
+        threads: whether a thread leads to the end.
     """
     low, high = axis.get_ylim()
     tall = axis.figure.get_size_inches()[1] * 72 * axis.get_position().height
@@ -193,7 +195,7 @@ def label_ends(
         color = styles[arm].paper
         label = {"color": color, "va": "center", "fontweight": "bold", "annotation_clip": False}
         axis.annotate((texts or {}).get(arm, arm), (1.035, place - over), xycoords="axes fraction", **label)
-        if not math.isfinite(ends[arm]):
+        if not threads or not math.isfinite(ends[arm]):
             continue
         thread = {"transform": axis.transAxes, "clip_on": False, "linewidth": 0.6, "alpha": 0.7}
         axis.plot([1.004, 1.03], [end, place - over], color=color, **thread)

@@ -15,8 +15,11 @@ from comparison.report.data import ReportData, read_report_data
 from comparison.report.drawing import Drawing
 from comparison.report.page import Sections, drawings, page, read_panels
 from comparison.report.registry import Html
+from comparison.results.decisions import Decision
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.paired import Interval
+from comparison.results.records import MANIFEST
+from comparison.results.success import Successes
 from comparison.results.tables import Table
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
@@ -29,15 +32,24 @@ def write_report(
     baseline: str | None = None,
     controls: Mapping[str, str] | str | None = None,
     output: str | os.PathLike[str] | None = None,
+    success: float | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    names: str | None = None,
 ) -> list[Path]:
     """Write what a comparison found, finished or not: a page, Markdown, tables and figures for a paper.
 
     Args:
-        folder: of the comparison.
+        folder: of the comparison; or a table, or a folder of runs, made elsewhere.
         baseline: the arm that differences refer to; the comparison's own when None.
         controls: arm → its same-positions control, or one for all arms; the comparison's own, else those found in the
             init reports, when None.
-        output: the page's file; ``report.html`` in the folder when None. Everything else goes beside it.
+        output: the page's file; ``report.html`` in the folder when None, in ``table_report`` beside ``table.csv``.
+            Everything else goes beside it.
+        success: what a run has to reach of the metric to be counted, as it is logged; the comparison's own when None.
+        metric: what is compared, where runs made elsewhere have several.
+        mode: ``"max"`` or ``"min"``, whether more or less of it is better; the comparison's own when None.
+        names: how runs made elsewhere are named, with ``{arm}`` and ``{seed}``.
 
     Returns:
         The files written, the page first.
@@ -45,10 +57,10 @@ def write_report(
     Raises:
         StructuredInitError: there is no comparison, an arm is unknown, or a file cannot be written.
     """
-    path = Path(output) if output is not None else Path(folder) / PAGE
+    path = Path(output) if output is not None else default_page(Path(folder))
     if path.is_dir():
         raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
-    data = read_report_data(folder, baseline, controls)
+    data = read_report_data(folder, baseline, controls, success, metric, mode, names)
     sections = read_panels(data)
     texts = {
         path: page(data, sections),
@@ -61,6 +73,11 @@ def write_report(
     for file, text in texts.items():
         write_text(file, text)
     return [*texts, *figures]
+
+
+def default_page(source: Path) -> Path:
+    """Return where the page of a comparison goes; of runs made elsewhere into a folder beside them."""
+    return source / PAGE if (source / MANIFEST).is_file() else source.with_name(f"{source.stem}_report") / PAGE
 
 
 def markdown(data: ReportData, sections: Sections) -> str:
@@ -89,7 +106,9 @@ def record(data: ReportData) -> dict[str, Any]:
     return {
         "comparison": data.manifest,
         "controls": data.controls,
+        "scrambled": data.scrambled,
         "effects": [_effects(found) for found in data.effects],
+        **({"successes": [_successes(found) for found in data.successes]} if data.successes else {}),
         "runs": [
             {
                 **{"arm": run.arm, "seed": run.seed, "point": dict(run.point), "learning_rate": run.learning_rate},
@@ -117,6 +136,15 @@ def _effects(found: Effects) -> dict[str, Any]:
     }
 
 
+def _successes(found: Successes) -> dict[str, Any]:
+    """Return the counts at one place of the grid; the metric and the baseline stand in its effects."""
+    return {
+        "point": dict(found.point),
+        "threshold": found.threshold,
+        "arms": [dataclasses.asdict(arm) for arm in found.arms],
+    }
+
+
 def _arm(arm: ArmResult) -> dict[str, Any]:
     reach = None
     if arm.reach is not None:
@@ -131,6 +159,7 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         "value": arm.value and _interval(arm.value),
         "to_baseline": _effect(arm.baseline),
         "to_control": _effect(arm.control),
+        "to_scrambled": _effect(arm.scrambled),
         "reach": reach,
     }
 
@@ -142,8 +171,16 @@ def _effect(effect: Effect | None) -> dict[str, Any] | None:
         "reference": effect.reference,
         "by_seed": effect.by_seed,
         "is_gain": effect.is_gain,
+        "p_value": effect.p_value,
+        "adjusted_p_value": effect.adjusted,
         **_interval(effect.interval),
+        **({"decision": _decision(effect.decision)} if effect.decision else {}),
     }
+
+
+def _decision(decision: Decision) -> dict[str, Any]:
+    """Return a decision; its interval stands beside it."""
+    return {"kind": decision.kind, "within": decision.within, "needed": decision.needed}
 
 
 def _interval(interval: Interval) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Which arm is the same-positions control of which: equal in everything but attention, as the init reports say.
+"""Which arm is a control of which, as the init reports say: the same positions, or the same weights scrambled.
 
 A structured initialization writes positions as well as attention, and positions alone give much of what it gives. Its
-control writes the same positions and no attention.
+control writes the same positions and no attention. The other control keeps positions and the size of all weights, and
+destroys their alignment.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from comparison.results.run_record import RunRecord, read_json
 from structured_init.errors import StructuredInitError, nearest
 
 # Who may have written a control: positions, and what the literature calls its baselines.
-PLAIN = ("Positions", "KaimingUniform", "TruncatedNormal")
+POSITIONS = ("Positions", "SamePositions")
+PLAIN = (*POSITIONS, "KaimingUniform", "TruncatedNormal")
 STATISTICS = ("mean", "std", "rms")
 
 Report = Mapping[str, Any]
@@ -40,6 +42,21 @@ def find_controls(manifest: Manifest, runs: Iterable[RunRecord]) -> dict[str, st
     return {**found, **check_controls(manifest["controls"], manifest)}
 
 
+def find_scrambled(manifest: Manifest, runs: Iterable[RunRecord]) -> dict[str, str]:
+    """Return arm → the arm that is the same initialization scrambled, as the init reports say."""
+    shown: dict[str, str] = {}
+    for run in runs:
+        path = run.folder / "init_report.json"
+        if run.arm in manifest["arms"] and run.arm not in shown and path.is_file():
+            shown[run.arm] = read_json(path, "initializer")["initializer"]
+    return {
+        arm: other
+        for arm, initializer in shown.items()
+        for other, text in shown.items()
+        if text.startswith(f"Scrambled(initializer={initializer}, ")
+    }
+
+
 def check_controls(controls: Mapping[str, str] | str | None, manifest: Manifest) -> dict[str, str]:
     """Return arm → control as the user named them; one name stands for every other arm but the baseline.
 
@@ -61,7 +78,7 @@ def is_control(control: Report, arm: Report) -> bool:
     no attention part wrote has the same statistics and trains alike in both.
     """
     writers = [writer for entry in control["entries"] for writer in entry["set_by"]]
-    if not all(_class(writer) in PLAIN for writer in writers) or "Positions" not in map(_class, writers):
+    if not all(_class(writer) in PLAIN for writer in writers) or not {*POSITIONS} & {*map(_class, writers)}:
         return False
     ours, theirs = ({tuple(entry["names"]): entry for entry in report["entries"]} for report in (control, arm))
     attended = {names for names, entry in theirs.items() if any(map(_is_attention, entry["set_by"]))}

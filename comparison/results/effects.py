@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from comparison.results.decisions import Decision, Question, decide, question_of
 from comparison.results.metric import Metric
-from comparison.results.paired import Interval, paired_values, t_interval
+from comparison.results.multiple import LEVEL, holm, p_value
+from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval, paired_values, t_interval
 from comparison.results.records import Manifest, at_point, choice_name, points
 from comparison.results.run_record import Point
 from comparison.results.targets import Curve, Reach, final_mean, reach
@@ -26,15 +28,24 @@ class Effect:
     Attributes:
         reference: the arm that is subtracted.
         by_seed: difference by seed, of the seeds in which both have a number.
-        interval: their t interval.
-        is_gain: whether the difference is for the better or the worse; None where that is open. It is open too where
-            the arm that looks better has diverged in a seed: the seeds in which it has not are no fair sample of it.
+        interval: their t interval; where the comparison was asked to decide, the one that is valid under its stopping.
+        is_gain: whether the difference is for the better or the worse among all of its family; None where that is open,
+            as it always is with two pairs.
+        decision: where the comparison was asked to decide.
+        unjudged: the arm that looks better has diverged in a seed, so that it is open: the seeds in which it has not
+            are no fair sample of it.
+        p_value: of the paired t-test, this difference alone; None where there is no such test.
+        adjusted: the p-value among the differences of all arms to the baseline, or to their controls, by Holm's method.
     """
 
     reference: str
     by_seed: Values
     interval: Interval
     is_gain: bool | None
+    decision: Decision | None = None
+    unjudged: bool = False
+    p_value: float | None = None
+    adjusted: float | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,7 @@ class ArmResult:
         learning_rate: the one chosen; None where none was to be chosen, or none could be.
         baseline: difference to the baseline; None for the baseline itself, or where nothing is paired.
         control: difference to the same-positions control; None without one.
+        scrambled: difference to the same weights scrambled; None without such an arm.
         reach: steps to the target; None without curves.
         no_rate: how its runs ended, where no learning rate could be chosen for it: it then has no value.
     """
@@ -79,11 +91,17 @@ class ArmResult:
     control: Effect | None
     reach: Reach | None
     no_rate: NoRate | None = None
+    scrambled: Effect | None = None
 
     @property
     def seeds(self) -> int:
         """How many seeds are complete, diverged ones among them; without a learning rate, how many were tried."""
         return self.no_rate.seeds if self.no_rate else len({*self.by_seed, *self.diverged})
+
+    @property
+    def differences(self) -> list[Effect]:
+        """The paired differences that there are: to the baseline, to the same positions, to itself scrambled."""
+        return [effect for effect in (self.baseline, self.control, self.scrambled) if effect is not None]
 
     @property
     def lost(self) -> int:
@@ -102,6 +120,7 @@ class Effects:
         target: what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves.
         arms: those with a complete run, or with no learning rate that could be chosen, in the order in which they were
             given.
+        question: what was to be decided; None where the comparison only describes.
     """
 
     point: Point
@@ -109,6 +128,7 @@ class Effects:
     baseline: str
     target: float | None
     arms: list[ArmResult]
+    question: Question | None = None
 
 
 def effects(
@@ -117,6 +137,7 @@ def effects(
     controls: Mapping[str, str] | None = None,
     curves: pd.DataFrame | None = None,
     choices: Mapping[str, Mapping[str, Any]] | None = None,
+    scrambled: Mapping[str, str] | None = None,
 ) -> list[Effects]:
     """Return the effects at every place of the grid.
 
@@ -126,9 +147,13 @@ def effects(
         controls: arm → its same-positions control.
         curves: as ``load_curves`` gives them, for the steps to a target.
         choices: as ``chosen_learning_rates`` gives them, for the arms of which no learning rate could be chosen.
+        scrambled: arm → the arm that is the same initialization scrambled.
     """
+    chosen = choices or {}
     return [
-        _effects(results, manifest, controls or {}, curves, point, (choices or {}).get(choice_name(dict(point)), {}))
+        _effects(
+            results, manifest, controls or {}, scrambled or {}, curves, point, chosen.get(choice_name(dict(point)), {})
+        )
         for point in points(manifest)
     ]
 
@@ -147,11 +172,16 @@ def _effects(
     results: pd.DataFrame,
     manifest: Manifest,
     controls: Mapping[str, str],
+    scrambled: Mapping[str, str],
     curves: pd.DataFrame | None,
     point: Point,
     choices: Mapping[str, Any],
 ) -> Effects:
     metric, baseline = Metric(manifest["metric"], manifest["mode"]), manifest["baseline"]
+    question = question_of(manifest)
+    to_baseline, to_control, to_scrambled = (
+        question and question.of_family(size) for size in (len(manifest["arms"]) - 1, len(controls), len(scrambled))
+    )
     rows = at_point(results, point)
     rows = rows[rows["chosen"].astype(bool)] if len(rows) else rows
     values: dict[str, Values] = {}
@@ -175,16 +205,17 @@ def _effects(
             name=arm,
             by_seed=values[arm],
             diverged=tuple(sorted(diverged[arm])),
-            value=t_interval(list(values[arm].values())) if values[arm] else None,
+            value=metric.cut(t_interval(list(values[arm].values()))) if values[arm] else None,
             learning_rate=rates[arm] if manifest["learning_rates"] else None,
-            baseline=_effect(metric, values, diverged, arm, baseline),
-            control=_effect(metric, values, diverged, arm, controls.get(arm)),
+            baseline=_effect(metric, values, diverged, arm, baseline, to_baseline),
+            control=_effect(metric, values, diverged, arm, controls.get(arm), to_control),
             reach=reaches.get(arm),
+            scrambled=_effect(metric, values, diverged, arm, scrambled.get(arm), to_scrambled),
         )
         for arm in manifest["arms"]
         if arm in values or arm in without_rate
     ]
-    return Effects(point, metric, baseline, target, arms)
+    return Effects(point, metric, baseline, target, _among_all(arms), question)
 
 
 def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
@@ -198,15 +229,49 @@ def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
 
 
 def _effect(
-    metric: Metric, values: Mapping[str, Values], diverged: Mapping[str, set[int]], arm: str, reference: str | None
+    metric: Metric,
+    values: Mapping[str, Values],
+    diverged: Mapping[str, set[int]],
+    arm: str,
+    reference: str | None,
+    question: Question | None,
 ) -> Effect | None:
     if reference is None or reference == arm or not values[arm].keys() & values.get(reference, {}).keys():
         return None
     differences = paired_values(values[arm], values[reference])
-    interval = t_interval(list(differences.values()))
+    if question is not None:
+        return _decided(metric, differences, diverged, arm, reference, question)
+    interval = metric.cut(t_interval(list(differences.values())), difference=True)
     is_gain = metric.is_gain(interval)
-    favoured = arm if is_gain else reference
-    return Effect(reference, differences, interval, None if diverged[favoured] else is_gain)
+    unjudged = is_gain is not None and bool(diverged[arm if is_gain else reference])
+    p = p_value(list(differences.values())) if len(differences) > 1 else None
+    is_gain = None if unjudged or interval.samples < FEWEST_FOR_INTERVAL else is_gain
+    return Effect(reference, differences, interval, is_gain, unjudged=unjudged, p_value=p, adjusted=p)
+
+
+def _among_all(arms: list[ArmResult]) -> list[ArmResult]:
+    """Return the arms with verdicts that hold together: one family per question, the baseline's and each control's."""
+    for to in ("baseline", "control", "scrambled"):
+        known = {arm.name: effect for arm in arms if (effect := getattr(arm, to)) is not None}
+        adjusted = holm({name: effect.p_value for name, effect in known.items() if effect.p_value is not None})
+        judged = {
+            name: replace(known[name], adjusted=p, is_gain=known[name].is_gain if p < LEVEL else None)
+            for name, p in adjusted.items()
+        }
+        arms = [replace(arm, **{to: judged.get(arm.name, getattr(arm, to))}) for arm in arms]
+    return arms
+
+
+def _decided(
+    metric: Metric, by_seed: Values, diverged: Mapping[str, set[int]], arm: str, reference: str, question: Question
+) -> Effect:
+    """Return a difference with its decision; where a side that has diverged looks no worse, no seed can decide it."""
+    found = decide(list(by_seed.values()), question, metric)
+    lost = {"better": diverged[arm], "worse": diverged[reference]}.get(found.kind, diverged[arm] | diverged[reference])
+    if lost:
+        found = Decision("undecided", found.interval, reason="a side that looks no worse has diverged in some seeds")
+    found = replace(found, interval=metric.cut(found.interval, difference=True))
+    return Effect(reference, by_seed, found.interval, {"better": True, "worse": False}.get(found.kind), found)
 
 
 def _reaches(

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from comparison.results.paired import Interval
+
+NEVER_NEGATIVE = ("loss", "perplexity", "bits", "error")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,27 @@ class Metric:
     def on_validation(self) -> str:
         """The same metric on the validation split."""
         return f"val/{self.name.partition('/')[2]}" if self.name.startswith("test/") else self.name
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The range of what is shown: 0 to 100 % of an accuracy, no end above a loss or a perplexity."""
+        if self.factor == 100:
+            return 0.0, 100.0
+        name = self.name.rpartition("/")[2]
+        return (0.0 if any(word in name for word in NEVER_NEGATIVE) else -math.inf), math.inf
+
+    def cut(self, interval: Interval, difference: bool = False) -> Interval:
+        """Return the part of an interval that the metric can have: the truth is in its range, so nothing is lost.
+
+        Args:
+            interval: of a mean, or of a difference of two.
+            difference: of which it is.
+        """
+        low, high = self.ends
+        low, high = (low - high, high - low) if difference else (low, high)
+        if not math.isfinite(interval.half_width):
+            return interval
+        return replace(interval, low=max(interval.low, low), high=min(interval.high, high))
 
     def is_gain(self, interval: Interval) -> bool | None:
         """Tell whether a difference is for the better or the worse; None where that is open.

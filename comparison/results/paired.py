@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from structured_init.errors import StructuredInitError
 
 FEWEST_FOR_BOOTSTRAP = 20
+FEWEST_FOR_INTERVAL = 3  # with two values Student's t is 12.7 standard errors wide to each side: no result
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Manifest = dict[str, Any]
+Key = tuple[str, int, Point, float | None]
+MANIFEST = "comparison.json"
 ASKED = ("arms", "seeds", "baseline", "metric")  # what a comparison cannot be read without
 
 
@@ -29,7 +31,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     Raises:
         StructuredInitError: the folder holds no comparison, or a damaged one.
     """
-    path = Path(folder) / "comparison.json"
+    path = Path(folder) / MANIFEST
     if not path.is_file():
         raise StructuredInitError(f"'{folder}' holds no comparison (there is no '{path.name}' in it)")
     return {"mode": "max", "controls": {}, "grid": {}, "learning_rates": [], "arguments": [], **read_json(path, *ASKED)}
@@ -41,12 +43,26 @@ def find_runs(folder: str | os.PathLike[str]) -> list[RunRecord]:
     return sorted(runs, key=lambda run: (run.arm, run.point, run.learning_rate or 0.0, run.seed))
 
 
-def missing_runs(manifest: Manifest, runs: Iterable[RunRecord]) -> list[tuple[str, int, Point, float | None]]:
+def missing_runs(manifest: Manifest, runs: Iterable[RunRecord]) -> list[Key]:
     """Return (arm, seed, point, learning rate) of the runs that the comparison asks for and that never started."""
     started = {run.key for run in runs}
+    return [key for key in asked_runs(manifest) if key not in started]
+
+
+def asked_runs(manifest: Manifest) -> list[Key]:
+    """Return every run that a comparison asks for: those of its first look, and what was added to decide."""
     rates = [float(rate) for rate in manifest["learning_rates"]] or [None]
-    asked = product(points(manifest), rates, manifest["seeds"], manifest["arms"])
-    return [(arm, seed, point, rate) for point, rate, seed, arm in asked if (arm, seed, point, rate) not in started]
+    first = product(points(manifest), rates, manifest["seeds"], manifest["arms"])
+    added = (
+        (run["arm"], int(run["seed"]), tuple(run["point"].items()), run["learning_rate"])
+        for run in manifest.get("added", ())
+    )
+    return list(dict.fromkeys([*((arm, seed, point, rate) for point, rate, seed, arm in first), *added]))
+
+
+def asked_seeds(manifest: Manifest) -> list[int]:
+    """Return the seeds of the runs that a comparison asks for."""
+    return sorted({*manifest["seeds"], *(int(run["seed"]) for run in manifest.get("added", ()))})
 
 
 def points(manifest: Manifest) -> list[Point]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from comparison.results.effects import ArmResult, Effect, Effects, effects
+from comparison.results.decisions import Decision
+from comparison.results.effects import ArmResult, Effects, effects
 from comparison.results.metric import Metric, has_no_width
-from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, Interval, bootstrap_interval
+from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, FEWEST_FOR_INTERVAL, Interval, bootstrap_interval
 from comparison.results.records import Manifest, chosen_learning_rates, load_results, point_label, points
 from comparison.results.targets import Reach
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ALONE = "1 seed, no interval"
+TWO = "2 seeds, no interval: run at least 5"
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Cell:
     Attributes:
         text: what it says.
         note: what it adds in smaller type.
-        kind: ``"gain"``, ``"loss"`` or ``"open"`` (an interval that includes zero); empty elsewhere.
+        kind: ``"gain"``, ``"loss"`` or ``"open"`` (not told apart from zero); empty elsewhere.
         arm: of which arm it is the name.
     """
 
@@ -78,6 +80,7 @@ def headline(
     manifest: Manifest,
     controls: Mapping[str, str] | None = None,
     curves: pd.DataFrame | None = None,
+    scrambled: Mapping[str, str] | None = None,
 ) -> str:
     """Return the headline table in Markdown, one per place of the grid.
 
@@ -86,13 +89,14 @@ def headline(
         manifest: of the comparison.
         controls: arm → its same-positions control; those of the manifest when None.
         curves: as ``load_curves`` gives them; adds the steps to the baseline's final value.
+        scrambled: arm → the arm that is the same initialization scrambled.
     """
     results, choices = folder_or_results, {}
     if isinstance(results, (str, os.PathLike)):
         results, choices = load_results(results), chosen_learning_rates(results)
     if controls is None:
         controls = manifest["controls"]
-    found = effects(results, manifest, controls, curves, choices)
+    found = effects(results, manifest, controls, curves, choices, scrambled)
     parts = []
     for each in found:
         title = [f"**{point_label(each.point)}**"] if len(points(manifest)) > 1 else []
@@ -105,9 +109,10 @@ def headline_table(found: Effects) -> Table:
     """Return the headline table of one place of the grid: a row per arm."""
     digits = decimals(found)
     with_rates = any(arm.learning_rate is not None or arm.no_rate for arm in found.arms)
-    with_control = any(arm.control for arm in found.arms)
+    controls = {"control": "− its control (paired)", "scrambled": "− itself scrambled (paired)"}
+    controls = {to: text for to, text in controls.items() if any(getattr(arm, to) for arm in found.arms)}
     columns = ["arm", "seeds", *(["learning rate"] if with_rates else []), found.metric.label]
-    columns += [f"− {found.baseline} (paired)", *(["− its control (paired)"] if with_control else [])]
+    columns += [f"− {found.baseline} (paired)", *controls.values()]
     if found.target is not None:
         columns += [f"steps to {target_text(found, digits)}", "speed-up"]
     rows = []
@@ -115,8 +120,8 @@ def headline_table(found: Effects) -> Table:
         row = [Cell(arm.name, arm=arm.name), Cell(str(arm.seeds), diverged_text(arm))]
         row += [_rate(arm)] if with_rates else []
         row.append(_value(arm, digits))
-        row.append(Cell("baseline") if arm.name == found.baseline else effect_cell(arm, arm.baseline, found, digits))
-        row += [effect_cell(arm, arm.control, found, digits, name=True)] if with_control else []
+        row.append(Cell("baseline") if arm.name == found.baseline else effect_cell(arm, found, digits))
+        row += [effect_cell(arm, found, digits, to) for to in controls]
         row += [_steps(arm.reach), _speed_up(arm, found.baseline)] if found.target is not None else []
         rows.append(row)
     return Table(columns, rows)
@@ -124,12 +129,13 @@ def headline_table(found: Effects) -> Table:
 
 def target_text(found: Effects, digits: int) -> str:
     """Return what is to be reached, with its unit and its split."""
-    unit = " %" if found.metric.factor == 100 else ""
-    return f"{number(found.target or 0.0, digits)}{unit} ({found.metric.on_validation.partition('/')[0]})"
+    unit, (split, _, name) = " %" if found.metric.factor == 100 else "", found.metric.on_validation.partition("/")
+    return f"{number(found.target or 0.0, digits)}{unit}{f' ({split})' if name else ''}"
 
 
-def effect_cell(arm: ArmResult, effect: Effect | None, found: Effects, digits: int, name: bool = False) -> Cell:
-    """Return a paired difference with its interval; with ``name`` it says what was subtracted."""
+def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline") -> Cell:
+    """Return a paired difference with its interval; of one to a control it says what was subtracted."""
+    effect, name = getattr(arm, to), to != "baseline"
     if effect is None:
         return Cell("" if name else no_value(arm) if arm.value is None else "nothing paired")
     interval, notes = effect.interval, []
@@ -138,14 +144,29 @@ def effect_cell(arm: ArmResult, effect: Effect | None, found: Effects, digits: i
         notes.append(f"− {effect.reference}")
     if interval.samples == 1:
         notes.append(ALONE if arm.seeds == 1 else "1 pair, no interval")
+    elif interval.samples < FEWEST_FOR_INTERVAL and effect.decision is None and arm.seeds == interval.samples:
+        notes.append(TWO)
     elif interval.samples != arm.seeds:
         notes.append(f"{interval.samples} pairs")
+    if effect.decision is not None:
+        notes.append(decision_text(effect.decision, digits))
     if interval.samples > 1 and has_no_width(interval):
         notes.append("equal in all seeds")
-    if interval.samples >= FEWEST_FOR_BOOTSTRAP:
+    family = [each for each in found.arms if getattr(each, to) is not None]
+    if effect.adjusted is not None and len(family) > 1:
+        notes.append(f"adjusted {p_text(effect.adjusted)}")
+    if interval.samples >= FEWEST_FOR_BOOTSTRAP and effect.decision is None:
         again = bootstrap_interval(list(effect.by_seed.values()))
         notes.append(f"bootstrap {number(again.low, digits, signed=True)} to {number(again.high, digits, signed=True)}")
     return Cell(interval_text(interval, digits, signed=True), ", ".join(notes), kind)
+
+
+def decision_text(decision: Decision, digits: int) -> str:
+    """Return a decision in words: ``better``, ``equivalent within 0.5``, ``undecided, about 60 seeds would decide``."""
+    if decision.within is not None:
+        return f"equivalent within {number(decision.within, digits)}"
+    needed = f", about {decision.needed:,} seeds would decide" if decision.needed else ""
+    return f"{decision.kind}{needed}"
 
 
 def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric) -> Table:
@@ -170,9 +191,15 @@ def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric
 
 
 def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
-    """Return ``mean ± half width``, or the mean alone where there is no interval."""
+    """Return ``mean ± half width``, both ends where the metric's range cuts it, the mean alone of one or two values."""
     mean = number(interval.mean, digits, signed)
-    return mean if math.isinf(interval.half_width) else f"{mean} ± {number(interval.half_width, digits)}"
+    if math.isinf(interval.half_width) or interval.samples < FEWEST_FOR_INTERVAL:
+        return mean
+    if (
+        abs(interval.high + interval.low - 2 * interval.mean) > 1e-6 * interval.half_width
+    ):  # cut at an end of the metric
+        return f"{mean} ({number(interval.low, digits, signed)} to {number(interval.high, digits, signed)})"
+    return f"{mean} ± {number(interval.half_width, digits)}"
 
 
 def difference_text(interval: Interval) -> str:
@@ -188,12 +215,17 @@ def number(value: float, digits: int, signed: bool = False) -> str:
 
 def decimals(found: Effects) -> int:
     """Return how many decimals a table shows: two digits of a typical half width; one decimal of a percentage."""
-    intervals = [effect.interval for arm in found.arms for effect in (arm.baseline, arm.control) if effect]
+    intervals = [effect.interval for arm in found.arms for effect in arm.differences]
     values = [arm.value for arm in found.arms if arm.value is not None]
     widths = [i.half_width for i in intervals or values if 0 < i.half_width < math.inf]
     largest = max((abs(value.mean) for value in values), default=1.0)
     digits = 1 - math.floor(math.log10(median(widths))) if widths else significant(largest)
     return min(max(digits, 1), 2) if found.metric.factor == 100 else min(max(digits, 0), 8)
+
+
+def p_text(p: float) -> str:
+    """Return a p-value for reading, ``p = 0.03``."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
 def times(ratio: float) -> str:
@@ -230,7 +262,7 @@ def _value(arm: ArmResult, digits: int) -> Cell:
     if arm.value is None:
         return Cell(no_value(arm))
     kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
-    alone = (ALONE if arm.seeds == 1 else "no interval") if arm.value.samples == 1 else ""
+    alone = (ALONE if arm.seeds == 1 else "no interval") if arm.value.samples < FEWEST_FOR_INTERVAL else ""
     return Cell(interval_text(arm.value, digits), ", ".join(filter(None, [kept, alone])))
 
 
@@ -266,9 +298,8 @@ def _speed_up(arm: ArmResult, baseline: str) -> Cell:
     bounds = f"lower bound in {arm.reach.bounds} of {ratio.samples}" if arm.reach.bounds else ""
     if ratio.samples == 1:
         return Cell(text, ", ".join(filter(None, [ALONE, bounds])))
-    kind = "gain" if ratio.low > 1 else "loss" if ratio.high < 1 else "open"
     ends = f"{times(ratio.low)} to {times(ratio.high)}" if ratio.high < 1000 else f"from {times(ratio.low)}"
-    return Cell(text, "; ".join(filter(None, [ends, bounds])), kind)
+    return Cell(text, "; ".join(filter(None, [ends, bounds])))
 
 
 def _html(cell: Cell, column: str, colors: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightning_modules.cli.config_names import config_names
+from lightning_modules.cli.config_names import config_names, of_control
 from lightning_modules.cli.overrides import override_words, split_outside_brackets, split_overrides
 from structured_init.errors import StructuredInitError, nearest
 
@@ -29,9 +29,18 @@ class Arm:
 
     def arguments(self) -> list[str]:
         """Return the part of a command line that asks for this initialization, good from any folder."""
+        file = Path(of_control(self.init)[0] or self.init)
         shipped = self.init if "/" in self.init else f"init/{self.init}"
-        path = str(Path(self.init).resolve()) if Path(self.init).is_file() else shipped
-        return ["-c", path, *override_words(self.overrides)]
+        path = str(file.resolve().parent / Path(self.init).name) if file.is_file() else shipped
+        if not of_control(self.init)[1] or not self.overrides:
+            return ["-c", path, *override_words(self.overrides)]
+        arguments = ",".join(f"{key}={value}" for key, value in self.overrides.items())
+        return ["-c", f"{path}{{{arguments}}}"]  # they are those of the initializer inside the control
+
+    def control(self, ending: str) -> Arm:
+        """Return the arm of a control of this one, by the ending of its name, ``"_scrambled"`` or ``"_positions"``."""
+        stem, suffix = (self.init[:-5], ".yaml") if self.init.endswith(".yaml") else (self.init, "")
+        return Arm(self.label + ending, stem + ending + suffix, self.overrides)
 
 
 def parse_arms(text: str) -> dict[str, Arm]:
@@ -66,7 +75,7 @@ def _arm(entry: str) -> Arm:
     init, overrides = split_overrides(found[2])
     init = _existing(init)
     if label is None:
-        name = Path(init).stem if Path(init).is_file() else init.rpartition("/")[2]
+        name = init.replace("\\", "/").rpartition("/")[2].removesuffix(".yaml")
         words = [name, *(_short(*item) for item in overrides.items())]
         label = "_".join(words)
     label = label.strip()
@@ -84,10 +93,10 @@ def _existing(init: str) -> str:
     """Return the name of a shipped configuration, or a path as it is."""
     known = {name.removeprefix("init/") for name in config_names()}
     short = init.removeprefix("configs/").removeprefix("init/").removesuffix(".yaml")
-    if Path(init).is_file():
+    below, control = of_control(init)
+    if Path(init).is_file() or (control and Path(below).is_file()):
         return init
-    if short in known:
+    if short in known or of_control(short)[0] in known:
         return short
-    raise StructuredInitError(
-        f"there is no initialization '{init}', neither shipped nor a file: {nearest(short, known)}"
-    )
+    near = nearest(of_control(short)[0] or short, known)
+    raise StructuredInitError(f"there is no initialization '{init}', neither shipped nor a file: {near}")

@@ -6,11 +6,12 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from comparison.results.decisions import Question
 from comparison.run.arms import Arm
 from comparison.run.run import Run
 from structured_init.errors import StructuredInitError
@@ -40,10 +41,13 @@ class Comparison:
         mode: ``"max"`` or ``"min"``.
         baseline: label of the initialization that differences refer to.
         controls: initialization → its same-positions control, where the user names it.
+        success: what a run has to reach of the metric to be counted, where results are all or nothing.
         configuration: every value of the experiment by dotted name.
         changes: the values by which each initialization differs from the experiment.
+        question: what is to be decided by adding seeds; None where the seeds are fixed.
         added_callbacks: names of those that every run gets.
         command: how to repeat all this.
+        remarks: what is to be said before it begins.
     """
 
     folder: Path
@@ -58,10 +62,13 @@ class Comparison:
     mode: str = ""
     baseline: str = ""
     controls: Mapping[str, str] = field(default_factory=dict)
+    success: float | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    question: Question | None = None
     added_callbacks: Sequence[str] = ()
     command: str = ""
+    remarks: Sequence[str] = ()
 
     @property
     def manifest_file(self) -> Path:
@@ -84,6 +91,15 @@ class Comparison:
             self._run(self.arms[arm], seed, point, rate, identity)
             for seed, point, arm, rate in itertools.product(self.seeds, self.points(), self.arms, rates)
         ]
+
+    def added_runs(self, added: Iterable[Mapping[str, Any]], *, identity: str) -> list[Run]:
+        """List runs that were added to the first look, of the arms that are compared here; they read the test split."""
+        runs = (
+            self._run(self.arms[run["arm"]], run["seed"], run["point"], run["learning_rate"], identity)
+            for run in added
+            if run["arm"] in self.arms
+        )
+        return [replace(run, tested=True) for run in runs]
 
     def configurations(self) -> list[str]:
         """Return the part of a run's command line that names the experiment, good from any folder."""
@@ -129,8 +145,10 @@ class Comparison:
             **{"version": VERSION, "experiment": list(self.experiment), "command": self.command},
             **{"arguments": list(self.arguments), "threads": self.threads},
             **{"metric": self.metric, "mode": self.mode, "baseline": self.baseline, "controls": dict(self.controls)},
+            **({} if self.success is None else {"success": self.success}),
             **{"arms": arms, "seeds": list(self.seeds), "grid": {key: list(each) for key, each in self.grid.items()}},
             **{"learning_rates": list(self.learning_rates), "configuration": dict(self.configuration)},
+            **({"question": self.question.plain(), "added": []} if self.question else {}),
             "identity": hashlib.sha256(identity.encode()).hexdigest(),
         }
 
@@ -167,6 +185,8 @@ class Comparison:
         merged["seeds"] = sorted({*known["seeds"], *ours["seeds"]})
         merged["learning_rates"] = sorted({*known["learning_rates"], *ours["learning_rates"]})
         merged["grid"] = {key: list(dict.fromkeys([*known["grid"][key], *ours["grid"][key]])) for key in ours["grid"]}
+        if "added" in known or "added" in ours:
+            merged["added"] = known.get("added", [])
         return merged
 
     def write(self, manifest: Mapping[str, Any]) -> None:

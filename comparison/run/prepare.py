@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.results.controls import check_controls, parse_controls
-from comparison.run.arms import parse_arms
+from comparison.results.success import check_success
+from comparison.run.arms import Arm, parse_arms
+from comparison.run.controls import with_controls
+from comparison.run.deciding import FIRST_LOOK, question_from
 from comparison.run.plan import Comparison
+from comparison.run.plans import Plans, naming
 from comparison.run.resolve import (
     ANYWHERE,
     build,
@@ -28,10 +31,11 @@ from comparison.run.resolve import (
 )
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.overrides import split_outside_brackets
-from structured_init import Initializer, initialize
+from structured_init import Initializer, InitReport
 from structured_init.errors import StructuredInitError, nearest
 
 OURS = ("init", "seed_everything", "ckpt_path", "trainer.logger")  # what a comparison sets for each run
+FIXED = "0,1,2"  # seeds, where none are given and nothing is to be decided
 SECTIONS = ("trainer", "model", "data", "attention", "filters", "weights_only", "print_config")
 
 
@@ -49,11 +53,12 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         StructuredInitError: any mistake that can be known before a run.
     """
     _refuse_further(further, [name.replace("_", "-") for name in vars(options)])
+    deciding = options.precision is not None or options.margin is not None
     comparison = Comparison(
         folder=Path(options.output),
         experiment=options.config,
         arms=parse_arms(options.inits),
-        seeds=parse_seeds(options.seeds),
+        seeds=parse_seeds(options.seeds or (FIRST_LOOK if deciding else FIXED)),
         arguments=list(further),
         grid=parse_grid(options.grid),
         learning_rates=parse_rates(options.learning_rates),
@@ -61,10 +66,12 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         command=command,
     )
     known = comparison.known() or {}
+    question = question_from(options, known)
     values = values_of(parse([*comparison.configurations(), *further]))
     comparison = dataclasses.replace(
         comparison,
         **_references(options, comparison, values, known),
+        question=question,
         configuration=experiment_of(values),
         added_callbacks=missing_callbacks(values, (ElapsedTime, RepresentationCallback, WeightProductsCallback)),
     )
@@ -74,8 +81,29 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         comparison.grown(known)  # refuses another experiment
     anywhere = ANYWHERE if options.launcher == "ray" else []
     built = _check_points(comparison, values, anywhere)
-    _plan(comparison, initializers, built, anywhere)
-    return comparison
+    plans = Plans(comparison, built, anywhere)
+    reports = {label: plans.plan(comparison, label, initializers[label]) for label in comparison.arms}
+    return _controlled(comparison, values, initializers, reports, plans) if options.controls == "auto" else comparison
+
+
+def _controlled(
+    comparison: Comparison,
+    values: Mapping[str, Any],
+    initializers: Mapping[str, Initializer],
+    reports: Mapping[str, InitReport | None],
+    plans: Plans,
+) -> Comparison:
+    """Return the comparison with the controls of its structured arms."""
+    changes = dict(comparison.changes)
+
+    def plan(arm: Arm) -> InitReport | None:
+        with_it = dataclasses.replace(comparison, arms={**comparison.arms, arm.label: arm})
+        initializer, changes[arm.label] = _initialization(with_it, arm, values)
+        return plans.plan(dataclasses.replace(with_it, changes=changes), arm.label, initializer)
+
+    arms, remarks = with_controls(comparison.arms, initializers, reports, plan)
+    changes = {label: changes[label] for label in arms}
+    return dataclasses.replace(comparison, arms=arms, changes=changes, remarks=remarks)
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -132,7 +160,7 @@ def parse_rates(text: str) -> list[float]:
 def _references(
     options: argparse.Namespace, comparison: Comparison, values: Mapping[str, Any], known: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return metric, mode, baseline and controls: as given, else as the folder has them, else the task's."""
+    """Return metric, mode, baseline, controls and success: as given, else as the folder has them, else the task's."""
     arms = {**known.get("arms", {}), **comparison.arms}
     name, mode = headline(dict(values))
     metric = options.metric or known.get("metric") or f"test/{name}"
@@ -145,25 +173,30 @@ def _references(
         raise StructuredInitError(f"--baseline '{baseline}' is none of the initializations: {nearest(baseline, arms)}")
     controls = parse_controls(options.control) or known.get("controls", {})
     controls = check_controls(controls, {"arms": arms, "baseline": baseline})
-    return {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
+    success = known.get("success") if options.success is None else check_success(options.success, metric)
+    references = {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
+    return {**references, "success": success}
 
 
 def _initializations(
     comparison: Comparison, values: Mapping[str, Any]
 ) -> tuple[dict[str, Initializer], dict[str, dict[str, Any]]]:
     """Parse each arm; return its initializer, and the values by which it differs from the experiment."""
-    initializers, changes = {}, {}
-    for label, arm in comparison.arms.items():
-        with _naming(label):
-            parsed = parse(comparison.arm_arguments(arm, {}))
-            initializers[label] = initializer_of(parsed)
-        given = values_of(parsed)
-        changes[label] = {
-            key: given.get(key)
-            for key in sorted(values.keys() | given.keys())
-            if key.startswith("init.") or values.get(key) != given.get(key)
-        }
-    return initializers, changes
+    found = {label: _initialization(comparison, arm, values) for label, arm in comparison.arms.items()}
+    return {label: each for label, (each, _) in found.items()}, {label: each for label, (_, each) in found.items()}
+
+
+def _initialization(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) -> tuple[Initializer, dict[str, Any]]:
+    """Parse one arm; return its initializer, and the values by which it differs from the experiment."""
+    with naming(arm.label):
+        parsed = parse(comparison.arm_arguments(arm, {}))
+        initializer = initializer_of(parsed)
+    given = values_of(parsed)
+    return initializer, {
+        key: given.get(key)
+        for key in sorted(values.keys() | given.keys())
+        if key.startswith("init.") or values.get(key) != given.get(key)
+    }
 
 
 def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Sequence[str]) -> CLI:
@@ -189,60 +222,6 @@ def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Se
             final = {each for each in logged if not each.startswith("train/")}
             raise StructuredInitError(f"the task logs no '{comparison.metric}': {nearest(comparison.metric, final)}")
     return built
-
-
-def _plan(comparison: Comparison, initializers: Mapping[str, Initializer], built: CLI, further: Sequence[str]) -> None:
-    """Plan every initialization on its network at the first point of the grid; nothing is written.
-
-    A network is built once for all arms that have the same. It stays quick: solvers take no step, and not planned is
-    what needs samples, or what a module builds later than in its constructor.
-
-    Args:
-        comparison: what is compared.
-        initializers: of the arms.
-        built: the first arm.
-        further: arguments for building.
-
-    Raises:
-        StructuredInitError: names the arm; a required part finds no place in the network.
-    """
-    place, *_ = comparison.points()
-    models = {_network_of(comparison, next(iter(comparison.arms))): built.model}
-    for label, arm in comparison.arms.items():
-        network = _network_of(comparison, label)
-        with _naming(label):
-            if network not in models:
-                models[network] = build([*comparison.arm_arguments(arm, place), *further]).model
-            model, initializer = models[network], initializers[label]
-            if not initializer.needs_batch and next(model.parameters(), None) is not None:
-                _leave_out_iterations(initializer)
-                strict = bool(comparison.changes[label].get("init.strict"))
-                initialize(model, initializer, seed=comparison.seeds[0], dry_run=True, strict=strict)
-
-
-def _leave_out_iterations(part: Any) -> None:
-    """Let solvers inside an initializer take no step: what they begin with fits where their solution does."""
-    if isinstance(getattr(part, "iterations", None), int):
-        part.iterations = 0
-    for each in vars(part).values() if hasattr(part, "__dict__") else ():
-        for inner in each if isinstance(each, (list, tuple)) else [each]:
-            if type(inner).__module__.startswith("structured_init."):
-                _leave_out_iterations(inner)
-
-
-def _network_of(comparison: Comparison, label: str) -> str:
-    """Return what an arm changes beside its initialization; arms that change the same have the same network."""
-    changes = comparison.changes[label]
-    return repr({key: value for key, value in changes.items() if not key.startswith("init.")})
-
-
-@contextlib.contextmanager
-def _naming(label: str) -> Iterator[None]:
-    """Say in an expected error which initialization it is about."""
-    try:
-        yield
-    except StructuredInitError as error:
-        raise StructuredInitError(f"initialization '{label}': {error}") from None
 
 
 def _refuse_further(further: Sequence[str], options: Sequence[str]) -> None:

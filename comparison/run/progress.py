@@ -173,11 +173,15 @@ def following(
 
 def table(folder: Path, manifest: Mapping[str, Any]) -> str:
     """Return the headline table of what is complete, in Markdown."""
-    from comparison.results.controls import find_controls
+    from comparison.results.controls import find_controls, find_scrambled
     from comparison.results.records import find_runs
+    from comparison.results.success_table import success_headline
     from comparison.results.tables import headline
 
-    return headline(folder, dict(manifest), find_controls(dict(manifest), find_runs(folder)))
+    runs = find_runs(folder)
+    controls, scrambled = (find(dict(manifest), runs) for find in (find_controls, find_scrambled))
+    shown = headline if manifest.get("success") is None else success_headline
+    return shown(folder, dict(manifest), controls, scrambled=scrambled)
 
 
 def epoch(run: Run) -> int | None:

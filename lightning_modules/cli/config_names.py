@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ SHIPPED = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
 ALIASES = "aliases.yaml"
 OPTIONS = ("-c", "--config")
 FLAGS = ("--plan",)
+# What stands behind the name of any initialization to mean a control of it: init/mimetic_scrambled.
+CONTROLS = {"_scrambled": "Scrambled", "_positions": "SamePositions"}
 
 
 @dataclass(frozen=True)
@@ -32,14 +35,19 @@ class Configuration:
     Attributes:
         files: the file, after those that it is layered over.
         overrides: arguments of the initializer to replace, as text.
+        control: the class that its initializer is given to, where a control of it is meant.
     """
 
     files: tuple[Path, ...]
     overrides: dict[str, str] = field(default_factory=dict)
+    control: str = ""
 
     def words(self, option: str = "-c") -> list[str]:
         """Return the part of a command line that asks for it."""
-        return [*(word for file in self.files for word in (option, str(file))), *override_words(self.overrides)]
+        files = [word for file in self.files for word in (option, str(file))]
+        if not self.control:
+            return [*files, *override_words(self.overrides)]
+        return [*files, f"--init.initializer={json.dumps(self.content()['init']['initializer'])}"]
 
     def content(self) -> dict[str, Any]:
         """Return what the files and the overrides say, layered as the command line does it."""
@@ -50,6 +58,12 @@ class Configuration:
         if self.overrides:
             arguments = {key: value and yaml.safe_load(value) for key, value in self.overrides.items()}
             whole = merged(whole, {"init": {"initializer": {"init_args": arguments}}})
+        if self.control:
+            inner = whole.get("init", {}).get("initializer")
+            if inner is None:
+                raise StructuredInitError(f"'{self.files[-1]}' names no initializer to make a control of")
+            inner = {"class_path": inner} if isinstance(inner, str) else inner
+            whole["init"]["initializer"] = {"class_path": self.control, "init_args": {"initializer": inner}}
         return whole
 
 
@@ -79,7 +93,8 @@ def find_config(name: str) -> Configuration:
     Args:
         name: a path; or a shipped name, as ``configs/init/mimetic.yaml``, ``init/mimetic``, or ``mimetic`` where only
             one folder has it, or where the folder is ``experiment``. Either may have arguments of the initializer in
-            braces behind it.
+            braces behind it. With ``_scrambled`` or ``_positions`` behind the name, a control of it is meant: the same
+            weights with their alignment destroyed, or the same positions alone.
 
     Raises:
         StructuredInitError: there is no such file (the nearest is named), or several; the braces are malformed; a file
@@ -90,11 +105,25 @@ def find_config(name: str) -> Configuration:
     name, overrides = split_overrides(name)
     if Path(name).is_file():
         return Configuration(_with_layers(Path(name)), overrides)
+    below, control = of_control(name)
+    if control:
+        return replace(find_config(below), overrides={**find_config(below).overrides, **overrides}, control=control)
     key = _shipped_name(name)
     if key in aliases():
         below = find_config(aliases()[key])
         return Configuration(below.files, {**below.overrides, **overrides})
     return Configuration(_with_layers(shipped_configs()[key]), overrides)
+
+
+def of_control(name: str) -> tuple[str, str]:
+    """Return the name of what a control is made of and the control's class; two empty texts for any other name."""
+    stem, suffix = (name[:-5], ".yaml") if name.endswith(".yaml") else (name, "")
+    known = {each for key in config_names() for each in (key, key.partition("/")[2])}
+    for ending, control in CONTROLS.items():
+        below = stem.removesuffix(ending)
+        if below not in (stem, "") and stem.removeprefix("configs/") not in known:
+            return below + suffix, control
+    return "", ""
 
 
 def read_config(name: str) -> dict[str, Any]:

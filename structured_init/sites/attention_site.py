@@ -90,7 +90,7 @@ class AttentionSite:
 
     @query.setter
     def query(self, value: Float[Tensor, "heads embed_dim head_dim"]) -> None:
-        self._set(self.layout.query, value.mT)
+        self._set("query", value.mT)
 
     @property
     def key(self) -> Float[Tensor, "kv_heads embed_dim head_dim"]:
@@ -99,7 +99,7 @@ class AttentionSite:
 
     @key.setter
     def key(self, value: Float[Tensor, "kv_heads embed_dim head_dim"]) -> None:
-        self._set(self.layout.key, value.mT)
+        self._set("key", value.mT)
 
     @property
     def value(self) -> Float[Tensor, "kv_heads embed_dim value_dim"]:
@@ -108,7 +108,7 @@ class AttentionSite:
 
     @value.setter
     def value(self, value: Float[Tensor, "kv_heads embed_dim value_dim"]) -> None:
-        self._set(self.layout.value, value.mT)
+        self._set("value", value.mT)
 
     @property
     def output(self) -> Float[Tensor, "heads value_dim out_dim"]:
@@ -117,7 +117,7 @@ class AttentionSite:
 
     @output.setter
     def output(self, value: Float[Tensor, "heads value_dim out_dim"]) -> None:
-        self._set(self.layout.output, value)
+        self._set("output", value)
 
     def note(self, what: str) -> None:
         """Record in the report what this host does to an initialization."""
@@ -133,8 +133,10 @@ class AttentionSite:
         for caveat in value_output_caveats(self.layout, self.branch_scale, residual_scale):
             self.note(caveat)
 
-    def _set(self, projection: Matrices, value: Tensor) -> None:
+    def _set(self, matrix: str, value: Tensor) -> None:
+        projection: Matrices = getattr(self.layout, matrix)
         projection.set(self._weights, value, self._by)
+        self._weights.assign(self.name, matrix)
 
     def __repr__(self) -> str:
         return (

@@ -102,6 +102,28 @@ def test_a_comparison_that_grows_trains_what_is_new_alone(compare, folder):
     assert grown["arms"]["mine"]["changes"]["init.initializer.gain"] == 0.5
 
 
+def test_controls_are_added_to_what_is_structured_and_named_in_the_findings(compare, folder, capsys, reports):
+    reports()
+    compare("--inits", "default,sincos,mimetic_host,skipless", "--seeds", "0", "--controls", "auto")
+    said = capsys.readouterr().out
+    arms = ["default", "sincos", "mimetic_host", "mimetic_host_scrambled", "skipless", "skipless_scrambled"]
+    assert list(json.loads((folder / "out" / "comparison.json").read_text())["arms"]) == arms
+    assert "controls: sincos is the same-positions control of mimetic_host" in said
+    assert "controls: no skipless_positions: initialization 'skipless_positions': SamePositions: Skipless(" in said
+    assert "(− mimetic_host_scrambled, 1 seed, no interval)" in said
+    report = json.loads((folder / "out" / "results.json").read_text())
+    assert report["scrambled"] == {"mimetic_host": "mimetic_host_scrambled", "skipless": "skipless_scrambled"}
+    assert report["controls"]["mimetic_host"] == "sincos"
+    inner = initializer_report(folder, "mimetic_host")["initializer"]
+    assert initializer_report(folder, "mimetic_host_scrambled")["initializer"].startswith(
+        f"Scrambled(initializer={inner}, "
+    )
+
+
+def initializer_report(folder, arm):
+    return json.loads((folder / "out" / "runs" / arm / "seed_0" / "init_report.json").read_text())
+
+
 def test_a_failing_run_stops_no_other_and_is_tried_again(compare, folder, capsys):
     Here.failing = {0}
     with pytest.raises(SystemExit) as stop:

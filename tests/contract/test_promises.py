@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from structured_init import Compose, Impulse, Initializer, StructuredInitError, freeze, initialize
+from structured_init import Compose, Impulse, Initializer, Scrambled, StructuredInitError, freeze, initialize
 from structured_init.initializer import pending_freezing
 
 
@@ -197,4 +197,6 @@ def test_half_precision_only_rounds(pair):
     wanted = state(whole)
     for name, tensor in state(half).items():
         assert tensor.dtype == torch.bfloat16 or not tensor.is_floating_point()
-        torch.testing.assert_close(tensor.double(), wanted[name].double(), rtol=2**-8, atol=1e-7)
+        # What is scrambled was rounded before it is turned, so its error is one of the whole matrix.
+        scale = wanted[name].abs().max().item() if isinstance(initializer, Scrambled) and tensor.numel() else 0.0
+        torch.testing.assert_close(tensor.double(), wanted[name].double(), rtol=2**-8, atol=1e-7 + 2**-7 * scale)

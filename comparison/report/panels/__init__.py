@@ -3,6 +3,8 @@
 
 from comparison.report.panels import (
     result,
+    grid,
+    power,
     learning_rates,
     curves,
     steps,

@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 
 from comparison.report.data import ReportData
 from comparison.report.registry import Html, Piece, heading, note, register_panel, table
-from comparison.results.records import point_label
+from comparison.results.records import asked_seeds, point_label
 from comparison.results.tables import Cell, Table
 
 
@@ -75,7 +75,7 @@ def _provenance(data: ReportData) -> str:
     seconds = [run.result["seconds"] for run in data.runs if run.result and run.result.get("seconds")]
     arguments = " ".join(map(str, data.manifest["arguments"]))
     parts = [
-        f"Seeds {', '.join(map(str, data.manifest['seeds']))}.",
+        f"Seeds {', '.join(map(str, asked_seeds(data.manifest)))}.",
         f"Further arguments of every run: {arguments}." if arguments else "",
         f"A complete run took {min(seconds):,.0f} to {max(seconds):,.0f} seconds." if seconds else "",
         "Tables are in results.csv, curves.csv and results.json, figures for a paper in the folder figures.",

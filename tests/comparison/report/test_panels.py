@@ -46,7 +46,7 @@ def test_the_documented_panel_is_on_the_page_in_the_markdown_and_among_the_figur
 
 def test_the_built_in_panels_are_registered_the_same_way(panels):
     assert [panel.name for panel in panels] == [
-        *("result", "learning_rates", "curves", "steps", "attention"),
+        *("result", "grid", "power", "learning_rates", "curves", "steps", "attention"),
         *("weight_products", "layers", "similarity", "initializations", "runs"),
     ]
 

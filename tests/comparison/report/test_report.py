@@ -181,6 +181,12 @@ def test_every_place_of_a_grid_has_a_table(comparison):
     assert "<h3>fraction 0.1</h3>" in text
     assert "<h3>fraction 0.5</h3>" in text
     assert (folder / "figures" / "differences_to_baseline_fraction_0.5.svg").is_file()
+    # The middle half of 50, 51, 60 and 61.1; of four pairs all are better at 0.1, at 0.5 one and two are ties.
+    row = next(
+        line for line in (folder / "report.md").read_text().splitlines() if line.startswith("| sincos | 55.50 (")
+    )
+    assert "| 75 % (" in row
+    assert (folder / "figures" / "profiles.png").is_file()
 
 
 def test_what_an_arm_is_called_is_no_markup(comparison):
@@ -359,3 +365,19 @@ def check_similarity(browser):
     assert "mimetic after" in value(browser, "document.querySelector('[data-similarity] figcaption').textContent")
     assert value(browser, "document.querySelectorAll('[data-similarity] rect').length") == 4
     value(browser, "document.querySelector('[data-copy]').click()")
+
+
+def test_a_threshold_counts_runs_in_place_of_means(comparison):
+    values = {"default": {0: 0.1, 1: 0.96, 2: 0.05}, "mimetic": {0: 0.97, 1: 0.98, 2: 0.99}}
+    folder = comparison(values, pieces=())
+    assert "Results look all or nothing" in write_report(folder)[0].read_text()
+    _, text, *_ = write_report(folder, success=0.95)
+    result = text.read_text().split("## Learning curves")[0]
+    assert "| mimetic | 3 of 3 (29 to 100 %) | not told apart (adjusted p = 0.40) |" in result
+    assert "±" not in result
+    assert "all or nothing" not in result
+    assert "![Share of runs with test accuracy ≥ 95 % over the steps](figures/successes.png)" in result
+    assert (folder / "figures" / "successes.svg").is_file()
+    known = json.loads((folder / "results.json").read_text())["successes"][0]
+    assert [arm["share"]["count"] for arm in known["arms"]] == [1, 3]
+    assert known["arms"][0]["times"]["median"] is None

@@ -1,10 +1,21 @@
 import copy
+import json
 
 import pytest
 
-from comparison.results.controls import check_controls, find_controls, is_control
+from comparison.results.controls import check_controls, find_controls, find_scrambled, is_control
 from comparison.results.records import find_runs, read_manifest
-from structured_init import Compose, Impulse, KaimingUniform, Mimetic, Positions, StructuredInitError, initialize
+from structured_init import (
+    Compose,
+    Impulse,
+    KaimingUniform,
+    Mimetic,
+    Positions,
+    SamePositions,
+    Scrambled,
+    StructuredInitError,
+    initialize,
+)
 
 CODES = Positions("codes", kappa=2.0, gain=0.7)
 
@@ -21,6 +32,10 @@ def report(model, initializer):
         (Positions("gaussian", gain=18.0), Impulse(solver="svd"), True),
         (CODES, Compose([Impulse(solver="separable"), Mimetic(query_key=False, positions="keep")]), True),
         (Compose([KaimingUniform(), Positions("sincos")]), Compose([KaimingUniform(), Mimetic()]), True),
+        (SamePositions(Impulse()), Impulse(), True),
+        (SamePositions(Compose([KaimingUniform(), Mimetic()])), Compose([KaimingUniform(), Mimetic()]), True),
+        (SamePositions(Impulse()), Scrambled(Impulse()), True),
+        (SamePositions(Impulse()), Mimetic(), False),
         (Positions("sincos"), Impulse(), False),  # other positions
         (Positions("sincos"), Compose([KaimingUniform(), Mimetic()]), False),  # other surroundings
         (KaimingUniform(), Compose([KaimingUniform(), Mimetic()]), False),  # no positions
@@ -50,6 +65,15 @@ def test_controls_are_found_in_a_folder_and_the_users_win(comparison, known_effe
     assert find_controls(manifest, find_runs(folder)) == {"mimetic": "sincos"}
     manifest = {**manifest, "controls": {"mimetic": "default"}}
     assert find_controls(manifest, find_runs(folder)) == {"mimetic": "default"}
+
+
+def test_the_scrambled_arm_is_found_by_what_it_scrambles(comparison, known_effects):
+    folder = comparison({**known_effects, "turned": known_effects["mimetic"]}, pieces=())
+    manifest = read_manifest(folder)
+    for arm, initializer in [("mimetic", Mimetic()), ("turned", Scrambled(Mimetic())), ("sincos", Positions())]:
+        for path in folder.glob(f"runs/{arm}/*/init_report.json"):
+            path.write_text(json.dumps({"initializer": repr(initializer), "entries": []}))
+    assert find_scrambled(manifest, find_runs(folder)) == {"mimetic": "turned"}
 
 
 def test_one_control_stands_for_all_other_arms():

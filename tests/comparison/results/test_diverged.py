@@ -33,7 +33,7 @@ def test_seeds_that_diverged_are_counted_and_a_gain_of_the_others_is_not_claimed
     assert arms["wild"].baseline.is_gain is None
     row = headline_table(each).rows[2]
     assert (row[1].text, row[1].note) == ("4", "2 of 4 diverged")
-    assert row[2].note == "of the 2 with a number"
+    assert row[2].note == "of the 2 with a number, no interval"
     assert "2 pairs" in row[3].note
     assert row[3].kind == "open"
 

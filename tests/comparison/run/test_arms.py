@@ -1,7 +1,8 @@
 import pytest
 
-from comparison.run.arms import parse_arms
+from comparison.run.arms import Arm, parse_arms
 from comparison.run.prepare import parse_grid, parse_rates, parse_seeds
+from lightning_modules.cli.config_names import find_config, read_config
 from lightning_modules.cli.overrides import split_outside_brackets
 from structured_init import StructuredInitError
 
@@ -30,6 +31,29 @@ def test_a_relative_path_is_good_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "mine.yaml").write_text("")
     monkeypatch.chdir(tmp_path)
     assert parse_arms("mine.yaml")["mine"].arguments() == ["-c", str(tmp_path / "mine.yaml")]
+
+
+def test_a_control_is_an_arm_by_the_ending_of_its_name(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("init: {initializer: Mimetic}\n")
+    arms = parse_arms(f"mimetic_scrambled,impulse_positions{{kernel_size=5}},{tmp_path}/mine_scrambled.yaml")
+    assert list(arms) == ["mimetic_scrambled", "impulse_positions_kernel_size_5", "mine_scrambled"]
+    made = [find_config(arm.arguments()[1]).content()["init"]["initializer"] for arm in arms.values()]
+    assert [each["class_path"] for each in made] == ["Scrambled", "SamePositions", "Scrambled"]
+    inner = [each["init_args"]["initializer"] for each in made]
+    assert inner[0] == read_config("init/mimetic")["init"]["initializer"]
+    assert inner[1]["init_args"]["kernel_size"] == 5
+    assert inner[2] == {"class_path": "Mimetic"}
+
+
+def test_the_control_of_an_arm_has_its_arguments():
+    (arm,) = parse_arms("wide=impulse{kernel_size=5}").values()
+    assert arm.control("_scrambled") == Arm("wide_scrambled", "impulse_scrambled", {"kernel_size": "5"})
+
+
+def test_a_control_of_what_is_not_there_is_answered_with_the_nearest_name():
+    with pytest.raises(StructuredInitError, match=r"no initialization 'mimetc_scrambled'.* did you mean 'mimetic'"):
+        parse_arms("mimetc_scrambled")
 
 
 def test_an_arm_without_a_label_is_named_by_what_it_changes():

@@ -12,7 +12,7 @@ import torch
 from comparison.run.arms import parse_arms
 from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
-from comparison.run.prepare import _leave_out_iterations, _plan
+from comparison.run.plans import Plans, leave_out_iterations
 from structured_init import AdamSolver, Compose, Impulse, Mimetic, Positions, StructuredInitError
 
 
@@ -134,7 +134,7 @@ def test_a_killed_comparison_leaves_its_folder_to_the_next_one(tmp_path):
 
 def test_planning_takes_no_step_of_a_solver():
     initializer = Compose([Positions("sincos"), Impulse(solver=AdamSolver(iterations=10_000))])
-    _leave_out_iterations(initializer)
+    leave_out_iterations(initializer)
     assert initializer.initializers[1].solver.iterations == 0
 
 
@@ -154,4 +154,4 @@ def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path,
     asked = comparison(tmp_path, "mine=mimetic", changes={"mine": {"init.strict": strict}})
     refused = pytest.raises(StructuredInitError, match=r"'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
     with refused if strict else contextlib.nullcontext():
-        _plan(asked, {"mine": Mimetic(positions="keep")}, SimpleNamespace(model=model), [])
+        Plans(asked, SimpleNamespace(model=model), []).plan(asked, "mine", Mimetic(positions="keep"))

@@ -1,0 +1,102 @@
+"""The grid as a whole: interquartile means, probabilities of improvement and performance profiles."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from comparison.report.data import ReportData
+from comparison.report.drawing import Drawing
+from comparison.report.registry import Piece, note, register_panel, table
+from comparison.report.theme import Style, figure_settings, label_ends, new_figure
+from comparison.results.aggregate import Aggregate, ArmAggregate, aggregate
+from comparison.results.paired import Interval
+from comparison.results.tables import Cell, Table, decimals, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ENOUGH = 10  # seeds at every place, with which the intervals cover nearly what they say
+LABEL = 0.135  # inches that the name of an arm takes beside the lines
+WHAT = (
+    "All places of the grid together, as they are: a place with larger values counts for more in the mean, not in the "
+    "probability. The interquartile mean is that of the middle half of all runs."
+)
+
+
+@register_panel("Over the whole grid", label="Grid")
+def grid(data: ReportData) -> list[Piece] | None:
+    """Return a table and the profiles; None without a grid that all arms have runs on."""
+    found = aggregate(data.effects)
+    if found is None:
+        return None
+    figure = profile_figure(found, data.styles)
+    text = f"Share of runs over the {found.metric.words} that they reach, all places of the grid together"
+    digits = max(map(decimals, data.effects))
+    return [
+        WHAT,
+        table(data, aggregate_table(found, digits), "tight"),
+        Drawing(figure, "profiles", text),
+        note(_how(found)),
+    ]
+
+
+def aggregate_table(found: Aggregate, digits: int) -> Table:
+    """Return a row per arm: its interquartile mean, and how likely a run of it is better than one of the baseline."""
+    columns = ["arm", f"interquartile mean, {found.metric.label}", f"better than {found.baseline}"]
+    rows = [
+        [Cell(arm.name, arm=arm.name), Cell(number(arm.mean.mean, digits), _ends(arm.mean, digits)), _improvement(arm)]
+        for arm in found.arms
+    ]
+    return Table(columns, rows)
+
+
+def profile_figure(found: Aggregate, styles: Mapping[str, Style]) -> Figure:
+    """Draw the share of runs that are as good as a value, for every value; bands are pointwise 95 % intervals."""
+    with figure_settings():
+        figure = new_figure(6.6, max(2.9, LABEL * len(found.arms) + 0.9))
+        axis = figure.subplots()
+        middles = {}
+        for arm in found.arms:
+            style = styles[arm.name]
+            axis.fill_between(
+                found.thresholds, 100 * arm.low, 100 * arm.high, color=style.paper, alpha=0.12, linewidth=0
+            )
+            axis.plot(found.thresholds, 100 * arm.profile, color=style.paper, linestyle=style.dash, linewidth=1.6)
+            middles[arm.name] = 100 * float(np.mean(arm.profile))  # the order of the labels: by the area below
+        axis.set_xlim(found.thresholds[0], found.thresholds[-1])
+        axis.set_ylim(-2, 102)
+        axis.grid(axis="x", visible=False)
+        axis.set_xlabel(found.metric.label)
+        axis.set_title(f"runs with that much or {'less' if found.metric.mode == 'min' else 'more'}, %")
+        figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
+        label_ends(axis, middles, styles, threads=False)
+    return figure
+
+
+def _improvement(arm: ArmAggregate) -> Cell:
+    if arm.improvement is None:
+        return Cell("baseline")
+    interval = arm.improvement
+    percent = Interval(100 * interval.mean, 100 * interval.low, 100 * interval.high, interval.samples)
+    return Cell(f"{number(percent.mean, 0)} %", _ends(percent, 0))
+
+
+def _ends(interval: Interval, digits: int) -> str:
+    return f"{number(interval.low, digits)} to {number(interval.high, digits)}"
+
+
+def _how(found: Aggregate) -> str:
+    few = (
+        f" With {found.fewest} seeds at a place they are too narrow: simulated with 3 seeds at 3 places they hold "
+        "the truth in 80 to 87 %, with 5 seeds in 89 to 92 %, with 10 in 90 to 94 %."
+        if found.fewest < ENOUGH
+        else ""
+    )
+    return (
+        f"{found.places} places of the grid. Probability: that a run is better than one of {found.baseline} at the "
+        "same place, all pairs of runs, averaged over places. Intervals: 95 %, seeds drawn again at every place "
+        f"(stratified bootstrap). The method is that of Agarwal et al. 2021.{few}"
+    )

@@ -1,0 +1,160 @@
+"""What a grid says as a whole: interquartile mean, probability of improvement and performance profile of every arm.
+
+Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice" (2108.13264): the places of
+the grid are their tasks, the seeds their runs. Intervals are percentile bootstraps stratified by place; seeds are drawn
+for all arms at once, so that runs stay paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from comparison.results.effects import Effects
+from comparison.results.metric import Metric
+from comparison.results.paired import Interval
+
+RESAMPLES = 2000
+LEVEL = 0.95
+PLACES = 101  # of a profile
+
+Scores = list[np.ndarray]  # (seeds,) per place of the grid
+
+
+@dataclass(frozen=True)
+class ArmAggregate:
+    """One arm over the whole grid.
+
+    Attributes:
+        name: of the arm.
+        mean: interquartile mean of all runs of all places; ``samples`` is their number.
+        improvement: probability that a run is better than one of the baseline at a place of the grid drawn at random;
+            None for the baseline.
+        profile: share of runs that are as good as each of ``Aggregate.thresholds``.
+        low: lower end of its pointwise interval.
+        high: upper end.
+    """
+
+    name: str
+    mean: Interval
+    improvement: Interval | None
+    profile: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """All arms over the whole grid.
+
+    Attributes:
+        metric: what is compared.
+        baseline: the arm that others are compared with.
+        places: of the grid at which all arms have a run.
+        thresholds: from the worst value of any run to the best.
+        fewest: seeds of an arm at a place.
+        arms: in their order.
+    """
+
+    metric: Metric
+    baseline: str
+    places: int
+    thresholds: np.ndarray
+    fewest: int
+    arms: list[ArmAggregate]
+
+
+def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate | None:
+    """Return what all places of a grid say together; None with fewer than two at which all arms have a run.
+
+    Args:
+        found: the effects at every place; seeds without a number are left out of it.
+        resamples: how often the seeds are drawn again, with replacement.
+    """
+    names = [arm.name for arm in max(found, key=lambda each: len(each.arms)).arms] if found else []
+    places = [{arm.name: arm.by_seed for arm in each.arms if arm.by_seed} for each in found]
+    places = [place for place in places if place and all(name in place for name in names)]
+    seeds = [sorted(set.intersection(*(set(of_arm) for of_arm in place.values()))) for place in places]
+    places, seeds = [p for p, s in zip(places, seeds, strict=True) if s], [each for each in seeds if each]
+    if len(places) < 2 or len(names) < 2:
+        return None
+    scores = {
+        name: [np.array([place[name][s] for s in of]) for place, of in zip(places, seeds, strict=True)]
+        for name in names
+    }
+    metric, baseline = found[0].metric, found[0].baseline
+    every = np.concatenate([np.concatenate(of_arm) for of_arm in scores.values()])
+    thresholds = np.linspace(every.min(), every.max(), PLACES)
+    sign = -1.0 if metric.mode == "min" else 1.0
+    rng = np.random.default_rng(0)
+    drawn = [rng.integers(len(of), size=(resamples, len(of))) for of in seeds]
+    arms = []
+    for name in names:
+        profile, low, high = _resampled(scores[name], drawn, lambda each: profile_of(each, thresholds, sign))
+        mean = Interval(*map(float, _resampled(scores[name], drawn, interquartile_mean)), samples=sum(map(len, seeds)))
+        improvement = None
+        if name != baseline and baseline in scores:
+            pairs = [np.stack(pair, -1) for pair in zip(scores[name], scores[baseline], strict=True)]
+            ends = _resampled(pairs, drawn, lambda each: improvement_of(each, sign))
+            improvement = Interval(*map(float, ends), samples=len(places))
+        arms.append(ArmAggregate(name, mean, improvement, profile, low, high))
+    return Aggregate(metric, baseline, len(places), thresholds, min(map(len, seeds)), arms)
+
+
+def interquartile_mean(scores: Scores) -> np.ndarray:
+    """Return the mean of the middle half of all runs: as robust as a median, and steadier.
+
+    Args:
+        scores: (…, seeds) per place.
+
+    Returns:
+        (…).
+    """
+    from scipy import stats
+
+    return np.asarray(stats.trim_mean(np.concatenate(scores, axis=-1), 0.25, axis=-1))
+
+
+def improvement_of(pairs: Sequence[np.ndarray], sign: float = 1.0) -> np.ndarray:
+    """Return the probability that a run is better than one of another arm at the same place, a tie counting one half.
+
+    It is Mann and Whitney's U over the product of the numbers of runs, averaged over places.
+
+    Args:
+        pairs: (…, seeds, 2) per place, the other arm last.
+        sign: −1 where less is better.
+
+    Returns:
+        (…).
+    """
+    each = []
+    for place in pairs:
+        difference = sign * (place[..., :, None, 0] - place[..., None, :, 1])
+        each.append(((difference > 0) + 0.5 * (difference == 0)).mean((-1, -2)))
+    return np.mean(each, axis=0)
+
+
+def profile_of(scores: Scores, thresholds: np.ndarray, sign: float = 1.0) -> np.ndarray:
+    """Return the share of runs that are as good as each threshold, averaged over places.
+
+    Args:
+        scores: (…, seeds) per place.
+        thresholds: (T,).
+        sign: −1 where less is better.
+
+    Returns:
+        (…, T).
+    """
+    reached = [(sign * place[..., None] >= sign * thresholds).mean(-2) for place in scores]
+    return np.mean(reached, axis=0)
+
+
+def _resampled(
+    scores: Sequence[np.ndarray], drawn: Sequence[np.ndarray], statistic: Callable[[list[np.ndarray]], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a statistic with the ends of its interval: seeds are drawn again at every place of the grid."""
+    again = statistic([place[rows] for place, rows in zip(scores, drawn, strict=True)])
+    low, high = np.quantile(again, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    return statistic(list(scores)), low, high

@@ -1,0 +1,110 @@
+"""What a comparison of so many seeds can see: the smallest effect it would have found, and what smaller ones take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from comparison.results.metric import Metric
+
+POWER = 0.8
+MANY = 100_000
+
+
+@dataclass(frozen=True)
+class Power:
+    """What paired differences of this spread can show.
+
+    Attributes:
+        pairs: seeds in which both arms have a number.
+        deviation: standard deviation of the paired differences.
+        visible: the smallest true difference whose interval excludes zero with a probability of 80 %.
+        seeds: half width → the pairs at which a 95 % t interval is that narrow, in order of size from the largest.
+    """
+
+    pairs: int
+    deviation: float
+    visible: float
+    seeds: dict[float, int]
+
+
+def power(values: Sequence[float], half_widths: Sequence[float], level: float = 0.95) -> Power | None:
+    """Return what paired differences can show; None below two, and where all are equal.
+
+    Args:
+        values: paired differences, in the unit that is shown.
+        half_widths: of intervals whose price is asked for.
+        level: of the intervals.
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    mean = math.fsum(values) / n
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
+    if not deviation > 1e-9 * max(1.0, abs(mean)):
+        return None
+    prices = {width: pairs_for(deviation, width, level) for width in sorted(half_widths, reverse=True)}
+    return Power(n, deviation, smallest_effect(deviation, n, level=level), prices)
+
+
+def smallest_effect(deviation: float, pairs: int, power: float = POWER, level: float = 0.95) -> float:
+    """Return the true mean at which a paired t test of so many pairs rejects zero with probability ``power``.
+
+    With a true mean of μ, ``t`` is noncentral with ``pairs − 1`` degrees of freedom and noncentrality ``μ √pairs / σ``
+    (Cohen, Statistical Power Analysis, 1988, §2). The deviation is taken for σ.
+
+    Args:
+        deviation: standard deviation of paired differences.
+        pairs: at least 2.
+        power: probability of an interval that excludes zero on the right side.
+        level: of the interval.
+    """
+    from scipy import optimize, stats
+
+    critical = float(stats.t.isf((1 - level) / 2, pairs - 1))
+    short = lambda shift: float(stats.nct.sf(critical, pairs - 1, shift)) - power  # noqa: E731
+    shift = optimize.brentq(short, 0.0, 10 * critical)
+    return float(shift) * deviation / math.sqrt(pairs)
+
+
+def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int:
+    """Return the smallest number of pairs whose t interval has at most this half width, at this deviation.
+
+    Args:
+        deviation: standard deviation of paired differences.
+        half_width: that is wanted.
+        level: of the interval.
+    """
+    from scipy import stats
+
+    def wide(pairs: int) -> bool:
+        return float(stats.t.isf((1 - level) / 2, pairs - 1)) * deviation / math.sqrt(pairs) > half_width
+
+    low, high = 1, 2
+    while wide(high) and high < MANY:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if wide(middle) else (low, middle)
+    return high
+
+
+def usual_half_widths(metric: Metric, scale: float) -> tuple[float, float]:
+    """Return two half widths that one asks for: half a point and a fifth of accuracy, about 1 % and 0.4 % of the rest.
+
+    Args:
+        metric: what is compared.
+        scale: a typical value of it, as shown.
+    """
+    if metric.factor == 100:
+        return 0.5, 0.2
+    return _round(0.01 * abs(scale)), _round(0.004 * abs(scale))
+
+
+def _round(value: float) -> float:
+    """Return a number of the digits 1, 2 or 5 near a value; 1 where it is zero or none."""
+    if not 0 < value < math.inf:
+        return 1.0
+    size = 10.0 ** math.floor(math.log10(value))
+    return float(f"{min((1, 2, 5, 10), key=lambda digit: abs(math.log(value / size / digit))) * size:.1g}")

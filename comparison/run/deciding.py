@@ -1,0 +1,164 @@
+"""Which runs a comparison adds until it is decided: further seeds of what is undecided, beside what it refers to."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, count, islice
+from pathlib import Path
+from typing import Any
+
+from comparison.results.controls import find_controls, find_scrambled
+from comparison.results.decisions import Decision, Question, question_of
+from comparison.results.effects import Effect, Effects, effects
+from comparison.results.records import (
+    asked_runs,
+    asked_seeds,
+    choice_name,
+    chosen_learning_rates,
+    find_runs,
+    load_results,
+)
+from comparison.results.run_record import Point
+from structured_init.errors import StructuredInitError
+
+MOST = 40  # seeds, where --max-seeds does not say
+FIRST_LOOK = "0-4"
+
+Added = dict[str, Any]  # a run that was added: arm, seed, point, learning_rate
+
+
+def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Question | None:
+    """Return what is to be decided: as given, else as the folder has it.
+
+    Raises:
+        StructuredInitError: both a precision and a margin, a limit without either, or too few seeds.
+    """
+    before = question_of(known)
+    if options.precision is not None and options.margin is not None:
+        raise StructuredInitError(
+            "--precision asks how large a difference is, --margin whether it matters: give one of them"
+        )
+    asked = options.precision is not None or options.margin is not None
+    if not asked and before is None:
+        for name in ("max_seeds", "budget"):
+            if getattr(options, name) is not None:
+                raise StructuredInitError(
+                    f"--{name.replace('_', '-')} limits what --precision or --margin asks for: give one of them, "
+                    "such as --margin 0.5"
+                )
+        return None
+    most = options.max_seeds or (before.most if before else MOST)
+    question = Question(options.precision, options.margin) if asked else before
+    assert question is not None
+    if most < question.fewest:
+        raise StructuredInitError(f"--max-seeds {most}: nothing is decided with fewer than {question.fewest} seeds")
+    return replace(question, most=most, horizon=before.horizon if before else most)
+
+
+def look(folder: Path, manifest: Mapping[str, Any]) -> list[Effects]:
+    """Return what the complete runs of a comparison say, at every place of the grid."""
+    known = dict(manifest)
+    runs = find_runs(folder)
+    controls, scrambled = find_controls(known, runs), find_scrambled(known, runs)
+    choices = chosen_learning_rates(folder)
+    return effects(load_results(folder), known, controls, choices=choices, scrambled=scrambled)
+
+
+def undecided(found: Sequence[Effects]) -> list[tuple[Point, str, Effect, Decision]]:
+    """Return place, arm, difference and what is known of it, of every difference that is not decided."""
+    return [
+        (each.point, arm.name, effect, effect.decision)
+        for each in found
+        for arm in each.arms
+        for effect in arm.differences
+        if effect.decision and effect.decision.kind == "undecided"
+    ]
+
+
+def further_runs(
+    manifest: Mapping[str, Any],
+    found: Sequence[Effects],
+    places: int,
+    left_out: Collection[str] = (),
+    choices: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
+) -> list[Added]:
+    """Return the runs to add before the next look; none where all is decided, or more seeds would not help.
+
+    An arm that is undecided takes the next seed that it has not had, with its baseline or control beside it. Where
+    several runs are trained at a time, it takes as many as keep them busy; where that number is not known, half of
+    those that it seems to need.
+
+    Args:
+        manifest: of the comparison.
+        found: by ``look``.
+        places: runs at a time; 0 where that is not known.
+        left_out: arms that get no more runs, since some have failed.
+        choices: learning rates that were chosen, by point and arm.
+    """
+    question = question_of(manifest)
+    if question is None:
+        return []
+    asked = {(arm, seed, point) for arm, seed, point, _ in asked_runs(dict(manifest))}
+    pool = asked_seeds(dict(manifest))
+    wanted: dict[tuple[Point, str], list[Effect]] = {}
+    for point, arm, effect, decision in undecided(found):
+        if decision.helped and arm not in left_out and effect.reference not in left_out:
+            wanted.setdefault((point, arm), []).append(effect)
+    at_once = max(1, places // max(1, _runs_per_seed(wanted)))
+    new: dict[tuple[str, int, Point], None] = {}
+    for (point, arm), of_arm in wanted.items():
+        had = {seed for name, seed, place in asked if name == arm and place == point}
+        several = min(question.most - len(had), max(_step(effect, question, places, at_once) for effect in of_arm))
+        seeds = (seed for seed in chain(pool, count(max(pool) + 1)) if seed not in had)
+        for seed in islice(seeds, max(several, 0)):
+            new |= {(name, seed, point): None for name in (arm, *(effect.reference for effect in of_arm))}
+    return [
+        {"arm": arm, "seed": seed, "point": dict(point), "learning_rate": _rate(choices, point, arm)}
+        for arm, seed, point in sorted(new, key=lambda run: run[1])
+        if (arm, seed, point) not in asked
+    ]
+
+
+def progress_text(found: Sequence[Effects], added: Sequence[Added]) -> str:
+    """Return one line: what is undecided, and what comes next."""
+    of_all = sum(len(arm.differences) for each in found for arm in each.arms)
+    still = undecided(found)
+    if not still:
+        return f"All {of_all} differences are decided."
+    pairs = [len(effect.by_seed) for _, _, effect, _ in still]
+    needed = [decision.needed for *_, decision in still if decision.needed]
+    price = f", about {max(needed):,} would decide" if len(needed) == len(still) else ""
+    more = f"{len(added)} runs more" if added else "no further seed would decide them within the limit"
+    return f"{len(still)} of {of_all} differences undecided after {max(pairs)} seeds{price}: {more}."
+
+
+def seconds_of(folder: Path) -> list[float]:
+    """Return the training time of every complete run of a comparison, in seconds."""
+    return [float(run.result["seconds"]) for run in find_runs(folder) if run.result and run.result.get("seconds")]
+
+
+def affordable(seconds: Sequence[float], runs: int, budget: float) -> bool:
+    """Tell whether so many runs more keep within a budget, if they take as long as those before."""
+    mean = math.fsum(seconds) / len(seconds) if seconds else 0.0
+    return math.fsum(seconds) + runs * mean <= budget
+
+
+def _step(effect: Effect, question: Question, places: int, at_once: int) -> int:
+    """Return how many seeds to add for a difference before it is looked at again."""
+    decision, pairs = effect.decision, len(effect.by_seed)
+    assert decision is not None
+    if pairs < question.fewest:
+        return question.fewest - pairs
+    missing = (decision.needed or pairs + 1) - pairs
+    return max(1, missing // 2) if not places else max(1, min(at_once, missing))
+
+
+def _runs_per_seed(wanted: Mapping[tuple[Point, str], Sequence[Effect]]) -> int:
+    return len({(point, name) for (point, arm), of in wanted.items() for name in (arm, *(e.reference for e in of))})
+
+
+def _rate(choices: Mapping[str, Any] | None, point: Point, arm: str) -> float | None:
+    return (choices or {}).get(choice_name(dict(point)), {}).get(arm, {}).get("chosen")

@@ -1,0 +1,90 @@
+"""SamePositions: the positions that another initializer writes, and none of its matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from structured_init.controls.members import Control, is_structured, members
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
+from structured_init.sites.attention import attention_sites
+from structured_init.sites.position import position_sites
+from structured_init.sites.relative import relative_bias
+
+
+class SamePositions(Control):
+    """The positions that another initializer writes, with the host's matrices: the control for positions.
+
+    Positions alone give much of what is published for structured attention. This one draws exactly the positions that
+    the other initializer draws, and the baseline of the same ``Compose``, and leaves the rest to the host. Token
+    embeddings count as positions where the other one writes them (``PreviousToken`` under rotary positions).
+
+    Args:
+        initializer: the other one.
+
+    Raises:
+        StructuredInitError: at construction, ``initializer`` has nothing structured in it; at :meth:`plan`, it wrote no
+            positions.
+
+    Example:
+        >>> report = initialize(model, SamePositions(PreviousToken()), seed=0)
+
+    Source: ours.
+    """
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        above, kept = _Above(weights), 0
+        kinds = {id(tensor) for tensor in _positions(weights)}
+        for member in members(self.initializer):
+            if not is_structured(member):
+                member.plan(weights, rng=rng, batch=batch)
+                continue
+            before = {key: len(update.by) for key, update in above.updates.items()}
+            member.plan(above, rng=rng, batch=batch)
+            tables = _tables(above)  # of relative positions: what a head looks at is written into them
+            for key, update in above.updates.items():
+                if key in kinds - tables and len(update.by) > before.get(key, 0):
+                    weights.write(update.target, update.value, f"SamePositions: of {type(member).__name__}")
+                    kept += 1
+            weights.flush()
+        weights.watched, weights.unwatched = above.watched, above.unwatched
+        if not kept:
+            raise StructuredInitError(f"SamePositions: {self.initializer!r} writes no positions of this model")
+
+    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
+        kinds = {id(tensor) for tensor in _positions(weights)}
+        for member in members(self.initializer):
+            for tensor, trainable in member.freezing(weights):
+                if not is_structured(member) or id(tensor) in kinds:
+                    yield tensor, trainable
+
+
+class _Above(Weights):
+    """An overlay over an overlay: what is written to it stays in it."""
+
+    def __init__(self, below: Weights) -> None:
+        super().__init__(below.model, None, below.batch)
+        self.watched, self.unwatched = below.watched, below.unwatched
+        self._lower = below
+
+    def _below(self, tensor: Tensor, *, own: bool = False) -> Tensor:
+        value = self._lower.read(tensor)
+        return value.clone() if own else value
+
+
+def _positions(weights: Weights) -> list[Tensor]:
+    """Return what an initializer may say about positions with: position and token embeddings."""
+    tensors = [site.tensor for site in position_sites(weights)]
+    modules = (module for _, module in named_plain_modules(weights.model))
+    return tensors + [module.weight for module in modules if isinstance(module, nn.Embedding)]
+
+
+def _tables(weights: Weights) -> set[int]:
+    """Return the ids of relative-bias tables, which some hosts keep as embeddings."""
+    sites = attention_sites(weights) if weights.attention else []  # none where nobody looked for attention
+    found = (relative_bias(site, weights) for site in sites)
+    return {id(each.table) for each in found if each is not None}

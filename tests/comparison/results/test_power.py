@@ -1,0 +1,95 @@
+"""What a comparison can see: checked against simulated t tests, and the textbook's numbers of pairs."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from comparison.results.effects import effects
+from comparison.results.metric import Metric
+from comparison.results.paired import Interval, t_interval
+from comparison.results.power import pairs_for, power, smallest_effect, usual_half_widths
+from comparison.results.power_table import power_sentence, power_table
+from comparison.results.records import load_results, read_manifest
+from comparison.results.tables import headline_table, interval_text
+
+ACCURACY = Metric("test/accuracy")
+
+
+@pytest.mark.parametrize(("pairs", "level"), [(3, 0.95), (5, 0.95), (20, 0.9)])
+def test_the_smallest_effect_is_found_by_four_of_five_t_tests(pairs, level):
+    effect = smallest_effect(2.0, pairs, level=level)
+    values = np.random.default_rng(pairs).normal(effect, 2.0, size=(20_000, pairs))
+    found = stats.ttest_1samp(values, 0.0, axis=1)
+    share = np.mean((found.pvalue < 1 - level) & (found.statistic > 0))
+    assert share == pytest.approx(0.8, abs=3 * math.sqrt(0.8 * 0.2 / 20_000))
+
+
+def test_seeds_for_a_half_width_are_the_fewest_that_have_it():
+    for width in (0.2, 0.5, 3.0):
+        n = pairs_for(1.0, width)
+        assert t_interval(list(np.tile([1, -1], n))[:n]).samples == n
+        assert stats.t.isf(0.025, n - 1) / math.sqrt(n) <= width
+        assert stats.t.isf(0.025, n - 2) / math.sqrt(n - 1) > width
+    assert pairs_for(1.0, 0.5) == 18  # 2.110 / √18 = 0.497, 2.120 / √17 = 0.514
+
+
+def test_power_is_that_of_the_paired_differences():
+    found = power([1.0, 3.0, 2.0], (0.2, 0.5))
+    assert (found.pairs, found.deviation) == (3, pytest.approx(1.0))
+    assert list(found.seeds.items()) == [(0.5, 18), (0.2, pairs_for(1.0, 0.2))]
+    assert power([1.0], (0.5,)) is None
+    assert power([0.1, 0.1, 0.1], (0.5,)) is None
+
+
+@pytest.mark.parametrize(
+    ("metric", "scale", "widths"),
+    [
+        (ACCURACY, 80.0, (0.5, 0.2)),
+        (Metric("test/perplexity", "min"), 23.4, (0.2, 0.1)),
+        (Metric("val/loss", "min"), 0.9, (0.01, 0.005)),
+        (Metric("val/score"), 0.0, (1.0, 1.0)),
+    ],
+)
+def test_half_widths_suit_the_metric(metric, scale, widths):
+    assert usual_half_widths(metric, scale) == pytest.approx(widths)
+
+
+def test_a_report_says_what_it_could_have_seen(comparison):
+    values = {"default": {0: 0.80, 1: 0.82, 2: 0.84}, "sincos": {0: 0.85, 1: 0.88, 2: 0.88}}  # differences 5, 6, 4
+    folder = comparison(values, pieces=())
+    (found,) = effects(load_results(folder), read_manifest(folder))
+    (row,) = power_table(found).rows
+    assert [cell.text for cell in row] == ["sincos − default", "3", "1.0", "3.3", "18", str(pairs_for(1.0, 0.2))]
+    said = power_sentence(found)
+    assert "a standard deviation of 1.0 points. With 3 pairs an effect of 3.3 points is seen" in said
+    assert "± 0.5 points takes 18 seeds" in said
+    assert said.endswith("Run at least 5 seeds: of fewer the deviation is hardly known.")
+
+
+def test_two_seeds_show_no_interval_but_what_to_do(comparison):
+    folder = comparison({"default": {0: 0.20, 1: 0.30}, "sincos": {0: 0.61, 1: 0.62}}, pieces=())
+    (found,) = effects(load_results(folder), read_manifest(folder))
+    cell = headline_table(found).rows[1][3]
+    assert (cell.text, cell.note, cell.kind) == ("+36.5", "2 seeds, no interval: run at least 5", "open")
+
+
+def test_an_interval_ends_where_the_metric_does_and_then_shows_both_ends():
+    assert ACCURACY.cut(Interval(98.0, 90.0, 106.0, 3)) == Interval(98.0, 90.0, 100.0, 3)
+    assert ACCURACY.cut(Interval(2.0, -150.0, 154.0, 3), difference=True) == Interval(2.0, -100.0, 100.0, 3)
+    assert Metric("val/loss", "min").cut(Interval(0.1, -0.2, 0.4, 3)) == Interval(0.1, 0.0, 0.4, 3)
+    assert Metric("val/loss", "min").cut(Interval(0.1, -0.2, 0.4, 3), difference=True).low == -0.2
+    assert interval_text(Interval(98.0, 90.0, 100.0, 3), 1) == "98.0 (90.0 to 100.0)"
+    assert interval_text(Interval(2.0, -100.0, 100.0, 3), 1, signed=True) == "+2.0 (−100.0 to +100.0)"
+    assert interval_text(Interval(98.0, 97.0, 99.0, 3), 1) == "98.0 ± 1.0"
+
+
+def test_cutting_loses_no_coverage():
+    rng = np.random.default_rng(1)
+    truth, kept, cut = 99.0, 0, 0
+    for values in np.minimum(rng.normal(99.4, 1.0, size=(400, 3)), 100.0):
+        interval = t_interval(list(values))
+        shown = ACCURACY.cut(interval)
+        kept, cut = kept + (interval.low <= truth <= interval.high), cut + (shown.low <= truth <= shown.high)
+    assert kept == cut

@@ -1,0 +1,132 @@
+"""Results that are all or nothing: counts, exact tests, and times with runs that never get there."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from comparison.report.success_sentences import success_findings, suggestion
+from comparison.results.effects import effects
+from comparison.results.success import (
+    Share,
+    all_or_nothing,
+    check_success,
+    fewest_seeds,
+    fisher,
+    share,
+    successes,
+    times_to,
+)
+from comparison.results.success_table import success_table
+from structured_init import StructuredInitError
+
+COLUMNS = ["arm", "seed", "chosen", "learning_rate", "test/accuracy", "diverged"]
+
+
+def found(values, **changes):
+    """The effects of arm → accuracy by seed, as a fraction; the first arm is the baseline."""
+    manifest = {"arms": dict.fromkeys(values), "baseline": next(iter(values)), "metric": "test/accuracy"}
+    manifest |= {"mode": "max", "grid": {}, "learning_rates": [], **changes}
+    rows = [
+        (arm, seed, True, math.nan, value, math.isnan(value))
+        for arm, of_arm in values.items()
+        for seed, value in enumerate(of_arm)
+    ]
+    return effects(pd.DataFrame(rows, columns=COLUMNS), manifest)[0]
+
+
+def test_the_interval_of_a_share_is_that_of_clopper_and_pearson():
+    counted = share(2, 3)
+    # Its ends are the shares at which 2 of 3, or a count beyond, has a probability of 2.5 %.
+    assert stats.binom.sf(1, 3, counted.low) == pytest.approx(0.025)
+    assert stats.binom.cdf(2, 3, counted.high) == pytest.approx(0.025)
+    assert (share(0, 5).low, share(5, 5).high) == (0, 1)
+
+
+def test_fishers_test_is_the_chance_of_tables_no_likelier_with_the_same_margins():
+    # 5 of 5 against 0 of 5: two of the C(10, 5) = 252 tables are as extreme.
+    assert fisher(Share(5, 5, 0, 1), Share(0, 5, 0, 1)) == pytest.approx(2 / math.comb(10, 5))
+    assert [fewest_seeds(comparisons) for comparisons in (1, 3, 12)] == [4, 5, 6]
+    assert 2 / math.comb(6, 3) > 0.05 > 2 / math.comb(8, 4)
+
+
+@pytest.mark.parametrize("within_seed", [0.0, 0.6])
+def test_fishers_test_keeps_its_level_whatever_the_runs_of_a_seed_share(within_seed):
+    rng, trials, seeds = np.random.default_rng(0), 4000, 8
+    shared, own = rng.normal(size=(trials, seeds, 1)), rng.normal(size=(trials, seeds, 2))
+    counts = (math.sqrt(within_seed) * shared + math.sqrt(1 - within_seed) * own > 0).sum(1)
+    p = {
+        pair: fisher(Share(pair[0], seeds, 0, 1), Share(pair[1], seeds, 0, 1))
+        for pair in {tuple(each) for each in counts.tolist()}
+    }
+    assert np.mean([p[tuple(each)] < 0.05 for each in counts.tolist()]) < 0.05
+
+
+def test_medians_with_censored_runs_are_those_of_the_textbook():
+    # Weeks to relapse of Freireich et al. 1963; SAS's LIFETEST has medians of 23 (13, none) and 8 (4, 11).
+    relapsed = [6, 6, 6, 7, 10, 13, 16, 22, 23]
+    not_yet = [6, 9, 10, 11, 17, 19, 20, 25, 32, 32, 34, 35]
+    treated = times_to([*relapsed, *[None] * 12], [*relapsed, *not_yet])
+    assert (treated.median, treated.low, treated.high) == (23, 13, math.inf)
+    assert treated.shares[0] == pytest.approx(3 / 21)
+    placebo = [1, 1, 2, 2, 3, 4, 4, 5, 5, 8, 8, 8, 8, 11, 11, 12, 12, 15, 17, 22, 23]
+    control = times_to(placebo, placebo)
+    assert (control.median, control.low, control.high) == (8, 4, 11)
+    nobody = times_to([None, None], [40, 50])
+    assert (nobody.median, nobody.censored) == (math.inf, (40, 50))
+
+
+def test_runs_are_counted_where_they_are_as_good_and_one_that_diverged_is_none():
+    arms = {"default": [0.1, 0.95, 0.2, math.nan], "mimetic": [0.96, 0.99, 0.95, 0.97]}
+    counted = {arm.name: arm.share for arm in successes(found(arms), 0.95).arms}
+    assert (counted["default"].count, counted["default"].runs) == (1, 4)
+    assert (counted["mimetic"].count, counted["mimetic"].runs) == (4, 4)
+    losses = found({"a": [0.1, 0.3], "b": [0.2, 0.4]}, metric="test/accuracy", mode="min")
+    assert [arm.share.count for arm in successes(losses, 0.2).arms] == [1, 1]
+
+
+def test_the_table_and_the_sentences_say_who_succeeds_more_often():
+    steps = [(10, 0.2), (20, 0.6), (30, 0.99)]
+    arms = {"default": [0.1] * 6, "mimetic": [0.99] * 6, "half": [0.99, 0.1] * 3}
+    rows = [
+        {"arm": arm, "seed": seed, "chosen": True, "step": at, "metric": "val/accuracy", "value": min(final, value)}
+        for arm, finals in arms.items()
+        for seed, final in enumerate(finals)
+        for at, value in steps
+    ]
+    counted = successes(found(arms), 0.8, pd.DataFrame(rows))
+    header, default, mimetic, half = ([c.strip() for c in line.strip("|").split("|")] for line in table_lines(counted))
+    assert header == ["arm", "runs with test accuracy ≥ 80 %", "against default", "steps until half have it"]
+    # 0.6 to 0.99 between 20 and 30 steps: 80 % at 25.1; p is twice 2 / C(12, 6).
+    assert mimetic == ["mimetic", "6 of 6 (54 to 100 %)", "more often (adjusted p = 0.004)", "25 (25 or more)"]
+    assert default[2:] == ["baseline", "fewer than half succeed"]
+    assert half[2] == "not told apart (adjusted p = 0.18)"
+    said = " ".join(success_findings(counted)).replace("\N{NO-BREAK SPACE}", " ")
+    assert "default 0 of 6, mimetic 6 of 6 and half 3 of 6." in said
+    assert "More often than default: mimetic (adjusted p = 0.004); not told apart: half." in said
+    few = success_findings(successes(found({arm: values[:3] for arm, values in arms.items()}), 0.8))
+    assert few[-1] == "With 3 seeds not even all against none can be told apart among 2 arms: run at least 5."
+
+
+def table_lines(counted):
+    header, _, *rows = success_table(counted).markdown().splitlines()
+    return header, *rows
+
+
+def test_results_that_look_all_or_nothing_suggest_a_threshold():
+    recall = found({"default": [0.02, 0.98, 0.05], "mimetic": [0.99, 0.97, 0.99]})
+    assert all_or_nothing(recall) == 0.95
+    assert "--success 0.95 counts" in suggestion(recall)[0]
+    assert all_or_nothing(found({"default": [0.02, 0.52], "mimetic": [0.5, 0.51]})) == 0.5
+    apart = found({"default": [0.1, 0.12], "mimetic": [0.9, 0.92]})  # an arm that is better, no arm that is both
+    assert (all_or_nothing(apart), suggestion(apart)) == (None, [])
+    assert all_or_nothing(found({"default": [0.6, 0.7, 0.8]})) is None
+
+
+def test_a_threshold_in_percent_is_refused():
+    assert check_success(0.95, "test/accuracy") == 0.95
+    assert check_success(3.5, "test/perplexity") == 3.5
+    with pytest.raises(StructuredInitError, match=r"--success 95 is more than any test/accuracy .* mean 0.95\?"):
+        check_success(95, "test/accuracy")

@@ -1,0 +1,181 @@
+"""``compare --margin`` and ``--precision``: seeds are added where they help, until every difference is decided.
+
+The runs give numbers that a test makes up, so that what is decided, and after which seed, is known.
+"""
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from comparison.command import comparing
+from comparison.results.decisions import Question, decide
+from comparison.results.metric import Metric
+from comparison.run import deciding
+from comparison.run.arms import parse_arms
+from comparison.run.plan import Comparison
+from comparison.run.prepare import parse_seeds
+from lightning_modules.cli import main
+
+NOISE = [0.4, -0.7, 0.1, 0.9, -0.5, -0.2, 0.6, -0.9, 0.3, 0.0, 0.8, -0.3, -0.6, 0.5, -0.1, 0.7]
+GAIN = {"default": 0.0, "sincos": 1.5, "codes": 0.05}  # points
+QUICK = ["--trainer.limit_train_batches=2"]
+
+
+def accuracy(arm, seed):
+    """Percent: what a seed's runs share, the arm's gain, and noise of its own."""
+    own = 0.0 if arm == "default" else NOISE[seed % len(NOISE)] * (1 if arm == "sincos" else 0.35)
+    return 50 + seed % 7 + GAIN[arm] + own
+
+
+class Pretend:
+    """A launcher whose runs are complete at once, with what ``accuracy`` says."""
+
+    places = 1
+    trained: list = []  # noqa: RUF012
+    most: float = float("inf")  # runs that it starts before it is interrupted
+
+    def __init__(self, *_):
+        self._ended = []
+
+    def free(self):
+        return not self._ended
+
+    def start(self, run):
+        if len(Pretend.trained) >= Pretend.most:
+            raise KeyboardInterrupt
+        Pretend.trained.append((run.settings["arm"], run.settings["seed"]))
+        known = {key: run.settings[key] for key in ("arm", "seed", "point", "learning_rate")}
+        value = accuracy(*Pretend.trained[-1]) / 100
+        metrics = {"val/accuracy": value, "test/accuracy": value}
+        run.folder.mkdir(parents=True)
+        run.beside("settings.json").write_text(json.dumps(dict(run.settings)))
+        result = {**known, "metrics": metrics, "epochs": 1, "steps": 2, "seconds": 60.0, "tested": True}
+        run.result_file.write_text(json.dumps(result))
+        self._ended.append((run, None))
+
+    def wait(self, seconds):
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self):
+        pass
+
+
+def prepared(options, further, command):
+    """What ``prepare`` returns, without a look at the experiment, which takes a second."""
+    arms = parse_arms(options.inits)
+    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, parse_seeds(options.seeds or "0-4"))
+    known = comparison.known() or {}
+    references = {"metric": "test/accuracy", "mode": "max", "baseline": "default", "changes": {arm: {} for arm in arms}}
+    return dataclasses.replace(comparison, question=deciding.question_from(options, known), **references)
+
+
+@pytest.fixture
+def quickly(monkeypatch):
+    monkeypatch.setattr(comparing, "prepare", prepared)
+
+
+@pytest.fixture
+def compare(folder, monkeypatch):
+    monkeypatch.setattr(comparing, "LocalLauncher", Pretend)
+    monkeypatch.setattr(comparing, "_report", lambda *_: None)
+    monkeypatch.setattr(Pretend, "trained", [])
+    monkeypatch.setattr(Pretend, "most", float("inf"))
+    monkeypatch.setattr(Pretend, "places", 1)
+    return lambda *arguments: main(["compare", "-c", "tiny.yaml", "--output", "out", *QUICK, *arguments])
+
+
+def differences(arm, seeds):
+    return [accuracy(arm, seed) - accuracy("default", seed) for seed in range(seeds)]
+
+
+def expected(arm, question, arms=1):
+    """The number of seeds at which one looks, from five on, until it is decided, among so many arms together."""
+    question = question.of_family(arms)
+    kinds = {n: decide(differences(arm, n), question, Metric("test/accuracy")).kind for n in range(question.fewest, 41)}
+    return min(n for n, kind in kinds.items() if kind != "undecided")
+
+
+def seeds_of(arm):
+    return [seed for name, seed in Pretend.trained if name == arm]
+
+
+def test_each_arm_gets_the_seeds_that_decide_it_and_the_baseline_those_of_the_longest(compare, folder, capsys):
+    compare("--inits", "default,sincos,codes", "--margin", "0.5")
+    asked = Question(margin=0.5)
+    sincos, codes = expected("sincos", asked, arms=2), expected("codes", asked, arms=2)
+    assert 5 < sincos < codes
+    assert seeds_of("sincos") == list(range(sincos))
+    assert seeds_of("codes") == list(range(codes))
+    assert seeds_of("default") == list(range(max(sincos, codes)))
+    assert "All 2 differences are decided." in capsys.readouterr().out
+    (found,) = deciding.look(folder / "out", json.loads((folder / "out" / "comparison.json").read_text()))
+    kinds = {arm.name: arm.baseline.decision.kind for arm in found.arms if arm.baseline}
+    assert kinds == {"sincos": "better", "codes": "equivalent"}
+
+
+def test_an_interrupted_comparison_goes_on_with_the_same_seeds(quickly, compare):
+    words = ["--inits", "default,sincos", "--margin", "0.5"]
+    compare(*words)
+    undisturbed = list(Pretend.trained)
+    Pretend.trained.clear()
+    again = ["--inits", "default,sincos", "--margin", "0.5", "--output", "second"]
+    for most in (3, 11, len(undisturbed)):
+        Pretend.most = most
+        with contextlib.suppress(SystemExit):  # of an interruption
+            compare(*again)
+        assert len(Pretend.trained) == most
+    assert Pretend.trained == undisturbed
+
+
+def test_a_later_command_keeps_the_question_and_a_new_arm_takes_the_seeds_of_the_others(quickly, compare, folder):
+    compare("--inits", "default,sincos", "--margin", "0.5")
+    before = set(Pretend.trained)
+    Pretend.trained.clear()
+    compare("--inits", "default,sincos,codes", "--seeds", "0-4")
+    codes = expected("codes", Question(margin=0.5), arms=2)
+    assert seeds_of("codes") == list(range(codes))
+    assert not before & set(Pretend.trained)
+
+
+def test_the_limit_of_seeds_is_kept_and_the_price_is_named(quickly, compare, folder, capsys):
+    compare("--inits", "default,sincos", "--precision", "0.2", "--max-seeds", "12")
+    # With twelve seeds of a deviation of 0.6 it cannot, as the first eight show: no further one is trained.
+    assert seeds_of("sincos") == list(range(8))
+    said = capsys.readouterr().out
+    assert "1 of 1 differences undecided after 8 seeds, about" in said
+    assert "no further seed would decide them within the limit" in said
+    compare("--inits", "default,sincos", "--precision", "0.2", "--max-seeds", "200", "--budget", "20m")
+    assert len(Pretend.trained) == 20  # of a minute each
+    assert "The budget ends here: 20 min of 20 min are spent" in capsys.readouterr().out
+
+
+def test_several_places_are_kept_busy_and_a_cluster_gets_half_of_what_is_needed(quickly, compare, monkeypatch):
+    monkeypatch.setattr(Pretend, "places", 4)
+    compare("--inits", "default,sincos", "--precision", "0.3")
+    needed = expected("sincos", Question(precision=0.3))
+    assert needed <= len(seeds_of("sincos")) <= needed + 1  # two seeds at a time
+    Pretend.trained.clear()
+    monkeypatch.setattr(Pretend, "places", 0)
+    monkeypatch.setattr(Pretend, "free", lambda self: len(self._ended) < 2)
+    compare("--inits", "default,sincos", "--precision", "0.3", "--output", "cluster")
+    assert seeds_of("sincos") == list(range(len(seeds_of("sincos"))))
+    assert len(seeds_of("sincos")) >= needed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--margin", "1", "--precision", "1"], "give one of them"),
+        (["--max-seeds", "9"], "--max-seeds limits what --precision or --margin asks for"),
+        (["--budget", "2h"], "--budget limits what --precision or --margin asks for"),
+        (["--margin", "1", "--max-seeds", "4"], "--max-seeds 4: nothing is decided with fewer than 5 seeds"),
+        (["--margin", "0"], "argument --margin: expected a number above 0, got '0'"),
+    ],
+)
+def test_a_question_that_cannot_be_is_refused_in_one_line(compare, complaint, folder, arguments, message):
+    assert message in complaint(compare, "--inits", "default,sincos", *arguments)
+    assert not (folder / "out").exists()

@@ -1,0 +1,195 @@
+"""Scrambled keeps sizes and destroys alignment; SamePositions keeps positions alone."""
+
+from __future__ import annotations
+
+import statistics
+
+import pytest
+import torch
+from timm.models.convmixer import ConvMixer
+from timm.models.vision_transformer import VisionTransformer
+from transformers import (
+    GPT2Config,
+    GPT2Model,
+    LlamaConfig,
+    LlamaModel,
+    Qwen2Config,
+    Qwen2Model,
+    T5Config,
+    T5EncoderModel,
+)
+
+from structured_init import (
+    Compose,
+    FilterCovariance,
+    Impulse,
+    Initializer,
+    KaimingUniform,
+    Mimetic,
+    Positions,
+    PreviousToken,
+    SamePositions,
+    Scrambled,
+    StructuredInitError,
+    attention_sites,
+    initialize,
+    position_sites,
+)
+from structured_init.analysis import capture_attention
+
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16, "vocab_size": 11}
+TEXT = {**SIZES, "max_position_embeddings": 24, "pad_token_id": 0}
+
+
+def vit():
+    return VisionTransformer(img_size=16, patch_size=2, embed_dim=32, depth=2, num_heads=2, num_classes=3)
+
+
+def gpt2():
+    return GPT2Model(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=32, vocab_size=11))
+
+
+def grouped_llama():
+    return LlamaModel(LlamaConfig(**TEXT, num_key_value_heads=2))
+
+
+def built(make):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make()
+
+
+def pair(make, initializer: Initializer):
+    """A host with an initialization, and one with the same scrambled."""
+    plain, scrambled = built(make), built(make)
+    initialize(plain, initializer, seed=1)
+    initialize(scrambled, Scrambled(initializer), seed=1)
+    return plain, scrambled
+
+
+def products(site):
+    """W_q W_kᵀ (H, D, D) and W_v W_o (H, D, D) of every head."""
+    heads, keys = site.num_heads, site.num_key_value_heads
+    key, value = (part.repeat_interleave(heads // keys, dim=0).double() for part in (site.key, site.value))
+    return site.query.double() @ key.mT, value @ site.output.double()
+
+
+def previous_share(model, tokens):
+    """The share of attention that the first head of the first layer puts on the token before."""
+    first = next(iter(capture_attention(model, tokens).values()))
+    return first[:, 0].double().diagonal(-1, dim1=-2, dim2=-1).mean().item()
+
+
+@pytest.mark.parametrize("make", [vit, gpt2, grouped_llama])
+def test_every_product_keeps_its_singular_values_and_loses_its_diagonal(make):
+    plain, scrambled = pair(make, Mimetic(positions="keep"))
+    for one, other in zip(attention_sites(plain), attention_sites(scrambled), strict=True):
+        for before, after in zip(products(one), products(other), strict=True):
+            singular = (torch.linalg.svdvals(each) for each in (before, after))
+            torch.testing.assert_close(*singular, rtol=1e-4, atol=1e-5)
+        for part in ("query", "key", "value", "output"):
+            before, after = (torch.linalg.svdvals(getattr(site, part).double()) for site in (one, other))
+            torch.testing.assert_close(before, after, rtol=1e-5, atol=1e-5)
+        diagonals = [products(site)[0].diagonal(dim1=1, dim2=2).mean().item() for site in (one, other)]
+        assert diagonals[0] > 0.1
+        assert abs(diagonals[1]) < diagonals[0] / 4
+
+
+def test_the_product_of_a_whole_layer_keeps_its_singular_values_too():
+    plain, scrambled = pair(vit, Mimetic(positions="keep"))
+    for one, other in zip(attention_sites(plain), attention_sites(scrambled), strict=True):
+        before, after = (torch.linalg.svdvals(products(site)[1].sum(0)) for site in (one, other))
+        torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-5)
+
+
+def test_positions_and_what_a_baseline_wrote_are_as_in_what_is_scrambled():
+    plain, scrambled = pair(vit, Compose([KaimingUniform(), Mimetic()]))
+    attention = {name for name, _ in plain.named_parameters() if ".attn." in name and name.endswith("weight")}
+    differing = {n for n, p in plain.named_parameters() if not torch.equal(p, dict(scrambled.named_parameters())[n])}
+    assert differing == attention
+
+
+def test_a_part_that_is_off_stays_as_the_initializer_wrote_it():
+    plain, scrambled = built(vit), built(vit)
+    initialize(plain, Mimetic(), seed=1)
+    initialize(scrambled, Scrambled(Mimetic(), value_output=False), seed=1)
+    for one, other in zip(attention_sites(plain), attention_sites(scrambled), strict=True):
+        assert torch.equal(one.value, other.value)
+        assert not torch.equal(one.query, other.query)
+
+
+def test_values_that_were_not_written_are_not_touched():
+    host, (_, scrambled) = built(vit), pair(vit, Mimetic(value_output=False))
+    for one, other in zip(attention_sites(host), attention_sites(scrambled), strict=True):
+        assert torch.equal(one.value, other.value)
+        assert torch.equal(one.output, other.output)
+
+
+def qwen2():
+    return Qwen2Model(Qwen2Config(**TEXT, num_key_value_heads=4))
+
+
+def t5():
+    config = T5Config(vocab_size=11, d_model=32, d_kv=8, d_ff=16, num_layers=2, num_heads=4)
+    return T5EncoderModel(config)
+
+
+@pytest.mark.parametrize("make", [gpt2, grouped_llama, qwen2, t5])
+def test_heads_that_looked_at_the_token_before_do_so_no_longer(make):
+    tokens = torch.randint(1, 11, (2, 16), generator=torch.Generator().manual_seed(0))
+    looking, model, shares = PreviousToken([1, -1] if make is t5 else [1, 2]), built(make), []
+    initialize(model, looking, seed=0)
+    assert previous_share(model, tokens) > 0.6
+    for seed in range(3):  # one may peak there by chance
+        model = built(make)
+        initialize(model, Scrambled(looking), seed=seed)
+        shares.append(previous_share(model, tokens))
+    assert statistics.median(shares) < 0.35
+
+
+def test_filters_keep_the_variance_of_every_pixel_and_lose_the_correlation_between_pixels():
+    plain, scrambled = pair(lambda: ConvMixer(256, 2, kernel_size=5, patch_size=4), FilterCovariance())
+    before, after = (model.blocks[1][0].fn[0].weight.detach().double().flatten(1) for model in (plain, scrambled))
+    torch.testing.assert_close(before.var(0), after.var(0))
+    neighbours = [torch.corrcoef(filters.T)[11, 12].item() for filters in (before, after)]
+    assert neighbours[0] > 0.4
+    assert abs(neighbours[1]) < 0.25  # 4 standard errors of 256 unrelated pairs
+
+
+def test_the_same_positions_are_those_of_the_initializer_and_nothing_else_is_written():
+    plain, control, host = built(vit), built(vit), built(vit)
+    initialize(plain, Impulse(solver="separable"), seed=1)
+    report = initialize(control, SamePositions(Impulse(solver="separable")), seed=1)
+    assert torch.equal(position_sites(plain)[0].value, position_sites(control)[0].value)
+    assert [entry.names for entry in report.changed] == [("pos_embed",)]
+    assert not torch.equal(position_sites(plain)[0].value, position_sites(host)[0].value)
+
+
+def test_the_same_positions_of_a_composition_come_with_its_baseline():
+    baseline, control = built(vit), built(vit)
+    initialize(baseline, KaimingUniform(), seed=1)
+    initialize(control, SamePositions(Compose([KaimingUniform(), Mimetic()])), seed=1)
+    for one, other in zip(attention_sites(baseline), attention_sites(control), strict=True):
+        assert torch.equal(one.query, other.query)
+        assert torch.equal(one.output, other.output)
+
+
+def test_a_relative_bias_table_holds_no_positions_to_keep():
+    with pytest.raises(StructuredInitError, match=r"SamePositions: PreviousToken.* writes no positions of this model"):
+        initialize(built(t5), SamePositions(PreviousToken([1, -1])))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Scrambled(Positions()), r"Scrambled: Positions\(.*\) writes a baseline and positions alone"),
+        (lambda: SamePositions(KaimingUniform()), "SamePositions: KaimingUniform.* writes a baseline"),
+        (
+            lambda: Scrambled(Mimetic(), query_key=False, value_output=False, filters=False, matrices=False),
+            "query_key, value_output, filters and matrices are all off",
+        ),
+    ],
+)
+def test_what_cannot_be_a_control_is_refused_in_one_line(build, message):
+    with pytest.raises(StructuredInitError, match=message):
+        build()
