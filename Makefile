@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # A file is one process's, so that what its tests share is made once; tests/conftest.py says which files come first.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test fast-test mutations lint docs wheel-check bench bench-gpu clean
+.PHONY: demo test fast-test mutations lint types docs wheel-check bench bench-gpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -47,6 +47,12 @@ mutations: $(READY)  ## put 77 bugs into copies of the tree, one at a time, and 
 
 lint: $(READY)  ## check style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY)  ## check what users write against the types of the public names (mypy, strict; about a minute)
+	@$(BIN)/python -m mypy --cache-dir build/mypy
+
+wheel-check: $(READY)  ## build the wheel, install it into an empty environment, and use it outside of the clone
+	@$(BIN)/python -m benchmarks.wheel_check
 
 docs: $(VENV)/.docs  ## build the documentation into build/site; DOCS_NOTEBOOKS=off leaves the notebooks' pictures out
 	@$(BIN)/python -m sphinx -W --keep-going -q -c docs -d build/doctrees . build/site

@@ -153,8 +153,9 @@ map_figure(after, max_heads=2)
 for name in initializers:
     for moment, maps in (("before", before[name]), ("after", after[name])):
         layers = [summarize(layer[None], grid=(4, 4)) for layer in maps.values()]
-        distance, diagonal = (
-            [float(layer[statistic].mean()) for layer in layers] for statistic in ("mean_distance", "diagonal_mass")
+        distance, own = (
+            [sum(layer[statistic]) / len(layer[statistic]) for layer in layers]
+            for statistic in ("mean_distance", "diagonal_mass")
         )
-        shown = "  ".join(f"{d:.2f} {m:.2f}" for d, m in zip(distance, diagonal, strict=True))
+        shown = "  ".join(f"{d:.2f} {m:.2f}" for d, m in zip(distance, own, strict=True))
         print(f"{name:<16}{moment:<8} distance, own patch in each layer: {shown}")

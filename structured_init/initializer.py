@@ -70,6 +70,14 @@ class Compose(Initializer):
 
     Args:
         initializers: at least one.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import Compose, KaimingUniform, Mimetic, initialize
+        >>> report = initialize(model, Compose([KaimingUniform(), Mimetic()]), seed=0)
+        >>> next(entry.set_by for entry in report.entries if entry.names[0] == "blocks.0.attn.proj.weight")
+        ('KaimingUniform', 'Mimetic: value_output')
     """
 
     def __init__(self, initializers: list[Initializer]) -> None:
@@ -136,6 +144,14 @@ def initialize(
     Raises:
         StructuredInitError: a required part finds no site, and the message lists what the model has; ``seed`` is no
             whole number; or, with ``strict``, attention is left alone.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import Mimetic, initialize
+        >>> report = initialize(model, Mimetic(), seed=0)
+        >>> [entry.names[0] for entry in report.changed][:2]
+        ['pos_embed', 'blocks.0.attn.qkv.weight']
     """
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"initialize needs a model, an nn.Module, got {type(model).__name__}")

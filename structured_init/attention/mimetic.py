@@ -128,6 +128,15 @@ class Mimetic(Initializer):
     Hkv·k; and under RoPE the coordinates inside a head are turned at random, so that the largest directions do not all
     fall on the fastest pairs.
 
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import Mimetic, attention_sites, initialize
+        >>> report = initialize(model, Mimetic(vo_beta=0.3), seed=0)
+        >>> site = attention_sites(model)[0]
+        >>> round((site.value @ site.output).sum(0).diagonal().mean().item(), 1)
+        -0.3
+
     Source: Trockman & Kolter, 2305.09828; constants and orientation as circulated, see ``docs/mimetic.md``.
     """
 

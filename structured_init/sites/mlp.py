@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class MlpLayout:
     gate: FirstLayer | None = None
 
 
-Describe = Callable[[nn.Module], MlpLayout]
+Describe = Callable[[Any], MlpLayout]
 MLP: Registry[MlpLayout] = Registry()
 
 

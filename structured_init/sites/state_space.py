@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +84,7 @@ class StateSpaceLayout:
     delta: bool = False
 
 
-Describe = Callable[[nn.Module], StateSpaceLayout]
+Describe = Callable[[Any], StateSpaceLayout]
 STATE_SPACE: Registry[StateSpaceLayout] = Registry()
 
 
