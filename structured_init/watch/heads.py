@@ -145,11 +145,8 @@ def taken_by(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, Int64[T
         own = linear.taken[codes.source(linear.taken) == number]
         if len(own.unique()) < len(own):
             raise NoLayout(f"what it gives goes into '{linear.module}' more than once")
-        places = {
-            int(codes.place(code)): place
-            for place, code in enumerate(linear.taken)
-            if int(codes.source(code)) == number
-        }
+        inputs = (codes.source(linear.taken) == number).nonzero().flatten()
+        places = dict(zip(codes.place(linear.taken[inputs]).tolist(), inputs.tolist(), strict=True))
         if all(channel in places for channel in wanted.flatten().tolist()):
             return linear, torch.tensor([[places[channel] for channel in row] for row in wanted.tolist()])
     raise NoLayout(f"'{taking[0].module}' takes only a part of what it gives")
