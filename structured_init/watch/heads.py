@@ -80,7 +80,8 @@ def made_by(seen: WatchMode, what: str, table: Int64[Tensor, "heads channels"], 
         raise NoLayout(f"its {what} are put together from several linear maps ({parts})")
     source = sources[0]
     if isinstance(source, Linear):
-        calls = codes.source(codes.compact(tag.codes)).unique().tolist()
+        numbers = codes.source(codes.compact(tag.codes))
+        calls = [int(numbers.max())] if numbers.min() == numbers.max() else numbers.unique().tolist()
         same = tuple(call for call in calls if seen.alike[call] == seen.alike[seen.number(source)])
         if same not in seen.together:
             seen.together[same] = together([seen.sources[call] for call in same])
