@@ -174,4 +174,4 @@ def _narrow_tail(level: float, fewest: int) -> float:
         return worst - level
 
     tail = (1 - level) / 2
-    return float(optimize.brentq(shortfall, 0.2 * tail, tail, xtol=1e-3 * tail))
+    return float(optimize.brentq(shortfall, 0.02 * tail, tail, xtol=1e-3 * tail))
