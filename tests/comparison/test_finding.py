@@ -192,3 +192,12 @@ def test_a_run_that_pauses_gives_what_it_gives_undisturbed(folder):
     train(paused)
     assert paused.result["metrics"] == whole.result["metrics"]
     assert lasting(paused) == lasting(whole)
+
+
+def test_help_is_short(capsys):
+    with pytest.raises(SystemExit) as stop:
+        find(["--help"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "structured-init find" in said
+    assert len(said.splitlines()) < 50
