@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # A file is one process's, so that what its tests share is made once; tests/conftest.py says which files come first.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test fast-test mutations lint bench bench-gpu clean
+.PHONY: demo test fast-test mutations lint types docs wheel-check bench bench-gpu clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -26,21 +26,37 @@ $(READY): pyproject.toml
 	fi
 	@touch $(READY)
 
+# The site's tools come into the same environment when they are first asked for.
+$(VENV)/.docs: $(READY) pyproject.toml
+	@if command -v uv >/dev/null 2>&1; then uv pip install --quiet --python $(BIN)/python --group docs; \
+	  else $(BIN)/python -m pip install --quiet --group docs; fi
+	@touch $@
+
 demo: $(READY)  ## train a small ViT on real images from several initializations and report the difference (under 4 minutes)
 	@$(BIN)/structured-init compare -c vit_digits --inits default,sincos,mimetic_host --seeds 0,1,2 --parallel 2 \
 	  --output demo --trainer.max_epochs 40
 
 test: $(READY)  ## run all tests
-	@OMP_NUM_THREADS=1 NOTEBOOK_EPOCHS=1 NOTEBOOK_STEPS=5 $(BIN)/python -m pytest $(SHARED) --durations 10 -q $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) --durations 10 -q $(ARGS)
 
 fast-test: $(READY)  ## run the tests that take seconds
-	@OMP_NUM_THREADS=1 NOTEBOOK_EPOCHS=1 NOTEBOOK_STEPS=5 $(BIN)/python -m pytest $(SHARED) -q -m "not slow and not distributed" $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) -q -m "not slow and not distributed" $(ARGS)
 
 mutations: $(READY)  ## put 77 bugs into copies of the tree, one at a time, and see that the tests catch them (10 minutes)
 	@$(BIN)/python -W ignore -m benchmarks.mutations --output benchmarks/results
 
 lint: $(READY)  ## check style
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(READY)  ## check what users write against the types of the public names (mypy, strict; about a minute)
+	@$(BIN)/python -m mypy --cache-dir build/mypy
+
+wheel-check: $(READY)  ## build the wheel, install it into an empty environment, and use it outside of the clone
+	@$(BIN)/python -m benchmarks.wheel_check
+
+docs: $(VENV)/.docs  ## build the documentation into build/site; DOCS_NOTEBOOKS=off leaves the notebooks' pictures out
+	@$(BIN)/python -m sphinx -W --keep-going -q -c docs -d build/doctrees . build/site
+	@echo "file://$(CURDIR)/build/site/index.html"
 
 bench: $(READY)  ## run the benchmarks that fit on 2 cores into runs/bench (about 13 minutes)
 	@for run in floor data_speed "capture_speed --rounds 5" token_softmax_speed "training_overhead --turns 8" scan_speed \
@@ -55,4 +71,4 @@ bench-gpu: $(READY)  ## run the benchmarks that need a GPU into runs/bench-gpu
 	@$(BIN)/python -W ignore -m benchmarks.cayley_speed --device cuda --output runs/bench-gpu
 
 clean:  ## remove what make demo and make test wrote, but not .venv
-	@rm -rf demo runs lightning_logs .pytest_cache .ruff_cache
+	@rm -rf demo runs build lightning_logs .pytest_cache .ruff_cache

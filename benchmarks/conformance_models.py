@@ -32,6 +32,7 @@ _NAMES = {
     2: "num_experts_per_tok moe_top_k",
     120: "vocab_size",
 }
+SPREAD = 0.2  # standard deviation of weights, so that maps of a width of 32 are not uniform
 SMALL = {name: size for size, names in _NAMES.items() for name in names.split()}
 
 
@@ -115,15 +116,51 @@ def small(config: object, layers: int = 2) -> object:
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 0)
+    for name in ("initializer_range", "init_std"):
+        if isinstance(getattr(config, name, None), float):
+            put(config, name, SPREAD)
     types = getattr(config, "layer_types", None)
     if isinstance(types, list | tuple) and types:
         kinds = list(dict.fromkeys(types))
         put(config, "layer_types", (kinds * layers)[: max(layers, len(kinds))])
         config.num_hidden_layers = len(config.layer_types)
+    _mix(config)
     for part in vars(config).values():
         if hasattr(part, "attribute_map") and hasattr(part, "to_dict"):
             small(part, layers)
     return config
+
+
+def _mix(config: object) -> None:
+    """Make state-space layers of a small configuration fit its width, and the second layer of a hybrid attention."""
+    expand = getattr(config, "mamba_expand", None) or getattr(config, "expand", None)
+    if not isinstance(expand, int):
+        return
+    inner = expand * config.hidden_size
+    sizes = {"mamba_n_heads": "mamba_d_head", "n_mamba_heads": "mamba_headdim", "num_heads": "head_dim"}
+    for heads, width in sizes.items():
+        if isinstance(getattr(config, heads, None), int) and isinstance(getattr(config, width, None), int):
+            put(config, width, 8)
+            put(config, heads, inner // 8)
+    second = {"attn_layer_indices": [1], "attn_layer_period": 2, "attn_layer_offset": 1, "hybrid_layer_ids": [1]}
+    for name, value in {**second, "attention_hidden_size": inner, "mamba_d_ssm": inner}.items():
+        if hasattr(config, name):
+            put(config, name, value)
+    if set(getattr(config, "layer_types", None) or ()) == {"linear_attention"}:
+        put(config, "layer_types", ["linear_attention", "full_attention"])
+
+
+def calibrate(model: nn.Module, args: tuple, kwargs: dict) -> None:
+    """Give the batch norms of a random model the statistics of the batch, or numbers vanish in its depth."""
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    before = [(norm.training, norm.momentum) for norm in norms]
+    for norm in norms:
+        norm.train().momentum = 1.0
+    with contextlib.suppress(Exception), torch.no_grad():
+        if norms:
+            model(*args, **kwargs)
+    for norm, (training, momentum) in zip(norms, before, strict=True):
+        norm.train(training).momentum = momentum
 
 
 def put(config: object, name: str, value: object) -> None:

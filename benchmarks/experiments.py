@@ -1,10 +1,11 @@
-"""The comparisons behind four pages of results: each is ``structured-init compare`` with its arguments, then tables.
+"""The comparisons behind five pages of results: each is ``structured-init compare`` with its arguments, then tables.
 
 python -m benchmarks.experiments certified --output runs/certified
 python -m benchmarks.experiments certified -c resnet9_cifar10_short --output runs/certified_resnet9
 python -m benchmarks.experiments filters --weights CONVMIXER.pth --output runs/filters
 python -m benchmarks.experiments recall --only copying --output runs/recall
 python -m benchmarks.experiments deformation --weights runs/compact/cifar10_bfloat16 --output runs/deformation
+python -m benchmarks.experiments sequences --only characters --output runs/sequences
 
 A comparison goes on where it was stopped. ``-c`` takes the place of the experiment's own configuration, and what is not
 known here goes to every run (``--seeds 0-4``, ``--trainer.accelerator gpu``).
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks import experiment_tables
+from benchmarks import experiment_tables, sequences
 from comparison.command import compare
 from comparison.results.records import find_runs, load_curves, load_results
 from structured_init.errors import StructuredInitError
@@ -49,6 +50,10 @@ RECALL: dict[str, list[str]] = {
     "mqar_states": [
         *[*MQAR, "--inits", BOTH, "--seeds", "0-2", "--learning-rates", "1e-2,3e-2"],
         *["--grid", f"{STATE}=8,32,64,128"],
+    ],
+    "mqar_reference_states": [
+        *[*MQAR, "--inits", REFERENCES, "--seeds", "0-2", "--learning-rates", "3e-2"],
+        *["--grid", f"{STATE}=8,32,64"],
     ],
     "copying_learning_rates": [
         *[*COPYING, *SMALL, "--inits", BOTH, "--seeds", "0-1", "--learning-rates", "3e-3,1e-2,3e-2"],
@@ -128,22 +133,23 @@ class Experiment:
 
     Attributes:
         commands: what is trained, folder by folder.
-        tables: of all results so far, in Markdown.
+        tables: of all results so far, in Markdown, from them or from the folder that holds all comparisons.
         draw: writes pictures of the learning curves of all folders into a folder, where the page shows its own.
     """
 
     commands: Callable[[argparse.Namespace], Commands]
-    tables: Callable[[Results], str]
+    tables: Callable[[Results, Path], str]
     draw: Callable[[pd.DataFrame, Path], None] | None = None
 
 
 EXPERIMENTS = {
-    "certified": Experiment(certified, lambda found: experiment_tables.certified(found[""], CONVOLUTION)),
-    "filters": Experiment(filters, lambda found: experiment_tables.filters(found[""], KERNEL)),
-    "recall": Experiment(recall, lambda found: experiment_tables.recall(found, STATE)),
+    "certified": Experiment(certified, lambda found, _: experiment_tables.certified(found[""], CONVOLUTION)),
+    "filters": Experiment(filters, lambda found, _: experiment_tables.filters(found[""], KERNEL)),
+    "recall": Experiment(recall, lambda found, _: experiment_tables.recall(found, STATE)),
     "deformation": Experiment(
-        deformation, lambda found: experiment_tables.deformation(pd.concat(found.values())), experiment_tables.draw
+        deformation, lambda found, _: experiment_tables.deformation(pd.concat(found.values())), experiment_tables.draw
     ),
+    "sequences": Experiment(lambda options: sequences.commands(options.only), lambda _, folder: sequences.page(folder)),
 }
 
 
@@ -155,7 +161,7 @@ def main() -> None:
         output = options.output / folder
         compare([*with_config(words, options.config), "--no-open", "--output", str(output), *further])
         found[folder] = load_results(output)
-        text = experiment.tables(found)
+        text = experiment.tables(found, options.output)
         write_text(options.output / f"{options.experiment}.md", text + "\n")
     if experiment.draw:
         experiment.draw(pd.concat([load_curves(options.output / folder) for folder in found]), options.output)
@@ -173,7 +179,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("-c", "--config", action="append", help="in place of the experiment's own; several layer")
     parser.add_argument("--weights", help="filters: a trained ConvMixer; deformation: the folder of a comparison")
-    parser.add_argument("--only", nargs="+", help="recall: some of its comparisons")
+    parser.add_argument("--only", nargs="+", help="recall and sequences: some of their comparisons")
     parser.add_argument("--output", type=Path, required=True)
     return parser.parse_known_args()
 

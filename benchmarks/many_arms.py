@@ -107,7 +107,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
             lambda row: row["power"],
         ),
     }
-    parts = ["# Many arms", (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip()]
+    parts = ["# Many arms", (__doc__ or "").partition("\n\n")[2].partition("\n\n")[2].strip().replace(":mod:", "")]
     for title, of in titles.values():
         lines = [f"| null arms | seeds | spreads | {' | '.join(METHODS)} |", "|---" * (3 + len(METHODS)) + "|"]
         for row in rows:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from callbacks.attention_figures import draw, send
 from callbacks.diagnostics import is_fatal, note_missing
+from callbacks.head_scores import Scores, head_scores, log_scores
 from callbacks.probe_batch import ProbeBatch, probe_batch
 from structured_init.analysis import NoAttentionError, capture_attention, summarize, to_csv
 from structured_init.analysis.capture import check_layers
@@ -36,6 +38,10 @@ class AttentionMapCallback(Callback):
     strings of every sample's tokens gets a figure with the tokens of the first sample along its axes. Training is
     bit-identical with and without the callback: fused attention stays on, random states, loaders and training flags are
     left as they are.
+
+    Of causal models the statistics have each head's previous-token score, and its induction score where the model takes
+    token numbers: on random tokens that come twice, or at the tokens that ``probe_queries(batch)`` of the module marks.
+    The best head's go to the loggers as well, as ``val/previous_token_score`` and ``val/induction_score``.
 
     ``before`` is taken when training starts at step 0. Its path and statistics travel in the checkpoint, so a resumed
     run still compares with it. List the callback after ``WeightAveraging`` for ``after`` to see averaged weights.
@@ -134,11 +140,13 @@ class AttentionMapCallback(Callback):
         record, failure = None, None
         try:
             if trainer.is_global_zero or is_sharded(trainer):
-                probe, maps = self._maps(trainer, pl_module)
+                probe, maps, scores = self._maps(trainer, pl_module)
             if trainer.is_global_zero:
-                record = self._record(phase, folder, trainer, pl_module, probe, maps)
+                record = self._record(phase, folder, trainer, pl_module, probe, maps, scores)
                 if not trainer.fast_dev_run:
                     self._write(phase, folder, trainer, record, maps)
+                    if trainer.global_step not in [known["step"] for known in self.records.values()]:
+                        log_scores(trainer.loggers, scores, probe.part, trainer.global_step, trainer.current_epoch)
         except Exception as error:
             record, failure = None, error
         failure, record = trainer.strategy.broadcast((failure, record))
@@ -151,21 +159,22 @@ class AttentionMapCallback(Callback):
         elif failure is not None:
             note_missing(trainer, "attention", phase, failure)
 
-    def _maps(self, trainer: Trainer, pl_module: LightningModule) -> tuple[ProbeBatch, dict[str, Tensor]]:
+    def _maps(self, trainer: Trainer, pl_module: LightningModule) -> tuple[ProbeBatch, dict[str, Tensor], Scores]:
         probe = probe_batch(trainer, pl_module, self.samples, self.seed)
         # FSDP1 gathers the weights of the root in the wrapper's forward, not in the module's.
         model = trainer.strategy.model if type(trainer.strategy).__name__ == "FSDPStrategy" else pl_module
+        capture = partial(
+            capture_attention,
+            model,
+            layers=self.layers,
+            max_samples=self.samples,
+            max_megabytes=self.max_megabytes,
+            seed=self.seed,
+        )
         with trainer.precision_plugin.forward_context():
-            maps = capture_attention(
-                model,
-                *probe.inputs,
-                layers=self.layers,
-                max_samples=self.samples,
-                max_megabytes=self.max_megabytes,
-                seed=self.seed,
-                **probe.named,
-            )
-        return probe, maps
+            maps = capture(*probe.inputs, **probe.named)
+            scores = head_scores(maps, probe, capture, self.seed)
+        return probe, maps, scores
 
     def _record(
         self,
@@ -175,6 +184,7 @@ class AttentionMapCallback(Callback):
         pl_module: LightningModule,
         probe: ProbeBatch,
         maps: dict[str, Tensor],
+        scores: Scores,
     ) -> dict[str, Any]:
         """Describe a capture in plain types, statistics included."""
         places = self._places(pl_module, maps)
@@ -188,7 +198,7 @@ class AttentionMapCallback(Callback):
             "seed": self.seed,
             "layers": {name: {"shape": list(layer.shape), **places[name]} for name, layer in maps.items()},
             "statistics": {
-                name: summarize(layer, window=self.window, **places[name])
+                name: {**summarize(layer, window=self.window, **places[name]), **scores.get(name, {})}
                 for name, layer in maps.items()
                 # Not of cross-attention, nor of a map of which a host has mixed the heads, which is no distribution.
                 if layer.shape[-1] == layer.shape[-2] and not ((layer < 0).any() or (layer.sum(-1) > 1.01).any())

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from structured_init.errors import StructuredInitError
@@ -25,6 +26,7 @@ class ProbeBatch(NamedTuple):
         part: the part of the data, ``"validation"`` or ``"training"``.
         indices: which samples of its dataset; empty where the dataset has no numbers.
         tokens: the strings of every sample's tokens without padding, where the module can say; else empty.
+        queries: the tokens (B, N) that are to be continued from what came before, where the module can say.
     """
 
     inputs: tuple
@@ -32,6 +34,7 @@ class ProbeBatch(NamedTuple):
     part: str
     indices: list[int]
     tokens: list[list[str]]
+    queries: Tensor | None = None
 
 
 def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int) -> ProbeBatch:
@@ -43,7 +46,8 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
     Args:
         trainer: its loaders are not iterated, only their datasets are read.
         pl_module: says with ``probe_inputs(batch)`` what its forward takes; the batch's first element where it does
-            not say; and with ``probe_tokens(batch)`` the strings of every sample's tokens, where it has them.
+            not say; with ``probe_tokens(batch)`` the strings of every sample's tokens, where it has them; and with
+            ``probe_queries(batch)`` which tokens are to be continued from what came before.
         samples: how many.
         seed: of the choice, and of the random states inside.
 
@@ -57,10 +61,11 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
         inputs = inputs_of(pl_module, batch)
         tokens = pl_module.probe_tokens(batch) if hasattr(pl_module, "probe_tokens") else []
+        queries = pl_module.probe_queries(batch) if hasattr(pl_module, "probe_queries") else None
     if isinstance(inputs, dict):
-        return ProbeBatch((), inputs, part, indices, tokens)
+        return ProbeBatch((), inputs, part, indices, tokens, queries)
     inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
-    return ProbeBatch(inputs, {}, part, indices, tokens)
+    return ProbeBatch(inputs, {}, part, indices, tokens, queries)
 
 
 def _loader(trainer: Trainer) -> tuple[str, Iterable]:

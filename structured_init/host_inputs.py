@@ -24,7 +24,7 @@ def as_inputs(batch: Any) -> Inputs:
         return (batch,), {}
 
 
-def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2) -> Inputs | None:
+def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = LENGTH) -> Inputs | None:
     """Return inputs that the host library names; ``None`` where it says nothing.
 
     A model of transformers has a main input, whose sizes are in its configuration; one of timm or torchvision has the
@@ -34,6 +34,7 @@ def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2) -> Inputs | Non
         model: any module.
         seed: of the draws; the global random state is left alone.
         batch: how many samples.
+        length: tokens of a text, or as many as the model takes.
     """
     while (child := wrapped_child(model)) is not None:
         model = model._modules[child]
@@ -44,7 +45,10 @@ def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2) -> Inputs | Non
         return torch.randn(batch, *shape, generator=generator).to(weight.device, weight.dtype)
 
     def tokens(vocabulary: int) -> Tensor:
-        ids = torch.randint(min(3, vocabulary - 1), vocabulary, (batch, LENGTH), generator=generator)
+        longest = _setting(config, "max_position_embeddings") or length
+        # RoBERTa's positions begin behind that of padding.
+        size = (batch, min(length, max(longest - 2, 1)))
+        ids = torch.randint(min(3, vocabulary - 1), vocabulary, size, generator=generator)
         return ids.to(weight.device)
 
     config = getattr(model, "config", None)

@@ -12,8 +12,10 @@ from torch.nn.utils import parametrize
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
+from structured_init.progress import Progress
 from structured_init.report import InitReport, build_report, left_alone
 from structured_init.storage import quantized_layers, refuse_lazy
+from structured_init.threads import one_thread
 from structured_init.writer import Writer
 
 
@@ -31,6 +33,9 @@ class Initializer(ABC):
             weights: the overlay; sites read and write through it.
             rng: named generators; take one per site and part, and nothing from the global random state.
             batch: some real inputs, for the methods that can use them.
+
+        It runs on one thread, so that no bit depends on how many there are; ``threads.side_by_side`` takes them all
+        for what is independent, and ``threads.all_threads`` for running a network.
 
         Raises:
             StructuredInitError: a required part finds no site, or a site cannot hold what is asked.
@@ -65,6 +70,14 @@ class Compose(Initializer):
 
     Args:
         initializers: at least one.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import Compose, KaimingUniform, Mimetic, initialize
+        >>> report = initialize(model, Compose([KaimingUniform(), Mimetic()]), seed=0)
+        >>> next(entry.set_by for entry in report.entries if entry.names[0] == "blocks.0.attn.proj.weight")
+        ('KaimingUniform', 'Mimetic: value_output')
     """
 
     def __init__(self, initializers: list[Initializer]) -> None:
@@ -79,6 +92,7 @@ class Compose(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for initializer in self.initializers:
+            weights.progress.part(type(initializer).__name__)
             initializer.plan(weights, rng=rng, batch=batch)
 
     @property
@@ -99,12 +113,14 @@ def initialize(
     dry_run: bool = False,
     broadcast: bool = False,
     strict: bool = False,
+    progress: bool = True,
 ) -> InitReport:
     """Initialize ``model`` with ``initializer``, in place.
 
     Parameters keep their identity, dtype and device; the global random state is untouched. A failure leaves the model
     as it was. Beyond the model, memory holds about one layer (see ``docs/scaling.md``); what was overwritten is kept in
-    a temporary file until the end.
+    a temporary file until the end. The values do not depend on the number of threads; decompositions stand side by side
+    on as many as torch is given.
 
     Args:
         model: any module; only the sites that the initializer asks for must be known.
@@ -120,6 +136,7 @@ def initialize(
         broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
         strict: refuse a model of which attention would be left alone that ``where`` selects, because its class is not
             known or because it is cross-attention. Without, the report says so, and warns where that is most of it.
+        progress: show on stderr, in a terminal or notebook, which layer is reached, if it takes more than 3 seconds.
 
     Returns:
         The report: who set which parameter, with statistics before and after.
@@ -127,6 +144,14 @@ def initialize(
     Raises:
         StructuredInitError: a required part finds no site, and the message lists what the model has; ``seed`` is no
             whole number; or, with ``strict``, attention is left alone.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import Mimetic, initialize
+        >>> report = initialize(model, Mimetic(), seed=0)
+        >>> [entry.names[0] for entry in report.changed][:2]
+        ['pos_embed', 'blocks.0.attn.qkv.weight']
     """
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"initialize needs a model, an nn.Module, got {type(model).__name__}")
@@ -140,8 +165,9 @@ def initialize(
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
     draws = Draws(seed)
     refuse_lazy(model)
-    with Writer(broadcast=broadcast) as writer, parametrize.cached():
-        weights = Weights(model, None if dry_run else writer, batch)
+    shown = Progress(type(initializer).__name__, wanted=progress)
+    with shown, one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
+        weights = Weights(model, None if dry_run else writer, batch, shown)
         changes = list(initializer.freezing(weights))
         initializer.plan(weights, rng=draws, batch=batch if isinstance(batch, Tensor) else None)
         weights.flush()

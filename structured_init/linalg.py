@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -115,19 +116,34 @@ def random_orthogonal(rows: int, columns: int, *, generator: torch.Generator) ->
     Source: Mezzadri, "How to generate random matrices from the classical compact groups", 2007: QR of a Gaussian
     matrix with the diagonal of R made positive.
     """
-    if rows < columns:
-        return random_orthogonal(columns, rows, generator=generator).mT.contiguous()
-    if not columns:
-        return torch.empty(rows, 0, dtype=torch.float64)
+    return orthogonal_job(rows, columns, generator=generator)()
+
+
+def orthogonal_job(
+    rows: int, columns: int, *, generator: torch.Generator
+) -> Callable[[], Float64[Tensor, "{rows} {columns}"]]:
+    """Draw now, and return what gives the matrix of :func:`random_orthogonal`: the decomposition is done then."""
+    longer, shorter = max(rows, columns), min(rows, columns)
+    drawn = _gaussian(longer, shorter, generator=generator)
+    return partial(_orthonormal, drawn, wide=rows < columns)
+
+
+def _gaussian(rows: int, columns: int, *, generator: torch.Generator) -> np.ndarray:
     matrix = np.empty((rows, columns), order="F")  # as LAPACK has it, so that it works in place
     starts = range(0, max(rows - STRIP, 0) + 1, STRIP)
     for start, end in zip(starts, [*starts[1:], rows], strict=True):
         matrix[start:end] = torch.randn(end - start, columns, dtype=torch.float64, generator=generator)
+    return matrix
+
+
+def _orthonormal(matrix: np.ndarray, *, wide: bool) -> Float64[Tensor, "rows columns"]:
+    if not matrix.size:
+        return torch.from_numpy(matrix.T if wide else matrix)
     factors, scales = _lapack(lapack.dgeqrf, matrix)
     signs = np.sign(factors.diagonal())
     (basis,) = _lapack(lapack.dorgqr, factors, scales)
     basis *= signs
-    return torch.from_numpy(basis)
+    return torch.from_numpy(basis).mT.contiguous() if wide else torch.from_numpy(basis)
 
 
 def _lapack(routine: Callable[..., Any], matrix: np.ndarray, *arguments: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import re
+from collections.abc import Iterator, Sequence
 
 from torch import nn
 
@@ -28,11 +30,14 @@ UNMISTAKABLE = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrap
 
 def wrapped_child(module: nn.Module) -> str | None:
     """Return the child in which a wrapper keeps what it wraps; ``None`` for any other module."""
-    for cls in type(module).__mro__:
-        child = WRAPPERS.get(f"{cls.__module__}.{cls.__qualname__}")
-        if child in module._modules:
-            return child
-    return None
+    return next((child for child in _children(type(module)) if child in module._modules), None)
+
+
+@functools.cache
+def _children(cls: type) -> tuple[str, ...]:
+    """Return the names under which a class may keep what it wraps."""
+    paths = (f"{each.__module__}.{each.__qualname__}" for each in cls.__mro__)
+    return tuple(WRAPPERS[path] for path in paths if path in WRAPPERS)
 
 
 def plain_name(name: str, model: nn.Module | None = None) -> str:
@@ -66,3 +71,16 @@ def named_plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in model.named_modules():
         if wrapped_child(module) is None:
             yield plain_name(name, model), module
+
+
+def folded_name(blocks: Sequence[str]) -> str:
+    """Return the name of a run of blocks: the number in which they differ as a range."""
+    if len(blocks) == 1:
+        return blocks[0]
+    for match in re.finditer(r"\d+", blocks[0]):
+        before, after = blocks[0][: match.start()], blocks[0][match.end() :]
+        numbers = [each[len(before) : len(each) - len(after)] for each in blocks]
+        alike = all(each.startswith(before) and each.endswith(after) for each in blocks)
+        if alike and all(number.isdigit() for number in numbers):
+            return f"{before}{numbers[0]}–{numbers[-1]}{after}"
+    return f"{blocks[0]} … {blocks[-1]} ({len(blocks)} blocks)"

@@ -11,33 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from structured_init.entry import Entry
 from structured_init.files import write_json
 from structured_init.names import named_plain_modules, plain_name
-from structured_init.plan import Statistics, Weights
+from structured_init.plan import Weights
+from structured_init.report_lines import alike, html, set_lines, text, unset_blocks
 from structured_init.shared import note_shared, stale_magnitudes
+from structured_init.sites.position import position_sites
 
 UNTOUCHED = "as the host built it"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One parameter, or one buffer that was set.
-
-    Attributes:
-        names: all its names; tied weights have several.
-        shape: its full shape.
-        set_by: who set it, in order; empty where it is as the host built it.
-        before: statistics before; ``None`` where it was not set.
-        after: statistics after; ``None`` where it was not set.
-        trainable: whether it receives gradients.
-    """
-
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    set_by: tuple[str, ...]
-    before: Statistics | None
-    after: Statistics | None
-    trainable: bool
 
 
 @dataclass
@@ -55,6 +37,7 @@ class InitReport:
         total_parameters: how many there are.
         measures: site → quantity → (before, after), where an initialization has effects of its own to show.
         attention: attention layers that an initializer's ``where`` selects → whether one wrote to them.
+        unset_positions: positions that the host built and that an initialization of attention left as they are.
     """
 
     initializer: str
@@ -67,6 +50,7 @@ class InitReport:
     total_parameters: int = 0
     measures: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     attention: dict[str, bool] = field(default_factory=dict)
+    unset_positions: list[str] = field(default_factory=list)
 
     @property
     def changed(self) -> list[Entry]:
@@ -90,19 +74,19 @@ class InitReport:
             *(f"note {name}: {what}" for name, what in self.notes.items()),
             *(f"warning: {warning}" for warning in self.warnings),
         ]
-        counts = f"{self.trainable_parameters:,} of {self.total_parameters:,} parameters are trained"
+        counts = _counts(self)
         measured = _measured(self.measures)
         return "\n".join([self.summary(), counts, "", *rows, *measured, *([""] if lists else []), *lists])
 
     def summary(self) -> str:
-        """Return one line: what was applied, how much of the model it set and which attention it left alone."""
+        """Return one line: what was applied, how much of the model it set, and what it skipped or left alone."""
         count = sum(_size(entry.shape) for entry in self.changed)
         total = sum(_size(entry.shape) for entry in self.entries)
         frozen = sum(not entry.trainable for entry in self.entries)
         return (
             f"{self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)} tensors "
             f"({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
-            f"{f'; {left_alone(self)}' if self.left else ''}"
+            f"{f'; {left_alone(self)}' if self.left else ''}{skipped_parts(self)}{unset_positions(self)}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,7 +98,10 @@ class InitReport:
         write_json(path, self.to_dict())
 
     def __str__(self) -> str:
-        return self.table()
+        return text([self.summary(), _counts(self)], set_lines(self.entries), _remarks(self))
+
+    def _repr_html_(self) -> str:
+        return html(self.summary(), set_lines(self.entries), _remarks(self))
 
 
 def left_alone(report: InitReport, limit: int = 3) -> str:
@@ -122,6 +109,19 @@ def left_alone(report: InitReport, limit: int = 3) -> str:
     few = [f"{name} ({report.skipped.get(name, 'skipped')})" for name in report.left[:limit]]
     more = ", …" if len(report.left) > limit else ""
     return f"{len(report.left)} of {len(report.attention)} attention layers left alone: {', '.join(few)}{more}"
+
+
+def skipped_parts(report: InitReport, limit: int = 3) -> str:
+    """Name the first few sites that were skipped and are not attention left alone, with the reason."""
+    others = [f"{name} ({why})" for name, why in report.skipped.items() if name not in report.left]
+    more = f", … {len(others) - limit} more" if len(others) > limit else ""
+    return f"; skipped {', '.join(others[:limit])}{more}" if others else ""
+
+
+def unset_positions(report: InitReport) -> str:
+    """Name the positions that an initialization of attention left to the host."""
+    names = ", ".join(report.unset_positions)
+    return f"; positions as the host built them: {names}" if names else ""
 
 
 def build_report(
@@ -146,6 +146,7 @@ def build_report(
         total_parameters=sum(size for size, _ in sizes),
         measures={name: dict(values) for name, values in weights.measures.items()},
         attention=dict(weights.attention),
+        unset_positions=_unset_positions(weights),
     )
     if 2 * len(report.left) > len(report.attention):
         report.warnings.append(left_alone(report))
@@ -164,6 +165,13 @@ def trained_norm(weights: Weights) -> str | None:
     return None
 
 
+def _unset_positions(weights: Weights) -> list[str]:
+    """Return the positions that no part wrote; none where no attention was written either."""
+    if not any(weights.attention.values()):
+        return []
+    return [site.name for site in position_sites(weights) if id(site.tensor) not in weights.updates]
+
+
 def _accounted(weights: Weights) -> Iterable[tuple[Tensor, tuple[str, ...]]]:
     for parameter in weights.model.parameters():
         yield parameter, weights.names(parameter)
@@ -178,6 +186,26 @@ def _entry(weights: Weights, tensor: Tensor, names: tuple[str, ...], future: dic
     if update is None:
         return Entry(names, tuple(tensor.shape), (), None, None, trainable)
     return Entry(names, tuple(tensor.shape), tuple(update.by), update.before, update.after, trainable)
+
+
+def _counts(report: InitReport) -> str:
+    return f"{report.trainable_parameters:,} of {report.total_parameters:,} parameters are trained"
+
+
+def _remarks(report: InitReport) -> list[str]:
+    """Return what was not set, measured, skipped, noted and warned of; equal remarks on several layers as one."""
+    unset = unset_blocks(report.entries)
+    measured = {
+        site: "; ".join(f"{quantity} {before:.4g} → {after:.4g}" for quantity, (before, after) in values.items())
+        for site, values in report.measures.items()
+    }
+    return [
+        *([f"as the host built them: {', '.join(unset)}"] if unset else []),
+        *(f"measured {site}: {what}" for site, what in measured.items()),
+        *(f"skipped {name}: {why}" for name, why in alike(report.skipped)),
+        *(f"note {name}: {what}" for name, what in alike(report.notes)),
+        *(f"warning: {warning}" for warning in report.warnings),
+    ]
 
 
 def _row(entry: Entry) -> str:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from structured_init.threads import all_threads
+
 
 @contextmanager
 def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
@@ -28,6 +30,7 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(own_random_state(model, seed))
             stack.enter_context(torch.no_grad())
+            stack.enter_context(all_threads())
             # Compiled code neither runs hooks added later nor shows its calls. Where nothing was compiled, the
             # import of dynamo alone would take longer than the probe.
             if "torch._dynamo" in sys.modules:

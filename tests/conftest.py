@@ -44,9 +44,9 @@ TIME_LIMIT = 240  # seconds; a rank that waits for one that has failed would wai
 
 
 def pytest_collection_modifyitems(items):
-    """Put notebooks and files with long tests first, so that no process of xdist has a long one left at the end."""
+    """Put files with long tests first, so that no process of xdist has a long one left at the end."""
     long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("distributed")}
-    items.sort(key=lambda item: item.path not in long and item.path.suffix != ".ipynb")
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NOT_CARDS = {"any_attention", "architecture", "benchmarks", "extending", "scaling"}
+NOT_CARDS = {
+    "any_attention",
+    "architecture",
+    "benchmarks",
+    "claims",
+    "extending",
+    "index",
+    "methods",
+    "results",
+    "scaling",
+}
 CARDS = sorted(path for path in (ROOT / "docs").glob("*.md") if path.stem not in NOT_CARDS)
 EQUATION = re.compile(r"\[`[^`]+`\]\(([^)]+\.py)\)(?:: ([^;\n]*))?")
 

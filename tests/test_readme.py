@@ -37,11 +37,17 @@ class MyTransformer(nn.Module):
         self.head = nn.Linear(16, num_classes)
 
 
-def test_python_example_runs_and_prints_a_positive_diagonal(capsys):
-    exec(blocks("python")[0], {})
+def test_python_example_says_what_it_did_and_attention_has_a_positive_diagonal(capsys):
+    from structured_init import attention_sites
+
+    names: dict = {}
+    exec(blocks("python")[0], names)
     printed = capsys.readouterr().out
-    assert "blocks.11.attn.qkv.weight" in printed
-    assert float(re.search(r"tensor\(([\d.]+)\)", printed)[1]) > 0.3
+    assert re.search(r"^blocks\.0–11 +attn\.qkv \[Mimetic: query_key, value_output\]", printed, re.MULTILINE)
+    assert "as the host built them: cls_token, patch_embed.proj, norm, head" in printed
+    sites = attention_sites(names["model"])
+    assert len(sites) == 12
+    assert all((site.query @ site.key.mT).diagonal(dim1=-2, dim2=-1).mean() > 0.3 for site in sites)
 
 
 def test_example_of_watching_finds_a_users_attention_and_initializes_it(capsys):

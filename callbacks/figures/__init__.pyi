@@ -5,6 +5,7 @@ setting or a display. matplotlib is imported when the first picture is drawn.
 """
 
 from .audit import audit_figure
+from .circuit import circuit_figure
 from .depth import depth_figure
 from .filters import covariance_figure, filter_figure, variance_figure
 from .maps import map_figure, profile_figure, zoom_figure
@@ -14,6 +15,7 @@ from .tokens import token_figure
 
 __all__ = [
     "audit_figure",
+    "circuit_figure",
     "covariance_figure",
     "depth_figure",
     "filter_figure",

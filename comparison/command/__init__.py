@@ -49,18 +49,28 @@ def find(args: Sequence[str]) -> None:
 
 
 def report(args: Sequence[str]) -> None:
-    """Write the report of a comparison, finished or not.
+    """Write the report of a comparison, finished or not, or of runs made elsewhere.
 
     Args:
         args: the command line after ``report``.
 
     Raises:
-        StructuredInitError: the folder holds no comparison, or a name is none of its initializations.
+        StructuredInitError: there is no comparison and no table, or a name is none of its initializations.
     """
     options = report_parser().parse_args(args)
     from comparison.report import write_report
     from comparison.results.controls import parse_controls
 
     controls = parse_controls(options.control) or None
-    for path in write_report(options.folder, options.baseline, controls, options.output, options.success):
+    written = write_report(
+        options.folder,
+        options.baseline,
+        controls,
+        options.output,
+        success=options.success,
+        metric=options.metric,
+        mode=options.mode,
+        names=options.runs,
+    )
+    for path in written:
         print(path)

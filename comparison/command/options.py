@@ -100,15 +100,19 @@ def report_parser() -> argparse.ArgumentParser:
     """Return the parser of ``report``."""
     parser = _Parser(
         prog="structured-init report",
-        description="Write the report of a comparison again, finished or not.",
+        description="Write the report of a comparison, finished or not, or of runs made elsewhere: a table with the "
+        "columns arm, seed and a metric (and step), TensorBoard's event files, exports of Weights & Biases or MLflow.",
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("folder", metavar="DIR", help="folder of the comparison")
+    add("folder", metavar="PATH", help="folder of the comparison; table.csv, or what else runs were logged in")
     add("--baseline", metavar="INIT", help="what differences refer to (default: the comparison's)")
+    add("--metric", metavar="NAME", help="of runs made elsewhere, where they have several")
+    add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: by its name)")
+    add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
     add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")
     add("--success", type=_number, metavar="X", help=SUCCESS)
-    add("--output", metavar="FILE", help="the page (default: DIR/report.html); figures and tables go beside it")
+    add("--output", metavar="FILE", help="the page (default: DIR/report.html, table_report/report.html)")
     return parser
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from comparison.report.theme import Style, styles
 from comparison.results.controls import check_controls, find_controls, find_scrambled
 from comparison.results.effects import Effects, effects
+from comparison.results.elsewhere import Elsewhere, comparison_of, mode_of, read_elsewhere
 from comparison.results.metric import Metric
 from comparison.results.records import (
+    MANIFEST,
     Manifest,
     chosen_learning_rates,
     find_runs,
@@ -76,13 +78,20 @@ class ReportData:
         return Metric(self.manifest["metric"], self.manifest["mode"])
 
     @property
+    def source(self) -> str:
+        """The file or folder of runs that were made elsewhere; empty where the runs were made here."""
+        return self.manifest.get("source", "")
+
+    @property
     def points(self) -> list[Point]:
         """The places of the grid."""
         return points(self.manifest)
 
     @property
     def missing(self) -> list[tuple[str, int, Point, float | None]]:
-        """The runs that never started."""
+        """The runs that never started; of runs made elsewhere nobody knows."""
+        if self.source:
+            return []
         return missing_runs(self.manifest, self.runs)
 
     @property
@@ -132,34 +141,39 @@ def read_report_data(
     baseline: str | None = None,
     controls: Mapping[str, str] | str | None = None,
     success: float | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    names: str | None = None,
 ) -> ReportData:
-    """Read a comparison, finished or not.
+    """Read a comparison, finished or not, or runs made elsewhere.
 
     Args:
-        folder: of the comparison.
+        folder: of the comparison, or what the runs were logged in.
         baseline: the arm that differences refer to; the manifest's when None.
         controls: arm → its control, or one for all; the manifest's, else found, when None.
         success: what a run has to reach to be counted; the manifest's when None.
+        metric: what is compared, where runs made elsewhere have several; the manifest's when None.
+        mode: whether more or less of it is better; the manifest's when None.
+        names: how runs made elsewhere are named.
 
     Raises:
         StructuredInitError: there is no comparison, its runs are not there, or an arm is unknown.
     """
-    manifest = read_manifest(folder)
-    if is_published(folder):
-        raise StructuredInitError(
-            f"'{folder}' holds a report without its runs, of which alone it can be written again; "
-            "load_results and load_curves read its tables"
-        )
+    if not Path(folder, MANIFEST).is_file():
+        source = Path(folder)
+        found = comparison_of(source, read_elsewhere(source, names), metric, mode)
+    else:
+        found = _made_here(folder, metric, mode)
+    manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves
     if baseline is not None and baseline not in manifest["arms"]:
         raise StructuredInitError(
             f"the baseline '{baseline}' is no arm of this comparison: {nearest(baseline, manifest['arms'])}"
         )
     success = manifest.get("success") if success is None else check_success(success, manifest["metric"])
     manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
-    runs, results, curves = find_runs(folder), load_results(folder), load_curves(folder)
     known = {**find_controls(manifest, runs), **check_controls(controls, manifest)}
     scrambled = find_scrambled(manifest, runs)
-    found = effects(results, manifest, known, curves, chosen_learning_rates(folder), scrambled)
+    differences = effects(results, manifest, known, curves, chosen_learning_rates(folder), scrambled)
     data = ReportData(
         folder=Path(folder),
         manifest=manifest,
@@ -168,13 +182,36 @@ def read_report_data(
         curves=curves,
         controls=known,
         scrambled=scrambled,
-        effects=found,
-        successes=[] if success is None else [successes(each, success, curves) for each in found],
+        effects=differences,
+        successes=[] if success is None else [successes(each, success, curves) for each in differences],
         styles=styles(list(manifest["arms"]), manifest["baseline"]),
         point=_shown_point(manifest, runs),
         seed=None,
     )
     return replace(data, seed=_shown_seed(data))
+
+
+def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | None) -> Elsewhere:
+    """Return what the runs of a comparison gave.
+
+    Raises:
+        StructuredInitError: its runs are not there, or none has the metric.
+    """
+    manifest = read_manifest(folder)
+    if is_published(folder):
+        raise StructuredInitError(
+            f"'{folder}' holds a report without its runs, of which alone it can be written again; "
+            "load_results and load_curves read its tables"
+        )
+    results = load_results(folder)
+    if metric is not None:
+        logged = [name for name in results.columns if "/" in name]
+        if metric not in logged:
+            raise StructuredInitError(f"no complete run of '{folder}' has '{metric}': {nearest(metric, logged)}")
+        manifest = {**manifest, "metric": metric, "mode": mode or mode_of(metric)}
+    elif mode is not None:
+        manifest = {**manifest, "mode": mode}
+    return Elsewhere(manifest, find_runs(folder), results, load_curves(folder))
 
 
 def _shown_point(manifest: Manifest, runs: list[RunRecord]) -> Point:

@@ -12,16 +12,26 @@ import torch
 from comparison.report.tensors import read_tensors
 from comparison.report.theme import FAINT, Style, figure_settings, new_figure
 from comparison.results.run_record import RunRecord, read_json
-from structured_init.analysis import STATISTICS, far_mass, structure_left
+from structured_init.analysis import HEAD_SCORES, STATISTICS, far_mass, structure_left
 from structured_init.analysis.change import is_causal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOMENTS = ("before", "after")
-SHOWN = ("mean_distance", "normalised_entropy", "diagonal_mass", "impulse_mass", "effective_rank", "far_mass")
+MOST_SEEDS = 5  # whose maps are read, for what their statistics do not say
+SHOWN = (
+    "mean_distance",
+    "normalised_entropy",
+    "diagonal_mass",
+    "impulse_mass",
+    "effective_rank",
+    "far_mass",
+    *HEAD_SCORES,
+)
 TITLES: dict[str, str] = {
     **STATISTICS,
+    **{name: f"{words.partition(':')[0]}, best head" for name, words in HEAD_SCORES.items()},
     "normalised_entropy": "entropy of a row, as a share of log N",
     "diagonal_mass": "diagonal mass: attention to itself",
     "impulse_mass": "impulse mass: attention on the best offset",
@@ -38,21 +48,26 @@ Depth = dict[str, dict[str, dict[str, np.ndarray]]]  # statistic → arm → mom
 def attention_statistics(runs: Iterable[RunRecord]) -> tuple[list[str], Depth]:
     """Return the names of the layers and their statistics, averaged over heads and over the runs of an arm.
 
+    Of the scores of circuits, for which one head is enough, it is the best head of every layer.
+
     Args:
         runs: complete runs; those without attention maps are left out.
     """
     layers: list[str] = []
+    runs = list(runs)
+    few = set(sorted({run.seed for run in runs})[:MOST_SEEDS])
     gathered: dict[str, dict[str, dict[str, list[np.ndarray]]]] = {}
     for run in runs:
         path = run.folder / "attention" / "statistics.json"
         if not path.is_file():
             continue
-        for moment, of_layers in _with_newer(run.folder, read_json(path)).items():
+        for moment, of_layers in _with_newer(run.folder, read_json(path), run.seed in few).items():
             layers = layers or list(of_layers)
             if list(of_layers) != layers:
                 continue
             for name in next(iter(of_layers.values())):
-                values = np.array([mean_over_heads(of_layers[layer][name]) for layer in layers])
+                of_heads = best_of_heads if name in HEAD_SCORES else mean_over_heads
+                values = np.array([of_heads(of_layers[layer][name]) for layer in layers])
                 gathered.setdefault(name, {}).setdefault(run.arm, {}).setdefault(moment, []).append(values)
     return layers, {
         name: {arm: {m: np.mean(v, axis=0) for m, v in moments.items()} for arm, moments in arms.items()}
@@ -97,21 +112,32 @@ def depth_figure(
 
 def mean_over_heads(values: Any) -> float:
     """Return the mean over the heads that have a number (JSON has null for nan); NaN where none has."""
-    numbers = np.atleast_1d(np.array(values, dtype=float))
-    numbers = numbers[np.isfinite(numbers)]
+    numbers = _numbers(values)
     return float(numbers.mean()) if len(numbers) else np.nan
 
 
-def _with_newer(folder: Path, moments: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return statistics before and after, with those computed from the maps that a run did not write itself."""
+def best_of_heads(values: Any) -> float:
+    """Return the largest of the heads that have a number; NaN where none has."""
+    return float(numbers.max()) if len(numbers := _numbers(values)) else np.nan
+
+
+def _numbers(values: Any) -> np.ndarray:
+    numbers = np.atleast_1d(np.array(values, dtype=float))
+    return numbers[np.isfinite(numbers)]
+
+
+def _with_newer(
+    folder: Path, moments: Mapping[str, Mapping[str, Mapping[str, Any]]], with_maps: bool
+) -> dict[str, dict[str, Any]]:
+    """Return statistics before and after, ``with_maps`` those too that are computed from the maps."""
     found: dict[str, dict[str, Any]] = {
         moment: {layer: {name: values[name] for name in SHOWN if name in values} for layer, values in of_layers.items()}
         for moment, of_layers in moments.items()
         if moment in MOMENTS and of_layers
     }
     files = {moment: folder / "attention" / f"{moment}.safetensors" for moment in found}
-    if not found or not all(file.is_file() for file in files.values()):
-        return found
+    if not with_maps or not found or not all(file.is_file() for file in files.values()):
+        return {moment: _common(of_layers) for moment, of_layers in found.items()}
     maps = {moment: read_tensors(file) for moment, file in files.items()}
     places = read_json(folder / "attention" / "meta.json")["captures"]
     for moment, of_layers in found.items():

@@ -22,6 +22,11 @@ REFERENCES = {
 def lead(data: ReportData) -> str:
     """Return one sentence: what was compared."""
     manifest = data.manifest
+    if data.source:
+        return (
+            f"{count(len(manifest['arms']), 'arm')} of {data.source}, {count(len(manifest['seeds']), 'seed')}: "
+            f"{data.metric.words} at the last step that a run logged."
+        )
     initializations, seeds = len(manifest["arms"]), len(asked_seeds(manifest))
     upto = "up to " if manifest.get("added") else ""
     grid = f" at {len(data.points)} places of a grid" if len(data.points) > 1 else ""
@@ -62,14 +67,19 @@ def findings(found: Effects) -> list[str]:
     return [*_diverged(found), *_differences(found)]
 
 
+def diverged_sentence(found: Effects) -> str:
+    """Return which arms diverged, with a space before it; empty where none did."""
+    counts = [f"{arm.name} in {len(arm.diverged)} of {count(arm.seeds, 'seed')}" for arm in found.arms if arm.diverged]
+    return f" Diverged: {listed(counts)}." if counts else ""
+
+
 def _diverged(found: Effects) -> list[str]:
     without_rate = [f"{arm.name} ({diverged_text(arm)})" for arm in found.arms if arm.no_rate]
     sentences = [f"No learning rate gave a number in every seed: {listed(without_rate)}."] if without_rate else []
     diverged = [arm for arm in found.arms if arm.diverged]
     if not diverged:
         return sentences
-    counts = [f"{arm.name} in {len(arm.diverged)} of {count(arm.seeds, 'seed')}" for arm in diverged]
-    sentences.append(f"Diverged: {listed(counts)}.")
+    sentences.append(diverged_sentence(found).strip())
     lost = [arm for arm in diverged if arm.lost]
     if lost:
         sentences.append(
@@ -98,8 +108,8 @@ def _differences(found: Effects) -> list[str]:
     if all(effect.interval.samples == 1 for effect in paired):
         one = "one pair with numbers" if any(arm.lost for arm in found.arms) else "one seed"
         return [f"There is {one}, so there is no interval: the table shows values, and nothing is shown to differ."]
-    two = all(effect.interval.samples < FEWEST_FOR_INTERVAL and not effect.unjudged for effect in paired)
-    if found.question is None and two:
+    few = all(effect.interval.samples < FEWEST_FOR_INTERVAL for effect in paired)
+    if few and found.question is None and not any(arm.diverged for arm in found.arms):
         return ["Two seeds are no result: run at least 5. The table shows values, and nothing is shown to differ."]
     # What a structured initialization is worth stands first: its difference to the controls.
     sentences = [
@@ -112,8 +122,8 @@ def _differences(found: Effects) -> list[str]:
     if intervals > 1:
         families = " and of those to the controls" if any(arm.control or arm.scrambled for arm in found.arms) else ""
         sentences.append(
-            f"Better and worse hold for all differences to {found.baseline}{families} together (Holm’s method, 5 %); "
-            f"each of the {intervals} {LEVEL} intervals stands for itself, and one in twenty misses the truth."
+            f"Better and worse hold for all differences to {found.baseline}{families} together (Holm’s method, 5 %). "
+            f"Each {LEVEL} interval stands for itself: one in twenty misses the truth."
         )
     return [sentence for sentence in sentences if sentence]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison.report import sentences
+from comparison.report.answers import answers
 from comparison.report.data import ReportData, read_report_data
 from comparison.report.drawing import Drawing
 from comparison.report.page import Sections, drawings, page, read_panels
@@ -18,6 +19,7 @@ from comparison.report.registry import Html
 from comparison.results.decisions import Decision
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.paired import Interval
+from comparison.results.records import MANIFEST
 from comparison.results.success import Successes
 from comparison.results.tables import Table
 from structured_init.errors import StructuredInitError
@@ -32,16 +34,23 @@ def write_report(
     controls: Mapping[str, str] | str | None = None,
     output: str | os.PathLike[str] | None = None,
     success: float | None = None,
+    metric: str | None = None,
+    mode: str | None = None,
+    names: str | None = None,
 ) -> list[Path]:
     """Write what a comparison found, finished or not: a page, Markdown, tables and figures for a paper.
 
     Args:
-        folder: of the comparison.
+        folder: of the comparison; or a table, or a folder of runs, made elsewhere.
         baseline: the arm that differences refer to; the comparison's own when None.
         controls: arm → its same-positions control, or one for all arms; the comparison's own, else those found in the
             init reports, when None.
-        output: the page's file; ``report.html`` in the folder when None. Everything else goes beside it.
+        output: the page's file; ``report.html`` in the folder when None, in ``table_report`` beside ``table.csv``.
+            Everything else goes beside it.
         success: what a run has to reach of the metric to be counted, as it is logged; the comparison's own when None.
+        metric: what is compared, where runs made elsewhere have several.
+        mode: ``"max"`` or ``"min"``, whether more or less of it is better; the comparison's own when None.
+        names: how runs made elsewhere are named, with ``{arm}`` and ``{seed}``.
 
     Returns:
         The files written, the page first.
@@ -49,10 +58,10 @@ def write_report(
     Raises:
         StructuredInitError: there is no comparison, an arm is unknown, or a file cannot be written.
     """
-    path = Path(output) if output is not None else Path(folder) / PAGE
+    path = Path(output) if output is not None else default_page(Path(folder))
     if path.is_dir():
         raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
-    data = read_report_data(folder, baseline, controls, success)
+    data = read_report_data(folder, baseline, controls, success, metric, mode, names)
     sections = read_panels(data)
     texts = {
         path: page(data, sections),
@@ -67,9 +76,15 @@ def write_report(
     return [*texts, *figures]
 
 
+def default_page(source: Path) -> Path:
+    """Return where the page of a comparison goes; of runs made elsewhere into a folder beside them."""
+    return source / PAGE if (source / MANIFEST).is_file() else source.with_name(f"{source.stem}_report") / PAGE
+
+
 def markdown(data: ReportData, sections: Sections) -> str:
     """Return every panel in Markdown: what it says, its tables, and links to its figures."""
     parts = [f"# {sentences.title(data)}", sentences.lead(data)]
+    parts += answers(data)
     if sentences.state(data):
         parts.append(f"**Not finished.** {sentences.state(data)}")
     for panel, shown in sections:

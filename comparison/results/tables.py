@@ -129,8 +129,8 @@ def headline_table(found: Effects) -> Table:
 
 def target_text(found: Effects, digits: int) -> str:
     """Return what is to be reached, with its unit and its split."""
-    unit = " %" if found.metric.factor == 100 else ""
-    return f"{number(found.target or 0.0, digits)}{unit} ({found.metric.on_validation.partition('/')[0]})"
+    unit, (split, _, name) = " %" if found.metric.factor == 100 else "", found.metric.on_validation.partition("/")
+    return f"{number(found.target or 0.0, digits)}{unit}{f' ({split})' if name else ''}"
 
 
 def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline") -> Cell:

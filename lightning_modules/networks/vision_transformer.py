@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import build_sincos2d_pos_embed
-from timm.models.vision_transformer import VisionTransformer
-from torch import nn
+from timm.models.vision_transformer import Block, VisionTransformer
+from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError, nearest
 
@@ -28,6 +28,18 @@ PRESETS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
+class BlockWithoutAttentionSkip(Block):
+    """A block of timm in which nothing is added around the attention; around the MLP the skip connection stays.
+
+    Source: Ji et al., "Always Skip Attention" and "Cutting the Skip" (2510.00345).
+    """
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Return tokens (B, N, D) of tokens (B, N, D)."""
+        x = self.ls1(self.attn(self.norm1(x), attn_mask=attn_mask, is_causal=is_causal))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
 def vision_transformer(
     image_size: int,
     patch_size: int,
@@ -41,6 +53,7 @@ def vision_transformer(
     register_tokens: int = 0,
     pool: str = "avg",
     positions: str = "learned",
+    attention_skip: bool = True,
     **timm_args: Any,
 ) -> VisionTransformer:
     """Build a vision transformer of the papers on structured initialization: no class token, mean pooling, ``fc_norm``.
@@ -59,6 +72,7 @@ def vision_transformer(
         register_tokens: how many further tokens to prepend.
         pool: ``avg``, ``token`` (needs the class token), or another of timm's poolings.
         positions: ``learned`` (timm's start, N(0, .02²)), ``sincos`` (timm's code of the grid, frozen), or ``none``.
+        attention_skip: add the tokens to what attention makes of them; ``False`` leaves that skip connection out.
         timm_args: further arguments of timm's ``VisionTransformer``: ``mlp_ratio``, ``qk_norm``, ``drop_path_rate``, …
 
     Raises:
@@ -82,7 +96,7 @@ def vision_transformer(
         reg_tokens=register_tokens,
         global_pool=pool,
         pos_embed="none" if positions == "none" else "learn",
-        **{"no_embed_class": True, **timm_args},
+        **{"no_embed_class": True, "block_fn": Block if attention_skip else BlockWithoutAttentionSkip, **timm_args},
     )
     if positions == "sincos":
         _freeze_sincos(network)

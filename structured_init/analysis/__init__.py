@@ -19,6 +19,13 @@ from structured_init.analysis.filters import (
     filter_statistics,
     variance_map,
 )
+from structured_init.analysis.heads import (
+    HEAD_SCORES,
+    induction_score,
+    prefix_matches,
+    previous_token_score,
+    repeated_tokens,
+)
 from structured_init.analysis.implicit_attention import implicit_attention, implicit_maps, scan_matrix
 from structured_init.analysis.lipschitz import LipschitzReport, lipschitz_bound, lipschitz_report, register_lipschitz
 from structured_init.analysis.products import WeightProducts, weight_products
@@ -43,6 +50,7 @@ from structured_init.analysis.summary import STATISTICS, summarize, summarize_ch
 from structured_init.undisturbed import undisturbed
 
 if TYPE_CHECKING:
+    from structured_init.analysis.head_metrics import InductionScore, PreviousTokenScore
     from structured_init.analysis.metrics import (
         CKA,
         ArgmaxAccuracy,
@@ -73,10 +81,12 @@ _METRICS = (
     "ProfileEnergy",
     "StructureLeft",
 )
+_HEAD_METRICS = ("InductionScore", "PreviousTokenScore")
 
 __all__ = [
     "CKA",
     "FILTER_STATISTICS",
+    "HEAD_SCORES",
     "STATISTICS",
     "ArgmaxAccuracy",
     "AttentionEntropy",
@@ -86,10 +96,12 @@ __all__ = [
     "EffectiveRank",
     "FarMass",
     "ImpulseMass",
+    "InductionScore",
     "LipschitzReport",
     "MeanAttentionDistance",
     "NoAttentionError",
     "OffsetProfile",
+    "PreviousTokenScore",
     "ProfileEnergy",
     "StructureLeft",
     "WeightProducts",
@@ -119,6 +131,7 @@ __all__ = [
     "implicit_maps",
     "impulse_mass",
     "impulse_mass_change",
+    "induction_score",
     "lipschitz_bound",
     "lipschitz_report",
     "mean_distance",
@@ -126,11 +139,14 @@ __all__ = [
     "numerical_rank",
     "offset_profile",
     "patch_maps",
+    "prefix_matches",
+    "previous_token_score",
     "profile_energy",
     "rbf",
     "register_capture",
     "register_lipschitz",
     "repeated_blocks",
+    "repeated_tokens",
     "scan_matrix",
     "structure_left",
     "summarize",
@@ -145,6 +161,7 @@ __all__ = [
 
 def __getattr__(name: str) -> type:
     """Import the torchmetrics classes when one is asked for: torchmetrics takes seconds to import."""
-    if name in _METRICS:
-        return getattr(importlib.import_module("structured_init.analysis.metrics"), name)
+    for names, module in ((_METRICS, "metrics"), (_HEAD_METRICS, "head_metrics")):
+        if name in names:
+            return getattr(importlib.import_module(f"structured_init.analysis.{module}"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

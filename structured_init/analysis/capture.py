@@ -86,6 +86,14 @@ def capture_attention(
         NoAttentionError: no map was seen, or none whose axes could be told.
         StructuredInitError: an argument out of range; no layer has the name asked for; one sample is already over the
             cap.
+
+    Example:
+        >>> import timm, torch
+        >>> from structured_init.analysis import capture_attention
+        >>> model = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=8, depth=2)
+        >>> maps = capture_attention(model, torch.randn(4, 3, 32, 32))
+        >>> {name: tuple(of_layer.shape) for name, of_layer in maps.items()}  # 16 patches and a class token
+        {'blocks.0.attn': (4, 3, 17, 17), 'blocks.1.attn': (4, 3, 17, 17)}
     """
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"capture_attention needs a model, an nn.Module, got {type(model).__name__}")

@@ -28,13 +28,11 @@ def register_lipschitz(cls: type[nn.Module]) -> Callable[[Rule], Rule]:
     """Register a rule for a class: ``rule(module, bounds) -> float``, an upper bound in evaluation mode.
 
     ``bounds(child)`` is the bound of a module inside, and ``bounds.shapes(module)`` the input shapes that it saw. The
-    rule holds for subclasses that keep the ``forward`` of ``cls``.
+    rule holds for subclasses that keep the ``forward`` of ``cls``::
 
-    ```python
-    @register_lipschitz(Residual)
-    def residual(module, bounds):
-        return 1 + bounds(module.branch)
-    ```
+        @register_lipschitz(Residual)
+        def residual(module, bounds):
+            return 1 + bounds(module.branch)
     """
 
     def add(rule: Rule) -> Rule:

@@ -55,6 +55,15 @@ def weight_products(site: HasProjections) -> WeightProducts:
 
     Raises:
         StructuredInitError: it is a whole model.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import attention_sites
+        >>> from structured_init.analysis import weight_products
+        >>> products = weight_products(attention_sites(model)[0])
+        >>> tuple(products.query_key.shape), tuple(products.value_output.shape)
+        ((3, 192, 192), (192, 192))
     """
     if isinstance(site, nn.Module) and not hasattr(site, "query"):
         raise StructuredInitError(

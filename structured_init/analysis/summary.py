@@ -11,6 +11,7 @@ from torch import Tensor
 
 from structured_init.analysis import statistics
 from structured_init.analysis.change import impulse_mass_change, is_causal, structure_left
+from structured_init.analysis.heads import HEAD_SCORES
 from structured_init.errors import StructuredInitError
 
 # What each column means, for tables and figure titles.
@@ -117,15 +118,20 @@ def summarize_change(
 
 
 def to_csv(phases: Mapping[str, Mapping[str, Mapping[str, list]]]) -> str:
-    """Write phase → layer → statistic → heads as a long table, one row per phase, layer and head."""
+    """Write phase → layer → statistic → heads as a long table, one row per phase, layer and head.
+
+    The columns are those of ``STATISTICS``, and of ``HEAD_SCORES`` where any layer has them.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["phase", "layer", "head", *STATISTICS, "offset_row", "offset_column"])
+    known = {name for layers in phases.values() for values in layers.values() for name in values}
+    names = [*STATISTICS, *(name for name in HEAD_SCORES if name in known)]
+    writer.writerow(["phase", "layer", "head", *names, "offset_row", "offset_column"])
     for phase, layers in phases.items():
         for layer, values in layers.items():
             for head, offset in enumerate(values["offset"]):
                 # A resumed run may bring statistics from before a column was added.
-                numbers = (values[name][head] if name in values else "" for name in STATISTICS)
+                numbers = (values[name][head] if name in values else "" for name in names)
                 writer.writerow([phase, layer, head, *numbers, *offset])
     return text.getvalue()
 

@@ -15,10 +15,11 @@ from structured_init.arguments import check_flag
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
-from structured_init.linalg import random_orthogonal
+from structured_init.linalg import orthogonal_job
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite, required_attention_sites
 from structured_init.sites.select import Where
+from structured_init.threads import side_by_side
 
 Identity = Literal["layer", "head"]
 
@@ -34,7 +35,8 @@ def semi_orthogonal_heads(
         head_dim: k.
         generator: draws one head after the other.
     """
-    return torch.stack([random_orthogonal(dim, head_dim, generator=generator) for _ in range(heads)])
+    jobs = map(lambda _: orthogonal_job(dim, head_dim, generator=generator), range(heads))
+    return torch.stack(list(side_by_side(jobs, scratch=8 * dim * head_dim, layer=12 * dim**2)))
 
 
 def identity_heads(heads: int, dim: int, head_dim: int, identity: Identity) -> Float64[Tensor, "heads dim head_dim"]:

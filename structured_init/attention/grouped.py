@@ -5,49 +5,103 @@ Letters: D embed_dim, k head_dim, G heads that share a key. Row vectors: q = x W
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.linalg import add_gram, gram, leading_eigenvectors
+from structured_init.layout import AttentionLayout
+from structured_init.linalg import add_gram, gram, leading_eigenvectors, random_orthogonal
 
 Factors = tuple[Float[Tensor, "D rank"], Float[Tensor, "rank D"]]
+Shared = tuple[Float[Tensor, "group D rank"], Float[Tensor, "D rank"]]  # W_q of the heads that share a key, and W_k
+Draw = Callable[[torch.Generator], Float[Tensor, "D D"]]
 
 
-def query_key_factors(
-    targets: Callable[[], Iterable[Float[Tensor, "D D"]]],
-    heads: int,
-    group: int,
-    rank: int,
-    split: Callable[[Tensor], Factors],
-) -> tuple[list[Tensor], list[Tensor]]:
-    """Return W_q of every head and W_k of every group of heads, each (D, k), for one target per head.
+def query_key_jobs(
+    draw: Draw, generator: torch.Generator, heads: int, group: int, rank: int, split: Callable[[Tensor], Factors]
+) -> Iterator[Callable[[], Shared]]:
+    """Yield a job for each key of a layer, which finds W_k and the W_q of the heads that share it.
+
+    The jobs are independent: with heads of their own keys the target is drawn here; a job of heads that share a key
+    draws its targets itself, from a copy of the generator, so that one target is held at a time.
 
     Args:
-        targets: gives the heads' targets in their order, the same each time it is called. They are drawn twice where
-            heads share a key, so that one of them is held at a time.
+        draw: gives the next head's target.
+        generator: what it draws from.
         heads: H.
         group: G, how many of them share a key; with 1 every head has the factors that ``split`` finds.
         rank: k.
         split: factors one target into (D, k) and (k, D).
     """
-    once = iter(targets())
-    if group == 1:
-        queries, keys = [], []
-        for target in once:
-            left, right = split(target)
-            queries.append(left)
-            keys.append(right.mT)
-        return queries, keys
-    again, queries, keys = iter(targets()), [], []
+    if group == 1:  # no loop, whose variable would hold one target while the next is drawn
+        yield from map(lambda _: partial(_own_key, draw(generator), split), range(heads))
+        return
     for _ in range(0, heads, group):
-        shared, key = share_key(islice(once, group), islice(again, group), rank)
-        queries.extend(shared)
-        keys.append(key)
-    return queries, keys
+        shared = _SharedKey(draw, _copy(generator), group, rank)
+        yield shared
+        generator = shared.after()
+
+
+def gather(found: Iterator[Shared], layout: AttentionLayout, turns: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Return W_q (H, D, k) and W_k (Hkv, D, k) of the next jobs' results, in the precision in which they are planned.
+
+    Args:
+        found: what the jobs of the layer and of later ones return.
+        layout: of the layer.
+        turns: draws a rotation inside each key head and those that share it, where the host turns pairs of coordinates.
+    """
+    query, key = (
+        torch.empty(each.heads, each.width, each.head_dim, dtype=torch.promote_types(each.weight.dtype, torch.float32))
+        for each in (layout.query, layout.key)
+    )
+    for queries, own, (left, right) in zip(query.chunk(len(key)), key, found, strict=False):
+        if turns is not None:
+            turn = random_orthogonal(*right.shape[-1:] * 2, generator=turns).to(right.dtype)
+            left, right = left @ turn, right @ turn
+        queries.copy_(left)
+        own.copy_(right)
+    return query, key
+
+
+def _own_key(target: Tensor, split: Callable[[Tensor], Factors]) -> Shared:
+    left, right = split(target)
+    return left[None], right.mT
+
+
+class _SharedKey:
+    """The job of one group: its targets are drawn twice, for the sum and for the queries."""
+
+    def __init__(self, draw: Draw, generator: torch.Generator, group: int, rank: int) -> None:
+        self.draw, self.group, self.rank = draw, group, rank
+        self.first, self.second = generator, _copy(generator)
+        self.begin, self.drawn = _copy(generator), False
+
+    def __call__(self) -> Shared:
+        return share_key(self._once(), self._targets(self.second), self.rank)
+
+    def after(self) -> torch.Generator:
+        """Return a generator at the next group's first target: by this job, where it is as far, else by drawing."""
+        if self.drawn:
+            return self.first
+        for _ in range(self.group):
+            self.draw(self.begin)
+        return self.begin
+
+    def _targets(self, generator: torch.Generator) -> Iterator[Tensor]:
+        return map(lambda _: self.draw(generator), range(self.group))
+
+    def _once(self) -> Iterator[Tensor]:
+        yield from self._targets(self.first)
+        self.drawn = True
+
+
+def _copy(generator: torch.Generator) -> torch.Generator:
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
+    return copy
 
 
 def share_key(

@@ -6,17 +6,21 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from itertools import chain
 from typing import Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_finite, check_flag, check_not_negative
+from structured_init.arguments import check_finite, check_flag, check_not_negative, check_positive
 from structured_init.attention.codes import sincos_2d
-from structured_init.attention.grouped import Factors, query_key_factors
+from structured_init.attention.grouped import Factors, gather, query_key_jobs
 from structured_init.attention.position import two_dimensional
+from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
@@ -25,6 +29,7 @@ from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite, required_attention_sites
 from structured_init.sites.position import position_sites
 from structured_init.sites.select import Where
+from structured_init.threads import side_by_side
 
 Noise = Literal["normal", "uniform"]
 Orientation = Literal["paper", "circulated"]
@@ -102,6 +107,11 @@ class Mimetic(Initializer):
             the code in circulation, on which published baselines stand: there the product is Rᵀ-ordered, (R L)ᵀ.
         balance_heads: mix the value–output factors by a random orthogonal matrix, W_v O and Oᵀ W_o. The product is
             the same, and each head gets an equal share of it instead of the first taking the largest directions.
+        value_scale: ``"target"`` writes the value–output target as it is; ``"stream"`` so large that what each layer
+            adds is ``stream_share`` times the stream that it is added to. Of GPT-2's embeddings the target is 16 times
+            as large. It is measured in a forward pass: on the batch given to ``initialize``, or on what the host
+            library offers; where there is neither it is computed from the embeddings.
+        stream_share: root mean square of what a layer adds over that of the stream, with ``value_scale: stream``.
         residual_scale: where the host starts output projections 1/√(2·layers) smaller, for its depth (GPT-2):
             ``"replace"`` writes the target as it is, ``"keep"`` writes it so much smaller. The report says which.
         precision: of the draws and decompositions. ``"float32"`` takes half the time of ``"float64"``; its
@@ -117,6 +127,15 @@ class Mimetic(Initializer):
     on its span, which keeps as much of their targets together as k directions can; the value–output product has rank
     Hkv·k; and under RoPE the coordinates inside a head are turned at random, so that the largest directions do not all
     fall on the fastest pairs.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import Mimetic, attention_sites, initialize
+        >>> report = initialize(model, Mimetic(vo_beta=0.3), seed=0)
+        >>> site = attention_sites(model)[0]
+        >>> round((site.value @ site.output).sum(0).diagonal().mean().item(), 1)
+        -0.3
 
     Source: Trockman & Kolter, 2305.09828; constants and orientation as circulated, see ``docs/mimetic.md``.
     """
@@ -139,6 +158,8 @@ class Mimetic(Initializer):
         where: Where = None,
         cross: bool = False,
         residual_scale: Literal["replace", "keep"] = "replace",
+        value_scale: Literal["target", "stream"] = "target",
+        stream_share: float = 0.3,
     ) -> None:
         for name, value, valid in (
             ("positions", positions, ("sincos", "keep")),
@@ -146,6 +167,7 @@ class Mimetic(Initializer):
             ("orientation", orientation, ("paper", "circulated")),
             ("precision", precision, ("float64", "float32")),
             ("residual_scale", residual_scale, ("replace", "keep")),
+            ("value_scale", value_scale, ("target", "stream")),
             ("qk_sign", qk_sign, (1, -1)),
             ("vo_sign", vo_sign, (1, -1)),
         ):
@@ -154,6 +176,9 @@ class Mimetic(Initializer):
         check_not_negative("Mimetic", qk_alpha=qk_alpha, vo_alpha=vo_alpha)
         check_finite("Mimetic", qk_beta=qk_beta, vo_beta=vo_beta)
         check_flag("Mimetic", query_key=query_key, value_output=value_output, balance_heads=balance_heads, cross=cross)
+        check_positive("Mimetic", stream_share=stream_share)
+        if value_scale == "stream" and not value_output:
+            raise StructuredInitError("Mimetic: value_scale 'stream' has nothing to scale: value_output is off")
         if not query_key and not value_output and positions == "keep":
             raise StructuredInitError(
                 "Mimetic: query_key and value_output are off and positions kept: there is nothing to write"
@@ -174,62 +199,64 @@ class Mimetic(Initializer):
         self.where = where
         self.cross = cross
         self.residual_scale: Literal["replace", "keep"] = residual_scale
+        self.value_scale: Literal["target", "stream"] = value_scale
+        self.stream_share = stream_share
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        for site in weights.each(required_attention_sites(weights, self.where, "Mimetic", cross=self.cross)):
-            if self.query_key:
-                self._query_key(site.by("Mimetic: query_key"), rng)
-            if self.value_output:
-                self._value_output(site.by("Mimetic: value_output"), rng)
+        sites = required_attention_sites(weights, self.where, "Mimetic", cross=self.cross)
+        jobs = chain.from_iterable(self._decompositions(site, rng) for site in sites)
+        size = max(site.layout.query.width for site in sites) ** 2
+        scratch = 2 * size * self._dtype.itemsize  # a target and its Gram matrix
+        with closing(side_by_side(jobs, scratch=scratch, layer=12 * size)) as found:
+            for site in weights.each(sites):
+                if self.query_key:
+                    self._query_key(site.by("Mimetic: query_key"), rng, found)
+                if self.value_output:
+                    self._value_output(site.by("Mimetic: value_output"), rng, found)
         if self.positions == "sincos":
             self._positions(weights)
+        if self.value_scale == "stream":
+            scale_branches(weights, [site.by("Mimetic: value_output") for site in sites], self.stream_share)
 
-    def _query_key(self, site: AttentionSite, rng: Draws) -> None:
+    def _decompositions(self, site: AttentionSite, rng: Draws) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
+        """Yield what is to be decomposed in a layer: a target for each key, then that of values and output."""
+        layout = site.layout
+        if self.query_key:
+            _square(site, "query–key", layout.query.width, layout.key.width)
+            if self.qk_alpha:
+                draw, generator = partial(self._query_key_target, site), rng.generator(site.name, "query_key")
+                group, rank = site.num_heads // site.num_key_value_heads, site.head_dim
+                yield from query_key_jobs(draw, generator, site.num_heads, group, rank, partial(split, rank=rank))
+        if self.value_output:
+            _square(site, "value–output", layout.value.width, layout.output.width)
+            yield partial(self._value_output_factors, site, rng)
+
+    def _query_key(self, site: AttentionSite, rng: Draws, found: Iterator[tuple[Tensor, Tensor]]) -> None:
         """2305.09828, Algorithm: per head, U S Vᵀ = svd(αZ ± βI), W_q = U_k S_k^½, W_k = V_k S_k^½."""
         layout = site.layout
-        _square(site, "query–key", layout.query.width, layout.key.width)
         group = site.num_heads // site.num_key_value_heads
+        turns = rng.generator(site.name, "rope") if layout.rope else None
         if self.qk_alpha:
-            queries, keys = query_key_factors(
-                lambda: self._query_key_targets(site, rng),
-                site.num_heads,
-                group,
-                site.head_dim,
-                lambda target: split(target, site.head_dim),
-            )
+            query, key = gather(found, layout, turns)
         else:  # of one target for all heads, those that share a key have the same factors
             subspaces = rng.generator(site.name, "query_key subspace")
-            target = next(self._query_key_targets(site, rng))
-            parts = [
+            target = self._query_key_target(site, rng.generator(site.name, "query_key"))
+            parts = (
                 split_identity(target, site.head_dim, generator=subspaces) for _ in range(site.num_key_value_heads)
-            ]
-            queries = [left for left, _ in parts for _ in range(group)]
-            keys = [right.mT for _, right in parts]
-        if layout.rope:
-            generator = rng.generator(site.name, "rope")
-            shape = (site.head_dim, site.head_dim)
-            turns = [random_orthogonal(*shape, generator=generator).to(key.dtype) for key in keys]
-            queries = [query @ turns[head // group] for head, query in enumerate(queries)]
-            keys = [key @ turn for key, turn in zip(keys, turns, strict=True)]
+            )
+            query, key = gather(((left.expand(group, -1, -1), right.mT) for left, right in parts), layout, turns)
         if group > 1 and not self.qk_alpha:
             site.note(f"qk_alpha 0: the {group} heads that share a key have the same queries")
-        site.query = torch.stack(queries)
-        del queries
-        site.key = torch.stack(keys)
+        site.query = query
+        del query
+        site.key = key
         site.note_query_key()
 
-    def _value_output(self, site: AttentionSite, rng: Draws) -> None:
+    def _value_output(self, site: AttentionSite, rng: Draws, found: Iterator[tuple[Tensor, Tensor]]) -> None:
         """2305.09828, Algorithm: per layer, U S Vᵀ = svd(αZ ± βI), W_v = U S^½, W_o = S^½ Vᵀ."""
         layout = site.layout
-        _square(site, "value–output", layout.value.width, layout.output.width)
         dim, heads, width = layout.value.width, layout.value.heads, layout.value.head_dim
-        beta, subspace = self.vo_sign * self.vo_beta, rng.generator(site.name, "value_output subspace")
-        left, right = self._split(
-            self._target(self.vo_alpha, beta, rng.generator(site.name, "value_output"), dim),
-            self.vo_alpha,
-            heads * width,
-            subspace,
-        )
+        left, right = next(found)
         if self.orientation == "circulated":
             left, right = self._untransposed(site, left, right)
         if self.residual_scale == "keep" and layout.residual_depth:
@@ -242,17 +269,23 @@ class Mimetic(Initializer):
         site.output = right if group == 1 else (right / group).repeat_interleave(group, dim=0)
         site.note_value_output(residual_scale=self.residual_scale)
 
-    def _query_key_targets(self, site: AttentionSite, rng: Draws) -> Iterator[Tensor]:
-        generator, beta = rng.generator(site.name, "query_key"), self.qk_sign * self.qk_beta
-        for _ in range(site.num_heads):
-            yield self._target(self.qk_alpha, beta, generator, site.embed_dim)
+    def _query_key_target(self, site: AttentionSite, generator: torch.Generator) -> Tensor:
+        return self._target(self.qk_alpha, self.qk_sign * self.qk_beta, generator, site.embed_dim)
+
+    def _value_output_factors(self, site: AttentionSite, rng: Draws) -> Factors:
+        value, generator = site.layout.value, rng.generator(site.name, "value_output")
+        target = self._target(self.vo_alpha, self.vo_sign * self.vo_beta, generator, value.width)
+        if self.vo_alpha:
+            return split(target, value.heads * value.head_dim)
+        subspace = rng.generator(site.name, "value_output subspace")
+        return split_identity(target, value.heads * value.head_dim, generator=subspace)
 
     def _target(self, alpha: float, beta: float, generator: torch.Generator, dim: int) -> Tensor:
-        dtype = torch.float64 if self.precision == "float64" else torch.float32
-        return noisy_identity(dim, alpha, beta, noise=self.noise, generator=generator, dtype=dtype)
+        return noisy_identity(dim, alpha, beta, noise=self.noise, generator=generator, dtype=self._dtype)
 
-    def _split(self, target: Tensor, alpha: float, rank: int, generator: torch.Generator) -> Factors:
-        return split(target, rank) if alpha else split_identity(target, rank, generator=generator)
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float64 if self.precision == "float64" else torch.float32
 
     def _untransposed(self, site: AttentionSite, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         if left.shape[0] != left.shape[1]:

@@ -35,6 +35,14 @@ class Positions(Initializer):
         StructuredInitError: at construction, a value out of range; at :meth:`plan`, the model has no positions of a
             known class.
 
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import Positions, initialize, position_sites
+        >>> report = initialize(model, Positions("sincos", gain=2.0), seed=0)
+        >>> round(position_sites(model)[0].value.square().mean().item(), 2)  # half of the squared amplitude
+        2.0
+
     Source: sincos as in timm and SimpleViT (2205.01580); the Gaussian with gain 18 from 2505.19985; codes are ours.
     """
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
+from functools import partial
 
 from torch import Tensor, nn
 
@@ -15,6 +17,7 @@ from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.registry import what_the_model_has
 from structured_init.sites.select import Where, selects
+from structured_init.threads import side_by_side
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 WHO = "DeltaOrthogonal"
@@ -53,20 +56,26 @@ class DeltaOrthogonal(Initializer):
             layer = "linear or convolutional layer" if self.linear else "convolution"
             asked = f" that where={self.where!r} selects" if layers else ""
             raise StructuredInitError(f"{WHO} found no {layer}{asked}; {what_the_model_has(weights.model)}")
-        for name, module in weights.each(chosen):
-            if isinstance(module._parameters.get("weight"), nn.Parameter):
-                self._initialize(weights, rng, name, module)
-            else:
-                weights.skip(name, "its weight is computed by a parametrization")
+        own = {id(module) for _, module in chosen if isinstance(module._parameters.get("weight"), nn.Parameter)}
+        modules = [module for _, module in chosen if id(module) in own]
+        jobs = (partial(_matrices, weights, rng, module) for module in modules)
+        sizes = [tuple(module.weight.shape[:2]) for module in modules]
+        scratch = max((8 * rows * columns for rows, columns in sizes), default=0)
+        layer = max((12 * min(size) ** 2 for size in sizes), default=0)
+        with closing(side_by_side(jobs, scratch=scratch, layer=layer)) as found:
+            for name, module in weights.each(chosen):
+                if id(module) in own:
+                    self._initialize(weights, name, module, next(found))
+                else:
+                    weights.skip(name, "its weight is computed by a parametrization")
 
-    def _initialize(self, weights: Weights, rng: Draws, name: str, module: nn.Module) -> None:
+    def _initialize(self, weights: Weights, name: str, module: nn.Module, matrices: list[Tensor]) -> None:
         weight = weights.edit(module.weight, WHO)
-        generator = rng.generator(weights.names(module.weight)[0], WHO)
         groups = getattr(module, "groups", 1)
         centre = (..., *((size - 1) // 2 for size in weight.shape[2:]))
         weight.zero_()
-        for group in weight.chunk(groups):
-            group[centre] = random_orthogonal(*group.shape[:2], generator=generator).mul_(self.gain)
+        for group, matrix in zip(weight.chunk(groups), matrices, strict=True):
+            group[centre] = matrix.mul_(self.gain)
         if self.zero_bias and module.bias is not None:
             weights.edit(module.bias, WHO).zero_()
         rows, columns = len(weight) // groups, weight.shape[1]
@@ -74,3 +83,10 @@ class DeltaOrthogonal(Initializer):
             weights.note(name, f"{rows} outputs of {columns} inputs: a contraction, the norm of an input is not kept")
         if (block := math.prod(getattr(module, "stride", ()))) > 1:
             weights.note(name, f"its stride reads one pixel of {block}: the others have no influence at the start")
+
+
+def _matrices(weights: Weights, rng: Draws, module: nn.Module) -> list[Tensor]:
+    """Return an orthogonal matrix (out, in) for each group of a layer."""
+    generator = rng.generator(weights.names(module.weight)[0], WHO)
+    rows, columns = len(module.weight) // getattr(module, "groups", 1), module.weight.shape[1]
+    return [random_orthogonal(rows, columns, generator=generator) for _ in range(getattr(module, "groups", 1))]

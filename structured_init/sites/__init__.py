@@ -2,6 +2,7 @@
 
 from structured_init.layout import AttentionLayout, Projection, StridedProjection, TokenLayout
 from structured_init.sites import (  # noqa: F401 - register their classes
+    delta_hosts,
     mlp_hosts,
     state_space_hosts,
     timm,

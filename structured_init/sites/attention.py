@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
+from typing import Any
 
 from torch import nn
 
@@ -27,7 +28,7 @@ from structured_init.sites.watched import check_sites, watched_attention
 
 ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
 
-Describe = Callable[[nn.Module], AttentionLayout]
+Describe = Callable[[Any], AttentionLayout]
 
 
 def register_attention(
@@ -81,6 +82,14 @@ def attention_sites(model: nn.Module | Weights, where: Where = None, *, cross: b
 
     Returns:
         The sites; an empty list where the model has none.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import attention_sites
+        >>> site = attention_sites(model, where="blocks.1.attn")[0]
+        >>> tuple(site.query.shape)  # heads, embed_dim, head_dim
+        (3, 192, 64)
     """
     weights = model if isinstance(model, Weights) else Weights(model)
     tokens = token_layouts(weights.model)

@@ -6,8 +6,9 @@ goes through the activation, and the one that it multiplies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
+from structured_init.sites.watched import watched_mlps
 
 WAY_OUT = "describe it with structured_init.register_mlp"
 NAMES = ("mlp", "ffn", "feed_forward", "feedforward")
@@ -52,7 +54,7 @@ class MlpLayout:
     gate: FirstLayer | None = None
 
 
-Describe = Callable[[nn.Module], MlpLayout]
+Describe = Callable[[Any], MlpLayout]
 MLP: Registry[MlpLayout] = Registry()
 
 
@@ -63,7 +65,10 @@ class MlpSite:
         name: the module's name in the model, e.g. ``"blocks.0.mlp"``.
         module: the host's module.
         layout: where it keeps its first layer.
+        how: how it is known: ``"written"`` for its class, or ``"watched"``.
     """
+
+    how = "written"
 
     def __init__(self, name: str, module: nn.Module, layout: MlpLayout, weights: Weights) -> None:
         self.name = name
@@ -112,7 +117,11 @@ def register_mlp(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
 
 
 def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
-    """Find every MLP of a known class, in the order of the model.
+    """Find every MLP, in the order of the model.
+
+    MLPs of known classes are found as they are. A model is watched in one forward pass (see
+    :func:`structured_init.watch.mlp.found_mlps`) where more of it is called an MLP, or where a batch was given
+    and nothing is known.
 
     Args:
         model: a model, to read its present weights, or an overlay, to write as well.
@@ -122,10 +131,30 @@ def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
         The sites; an empty list where the model has none.
     """
     weights = model if isinstance(model, Weights) else Weights(model)
+    modules = dict(named_plain_modules(weights.model))
+    sites = [
+        MlpSite(name, module, describe(module), weights)
+        for name, module in modules.items()
+        if (describe := MLP.find(module)) is not None
+    ]
+    if unknown_mlps(weights.model) or (not sites and weights.batch is not None):
+        place = {id(module): number for number, module in enumerate(modules.values())}
+        sites = sorted([*sites, *_watched(weights, sites, modules)], key=lambda site: place[id(site.module)])
+    return [site for site in sites if selects(where, site.name, site)]
+
+
+def _watched(weights: Weights, written: list[MlpSite], modules: dict[str, nn.Module]) -> list[MlpSite]:
+    """Return the MLPs that a forward pass shows beside what layouts were written for."""
+    known = {id(site.layout.first.weight) for site in written}
     sites = []
-    for name, module in named_plain_modules(weights.model):
-        describe = MLP.find(module)
-        if describe is not None and selects(where, name, site := MlpSite(name, module, describe(module), weights)):
+    for found in watched_mlps(weights):
+        if found.first is not None and id(found.first.weight) not in known:
+            layers = (
+                None if each is None else FirstLayer(each.weight, each.axis, each.start, each.size)
+                for each in (found.first, found.gate)
+            )
+            site = MlpSite(found.name, modules[found.name], MlpLayout(*layers), weights)
+            site.how = "watched"
             sites.append(site)
     return sites
 
@@ -136,7 +165,7 @@ def required_mlp_sites(weights: Weights, where: Where, who: str) -> list[MlpSite
     What is called an MLP and is of a class that nobody described is recorded as skipped.
     """
     sites = mlp_sites(weights, where)
-    unknown = unknown_mlps(weights.model)
+    unknown = unknown_mlps(weights.model, [site.name for site in mlp_sites(weights)])
     if not sites:
         if where is not None and (everywhere := mlp_sites(weights)):
             names = ", ".join(site.name for site in everywhere[:4]) + (", …" if len(everywhere) > 4 else "")
@@ -150,9 +179,14 @@ def required_mlp_sites(weights: Weights, where: Where, who: str) -> list[MlpSite
     return sites
 
 
-def unknown_mlps(model: nn.Module) -> dict[str, str]:
-    """Return name → class of what is called an MLP and has parameters, but is, holds and lies in no known one."""
-    known, suspects = [], {}
+def unknown_mlps(model: nn.Module, found: Iterable[str] = ()) -> dict[str, str]:
+    """Return name → class of what is called an MLP and has parameters, but is, holds and lies in no known one.
+
+    Args:
+        model: any model.
+        found: names of MLPs that are known otherwise than by their class.
+    """
+    known, suspects = list(found), {}
     for name, module in named_plain_modules(model):
         kind = type(module).__name__
         if MLP.find(module) is not None:
@@ -162,7 +196,7 @@ def unknown_mlps(model: nn.Module) -> dict[str, str]:
     return {
         name: kind
         for name, kind in suspects.items()
-        if not any(_within(name, site) or _within(site, name) for site in known)
+        if not any(name == site or _within(name, site) or _within(site, name) for site in known)
         and not any(_within(other, name) for other in suspects)
     }
 

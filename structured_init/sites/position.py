@@ -6,6 +6,7 @@ Letters: N grid tokens, D embed_dim.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from structured_init.sites.select import Where, selects
 
 TOKENS: Registry[TokenLayout | None] = Registry()
 
-Describe = Callable[[nn.Module], TokenLayout | None]
+Describe = Callable[[Any], TokenLayout | None]
 
 
 class PositionSite:

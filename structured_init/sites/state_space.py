@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.layout import Projection
+from structured_init.layout import Projection, StridedProjection
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.registry import Registry
@@ -49,37 +49,42 @@ class StateSpaceLayout:
 
     Attributes:
         A_log: log(−A), (H, N) or, with one decay per head, (H,).
-        dt: W_Δ as one block of H rows; in Mamba-1 the second of its two factors.
+        dt: W_Δ as blocks of H rows in sum; in Mamba-1 the second of its two factors.
         dt_bias: b_Δ, (H,).
         B: W_B, G blocks of N rows.
         C: W_C, G blocks of N rows.
         conv_weight: the short causal convolution, (channels, 1, K); its last tap looks at the token itself.
         conv_bias: (channels,), or ``None``.
-        D: the skip from the scan's input to its output, (H,) or (H·P,).
+        D: the skip from the scan's input to its output, (H,) or (H·P,); ``None`` where the host has none.
         head_dim: P.
         dt_limit: the host cuts Δ to this interval.
         select: computes what the scan is given from the layer's input (batch, tokens, D); ``None`` where the implicit
             attention and the scale of the scan are not to be read.
         embed_dim: D, for ``select``; ``None`` where the scale of the scan is not to be read.
         normalized: the host normalizes the scan's output, so its scale does not reach the residual stream.
+        match_norm: the host normalizes b and c, so the scale of W_B and W_C has no effect.
+        delta: the scan is a delta rule, linear attention that corrects what is stored under a key: b is the key, c the
+            query, and a rate of its own says how much is written, so Δ sets the decay alone.
     """
 
     A_log: nn.Parameter
-    dt: Projection
+    dt: Projection | StridedProjection
     dt_bias: nn.Parameter
     B: Projection
     C: Projection
     conv_weight: nn.Parameter
     conv_bias: nn.Parameter | None
-    D: nn.Parameter
+    D: nn.Parameter | None
     head_dim: int = 1
     dt_limit: tuple[float, float] = (0.0, float("inf"))
     select: Callable[[Tensor], Selection] | None = None
     embed_dim: int | None = None
     normalized: bool = False
+    match_norm: bool = False
+    delta: bool = False
 
 
-Describe = Callable[[nn.Module], StateSpaceLayout]
+Describe = Callable[[Any], StateSpaceLayout]
 STATE_SPACE: Registry[StateSpaceLayout] = Registry()
 
 
@@ -137,11 +142,12 @@ class StateSpaceSite:
     @property
     def dt_weight(self) -> Float[Tensor, "rank heads"]:
         """W_Δ, (D, H); in Mamba-1 (rank, H), the factor that maps the low-rank projection to the channels."""
-        return self.layout.dt.get(self._weights)[0].mT
+        return self.layout.dt.get(self._weights).flatten(0, 1).mT
 
     @dt_weight.setter
     def dt_weight(self, value: Float[Tensor, "rank heads"]) -> None:
-        self.layout.dt.set(self._weights, value.mT[None], self._by)
+        dt = self.layout.dt
+        self.layout.dt.set(self._weights, value.mT.unflatten(0, (dt.heads, dt.head_dim)), self._by)
 
     @property
     def dt_bias(self) -> Float[Tensor, " heads"]:
@@ -191,12 +197,14 @@ class StateSpaceSite:
         self._write("conv_bias", self.layout.conv_bias, value, tuple(self.layout.conv_bias.shape))
 
     @property
-    def D(self) -> Float[Tensor, " skips"]:
-        """The skip from the scan's input to its output, per head, or per channel where the host has it so."""
-        return self._weights.read(self.layout.D).clone()
+    def D(self) -> Float[Tensor, " skips"] | None:
+        """The skip from the scan's input to its output, per head or per channel; ``None`` where the host has none."""
+        return None if self.layout.D is None else self._weights.read(self.layout.D).clone()
 
     @D.setter
     def D(self, value: Float[Tensor, " skips"]) -> None:
+        if self.layout.D is None:
+            raise StructuredInitError(f"'{self.name}' has no skip D")
         self._write("D", self.layout.D, value, tuple(self.layout.D.shape))
 
     @property

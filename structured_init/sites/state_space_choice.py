@@ -11,6 +11,14 @@ from structured_init.sites.registry import what_the_model_has
 from structured_init.sites.select import Where, selects
 from structured_init.sites.state_space import STATE_SPACE, WAY_OUT, StateSpaceSite, state_space_sites
 
+REASONS = {  # class → why its parameters are not what a site has
+    "ZambaMambaMixer": "its heads have matrices of their own, in parameters of three axes",
+    "OlmoHybridGatedDeltaNet": "queries, keys and values have a short convolution each",
+    "KimiLinearDeltaAttention": "every channel of a key has a decay of its own that depends on the token",
+    "BailingHybridDeltaAttention": "every channel of a key has a decay of its own that depends on the token",
+    "Glm5NextTextLinearAttention": "every channel of a key has a decay of its own that depends on the token",
+}
+
 
 def required_state_space_sites(
     weights: Weights, where: Where, layers: list[int] | None, who: str
@@ -29,9 +37,12 @@ def required_state_space_sites(
     everywhere = state_space_sites(weights)
     unknown = unknown_state_spaces(weights.model)
     if not everywhere:
-        kinds = ", ".join(sorted(set(unknown.values())))
-        has = f"the model has {kinds}" if unknown else what_the_model_has(weights.model)
-        raise StructuredInitError(f"{who} found no state-space layer that it knows; {has}: {WAY_OUT}")
+        kinds = sorted(set(unknown.values()))
+        has = f"the model has {', '.join(kinds)}" if kinds else what_the_model_has(weights.model)
+        has = f"{has}: {WAY_OUT}"
+        if any(kind in REASONS for kind in kinds):
+            has = "; ".join(map(why_unknown, kinds))
+        raise StructuredInitError(f"{who} found no state-space layer that it knows; {has}")
     count = len(everywhere)
     if wrong := [layer for layer in layers or [] if not -count <= layer < count]:
         raise StructuredInitError(
@@ -46,7 +57,7 @@ def required_state_space_sites(
         raise StructuredInitError(f"{who}: {chosen} selects none of the {count} state-space layers ({names})")
     for name, kind in unknown.items():
         if not callable(where) and selects(where, name, None):
-            weights.skip(name, f"{kind} is not known: {WAY_OUT}")
+            weights.skip(name, why_unknown(kind))
     return sites
 
 
@@ -57,3 +68,8 @@ def unknown_state_spaces(model: nn.Module) -> dict[str, str]:
         for name, module in named_plain_modules(model)
         if STATE_SPACE.find(module) is None and "A_log" in module._parameters
     }
+
+
+def why_unknown(kind: str) -> str:
+    """Return one line on a class of state-space layers that is not known."""
+    return f"{kind} has no layout: {REASONS[kind]}" if kind in REASONS else f"{kind} is not known: {WAY_OUT}"

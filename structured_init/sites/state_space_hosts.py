@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2 of transformers and of mamba-ssm, which name their parameters alike.
+"""Mamba and Mamba-2 of mamba-ssm, and of transformers and its hybrids, which name their parameters alike.
 
 Letters: B batch, L tokens, D embed_dim, I inner width, H heads, P head_dim, G groups, N state_dim, R rank of Δ.
 """
@@ -16,6 +16,8 @@ from structured_init.sites.state_space import Selection, StateSpaceLayout, regis
 
 
 @register_state_space("transformers.models.mamba.modeling_mamba.MambaMixer")
+@register_state_space("transformers.models.falcon_mamba.modeling_falcon_mamba.FalconMambaMixer")
+@register_state_space("transformers.models.jamba.modeling_jamba.JambaMambaMixer")
 @register_state_space("mamba_ssm.modules.mamba_simple.Mamba")
 def mamba(module: Any) -> StateSpaceLayout:
     """``x_proj.weight`` (R + 2N, I) holds Δ's first factor, B and C; they read x behind convolution and SiLU."""
@@ -32,10 +34,16 @@ def mamba(module: Any) -> StateSpaceLayout:
         D=module.D,
         select=lambda hidden: _mamba_selection(module, hidden),
         embed_dim=module.in_proj.weight.shape[1],
+        match_norm=hasattr(module, "b_layernorm"),
     )
 
 
 @register_state_space("transformers.models.mamba2.modeling_mamba2.Mamba2Mixer")
+@register_state_space("transformers.models.bamba.modeling_bamba.BambaMixer")
+@register_state_space("transformers.models.falcon_h1.modeling_falcon_h1.FalconH1Mixer")
+@register_state_space("transformers.models.granitemoehybrid.modeling_granitemoehybrid.GraniteMoeHybridMambaLayer")
+@register_state_space("transformers.models.nemotron_h.modeling_nemotron_h.NemotronHMamba2Mixer")
+@register_state_space("transformers.models.zamba2.modeling_zamba2.Zamba2MambaMixer")
 @register_state_space("mamba_ssm.modules.mamba2.Mamba2")
 def mamba2(module: Any) -> StateSpaceLayout:
     """The last rows of ``in_proj.weight`` are [z I | x I | B G·N | C G·N | Δ H]; all but z and Δ are convolved."""
@@ -55,7 +63,7 @@ def mamba2(module: Any) -> StateSpaceLayout:
         dt_limit=_dt_limit(module),
         select=lambda hidden: _mamba2_selection(module, hidden),
         embed_dim=weight.shape[1],
-        normalized=hasattr(module, "norm"),
+        normalized=getattr(module, "mamba_rms_norm", hasattr(module, "norm")),
     )
 
 
@@ -65,13 +73,16 @@ def _mamba_selection(module: Any, hidden: Float[Tensor, "B L D"]) -> Selection:
     inner = F.linear(hidden, module.in_proj.weight, module.in_proj.bias)[..., :channels]
     inner = _short_convolution(module, inner)
     low_rank, B, C = F.linear(inner, module.x_proj.weight).split([rank, states, states], dim=-1)
+    if hasattr(module, "b_layernorm"):  # Falcon Mamba and Jamba
+        low_rank, B, C = module.dt_layernorm(low_rank), module.b_layernorm(B), module.c_layernorm(C)
     step = F.softplus(F.linear(low_rank, module.dt_proj.weight, module.dt_proj.bias))
     return Selection(inner[..., None], step, B[:, :, None], C[:, :, None])
 
 
 def _mamba2_selection(module: Any, hidden: Float[Tensor, "B L D"]) -> Selection:
     heads, head_dim, groups, states = _mamba2_sizes(module)
-    projected = F.linear(hidden, module.in_proj.weight, module.in_proj.bias)
+    scaled = hidden * getattr(module, "ssm_in_multiplier", 1.0)  # Falcon H1
+    projected = F.linear(scaled, module.in_proj.weight, module.in_proj.bias) * getattr(module, "mup_vector", 1.0)
     convolved = module.conv1d.weight.shape[0]
     *_, mixed, step = projected.split([projected.shape[-1] - convolved - heads, convolved, heads], dim=-1)
     values, B, C = _short_convolution(module, mixed).split([heads * head_dim, *2 * [groups * states]], dim=-1)

@@ -12,9 +12,10 @@ from structured_init.plan import Weights
 from structured_init.sites.attention_site import AttentionSite
 from structured_init.sites.registry import Registry
 from structured_init.sites.unknown import unknown_attention
-from structured_init.watch.discover import discover_attention
+from structured_init.watch.discover import watch_model
 from structured_init.watch.evidence import difference, product_diagonal
 from structured_init.watch.found import TOLERANCE, FoundAttention
+from structured_init.watch.mlp import FoundMlp
 
 UNASKED = 10**9  # parameters up to which a model is run on its host's own example
 
@@ -33,10 +34,16 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
             size = sum(parameter.numel() for parameter in weights.model.parameters())
             if weights.batch is None and size > UNASKED:
                 raise StructuredInitError(f"{size:,} parameters are not run unasked: give a batch, as batch=…")
-            weights.watched = discover_attention(weights.model, weights.batch)
+            weights.watched, weights.watched_mlps = watch_model(weights.model, weights.batch)
         except StructuredInitError as error:
             weights.unwatched = str(error)
     return weights.watched
+
+
+def watched_mlps(weights: Weights) -> list[FoundMlp]:
+    """Return what the same pass shows of a model's MLPs."""
+    watched_attention(weights)
+    return weights.watched_mlps
 
 
 def needs_watching(model: nn.Module, known: Registry) -> bool:

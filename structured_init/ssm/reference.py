@@ -107,6 +107,9 @@ class MambaReference(Initializer):
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         layers = self.num_layers or len(state_space_sites(weights))
         for site in weights.each(required_state_space_sites(weights, self.where, None, WHO)):
+            if site.layout.delta:
+                weights.skip(site.name, "a delta rule is no layer of mamba-ssm")
+                continue
             before = measures(site, scan_scale(site))
             self._linears(site, weights, rng, 1 / math.sqrt(layers) if self.rescale_residual else 1.0)
             self._scan(site.by(WHO), rng)

@@ -13,49 +13,23 @@ from torch import Tensor
 from structured_init.layout import AttentionLayout
 from structured_init.watch import codes
 from structured_init.watch.block import inputs, outputs
+from structured_init.watch.elementwise import LINEAR, NORMING, POOLING, SOFTMAX
 from structured_init.watch.found import NoLayout
-from structured_init.watch.heads import distinct, in_groups, made_by, resolved, sorted_alike, taken_by
+from structured_init.watch.heads import content, distinct, in_groups, made_by, resolved, sorted_alike, taken_by
 from structured_init.watch.records import AVERAGED, MIXED, POOLED, TWICE, Linear, Product, Sum
 from structured_init.watch.relation import is_cross
-from structured_init.watch.watch import SOFTMAX, WatchMode
+from structured_init.watch.watch import WatchMode
 
-NORMS = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm", AVERAGED})
+NORMS = NORMING | {AVERAGED}
 POOLS = frozenset({POOLED})
 TURNS = frozenset({TWICE})
-# What may lie between a linear map and its use without making another function of it, beside norms and pooling.
-PLAIN = frozenset(
-    [
-        "mul",
-        "div",
-        "add",
-        "sub",
-        "neg",
-        "pow",
-        "mean",
-        "sum",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "clamp_min",
-        "linalg_vector_norm",
-        "norm",
-        "var",
-    ]
-)
-PLAIN |= {
-    "clamp",
-    "clamp_max",
-    "amax",
-    "max",
-    "avg_pool1d",
-    "avg_pool2d",
-    "max_pool2d_with_indices",
-    "_adaptive_avg_pool2d",
-}
+PLAIN = LINEAR | POOLING  # may lie between a linear map and its use without making another function of it
 # What may be done to logits and maps between the two products: factors, masks, biases, a cap, dropout, mixing.
-ON_LOGITS = SOFTMAX | PLAIN | {"masked_fill", "where", "tanh", "clamp", "clamp_max", "maximum", MIXED, AVERAGED, POOLED}
-ON_LOGITS |= {"nan_to_num"}
-ON_LOGITS -= {"neg", "pow", "sqrt", "rsqrt", "reciprocal"}
+ON_LOGITS = (
+    SOFTMAX | PLAIN | {"masked_fill", "where", "tanh", "clamp", "clamp_min", "clamp_max", "maximum", "nan_to_num"}
+)
+ON_LOGITS |= {"linalg_vector_norm", "norm", "var", MIXED, AVERAGED, POOLED}
+ON_LOGITS -= {"neg"}
 
 
 @dataclass(eq=False)
@@ -64,6 +38,7 @@ class Call:
 
     Attributes:
         sum, product: what was seen.
+        factor: what the product was multiplied with before the softmax.
         linears: the linear maps of queries, keys, values and output.
         columns: for every head, its channels among the outputs of the first three and the inputs of the last,
             (H, k) each.
@@ -72,9 +47,15 @@ class Call:
 
     sum: Sum
     product: Product
+    factor: float
     linears: tuple[Linear, Linear, Linear, Linear]
     columns: tuple[Tensor, Tensor, Tensor, Tensor]
     channels: Tensor
+
+    @property
+    def curved(self) -> frozenset[str]:
+        """The functions of single numbers that the values go through."""
+        return self.sum.value_tag.path - PLAIN - NORMS - POOLS - TURNS
 
 
 @dataclass(eq=False)
@@ -138,9 +119,10 @@ def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
 
 def _call(seen: WatchMode, sum_: Sum) -> Call:
     """Follow the heads of one call to their linear maps."""
-    product = seen.source(sum_.maps_tag)
+    first = seen.source(sum_.maps_tag)
     if not SOFTMAX & sum_.maps_tag.path:
         raise NoLayout("no softmax lies between the product of queries and keys and that with the values")
+    product, factor = content(seen, first, sum_)
     if product.columns is None:
         turned = codes.over_tokens(product.query_tag.codes.mT)
         raise NoLayout(
@@ -150,24 +132,25 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
         )
     if between := sum_.maps_tag.path - ON_LOGITS:
         raise NoLayout(f"its logits or maps go through {', '.join(sorted(between))}")
-    if product.softened > 1:
+    if first.softened > 1:
         raise NoLayout("its softmax is taken more than once")
+    if sum_.over_queries:
+        raise NoLayout("the weights of its maps sum to one over queries and not over keys")
     numbers = list(range(len(product.columns)))
     if set(numbers) - sum_.first.keys():
         raise NoLayout("its heads are put together after the softmax")
-    tables = {
-        "queries": resolved(product.query_tag)[product.first],
-        "keys": resolved(product.key_tag)[product.first],
-        "values": resolved(sum_.value_tag)[[sum_.first[number] for number in numbers]],
-    }
-    for what, tag in zip(tables, (product.query_tag, product.key_tag, sum_.value_tag), strict=True):
-        if between := tag.path - PLAIN - NORMS - POOLS - TURNS:
+    tags = {"queries": product.query_tag, "keys": product.key_tag, "values": sum_.value_tag}
+    entries = (product.first, product.first, [sum_.first[number] for number in numbers])
+    tables = {what: resolved(seen, tag)[entry] for (what, tag), entry in zip(tags.items(), entries, strict=True)}
+    for what, tag in tags.items():
+        free = seen.pointwise if what == "values" else frozenset()
+        if between := tag.path - PLAIN - NORMS - POOLS - TURNS - free:
             raise NoLayout(f"its {what} go through {', '.join(sorted(between))} behind their linear map")
-    linears = [made_by(seen, what, table) for what, table in tables.items()]
+    linears = [made_by(seen, what, table, tags[what]) for what, table in tables.items()]
     output, taken = taken_by(seen, sum_, torch.tensor(numbers))
     query, key, value = (codes.place(table) for table in tables.values())
     query, key, order = sorted_alike(query, key)
-    return Call(sum_, product, (*linears, output), (query, key, value, taken), order)
+    return Call(sum_, product, factor, (*linears, output), (query, key, value, taken), order)
 
 
 def _of_several(seen: WatchMode, product: Product) -> str:
@@ -200,7 +183,7 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
         inputs(first.linears[3], taken),
         query_key_norm=bool(NORMS & path),
         value_norm=bool(NORMS & first.linears[3].path),
-        between=", ".join(sorted(first.linears[3].path - PLAIN - NORMS - POOLS)) or None,
+        between=", ".join(sorted((first.linears[3].path | first.curved) - PLAIN - NORMS - POOLS)) or None,
         rope=bool(TURNS & path),
         mixes_heads=MIXED in first.sum.maps_tag.path,
         cross=is_cross(seen, first.linears[0], first.linears[1]),

@@ -17,7 +17,7 @@ PLACE_BITS, SOURCE_BITS = 37, 16
 LIMIT = 1 << SOURCE_BITS
 
 
-def pack(source: int, places: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
+def pack(source: int | Int64[Tensor, ...], places: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
     """Return the codes of a source's channels or entries."""
     return (source << PLACE_BITS) + places
 
@@ -48,6 +48,12 @@ def compact(codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
         if size > 1 and stride == 0:
             codes = codes.narrow(axis, 0, 1)
     return codes
+
+
+def over_pixels(codes: Int64[Tensor, "batch channels *pixels"], size: torch.Size) -> Int64[Tensor, ...] | None:
+    """Return the code that each channel has at all pixels, at those of another size; ``None`` where it has several."""
+    columns = over_tokens(codes.flatten(2).mT) if codes.ndim > 2 else None
+    return None if columns is None else columns.view(*columns.shape, *(1 for _ in size[2:])).expand(size)
 
 
 def together(function: Callable[..., Tensor], *codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:

@@ -17,6 +17,7 @@ from structured_init.watch.assemble import Watched, assemble
 from structured_init.watch.evidence import evidence
 from structured_init.watch.found import TOLERANCE, FoundAttention
 from structured_init.watch.join import joined, named
+from structured_init.watch.mlp import FoundMlp, found_mlps
 from structured_init.watch.records import ROWS
 from structured_init.watch.watching import watching
 
@@ -46,6 +47,11 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
         >>> layer.name, layer.layout.query.heads, layer.evidence.error < 1e-5
         ('', 2, True)
     """
+    return watch_model(model, batch)[0]
+
+
+def watch_model(model: nn.Module, batch: object = None) -> tuple[list[FoundAttention], list[FoundMlp]]:
+    """Return the attention layers and the MLPs of one forward pass; see :func:`discover_attention`."""
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:
         raise StructuredInitError(
@@ -63,7 +69,7 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     weights = Weights(model)
     layers = [(watched, found(watched, weights)) for watched in assemble(seen, owners)]
-    return named(joined(layers), model)
+    return named(joined(layers), model), found_mlps(seen, owners)
 
 
 def found(watched: Watched, weights: Weights) -> FoundAttention:
@@ -85,6 +91,9 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
         return FoundAttention(watched.name, None, proof, reason, calls)
     tokens = tuple(_few(linear.x) for linear in watched.parts[0].linears[:3])
     layout, length = replace(watched.layout, scale=proof.factor), watched.parts[0].product.key.shape[1]
+    if abs(proof.value_factor - 1) > tolerance:
+        words = [layout.between, f"a factor of {proof.value_factor:.3g} on the values"]
+        layout = replace(layout, between=", ".join(filter(None, words)))
     return FoundAttention(watched.name, layout, proof, None, calls, length, tokens)
 
 

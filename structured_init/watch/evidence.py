@@ -14,9 +14,11 @@ from torch import Tensor
 from structured_init.layout import AttentionLayout, Matrices, Projection, StridedProjection
 from structured_init.plan import Weights
 from structured_init.watch.assemble import NORMS, POOLS, TURNS, Call, Watched
+from structured_init.watch.elementwise import SUMS, TIMES
 from structured_init.watch.found import Evidence, FoundAttention
 from structured_init.watch.records import Linear
 
+SHIFTED = 1e-3
 TINY = 1e-300  # logits of a network at its beginning may be as small as 1e-11
 
 
@@ -31,12 +33,18 @@ def evidence(watched: Watched, weights: Weights) -> Evidence:
     (q, wrong_q), (k, wrong_k), (v, wrong_v) = (_predicted(*part, weights) for part in parts)
     v, k = v.repeat_interleave(len(q) // len(v), 0), k.repeat_interleave(len(q) // len(k), 0)
     seen = _seen(watched)
-    outputs = 0.0
-    if not watched.parts[0].sum.value_tag.path & (NORMS | POOLS):
-        outputs = _relative(seen.maps @ _taken(v, seen.value), seen.out)
+    outputs, scale = 0.0, 1.0
+    call = watched.parts[0]
+    if not (call.sum.value_tag.path & (NORMS | POOLS) or call.curved):
+        made = seen.maps.double() @ _taken(v, seen.value)
+        if call.sum.value_tag.path & TIMES:
+            outputs, scale = _scaled(made, seen.out)
+            scale = 1.0 if scale is None else scale
+        else:
+            outputs = _relative(made, seen.out)
     logits, factor, how = _logits(watched, seen, q, k, v)
     outputs = max(wrong_v, outputs, _written(linears[3], layout.output, watched.columns[3], weights))
-    return Evidence(max(wrong_q, wrong_k, logits), outputs, factor, how)
+    return Evidence(max(wrong_q, wrong_k, logits), outputs, factor, how, scale)
 
 
 @dataclass(frozen=True)
@@ -76,20 +84,37 @@ def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> t
         return 0.0, None, "before queries or keys are pooled"
     if path & NORMS:
         return 0.0, None, "before queries and keys are normalized"
-    if not path & TURNS:
+    rows, call, how = product.rows, watched.parts[0], "logits"
+    own = not watched.layout.cross and seen.value.shape[1] == seen.logits.shape[-1] > int(rows[-1])
+    places = _nearest(seen.value[0], v[0]) if own and not call.curved else None
+    if path & TURNS:
+        if places is None:
+            return 0.0, None, "before queries and keys are turned"
+        made = (q[:, places[rows]] * k[:, places[rows]]).sum(-1)
+        error, factor = _scaled(made, seen.logits[:, range(len(rows)), rows])
+        how = "logits of tokens with themselves"
+    else:
         error, factor = _scaled(_taken(q, seen.query) @ _taken(k, seen.key).mT, seen.logits)
-        return error, factor * product.factor, "logits"
-    rows = product.rows
-    if watched.layout.cross or seen.value.shape[1] != seen.logits.shape[-1] or int(rows[-1]) >= seen.logits.shape[-1]:
-        return 0.0, None, "before queries and keys are turned"
-    places = _nearest(seen.value[0], v[0])[rows]
-    error, factor = _scaled((q[:, places] * k[:, places]).sum(-1), seen.logits[:, range(len(rows)), rows])
-    return error, factor * product.factor, "logits of tokens with themselves"
+        if error > SHIFTED and path & SUMS and places is not None:  # a bias behind the map hides which token is which
+            (q, wrong_q), (k, wrong_k) = _shifted(q[:, places[rows]], seen.query), _shifted(k[:, places], seen.key)
+            error, factor = _scaled(q @ k.mT, seen.logits)
+            error, how = max(error, wrong_q, wrong_k), "logits, with a bias behind the map"
+    if factor is None:
+        return error, None, f"{how}, which are zero"
+    return error, factor * call.factor, how
+
+
+def _shifted(made: Float[Tensor, "heads rows head_dim"], real: Tensor) -> tuple[Tensor, float]:
+    """Return predicted queries with the constant that each head adds to them, and the error that is left."""
+    made, real = made.double(), real.double()
+    centred, differing = made - made.mean(1, keepdim=True), real - real.mean(1, keepdim=True)
+    factor = (centred * differing).sum() / (centred * centred).sum().clamp_min(TINY)
+    return factor * centred + real.mean(1, keepdim=True), _relative(factor * centred, differing)
 
 
 def _taken(made: Float[Tensor, "heads tokens head_dim"], real: Float[Tensor, "heads rows head_dim"]) -> Tensor:
     """Return of the predicted tokens those that stand in some real rows; rows of zeros, which pad, stay zeros."""
-    found = made[:, _nearest(real[0], made[0])]
+    found = made[:, _nearest(real[0], made[0])].double()
     return found * (real != 0).any(-1, keepdim=True)
 
 
@@ -102,13 +127,15 @@ def _apart_from_bias(made: Tensor, real: Tensor, axis: int) -> float:
 
 def _nearest(real: Float[Tensor, "rows head_dim"], made: Float[Tensor, "tokens head_dim"]) -> Tensor:
     """Return which of the tokens each row is, whatever factor lies between."""
-    real, made = (rows / rows.norm(dim=-1, keepdim=True).clamp_min(1e-30) for rows in (real, made))
+    real, made = (rows / rows.norm(dim=-1, keepdim=True).clamp_min(TINY) for rows in (real.double(), made.double()))
     return torch.cat([(part @ made.mT).argmax(-1) for part in real.split(1024)])
 
 
-def _scaled(made: Tensor, real: Tensor) -> tuple[float, float]:
-    """Return the relative error of a prediction up to a factor, and that factor."""
+def _scaled(made: Tensor, real: Tensor) -> tuple[float, float | None]:
+    """Return the relative error of a prediction up to a factor, and that factor; of zeros there is none."""
     made, real = made.double(), real.double()
+    if not real.any():
+        return float(made.any()), None
     factor = float((made * real).sum() / (made * made).sum().clamp_min(TINY))
     return _relative(factor * made, real), factor
 

@@ -23,12 +23,14 @@ class Evidence:
         outputs: of the outputs.
         factor: what the host multiplies q·k with before the softmax; ``None`` where it could not be measured.
         how: how the logits were compared.
+        value_factor: what the host multiplies values with behind their map.
     """
 
     logits: float
     outputs: float
     factor: float | None
     how: str
+    value_factor: float = 1.0
 
     @property
     def error(self) -> float:

@@ -6,7 +6,9 @@ multiplies them.
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -18,6 +20,7 @@ ROWS = 64  # queries of each head whose logits and outputs are kept to be compar
 # Entries of a path that are no operation's name.
 MIXED, TWICE = "mixed by a linear map", "added to itself"
 AVERAGED, POOLED, GATED = "channels averaged", "tokens pooled", "a gate"
+LATE = "tokens mixed behind a function"
 
 
 @dataclass(eq=False)
@@ -28,11 +31,33 @@ class Tag:
         codes: a code per number (see ``codes``).
         other: where two tensors of one source were added, the codes of the second.
         path: names of the operations since the source that changed numbers.
+        factors: of a product, as in a gated MLP, the tags of both sides.
     """
 
     codes: Int64[Tensor, ...]
     other: Int64[Tensor, ...] | None = None
     path: frozenset[str] = frozenset()
+    factors: tuple[Tag, Tag] | None = None
+
+
+@runtime_checkable
+class Pass(Protocol):
+    """What is known in the middle of a pass (see ``watch.WatchMode``)."""
+
+    tags: MutableMapping[Tensor, Tag]
+    pointwise: set[str]
+
+    def source(self, tag: Tag) -> object | None:
+        """Return the source of a tensor."""
+
+    def tag(self, tensor: Tensor) -> Tag | None:
+        """Return what is known of a tensor."""
+
+    def weight(self, tensor: Tensor) -> bool:
+        """Say whether a tensor is a parameter, a view or a copy of one."""
+
+    def is_weight(self, tag: Tag) -> bool:
+        """Say whether every number of a tensor is a parameter's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +81,12 @@ class Block:
         return len(self.offsets)
 
     @property
+    def key(self) -> tuple:
+        """What two blocks share that are the same entries in the same order."""
+        starts, offsets = (tuple(each.tolist()) for each in (self.starts.flatten(), self.offsets))
+        return id(self.parameter), self.starts.shape, hash(starts), hash(offsets)
+
+    @property
     def turned(self) -> Block:
         """Wᵀ."""
         if self.starts is None:
@@ -76,6 +107,8 @@ class Linear:
         x, y: the tensors. With several matrices, axis 0 says which.
         taken: for every input, the code of what comes in.
         path: what happened to the input since its own source.
+        factors: of an input that is a product, the tags of both sides.
+        joined: whether y was added to another activation, as a residual branch is.
     """
 
     module: str
@@ -84,6 +117,16 @@ class Linear:
     y: Float[Tensor, "*tokens outputs"]
     taken: Int64[Tensor, " inputs"] | None
     path: frozenset[str]
+    factors: tuple[Tag, Tag] | None = None
+    joined: bool = False
+
+    def biased(self, y: Tensor) -> None:
+        """Take y with a bias that is added in a step of its own, where y is that."""
+        if y.numel() == self.y.numel() and y.shape[-1] == self.y.shape[-1]:
+            beside = y.reshape(self.y.shape)
+            bias = (beside - self.y).flatten(0, -2)
+            if torch.allclose(bias, bias[:1], rtol=0, atol=1e-5 * float(beside.abs().max())):
+                self.y = beside
 
 
 @dataclass(eq=False)
@@ -116,6 +159,7 @@ class Product:
         logits: given as (batch, N, M), kept as (H, R, M).
         added: parameters that were added to the logits.
         factor: what they were multiplied with before the softmax.
+        beside: products that were added to it, such as that with positions, each with ``factor`` at that moment.
         softened: how often a softmax was taken.
         heads: for every entry of the batch, the number of its head: those with the same query channels are one.
         columns: the codes of each head's query channels; ``None`` where they differ between tokens.
@@ -131,6 +175,7 @@ class Product:
     logits: Float[Tensor, "heads rows keys"]
     added: list[nn.Parameter] = field(default_factory=list)
     factor: float = 1.0
+    beside: list[tuple[Product, float]] = field(default_factory=list)
     softened: int = 0
     heads: Int64[Tensor, " batch"] = field(init=False)
     columns: Int64[Tensor, "heads head_dim"] | None = field(init=False)
@@ -163,6 +208,7 @@ class Sum:
         heads: for every entry of the batch, the number of its head in the product.
         first: for every number of a head, its first entry in the batch.
         width: k.
+        over_queries: the weights of a key sum to one over the queries, and those of a query do not over the keys.
     """
 
     module: str
@@ -174,6 +220,7 @@ class Sum:
     heads: Int64[Tensor, " batch"] = field(init=False)
     first: dict[int, int] = field(init=False)
     width: int = field(init=False)
+    over_queries: bool = field(init=False)
 
     def __post_init__(self) -> None:
         """Read from the map which head it is of, and keep a few numbers of each."""
@@ -182,6 +229,8 @@ class Sum:
         places = first_of_each(self.heads)
         self.first = {int(self.heads[place]): place for place in places}
         rows = spread(self.maps)
+        off = [float((self.maps[places].sum(axis) - 1).abs().max()) for axis in (-2, -1)]
+        self.over_queries = off[0] < 1e-2 * off[1] and off[1] > 10 * torch.finfo(self.maps.dtype).eps
         self.maps, self.out = self.maps[places][:, rows], self.out[places][:, rows]
         self.value = self.value[places]
 

@@ -16,14 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.watch import codes
+from structured_init.watch.elementwise import LINEAR, keep, named
 from structured_init.watch.moves import FILLS, MAKES, MOVES, moved
 from structured_init.watch.parameters import ParameterViews
-from structured_init.watch.records import AVERAGED, GATED, MIXED, POOLED, TWICE, Block, Linear, Other, Product, Sum, Tag
-from structured_init.watch.tags import pooled, single, tensors, turned
+from structured_init.watch.records import LATE, MIXED, POOLED, Block, Linear, Other, Product, Sum, Tag
+from structured_init.watch.tags import tensors, turned
 
-SUMS = frozenset({"add", "add_", "sub", "sub_"})
-SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
-SILENT = frozenset({"_to_copy", "dropout", "native_dropout"})  # not worth a word in a path
 RECORDED = {Linear: ("x", "y"), Other: ("x",)}
 Source = Linear | Other | Product | Sum | nn.Parameter
 
@@ -33,16 +31,24 @@ class WatchMode(TorchDispatchMode):
 
     Attributes:
         sources: what the numbers of codes stand for; entry 0 is unknown.
+        alike: for every source, the number of the first that is the same linear map.
         running: plain names of the modules that run, the innermost last.
+        tags: what is known of tensors.
+        pointwise: names of functions that were seen to act on single numbers.
+        together: numbers of calls of one linear map → the linear map with the tokens of all.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.sources: list[Source | None] = [None]
+        self.alike: list[int] = [0]
+        self.pointwise: set[str] = set()
+        self.together: dict[tuple[int, ...], Linear] = {}
+        self._maps: dict[tuple, int] = {}
         self.running: list[str] = [""]
         self._weights = ParameterViews(model)
         self._numbers: dict[int, int] = {}
-        self._tags: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self.tags: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._recorded: dict[int, list[tuple[Source, str]]] = {}  # storage → records that hold a tensor in it
 
     def of(self, kind: type[Source]) -> list:
@@ -60,11 +66,14 @@ class WatchMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
         kwargs, name = kwargs or {}, func._schema.name.rpartition("::")[2]
+        before = args
         if name.endswith("_") and args and isinstance(args[0], Tensor):
             self._keep_from(args[0])
+            if args[0] in self.tags and name[:-1] not in LINEAR and name not in FILLS:
+                before = (args[0].clone(), *args[1:])
         result = func(*args, **kwargs)
         if len(self.sources) < codes.LIMIT - 1:
-            self._note(func, name, args, kwargs, result)
+            self._note(func, name, args, kwargs, result, before)
         return result
 
     def _keep_from(self, tensor: Tensor) -> None:
@@ -72,7 +81,7 @@ class WatchMode(TorchDispatchMode):
         for record, name in self._recorded.pop(tensor.untyped_storage().data_ptr(), ()):
             setattr(record, name, getattr(record, name).clone())
 
-    def _note(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
+    def _note(self, func, name, args, kwargs, result, before) -> None:  # noqa: ANN001
         if name.startswith("_scaled_dot_product") and not name.endswith("_math"):
             self._fused(tensors(result)[0], *args[:3], kwargs.get("scale"))
         elif name in ("mm", "bmm"):
@@ -88,7 +97,7 @@ class WatchMode(TorchDispatchMode):
         elif name in MOVES:
             self._move(func, name, args, kwargs, result)
         else:
-            self._keep(name, args, result)
+            keep(self, name, args, result, lambda tag: named(self, (func, name, before, kwargs, result), tag))
 
     def _fused(self, result: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> None:
         """Write out a kernel that runs in spite of ``sdpa_kernel``; masks change no code, so there are none."""
@@ -97,17 +106,18 @@ class WatchMode(TorchDispatchMode):
             key, value = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (key, value))
             logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
             out = logits.softmax(-1) @ value
-        tag = self._tags.get(out)
+        tag = self.tags.get(out)
         if tag is not None:
-            self._tags[result] = tag
+            self.tags[result] = tag
 
     def _move(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
         """Repeat an operation that only moves numbers on their codes."""
-        tags = self._known((args, kwargs))
+        tags = self.known((args, kwargs))
         if not tags or (name in FILLS and id(args[0]) not in tags):
             return
         seconds = any(tag.other is not None for tag in tags.values())
         path = frozenset().union(*(tag.path for tag in tags.values()))
+        factors = next((tag.factors for tag in tags.values() if tag.factors), None)
         try:
             first = moved(func, name, args, kwargs, {key: tag.codes for key, tag in tags.items()})
             second = first
@@ -118,79 +128,12 @@ class WatchMode(TorchDispatchMode):
         except RuntimeError:  # an operation that torch does not have for integers
             return
         for out, place, other in zip(tensors(result), tensors(first), tensors(second), strict=True):
-            self._tags[out] = Tag(place, other if seconds else None, path)
+            self.tags[out] = Tag(place, other if seconds else None, path, factors)
 
     def _make(self, result: Tensor) -> None:
         """Begin to follow a tensor that will be filled."""
         if result.is_floating_point() and result.ndim > 1:
-            self._tags[result] = Tag(torch.zeros(result.shape, dtype=torch.int64, device=result.device))
-
-    def _keep(self, name: str, args: tuple, result: object) -> None:
-        """Give the result of a function of single numbers, or of a norm, the codes of what goes in."""
-        given = list(self._known(args).values())
-        whole = frozenset().union(*(tag.path for tag in given)) | ({name.rstrip("_")} - SILENT)
-        for out in tensors(result) if given else ():
-            same = [tag for tag in given if tag.codes.shape == out.shape]
-            if not (out.is_floating_point() or out.is_complex()):
-                continue
-            if not same:
-                left = pooled(given[0].codes, out, args)
-                self._tags[out] = Tag(
-                    codes.unknown(out) if left is None else left,
-                    None,
-                    whole | {POOLED if left is not None else AVERAGED},
-                )
-                continue
-            active = [tag for tag in same if len(given) == 1 or not self._is_weight(tag)]
-            tag = (active or same)[0]
-            # Of what goes in beside it, only what was averaged or pooled, or is added, changes what this is.
-            turns = name in SUMS and not isinstance(self.source(tag), Product)  # what is added to logits does not count
-            beside = [other.path if turns else other.path & {AVERAGED, POOLED} for other in given]
-            path = tag.path.union({name.rstrip("_")} - SILENT, *beside)
-            path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
-            mixed = isinstance(self.source(tag), Sum) and any(
-                leaf.shape == out.shape and self._tag(leaf) is None for leaf in tensors(args)
-            )
-            apart = len(active) == 2 and self.source(active[0]) is not self.source(active[1])
-            if name in ("mul", "mul_") and (apart or mixed):
-                path |= {GATED}
-            if name in SUMS and mixed:  # tokens of unknown origin: a residual stream
-                self._tags[out] = Tag(codes.unknown(out), None, path)
-            elif name in SUMS and len(active) == 2:
-                self._tags[out] = self._added(*active, path)
-            else:
-                self._tags[out] = Tag(tag.codes, tag.other, path)
-            if isinstance(product := self.source(tag), Product):
-                self._logits(product, name, args, given)
-
-    def _logits(self, product: Product, name: str, args: tuple, given: list[Tag]) -> None:
-        """Take note of what is done to logits before the softmax: factors, and parameters that are added."""
-        if name in SUMS and len(given) == 2:
-            product.added += [source for tag in given if isinstance(source := self.source(tag), nn.Parameter)]
-        by = next((arg for arg in args[1:] if isinstance(arg, int | float) or single(arg)), None)
-        if by is not None and name.rstrip("_") in ("mul", "div") and not product.softened:
-            product.factor *= float(by) if name.startswith("mul") else 1 / float(by)
-        product.softened += name in SOFTMAX
-
-    def _added(self, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
-        """Return the tag of a sum: of one source, both codes; with a product, its own; else nothing is known."""
-        for tag, beside in ((first, second), (second, first)):
-            source, other = self.source(tag), self.source(beside)
-            local = (
-                isinstance(source, Sum) and isinstance(other, Other) and other.below is self.source(source.value_tag)
-            )
-            if isinstance(source, Product) or local:  # a second term of the logits, or a convolution of the values
-                return Tag(tag.codes, tag.other, path)
-            if isinstance(source, Sum) and source is not other:  # a residual stream is no output of attention alone
-                return Tag(codes.unknown(tag.codes), None, path)
-
-        def either(one: Tensor, two: Tensor) -> Tensor:
-            a, b = codes.source(one), codes.source(two)
-            return torch.where((a == b) | (b == 0), one, torch.where(a == 0, two, 0))
-
-        alike = codes.together(lambda one, two: codes.source(one) == codes.source(two), first.codes, second.codes)
-        whole = codes.together(either, first.codes, second.codes)
-        return Tag(whole, second.codes, path | {TWICE}) if codes.compact(alike).all() else Tag(whole, None, path)
+            self.tags[result] = Tag(torch.zeros(result.shape, dtype=torch.int64, device=result.device))
 
     def _multiply(self, left: Tensor, right: Tensor, result: Tensor, factor: float | None = None) -> None:
         """Tell a linear map from a product of two activations.
@@ -205,12 +148,12 @@ class WatchMode(TorchDispatchMode):
         if one is not None and two is not None:  # tokens may be parameters too: rows of a table, learned queries
             one, two = (None, two) if self._weights.parameter(right) is not None else (one, None)
         if two is not None and one is None:
-            self._linear(left, self._tag(left), two, result, result)
+            self._linear(left, self.tag(left), two, result, result)
         elif one is not None and two is None:  # W xᵀ
-            tag = self._tag(right)
+            tag = self.tag(right)
             self._linear(right.mT, tag and turned(tag), one.turned, result.mT, result)
         elif one is None and two is None and result.ndim == 3:
-            left_tag, right_tag = self._tag(left), self._tag(right)
+            left_tag, right_tag = self.tag(left), self.tag(right)
             if left_tag is not None and right_tag is not None:
                 self._product(left, right, result, left_tag, right_tag, factor)
 
@@ -226,7 +169,8 @@ class WatchMode(TorchDispatchMode):
             if tag is not None:
                 columns = codes.over_tokens(tag.codes if tag.codes.ndim == 3 else tag.codes[None])
                 taken = columns[0] if columns is not None and (columns == columns[0]).all() else None
-            record = Linear(self.running[-1], block, x, y, taken, frozenset() if tag is None else tag.path)
+            before = Tag(taken) if tag is None else tag
+            record = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
         channels = torch.arange(y.shape[-1] * len(block.starts if block.starts is not None else (0,)), device=y.device)
         places = codes.pack(self._new(record), channels).view(-1, 1, y.shape[-1])
         self._put(result, Tag((places if y.ndim == 3 else places[0]).expand(y.shape)), y)
@@ -241,7 +185,7 @@ class WatchMode(TorchDispatchMode):
             logits = result if factor is None else factor * (left @ right)
             record = Product(self.running[-1], left, right.mT, one, turned(two), logits)
             places = codes.pack(self._new(record), record.heads[:, None, None])
-            self._tags[result] = Tag(places.expand(result.shape))
+            self.tags[result] = Tag(places.expand(result.shape))
 
     def _sum(self, maps: Tensor, value: Tensor, out: Tensor, one: Tag, two: Tag, result: Tensor) -> None:
         """Record values weighted with a map; its channels are those of a head, head after head."""
@@ -251,11 +195,11 @@ class WatchMode(TorchDispatchMode):
 
     def _convolve(self, x: Tensor, weight: Tensor, stride: list[int], groups: int, result: Tensor) -> None:
         """Record a convolution: of kernel 1 it is a linear map of single tokens."""
-        parameter, tag = self._weights.parameter(weight), self._tag(x)
+        parameter, tag = self._weights.parameter(weight), self.tag(x)
         if parameter is None:
             return
         if tag is not None and isinstance(self.source(tag), Product) and tag.codes.shape == result.shape:
-            self._tags[result] = Tag(tag.codes, tag.other, tag.path | {MIXED})
+            self.tags[result] = Tag(tag.codes, tag.other, tag.path | {MIXED})
             return
         size = tuple(weight.shape[2:])
         if math.prod(size) == 1:
@@ -266,24 +210,36 @@ class WatchMode(TorchDispatchMode):
             taken = codes.over_tokens(tag.codes.flatten(2).mT) if tag is not None else None
             taken = taken[0] if taken is not None and (taken == taken[0]).all() else None
             block = self._weights.block(weight[(..., *(0 for _ in size))].T)
-            path = frozenset() if tag is None else tag.path
-            record: Source = Linear(self.running[-1], block, x.movedim(1, -1), y, taken, path)
+            before = Tag(taken) if tag is None else tag
+            x = x.movedim(1, -1)
+            record: Source = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
+        elif (kept := self._channelwise(tag, groups, result)) is not None:
+            self.tags[result] = kept
+            return
         else:
             kind = "depthwise convolution" if groups == x.shape[1] > 1 else "convolution"
             what = f"a {kind} of kernel {'×'.join(map(str, size))}"
             record = Other(self.running[-1], what, x.movedim(1, -1), None if tag is None else self.source(tag))
-        self._tags[result] = Tag(codes.pack(self._new(record), channels).expand(y.shape).movedim(-1, 1))
+        self.tags[result] = Tag(codes.pack(self._new(record), channels).expand(y.shape).movedim(-1, 1))
+
+    def _channelwise(self, tag: Tag | None, groups: int, result: Tensor) -> Tag | None:
+        """Return the tag of a linear map's outputs behind a depthwise convolution: it mixes tokens, not channels."""
+        if tag is None or tag.other is not None or not groups == tag.codes.shape[1] == result.shape[1] > 1:
+            return None
+        columns = codes.over_pixels(tag.codes, result.shape) if isinstance(self.source(tag), Linear) else None
+        late = {LATE} if tag.path & self.pointwise else set()
+        return None if columns is None else Tag(columns, None, tag.path | {POOLED} | late, tag.factors)
 
     def _put(self, result: Tensor, tag: Tag, seen: Tensor) -> None:
         """Tag a result, which is ``seen`` or that with its last axes turned."""
-        self._tags[result] = tag if seen is result else turned(tag)
+        self.tags[result] = tag if seen is result else turned(tag)
 
     def _block(self, tensor: Tensor) -> Block | None:
         """Return which entries of which parameter a matrix (…, I, O) holds; ``None`` where it is no weight."""
         if (block := self._weights.block(tensor)) is not None:
             return block
-        tag = self._tags.get(tensor)
-        if tag is None or not self._is_weight(tag):
+        tag = self.tags.get(tensor)
+        if tag is None or not self.is_weight(tag):
             return None
         entries = codes.place(tag.codes).view(-1, *tensor.shape[-2:])
         parameter = self.source(tag)
@@ -292,14 +248,14 @@ class WatchMode(TorchDispatchMode):
         regular = regular and codes.source(tag.codes).unique().numel() == 1
         return Block(parameter, entries[:, 0] if regular else None, offsets)
 
-    def _known(self, tree: object) -> dict[int, Tag]:
-        return {id(leaf): tag for leaf in tensors(tree) if (tag := self._tag(leaf)) is not None}
+    def known(self, tree: object) -> dict[int, Tag]:
+        return {id(leaf): tag for leaf in tensors(tree) if (tag := self.tag(leaf)) is not None}
 
-    def _tag(self, tensor: Tensor) -> Tag | None:
+    def tag(self, tensor: Tensor) -> Tag | None:
         """Return a tensor's tag; that of a parameter, or of a view of one, is made when it is asked for."""
         parameter = self._weights.parameter(tensor)
         if parameter is None:
-            return self._tags.get(tensor)
+            return self.tags.get(tensor)
         return Tag(codes.pack(self._numbered(parameter), self._weights.entries(tensor, parameter)))
 
     def _numbered(self, parameter: nn.Parameter) -> int:
@@ -308,13 +264,21 @@ class WatchMode(TorchDispatchMode):
         return self._numbers[id(parameter)]
 
     def _new(self, source: Source) -> int:
+        number = len(self.sources)
         self.sources.append(source)
+        key = source.block.key if isinstance(source, Linear) else (id(source),)
+        self.alike.append(self._maps.setdefault(key, number))
         for name in RECORDED.get(type(source), ()):
             storage = getattr(source, name).untyped_storage().data_ptr()
             self._recorded.setdefault(storage, []).append((source, name))
         return len(self.sources) - 1
 
-    def _is_weight(self, tag: Tag) -> bool:
+    def weight(self, tensor: Tensor) -> bool:
+        """Say whether a tensor is a parameter, a view or a copy of one."""
+        tag = self.tag(tensor)
+        return tag is not None and self.is_weight(tag)
+
+    def is_weight(self, tag: Tag) -> bool:
         """Say whether every number of a tensor is a parameter's; of tokens, some may be, such as a class token's."""
         few = codes.compact(codes.whole(tag.codes))
         ends = (few.max(), few.min()) if few.numel() else ()

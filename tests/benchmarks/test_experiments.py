@@ -172,7 +172,7 @@ def test_an_initialization_is_compared_with_the_default_of_its_own_state():
 GIVEN = Namespace(weights="learned.pth", only=None)
 COMMANDS = {
     f"{name} {folder}": words
-    for name in ("certified", "filters", "recall")
+    for name in ("certified", "filters", "recall", "sequences")
     for folder, words in EXPERIMENTS[name].commands(GIVEN).items()
 }
 WIDEST = ("certified ", "recall mqar_components", "recall mqar_states", "recall copying_components")

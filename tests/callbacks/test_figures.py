@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from callbacks.figures import (
+    circuit_figure,
     depth_figure,
     map_figure,
     product_figure,
@@ -120,3 +121,29 @@ def test_a_text_shows_its_stretch_of_the_maps_with_its_tokens_along_the_axes():
 )
 def test_a_token_is_written_so_that_it_can_be_read(token, read):
     assert visible(token) == read
+
+
+def test_the_circuit_has_a_map_for_each_head_and_moment_and_a_line_for_each_arm():
+    maps = {
+        arm: {moment: {"layer 1": torch.eye(5), "layer 2": torch.full((5, 5), 0.2)} for moment in ("before", "after")}
+        for arm in ("default", "induction")
+    }
+    curve = [(0, 3.0), (10, 1.0)]
+    curves = {
+        "loss": {"default": curve, "induction": curve[:1], "scrambled": curve},
+        "induction score": {"default": [(0, 0.1), (10, 0.9)]},
+    }
+    figure = circuit_figure(maps, curves, tokens=list("ab ab"), title="no plateau")
+    images = [axis for axis in figure.axes if axis.images]
+    assert [axis.images[0].get_array().tolist() for axis in images[:4:2]] == [
+        layer.tolist() for layer in maps["default"]["before"].values()
+    ]
+    assert len(images) == 8
+    assert [axis.get_ylabel() for axis in images if axis.get_ylabel()] == ["layer 1", "layer 2"] * 2
+    assert [label.get_text() for label in images[0].get_yticklabels()] == ["a", "b", "␣", "a", "b"]
+    loss, score = (axis for axis in figure.axes if axis.lines)
+    drawn = {line.get_label(): [*zip(*line.get_data(), strict=True)] for line in loss.lines}
+    assert drawn == {"default": curve, "induction": curve[:1], "scrambled": curve}
+    assert len({line.get_color() for line in loss.lines}) == 3
+    assert score.lines[0].get_color() == loss.lines[0].get_color()
+    figure.canvas.draw()

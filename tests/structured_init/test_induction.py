@@ -138,8 +138,9 @@ def test_two_circuits_have_heads_and_subspaces_of_their_own(twice):
                 nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 2, enable_nested_tensor=False
             ),
             {},
-            "has no positions that are known",
+            "^Induction: 'layers.0.self_attn' has no positions that are known",
         ),
+        (gpt2, {"where": "h.7.attn"}, "where='h.7.attn' selects none of the 2 attention layers"),
         (t5_decoder, {"circuits": 2}, "share their table with the layer before, which leaves too few for 2 circuits"),
     ],
 )

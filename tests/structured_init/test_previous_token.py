@@ -364,6 +364,7 @@ def test_a_head_reads_from_where_it_does_not_write(dim, sources):
     [
         ({"offsets": [1, 2, 3]}, r"3 offsets for the 2 heads of 'h.0.attn'"),
         ({"offsets": [96]}, r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
+        ({"offsets": [8], "context": 8}, r"offset 8 lies outside of the 8 tokens that 'h.0.attn' sees"),
         ({"offsets": [-1]}, r"offset -1 looks ahead, where the mask of 'h.0.attn' hides everything"),
         ({"offsets": [[1, 0]]}, r"offset \[1, 0\] leads to another row, and 'h.0.attn' sees a sequence"),
         ({"where": "h.7.attn"}, r"where='h.7.attn' selects none of the 2 attention layers"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -81,7 +82,7 @@ def test_the_report_survives_json(tiny_vit, tmp_path):
     assert loaded["entries"][0]["names"] == [report.entries[0].names[0]]
     assert set(loaded) == {
         "initializer", "seed", "entries", "skipped", "notes", "warnings", "trainable_parameters", "total_parameters",
-        "measures", "attention",
+        "measures", "attention", "unset_positions",
     }  # fmt: skip
 
 
@@ -169,3 +170,54 @@ def test_fresh_torch_models_do_not_look_trained():
     layer = nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
     model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.BatchNorm2d(16), nn.GroupNorm(2, 16), layer)
     assert initialize(model, KaimingUniform()).warnings == []
+
+
+def test_a_printed_report_has_one_line_per_run_of_blocks_and_names_what_the_host_built(tiny_vit):
+    lines = str(initialize(tiny_vit(depth=4), Mimetic(where=["blocks.[0-2].attn"]))).splitlines()
+    (blocks,) = (line for line in lines if line.startswith("blocks."))
+    assert re.match(r"blocks\.0–2  attn\.qkv \[Mimetic: query_key, value_output\] std 0\.019–0\.02 → 0\.2\d*; ", blocks)
+    assert "; attn.proj [Mimetic: value_output] std 0.0" in blocks
+    assert blocks.endswith("; 10 more as the host built them")
+    assert any(line.startswith("pos_embed ") and "[Mimetic: positions]" in line for line in lines)
+    assert "as the host built them: cls_token, patch_embed.proj, blocks.3, norm, head" in lines
+
+
+def test_blocks_that_were_treated_differently_have_lines_of_their_own(tiny_vit):
+    parts = [KaimingUniform(), Mimetic(where="blocks.1.attn")]
+    lines = str(initialize(tiny_vit(depth=3), Compose(parts))).splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("blocks.")] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert any("attn.qkv [KaimingUniform + Mimetic: query_key, value_output]" in line for line in lines)
+
+
+def test_a_frozen_tensor_is_called_frozen(tiny_vit):
+    assert "[Positions: sincos]" in (said := str(initialize(tiny_vit(), Positions(trainable=False)))), said
+    assert ", frozen" in said
+
+
+def test_equal_notes_on_several_layers_are_one_line(tiny_vit):
+    said = str(initialize(tiny_vit(depth=3, qk_norm=True), Mimetic())).splitlines()
+    (note,) = (line for line in said if line.startswith("note "))
+    assert note.startswith("note blocks.0–2.attn: ")
+
+
+def test_a_notebook_shows_the_same_lines_with_nothing_left_as_markup(tiny_vit):
+    class Odd(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            weights.write(weights.model.head.bias, torch.ones(5), "<b> & co")
+
+    shown = initialize(tiny_vit(), Odd())._repr_html_()
+    assert (
+        "<td><code>head</code></td><td>bias [&lt;b&gt; &amp; co] std 0 → 0; 1 more as the host built them</td>" in shown
+    )
+    assert shown.count("<tr>") == 1
+    assert "<li>as the host built them: cls_token, pos_embed, patch_embed.proj, blocks.0–1, norm</li>" in shown
+
+
+def test_the_summary_names_positions_that_were_left_and_parts_that_were_skipped(tiny_vit):
+    kept = initialize(tiny_vit(), Mimetic(positions="keep"))
+    assert kept.unset_positions == ["pos_embed"]
+    assert kept.summary().endswith("; positions as the host built them: pos_embed")
+    assert initialize(tiny_vit(), Mimetic()).unset_positions == []
+    assert initialize(tiny_vit(), KaimingUniform()).unset_positions == []  # it never asks for attention
+    without = initialize(tiny_vit(pos_embed="none"), Mimetic())
+    assert without.summary().endswith("; skipped positions (the model has no position embedding of a known class)")

@@ -11,7 +11,10 @@ from comparison.report.drawing import Drawing, short
 from comparison.report.registry import Html, Piece, note, register_panel
 from comparison.report.sentences import listed, plain
 
-WHAT = "Each line is the mean over heads and seeds; left before training, right after, on one scale."
+WHAT = (
+    "Each line is the mean over heads and seeds, of circuits’ scores that of the best heads; left before training,"
+    " right after, on one scale."
+)
 
 
 @register_panel("Layer by layer", label="Layers")

@@ -7,7 +7,7 @@ from markupsafe import Markup
 from comparison.report.data import ReportData
 from comparison.report.decided import level_text
 from comparison.report.differences import CONTROLS, difference_figure
-from comparison.report.drawing import Drawing
+from comparison.report.drawing import Drawing, plot_share
 from comparison.report.registry import Html, Piece, heading, note, register_panel, table
 from comparison.report.sentences import all_findings
 from comparison.report.success_figure import success_figure
@@ -20,6 +20,10 @@ from comparison.results.tables import headline_table
 READING = (
     "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed, whose runs "
     "share data order, augmentation and dropout. Final values, not best ones; the test split was read once."
+)
+READING_ELSEWHERE = (
+    "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed: the narrower, "
+    "the more the runs of a seed share. Final values, not best ones."
 )
 FAMILY = (
     " p is of the paired t-test, adjusted by Holm’s method for all arms of its column: of comparisons in which no arm "
@@ -58,7 +62,8 @@ def result(data: ReportData) -> list[Piece]:
     if data.successes:
         return [*shown, note(COUNTING)]
     asked = next((found.question for found in data.effects if found.question), None)
-    reading = f"{level_text(asked)} {READING}" if asked else READING + FAMILY
+    reading = READING_ELSEWHERE if data.source else READING
+    reading = f"{level_text(asked)} {reading}" if asked else reading + FAMILY
     return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + TYPE), reading)]
 
 
@@ -76,7 +81,8 @@ def _counted(data: ReportData, found: Successes) -> list[Piece]:
         place = data.place_text(found.point)
         text = f"Share of runs with {threshold_text(found)} over the steps{f' at {place}' if place else ''}"
         drawing = Drawing(figure, data.place_name("successes", found.point), text)
-        shown.append(Html(Markup('<figure class="wide">{}</figure>').format(Markup(drawing.svg)), drawings=[drawing]))
+        markup = Markup('<figure class="wide plot" style="--plot: {}"><div class="scroll">{}</div></figure>')
+        shown.append(Html(markup.format(plot_share(drawing), Markup(drawing.svg)), drawings=[drawing]))
     return shown
 
 

@@ -28,12 +28,14 @@ def steps(data: ReportData) -> list[Piece]:
 
 def _how(found: Effects) -> str:
     baseline = next((arm for arm in found.arms if arm.name == found.baseline), None)
+    split = (
+        ": it is taken on the validation split, never on test" if found.metric.on_validation.startswith("val/") else ""
+    )
     kept = ", of its seeds that did not diverge" if baseline is not None and baseline.diverged else ""
     return (
         f"The target, {target_text(found, decimals(found))}, is the mean of {found.baseline}’s final "
-        f"{found.metric.on_validation.replace('/', ' ')}{kept}: "
-        "it is taken on the validation split, never on test. Curves are linear between evaluations. The speed-up "
-        "above is the baseline’s steps divided by the arm’s, paired within a seed, as geometric mean with a t "
+        f"{found.metric.on_validation.replace('/', ' ')}{kept}{split}. Curves are linear between evaluations. The "
+        "speed-up above is the baseline’s steps divided by the arm’s, paired within a seed, as geometric mean with a t "
         "interval of the logarithms; where the baseline’s own run does not reach the target, its whole length "
         "counts and the speed-up is a lower bound."
     )

@@ -96,6 +96,10 @@ class SequenceRecall(Task):
         """Return the token numbers of a batch: attention is captured on them."""
         return batch["input_ids"]
 
+    def probe_queries(self, batch: Batch) -> Tensor:
+        """Return the tokens of a batch that are scored: the induction score of attention is taken there."""
+        return batch["scored"]
+
     def setup(self, stage: str) -> None:
         """Compare the data with the network, and learn which lengths there are to tell apart.
 

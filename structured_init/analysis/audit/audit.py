@@ -143,6 +143,14 @@ def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, s
 
     Raises:
         StructuredInitError: the model has no parameters, or none with memory; one is lazy.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from structured_init.analysis import audit
+        >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), num_layers=2)
+        >>> print(audit(encoder, torch.randn(2, 8, 32)).findings[0])
+        problem: 6 parameters are equal in layers.0–1: copied, or drawn from the same seed
     """
     refuse_lazy(model)
     parameters = list(model.parameters())

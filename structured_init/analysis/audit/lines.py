@@ -11,6 +11,7 @@ from structured_init.analysis.audit.depth import BlockScale
 from structured_init.analysis.audit.distribution import STANDARD_ERRORS
 from structured_init.analysis.audit.products import aligned
 from structured_init.analysis.audit.records import Record, text
+from structured_init.names import folded_name
 
 LIBRARIES = ("torch", "timm", "transformers", "mamba-ssm")
 CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
@@ -88,19 +89,6 @@ def _same_draw(one: Record, other: Record) -> bool:
     close = max(CLOSE, STANDARD_ERRORS / math.sqrt(one.size))
     alike = a.kind == b.kind or "unclear" in (a.kind, b.kind)
     return alike and math.isclose(a.scale, b.scale, rel_tol=close) and math.isclose(a.center, b.center, rel_tol=close)
-
-
-def folded_name(blocks: Sequence[str]) -> str:
-    """Return the name of a run of blocks: the number in which they differ as a range."""
-    if len(blocks) == 1:
-        return blocks[0]
-    for match in re.finditer(r"\d+", blocks[0]):
-        before, after = blocks[0][: match.start()], blocks[0][match.end() :]
-        numbers = [each[len(before) : len(each) - len(after)] for each in blocks]
-        alike = all(each.startswith(before) and each.endswith(after) for each in blocks)
-        if alike and all(number.isdigit() for number in numbers):
-            return f"{before}{numbers[0]}–{numbers[-1]}{after}"
-    return f"{blocks[0]} … {blocks[-1]} ({len(blocks)} blocks)"
 
 
 def label(record: Record) -> str:

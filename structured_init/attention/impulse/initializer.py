@@ -48,6 +48,14 @@ class Impulse(Initializer):
     Grouped queries, which the papers do not treat, are ours: heads that share a key keep offsets of their own. With svd
     they lose nothing; with separable nothing where k ≥ Gy + Gx − 2, else the report says how much; adam optimizes the
     shared key.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import Impulse, initialize
+        >>> report = initialize(model, Impulse(kernel_size=3, solver="separable"), seed=0)
+        >>> [entry.names[0] for entry in report.changed]
+        ['pos_embed', 'blocks.0.attn.qkv.weight', 'blocks.1.attn.qkv.weight']
     """
 
     def __init__(

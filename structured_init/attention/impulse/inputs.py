@@ -11,12 +11,11 @@ from typing import Any, Literal
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from structured_init.attention.forward import run_planned
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite
-from structured_init.undisturbed import undisturbed
 
 PseudoInput = Literal["P", "U", "G", "A", "B"]
 
@@ -61,30 +60,11 @@ def real_tokens(
     def listen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         seen.append((args or tuple(kwargs.values()))[0].detach().cpu().double())
 
-    device = next(weights.model.parameters()).device
     handle = site.module.register_forward_pre_hook(listen, with_kwargs=True)
     try:
-        with undisturbed(weights.model):
-            functional_call(weights.model, _planned(weights), (batch.to(device),))
+        run_planned(weights, ((batch,), {}))
     finally:
         handle.remove()
-        _reshard(weights.model)
     if not seen:
         raise StructuredInitError(f"Impulse: '{site.name}' is not called on the batch given")
     return seen[0]
-
-
-def _reshard(model: nn.Module) -> None:
-    """Let go of the parameters that FSDP2 leaves gathered in the outermost module: writes go to the sharded ones."""
-    for module in model.modules():
-        if any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__):
-            module.reshard()
-
-
-def _planned(weights: Weights) -> dict[str, Tensor]:
-    """Return the planned values that are not in the model yet: all of them in a dry run, else those of this layer."""
-    return {
-        weights.names(update.target)[0]: update.value.to(update.target.device, update.target.dtype)
-        for update in weights.updates.values()
-        if update.value is not None
-    }

@@ -24,6 +24,7 @@ from structured_init.attention.impulse.task import Task
 from structured_init.attention.position import Positions
 from structured_init.errors import StructuredInitError
 from structured_init.linalg import random_orthogonal
+from structured_init.threads import all_threads
 
 Input = Literal[PseudoInput, "batch"]
 EXPRESSED = 0.9  # below this share, positions are reported as too smooth for a shift
@@ -116,15 +117,17 @@ class AdamSolver(ImpulseSolver):
                 " has no place: use mean pooling without a class token, or solver 'svd' or 'separable'"
             )
         scale = site.scale if self.scale is None else self.scale
-        solution = optimize(
-            self._inputs(task),
-            impulse_maps(task.offsets, task.grid, border=task.border),
-            site.head_dim,
-            scale=scale,
-            iterations=self.iterations,
-            generator=task.draw("adam"),
-            group=task.group,
-        )
+        inputs, targets = self._inputs(task), impulse_maps(task.offsets, task.grid, border=task.border)
+        with all_threads():
+            solution = optimize(
+                inputs,
+                targets,
+                site.head_dim,
+                scale=scale,
+                iterations=self.iterations,
+                generator=task.draw("adam"),
+                group=task.group,
+            )
         if task.group > 1 and self.iterations:
             site.note(f"{task.group} heads share each key: their maps' mean squared error is {solution.loss:.3g}")
         rescale = math.sqrt(scale / site.scale)

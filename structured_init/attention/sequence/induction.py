@@ -12,13 +12,14 @@ from structured_init.arguments import check_finite, check_positive, check_whole
 from structured_init.attention.sequence.copying import write_copies
 from structured_init.attention.sequence.job import Job, Outcome, told
 from structured_init.attention.sequence.matching import Copied, matching_coordinates, share_of_matches
-from structured_init.attention.sequence.previous_token import look, prepare, tower_of
+from structured_init.attention.sequence.previous_token import look, prepare
 from structured_init.attention.sequence.share import Reached, least_strength
+from structured_init.attention.sequence.towers import those_that_can, towers
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
 from structured_init.plan import Weights
-from structured_init.sites.attention import AttentionSite, attention_sites, required_attention_sites
+from structured_init.sites.attention import AttentionSite
 from structured_init.sites.position_kinds import attention_positions
 from structured_init.sites.select import Where
 
@@ -86,26 +87,9 @@ class Induction(Initializer):
             self._match(second, first, outcome, read, write)
 
     def _pairs(self, weights: Weights, rng: Draws) -> list[tuple[Job, Job]]:
-        """Return the first two layers of every tower, with nothing written yet; towers that cannot are skipped."""
-        sites = attention_sites(weights, self.where)
-        if not sites:
-            required_attention_sites(weights, self.where, "Induction")
-        towers: dict[str, list[AttentionSite]] = {}
-        for site in sites:
-            towers.setdefault(tower_of(site.name), []).append(site)
-        pairs, refusals = [], {}
-        for layers in towers.values():
-            try:
-                pairs.append(self._pair(layers, weights, rng))
-            except StructuredInitError as refusal:
-                refusals[layers[0].name] = refusal
-        if not pairs:
-            raise next(iter(refusals.values()))
-        for name, refusal in refusals.items():
-            weights.skip(name, str(refusal).removeprefix("Induction: "))
-        taken = [job.site.name for pair in pairs for job in pair]
-        weights.sought(taken, [*taken, *refusals])
-        return pairs
+        """Return the first two layers of every tower, with nothing written yet."""
+        chosen = [tower[:2] for tower in towers("Induction", weights, self.where)]
+        return those_that_can("Induction", weights, chosen, lambda layers: self._pair(layers, weights, rng))
 
     def _pair(self, layers: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Job, Job]:
         site = layers[0]

@@ -10,12 +10,13 @@ from structured_init.arguments import check_finite, check_flag, check_positive, 
 from structured_init.attention.sequence.copying import write_copies
 from structured_init.attention.sequence.job import Job, Kind, Outcome, told
 from structured_init.attention.sequence.offsets import check_kind, chosen_offsets
+from structured_init.attention.sequence.towers import those_that_can, towers
 from structured_init.attention.sequence.write import through_absolute, through_alibi, through_relative, through_rotary
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
 from structured_init.plan import Weights
-from structured_init.sites.attention import AttentionSite, attention_sites, required_attention_sites
+from structured_init.sites.attention import AttentionSite
 from structured_init.sites.causal import is_causal
 from structured_init.sites.position_kinds import AttentionPositions, attention_positions
 from structured_init.sites.select import Where
@@ -63,9 +64,12 @@ class PreviousToken(Initializer):
             heads; an offset outside of the context, or ahead under a causal mask.
 
     Example:
+        >>> from transformers import GPT2Config, GPT2Model
+        >>> from structured_init import PreviousToken, initialize
+        >>> model = GPT2Model(GPT2Config(vocab_size=64, n_positions=64, n_embd=64, n_layer=1, n_head=4))
         >>> report = initialize(model, PreviousToken(offsets=[1, 2, None, None]), seed=0)
-        >>> report.notes["h.0.attn"]
-        'attention on offsets at the end of 128 tokens, as predicted: 1: 0.90, 2: 0.90 (positions …)'
+        >>> print(report.notes["h.0.attn"].partition(" (")[0])
+        attention on offsets at the end of 64 tokens, as predicted: 1: 0.90, 2: 0.90
 
     Source: ours; constructions and measurements in ``docs/previous_token.md``.
     """
@@ -110,25 +114,16 @@ class PreviousToken(Initializer):
                 write_copies(job, self.copy_scale, outcome.stream)
 
     def _jobs(self, weights: Weights, rng: Draws) -> list[Job]:
-        """Return what is to be done, with nothing written yet; towers that cannot are skipped, unless none can."""
-        sites = attention_sites(weights, self.where)
-        if not sites:
-            required_attention_sites(weights, self.where, "PreviousToken")
-        if self.where is None:
-            sites = list({tower_of(site.name): site for site in reversed(sites)}.values())[::-1]
+        """Return what is to be done, with nothing written yet."""
+        found = towers("PreviousToken", weights, self.where)
+        written = (tower if self.where is not None else tower[:1] for tower in found)
+        groups = [[site] for tower in written for site in tower]
         settings = {"offsets": self.offsets, "share": self.share, "context": self.context, "causal": self.causal}
-        jobs, refusals = [], {}
-        for site in sites:
-            try:
-                jobs.append(prepare(site, weights, rng, **settings))
-            except StructuredInitError as refusal:
-                refusals[site.name] = refusal
-        if refusals and (not jobs or self.where is not None):
-            raise next(iter(refusals.values()))
-        for name, refusal in refusals.items():
-            weights.skip(name, str(refusal).removeprefix("PreviousToken: "))
-        weights.sought([job.site.name for job in jobs], [site.name for site in sites])
-        return jobs
+
+        def job(layers: list[AttentionSite]) -> Job:
+            return prepare(layers[0], weights, rng, **settings)
+
+        return those_that_can("PreviousToken", weights, groups, job, every=self.where is not None)
 
 
 def prepare(
@@ -164,12 +159,6 @@ def look(job: Job, gain: float | None) -> tuple[Outcome, float | None]:
     if job.kind == "absolute":
         return through_absolute(job, gain)
     return {"relative": through_relative, "rotary": through_rotary, "alibi": through_alibi}[job.kind](job), gain
-
-
-def tower_of(name: str) -> str:
-    """The name of a layer up to its first number: that of the tower that it is in."""
-    parts = name.split(".")
-    return ".".join(parts[: next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))])
 
 
 def _size(site: AttentionSite, positions: AttentionPositions, kind: Kind, context: int | None) -> tuple[int, int]:

@@ -53,6 +53,14 @@ class FilterCovariance(Initializer):
         StructuredInitError: at construction, a value out of range; at :meth:`plan`, no depthwise convolution,
             covariances that cannot be read or do not fit, too few filters without shrinkage.
 
+    Example:
+        >>> from timm.models.convmixer import ConvMixer
+        >>> from structured_init import FilterCovariance, initialize
+        >>> model = ConvMixer(dim=8, depth=2, kernel_size=9, patch_size=4, num_classes=10)
+        >>> report = initialize(model, FilterCovariance(frozen=True, freeze_bias=False), seed=0)
+        >>> report.total_parameters - report.trainable_parameters == 2 * 8 * 9 * 9
+        True
+
     Source: Trockman, Willmott & Kolter, "Understanding the Covariance Structure of Convolutional Filters", 2210.03651.
     """
 

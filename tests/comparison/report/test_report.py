@@ -306,7 +306,9 @@ def test_the_name_of_an_arm_is_never_cut_off_beside_its_maps(arm):
     maps = {arm: {"before": [torch.rand(4, 4)]}}
     figure = map_grid_figure(maps, styles, ["0"], "title", "magma", lambda _: (0, 1))
     figure.draw_without_rendering()
-    assert figure.axes[0].yaxis.get_label().get_window_extent().x0 >= 0
+    (label,) = figure.axes[0].get_yticklabels()
+    assert label.get_text() == arm
+    assert label.get_window_extent().x0 >= 0
 
 
 def value(browser, script):

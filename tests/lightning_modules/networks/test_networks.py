@@ -46,6 +46,15 @@ def test_sincos_positions_are_frozen_and_have_equal_norms():
     torch.testing.assert_close(positions[0].square().sum(-1), torch.full((16,), 8.0))
 
 
+def test_without_its_skip_a_block_keeps_nothing_of_its_tokens_but_what_attention_makes_of_them():
+    network = vision_transformer(**SMALL, attention_skip=False)
+    tokens, block = torch.randn(2, 16, 16), network.blocks[0]
+    attended = block.attn(block.norm1(tokens))
+    torch.testing.assert_close(block(tokens), attended + block.mlp(block.norm2(attended)))
+    block.attn.proj.weight.data.zero_()
+    assert block(tokens).abs().max() == 0  # the skip around the MLP has nothing to carry on
+
+
 def test_no_weight_is_left_uninitialized():
     assert all(torch.isfinite(p).all() and p.abs().max() < 10 for p in vision_transformer(**SMALL).parameters())
     with pytest.raises(StructuredInitError, match="uninitialized memory"):

@@ -420,3 +420,128 @@ class EinsumOutput(Einsum):
         q, k, v = (torch.einsum("bnd,hdk->bhnk", x, w) for w in (self.q, self.k, self.v))
         mixed = torch.einsum("bhij,bhjk->bhik", torch.einsum("bhik,bhjk->bhij", q, k).softmax(-1), v)
         return torch.einsum("bhnk,khd->bnd", mixed, self.o)
+
+
+class TransformerXL(Apart):
+    """Biases of content and positions behind the queries' map, and a product with positions beside that with keys."""
+
+    positions_first = False
+
+    def __init__(self):
+        super().__init__()
+        self.u, self.w = (nn.Parameter(torch.randn(HEADS, 1, DIM)) for _ in range(2))
+        self.places = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def attend(self, q, k, v):
+        codes = torch.linspace(-1, 1, q.shape[-2])[:, None] * torch.arange(1, WIDTH + 1)
+        content, place = (q + self.u) @ k.mT, (q + self.w) @ heads(self.places(codes)[None]).mT
+        return ((place + content if self.positions_first else content + place) / 2).softmax(-1) @ v
+
+
+class TransformerXLPositionsFirst(TransformerXL):
+    positions_first = True
+
+
+class ShortConvolution(Apart):
+    """Keys go through a causal depthwise convolution and a norm behind their map."""
+
+    def __init__(self):
+        super().__init__()
+        self.short = nn.Conv1d(WIDTH, WIDTH, 3, groups=WIDTH, padding=2)
+
+    def turn(self, q, k):
+        k = self.short(merged(k).mT)[..., : q.shape[-2]].mT
+        return F.layer_norm(q, (DIM,)), F.layer_norm(heads(k), (DIM,))
+
+
+class QueriesAdded(Apart):
+    """The queries are added to what the heads give, in front of the output map, as in MViT 2."""
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v) + q
+
+
+class TwoKindsOfTokens(Apart):
+    """Keys and values of the tokens and of a memory, by the same maps, beside each other."""
+
+    def forward(self, x):
+        memory = x.flip(-1)[:, :3]
+        q, *both = heads(self.ask(x)), *(heads(torch.cat([m(x), m(memory)], 1)) for m in (self.meet, self.carry))
+        return self.write(merged(self.attend(q, *both)))
+
+
+class ScaledValues(Apart):
+    def attend(self, q, k, v):
+        return super().attend(q, k, v * 0.7)
+
+
+class FarClamp(Apart):
+    """A clamp at a bound that nothing reaches, in place, in front of a norm."""
+
+    def turn(self, q, k):
+        return F.layer_norm(q.clamp_(-1e3, 1e3), (DIM,)), F.layer_norm(k.clamp(-1e3, 1e3), (DIM,))
+
+
+class NearClamp(Apart):
+    def turn(self, q, k):
+        return F.layer_norm(q.clamp_(-0.1, 0.1), (DIM,)), F.layer_norm(k, (DIM,))
+
+
+class SquaredQueries(Apart):
+    """Nothing behind the norm tells that queries are squared."""
+
+    def turn(self, q, k):
+        return F.layer_norm(q.pow(2), (DIM,)), F.layer_norm(k, (DIM,))
+
+
+class QueriesTimesThemselves(Apart):
+    def turn(self, q, k):
+        return F.layer_norm(q * q, (DIM,)), F.layer_norm(k, (DIM,))
+
+
+class ValuesTimesValues(Apart):
+    def attend(self, q, k, v):
+        return super().attend(q, k, v * v.flip(-1))
+
+
+class SummedValues(Apart):
+    """Values are summed up over their channels: no function of single numbers."""
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v.cumsum(-1))
+
+
+class NormalizedValues(Apart):
+    """A softmax of the values over tokens: a function that needs the axes."""
+
+    def attend(self, q, k, v):
+        return super().attend(q, k, v.softmax(-2))
+
+
+class Transposed(Apart):
+    """The map is transposed behind its softmax."""
+
+    def attend(self, q, k, v):
+        return (q @ k.mT).softmax(-1).mT @ v
+
+
+class OverQueries(Apart):
+    def attend(self, q, k, v):
+        return (q @ k.mT).softmax(-2) @ v
+
+
+class BiasInAStep(Apart):
+    """Biases are added to what the maps give in a step of their own."""
+
+    def forward(self, x):
+        q, k, v = (heads(x @ m.weight.T + m.bias) for m in (self.ask, self.meet, self.carry))
+        return self.write(merged(self.attend(q, k, v)))
+
+
+class PaddedWithOnes(Apart):
+    """Values behind the last are −1: of no linear map."""
+
+    def attend(self, q, k, v):
+        mask = torch.cat([torch.zeros(k.shape[-2]), torch.full((2,), -1e9)])
+        k, v = F.pad(k, (0, 0, 0, 2)), F.pad(v, (0, 0, 0, 2), value=-1.0)
+        return (q @ k.mT + mask).softmax(-1) @ v

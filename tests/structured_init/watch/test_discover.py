@@ -32,7 +32,9 @@ APART = [
     strangers.Apart, strangers.GroupedQueries, strangers.RotaryByHalves, strangers.RotaryByPairs,
     strangers.RotaryByComplexNumbers, strangers.NormalizedQueries, strangers.InPlace, strangers.HeadByHead,
     strangers.TalkingHeads, strangers.Sink, strangers.Windows, strangers.ReorderedChannels, strangers.SquashedBias,
-    strangers.FusedKernel,
+    strangers.FusedKernel, strangers.TransformerXL, strangers.TransformerXLPositionsFirst, strangers.ShortConvolution,
+    strangers.QueriesAdded, strangers.TwoKindsOfTokens, strangers.ScaledValues, strangers.FarClamp,
+    strangers.GatedValues, strangers.PaddedWithOnes, strangers.BiasInAStep,
 ]  # fmt: skip
 
 
@@ -63,6 +65,12 @@ def test_four_linear_maps_are_found_whatever_lies_between(kind):
         (strangers.TalkingHeads, {"mixes_heads": True}),
         (strangers.GatedOutput, {"between": "a gate, relu", "value_norm": False}),
         (strangers.Apart, {"between": None}),
+        (strangers.GatedValues, {"between": "sigmoid"}),
+        (strangers.QueriesAdded, {"between": "its queries, added", "value_norm": False}),
+        (strangers.ScaledValues, {"between": "a factor of 0.7 on the values", "scale": 0.5}),
+        (strangers.TransformerXL, {"between": None, "scale": 0.5, "cross": False}),
+        (strangers.TransformerXLPositionsFirst, {"scale": 0.5}),
+        (strangers.TwoKindsOfTokens, {"cross": False, "scale": 0.5}),
         (strangers.GroupedQueries, {"cross": False, "mixes_heads": False, "value_norm": False}),
     ],
 )
@@ -125,7 +133,14 @@ def test_heads_that_share_a_key_become_neighbours():
     ("model", "shape", "reason"),
     [
         (strangers.PointwiseConvolution(3), MAPS, "its queries are made by a convolution of kernel 3×3 ('qkv')"),
-        (strangers.GatedValues(), TOKENS, "its values go through sigmoid behind their linear map"),
+        (strangers.ValuesTimesValues(), TOKENS, "its values go through a gate behind their linear map"),
+        (strangers.SummedValues(), TOKENS, "its values go through cumsum behind their linear map"),
+        (strangers.NormalizedValues(), TOKENS, "its values go through _softmax behind their linear map"),
+        (strangers.SquaredQueries(), TOKENS, "its queries go through pow behind their linear map"),
+        (strangers.QueriesTimesThemselves(), TOKENS, "its queries go through a gate behind their linear map"),
+        (strangers.NearClamp(), TOKENS, "its queries go through clamp behind their linear map"),
+        (strangers.Transposed(), TOKENS, "the weights of its maps sum to one over queries and not over keys"),
+        (strangers.OverQueries(), TOKENS, "the weights of its maps sum to one over queries and not over keys"),
         (strangers.NoSoftmax(), TOKENS, "no softmax lies between the product of queries and keys and that with the"),
         (strangers.Latent(), TOKENS, "its keys are put together from several linear maps (meet, also)"),
         (strangers.BetweenChannels(), TOKENS, "it attends between channels, not between tokens"),
@@ -144,6 +159,26 @@ def test_what_four_matrices_cannot_describe_is_refused_with_the_reason(model, sh
     assert found
     assert all(each.layout is None for each in found)
     assert found[0].reason.startswith(reason)
+
+
+@pytest.mark.parametrize("size", [1e-17, 1e17])
+def test_tokens_of_any_size_are_compared(size):
+    torch.manual_seed(0)
+    model = strangers.Apart()
+    [found] = discover_attention(model.requires_grad_(False), torch.randn(TOKENS) * size)
+    assert found.reason is None
+    assert found.evidence.error < 1e-5
+
+
+def test_logits_that_vanish_in_the_host_s_precision_prove_nothing_and_are_refused():
+    torch.manual_seed(0)
+    model = strangers.Apart()
+    nn.init.zeros_(model.ask.bias), nn.init.zeros_(model.meet.bias)
+    [found] = discover_attention(model, torch.randn(TOKENS) * 1e-25)
+    assert (found.layout, found.evidence.how) == (None, "logits, which are zero")
+    nn.init.zeros_(model.ask.weight)
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (found.reason, found.layout.scale) == (None, None)
 
 
 def test_tokens_of_others_are_cross_attention():

@@ -94,8 +94,8 @@ def test_a_large_model_is_not_run_unasked(monkeypatch):
 
 
 def test_why_a_layer_cannot_be_written_is_said():
-    with pytest.raises(StructuredInitError, match="its values go through sigmoid"):
-        initialize(Reader(strangers.GatedValues), Mimetic(positions="keep"), batch=torch.randn(1, 5, 12))
+    with pytest.raises(StructuredInitError, match="its values go through a gate"):
+        initialize(Reader(strangers.ValuesTimesValues), Mimetic(positions="keep"), batch=torch.randn(1, 5, 12))
 
 
 def test_sites_say_how_they_are_known():

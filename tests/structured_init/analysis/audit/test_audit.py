@@ -10,8 +10,8 @@ from torch import nn
 
 from structured_init import Mimetic, StructuredInitError, initialize
 from structured_init.analysis import audit, weight_products
-from structured_init.analysis.audit.lines import folded_name
 from structured_init.host_inputs import as_inputs, host_inputs
+from structured_init.names import folded_name
 from structured_init.sites import attention_sites
 
 

@@ -1,0 +1,130 @@
+"""A comparison put together from runs made elsewhere."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comparison.results.elsewhere.runs import Logged, Runs
+from comparison.results.metric import Metric
+from comparison.results.records import Manifest
+from comparison.results.run_record import RunRecord
+from structured_init.errors import StructuredInitError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LESS_IS_BETTER = "loss|perplexity|ppl|error|bits|bpc|nll|mse|mae|fid|wer|cer"
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What a report reads of a comparison: see ``load_results`` and ``load_curves`` for the tables."""
+
+    manifest: Manifest
+    runs: list[RunRecord]
+    results: pd.DataFrame
+    curves: pd.DataFrame
+
+
+def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str | None = None) -> Elsewhere:
+    """Return the comparison that runs make up: final values are those at the last step.
+
+    The arm ``default`` or ``baseline``, else the first, is the one that differences refer to.
+
+    Args:
+        path: where the runs come from.
+        runs: what they logged.
+        metric: what is compared; when None the only one, or the only one of the test split.
+        mode: whether more (``"max"``) or less (``"min"``) of it is better; by its name when None.
+
+    Raises:
+        StructuredInitError: the metric is none of theirs, or which one is meant is open.
+    """
+    chosen = _metric(path, runs, metric)
+    arms = list(dict.fromkeys(arm for arm, _ in runs))
+    reference = next((name for name in ("default", "baseline") if name in arms), arms[0])
+    options = [word for name, value in (("metric", metric), ("mode", mode)) if value for word in (f"--{name}", value)]
+    command = ["structured-init", "report", str(path), *options]
+    manifest: dict[str, Any] = {
+        **{"version": 1, "experiment": [path.stem], "command": shlex.join(command)},
+        **{"arguments": [], "metric": chosen, "mode": mode or mode_of(chosen), "baseline": reference},
+        **{"controls": {}, "arms": {arm: {} for arm in arms}, "seeds": sorted({seed for _, seed in runs})},
+        **{"grid": {}, "learning_rates": [], "source": str(path)},
+    }
+    scaled = {
+        key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
+    }
+    records = [_record(path, arm, seed, logged) for (arm, seed), logged in scaled.items()]
+    return Elsewhere(manifest, records, _results(records, manifest), _curves(scaled))
+
+
+def _metric(path: Path, runs: Runs, metric: str | None) -> str:
+    names = list(dict.fromkeys(name for logged in runs.values() for name in logged))
+    if metric is not None:
+        if metric not in names:
+            raise StructuredInitError(f"'{path}' has no metric '{metric}': {nearest(metric, names)}")
+        return metric
+    tested = [name for name in names if "test" in name.lower()]
+    likely = tested if len(names) > 1 else names
+    if len(likely) != 1:
+        shown = ", ".join(f"'{name}'" for name in names[:8]) + (", …" if len(names) > 8 else "")
+        raise StructuredInitError(f"'{path}' has several metrics, {shown}: choose one with --metric")
+    return likely[0]
+
+
+def mode_of(metric: str) -> str:
+    """Return whether more (``"max"``) or less (``"min"``) of a metric is better, by its name."""
+    return "min" if re.search(rf"(^|[^a-z])({LESS_IS_BETTER})([^a-z]|$)", metric.lower()) else "max"
+
+
+def _fractions(name: str, values: list[tuple[float | None, float]], runs: Runs) -> list[tuple[float | None, float]]:
+    """Return an accuracy as a fraction, as it is logged here: where any value is above 1, it was in percent."""
+    if Metric(name).factor != 100:
+        return values
+    largest = max((v for each in runs.values() for _, v in each.get(name, []) if math.isfinite(v)), default=0.0)
+    return [(step, value / 100) for step, value in values] if largest > 1 else values
+
+
+def _record(path: Path, arm: str, seed: int, logged: Logged) -> RunRecord:
+    steps = [step for values in logged.values() for step, _ in values if step is not None]
+    result = {
+        "metrics": {name: values[-1][1] for name, values in logged.items()},
+        **{"epochs": None, "steps": max(steps, default=None), "seconds": None},
+    }
+    return RunRecord(arm, seed, (), None, path / "runs" / arm / f"seed_{seed}", result)
+
+
+def _results(records: list[RunRecord], manifest: Manifest) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            **{"arm": run.arm, "seed": run.seed, "learning_rate": math.nan, "chosen": True},
+            **{"diverged": run.diverged([manifest["metric"]])},
+            **(run.result or {})["metrics"],
+            **{name: (run.result or {})[name] for name in ("epochs", "steps", "seconds")},
+        }
+        for run in records
+    )
+
+
+def _curves(runs: Runs) -> pd.DataFrame:
+    import pandas as pd
+
+    unknown = {"learning_rate": math.nan, "chosen": True, "epoch": 0}
+    rows = [
+        {"arm": arm, "seed": seed, **unknown, "step": step, "samples": math.nan, "seconds": math.nan, "metric": name}
+        | {"value": value}
+        for (arm, seed), logged in runs.items()
+        for name, values in logged.items()
+        if len(values) > 1  # one value is no curve
+        for step, value in values
+        if step is not None
+    ]
+    columns = ["arm", "seed", *unknown, "step", "samples", "seconds", "metric", "value"]
+    return pd.DataFrame(rows or None, columns=columns)

@@ -1,0 +1,44 @@
+"""Which reader a file or folder is for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from comparison.results.elsewhere.mlflow import is_mlflow, read_mlflow
+from comparison.results.elsewhere.runs import Runs
+from comparison.results.elsewhere.table import read_table
+from comparison.results.elsewhere.tensorboard import EVENTS, read_tensorboard
+from comparison.results.elsewhere.wandb import read_wandb
+from structured_init.errors import StructuredInitError, nearest
+
+TABLES, HISTORIES = (".csv", ".tsv"), (".json", ".jsonl")
+
+
+def read_elsewhere(path: Path, pattern: str | None = None) -> Runs:
+    """Return the runs of a table, a folder of event files, or an export.
+
+    Args:
+        path: of the file or folder.
+        pattern: how runs are named, with ``{arm}`` and ``{seed}``, where names have to tell them.
+
+    Raises:
+        StructuredInitError: there is no such file, it is none of these, or it holds a mistake.
+    """
+    if not path.exists():
+        beside = [each.name for each in path.parent.glob("*")] if path.parent.is_dir() else []
+        raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
+    if path.is_file() and path.suffix.lower() in TABLES:
+        return read_table(path, pattern)
+    if path.is_file() and path.suffix.lower() in HISTORIES:
+        return read_wandb(path, pattern)
+    if path.is_dir() and next(path.rglob(EVENTS), None) is not None:
+        return read_tensorboard(path, pattern)
+    if path.is_dir() and is_mlflow(path):
+        return read_mlflow(path, pattern)
+    if path.is_dir() and any(next(path.rglob(f"*{end}"), None) for end in HISTORIES):
+        return read_wandb(path, pattern)
+    raise StructuredInitError(
+        f"'{path}' is nothing that a report can be made of: give the folder of a comparison, a table (.csv) with the "
+        "columns arm, seed and a metric, a folder of TensorBoard's event files, MLflow's mlruns, or histories of "
+        "Weights & Biases (.json)"
+    )

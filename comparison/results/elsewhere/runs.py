@@ -1,0 +1,93 @@
+"""What a run made elsewhere is: an arm, a seed, and what it logged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from structured_init.errors import StructuredInitError
+
+Key = tuple[str, int]  # arm and seed
+Logged = dict[
+    str, list[tuple[float | None, float]]
+]  # metric → (step, value) in their order; no step where none is known
+Runs = dict[Key, Logged]
+
+SEEDS = ("seed", "random_seed", "seed_everything", "random_state", "manual_seed")  # settings that are one
+HOW = "name runs as in mimetic_seed_0, or say how they are named, as in --runs '{arm}/{seed}'"
+
+
+def named(name: str, pattern: str | None = None, settings: Mapping[str, str] | None = None) -> Key:
+    """Return arm and seed of a run.
+
+    Args:
+        name: of the run, such as ``mimetic_seed_0`` or ``mimetic/seed_0/version_0``.
+        pattern: how names are made, with ``{arm}`` and ``{seed}``, ``*`` for anything else.
+        settings: of the run; ``arm`` and ``seed`` among them count before the name.
+
+    Raises:
+        StructuredInitError: the name tells neither.
+    """
+    last = {key.rpartition(".")[2].rpartition("/")[2]: value for key, value in (settings or {}).items()}
+    seed = next((whole(last[key]) for key in SEEDS if whole(last.get(key, "")) is not None), None)
+    parts = _by_pattern(name, pattern) if pattern else _by_habit(name)
+    if "arm" in last and seed is not None:
+        return last["arm"], seed
+    if parts is None and seed is not None:
+        return name, seed
+    if parts is None:
+        raise StructuredInitError(f"cannot tell the arm and the seed of the run '{name}': {HOW}")
+    return last.get("arm", parts[0]), parts[1] if seed is None else seed
+
+
+def whole(text: str) -> int | None:
+    """Return a whole number, also one that a table has as ``3.0``; None where it is none."""
+    match = re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", str(text))
+    return int(match[1]) if match else None
+
+
+def add(runs: Runs, key: Key, logged: Logged, name: str, names: dict[Key, str]) -> None:
+    """Add a run.
+
+    Args:
+        runs: to which it is added.
+        key: its arm and seed.
+        logged: what it logged.
+        name: where it comes from, for the error.
+        names: where the others come from; it is added.
+
+    Raises:
+        StructuredInitError: there is a run of that arm and seed already.
+    """
+    if key in names:
+        raise StructuredInitError(f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: {HOW}")
+    names[key], runs[key] = name, logged
+
+
+def in_order(values: Iterable[tuple[float | None, float]]) -> list[tuple[float | None, float]]:
+    """Return logged values by their steps; where a step was logged again, the later value counts."""
+    known = list(values)
+    if any(step is None for step, _ in known):
+        return known
+    return sorted(dict(known).items(), key=lambda pair: pair[0] or 0.0)
+
+
+def _by_habit(name: str) -> tuple[str, int] | None:
+    """Take ``seed`` with a number from anywhere in a name, or a number from its end."""
+    plain = re.sub(r"/version_\d+$", "", name)  # Lightning's loggers add it
+    match = re.search(r"(?:^|[/_\-. ,])seed[_\-= ]?(\d+)(?=$|[/_\-. ,])", plain, re.IGNORECASE)
+    match = match or re.search(r"[/_\-. ]s?(\d+)$", plain)
+    if match is None:
+        return None
+    arm = f"{plain[: match.start()]}/{plain[match.end() :]}".strip("/_-. ,")
+    return (arm, int(match[1])) if arm else None
+
+
+def _by_pattern(name: str, pattern: str) -> tuple[str, int] | None:
+    if pattern.count("{arm}") != 1 or pattern.count("{seed}") != 1:
+        raise StructuredInitError(
+            f"--runs '{pattern}' has to have {{arm}} and {{seed}} once each, as in '{{arm}}/{{seed}}'"
+        )
+    wanted = re.escape(pattern).replace(r"\{arm\}", "(?P<arm>.+)").replace(r"\{seed\}", r"(?P<seed>\d+)")
+    match = re.fullmatch(wanted.replace(r"\*", ".*"), name)
+    return (match["arm"], int(match["seed"])) if match else None

@@ -1,0 +1,154 @@
+"""A table with a row per run, or per run and step: CSV with the columns arm, seed, a metric or more, and perhaps step.
+
+Weights & Biases' exports of its web page are such tables: of its runs (with a column ``Name``), and of one chart (a
+column per run, ``<run> - <metric>``).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, named, whole
+from structured_init.errors import StructuredInitError, nearest
+
+EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
+RUN, STEPS = "name", ("step", "_step", "global_step", "trainer/global_step")
+
+
+class _Row(NamedTuple):
+    line: int
+    cells: dict[str, str]  # by the column's name
+
+
+def read_table(path: Path, pattern: str | None = None) -> Runs:
+    """Return the runs of a table.
+
+    Args:
+        path: of the CSV file; commas, semicolons or tabs.
+        pattern: how runs are named, where names have to tell arm and seed.
+
+    Raises:
+        StructuredInitError: a column or a cell is not what it should be; says which, and on which line.
+    """
+    columns, rows = _read(path)
+    if _is_chart(columns):
+        return _chart(path, columns, rows, pattern)
+    known = {column.lower(): column for column in reversed(columns)}
+    by_name = RUN in known and "arm" not in known
+    for needed in () if by_name else ("arm", "seed"):
+        if needed not in known:
+            raise StructuredInitError(
+                f"'{path}' has no column '{needed}' (it has {', '.join(columns)}): {nearest(needed, columns)}"
+            )
+    step = next((known[name] for name in STEPS if name in known), None)
+    kept = {known[name] for name in ("arm", "seed", RUN) if name in known} | {step}
+    long = {"metric", "value"} <= known.keys()
+    metrics = [known["value"]] if long else [c for c in columns if c not in kept and _numbers(path, rows, c)]
+    if not metrics:
+        raise StructuredInitError(f"'{path}' has no column of numbers beside {', '.join(sorted(filter(None, kept)))}")
+    runs: Runs = {}
+    places: dict[tuple[Key, str, float | None], int] = {}
+    for row in rows:
+        key = _key(path, row, known, by_name, pattern)
+        at = None if step is None else _number(path, row, step)
+        for column in metrics:
+            if not row.cells[column]:
+                continue  # not every metric is logged at every step
+            name = row.cells[known["metric"]] if long else column
+            if (before := places.setdefault((key, name, at), row.line)) != row.line:
+                how = "" if step else "add a column 'step', or "
+                there = "" if at is None else f", step {at:g}"
+                raise StructuredInitError(
+                    f"'{path}', lines {before} and {row.line}: arm '{key[0]}', seed {key[1]}{there} stands twice: "
+                    f"{how}give each run a seed of its own"
+                )
+            runs.setdefault(key, {}).setdefault(name, []).append((at, _number(path, row, column)))
+    return {key: {name: in_order(values) for name, values in logged.items()} for key, logged in runs.items()}
+
+
+def _read(path: Path) -> tuple[list[str], list[_Row]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            head = file.readline()
+            delimiter = max(",;\t", key=head.count)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter)
+            columns = [column.strip() for column in next(reader, [])]
+            rows = []
+            for cells in reader:
+                if not any(cell.strip() for cell in cells):
+                    continue
+                if len(cells) != len(columns):
+                    raise StructuredInitError(
+                        f"'{path}', line {reader.line_num}: {len(cells)} cells, the first line names {len(columns)}"
+                    )
+                pairs = zip(columns, (cell.strip() for cell in cells), strict=True)
+                rows.append(_Row(reader.line_num, dict(pairs)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise StructuredInitError(f"cannot read '{path}' as a table: {error}") from None
+    if not rows:
+        raise StructuredInitError(
+            f"'{path}' has no rows: a table has the columns arm, seed and a metric, and a row per run"
+        )
+    return columns, rows
+
+
+def _key(path: Path, row: _Row, known: dict[str, str], by_name: bool, pattern: str | None) -> Key:
+    if by_name:
+        return named(row.cells[known[RUN]], pattern, {name: row.cells[column] for name, column in known.items()})
+    arm, seed = row.cells[known["arm"]], whole(row.cells[known["seed"]])
+    if not arm:
+        raise StructuredInitError(f"'{path}', line {row.line}: the arm is empty")
+    if seed is None:
+        raise StructuredInitError(
+            f"'{path}', line {row.line}: the seed '{row.cells[known['seed']]}' is no whole number"
+        )
+    return arm, seed
+
+
+def _number(path: Path, row: _Row, column: str) -> float:
+    try:
+        return float(row.cells[column])
+    except ValueError:
+        raise StructuredInitError(
+            f"'{path}', line {row.line}: '{row.cells[column]}' in the column '{column}' is no number"
+        ) from None
+
+
+def _numbers(path: Path, rows: Sequence[_Row], column: str) -> bool:
+    """Tell whether a column is a metric: it holds numbers.
+
+    Raises:
+        StructuredInitError: it holds numbers, and something else here and there.
+    """
+    numbers, others = 0, []
+    for row in rows:
+        try:
+            numbers += math.isfinite(float(row.cells[column] or "nan"))
+        except ValueError:
+            others.append(row)
+    if numbers > len(others) > 0:
+        _number(path, others[0], column)
+    return numbers > len(others)
+
+
+def _is_chart(columns: Sequence[str]) -> bool:
+    return columns[0].lower() in STEPS and any(" - " in column for column in columns[1:])
+
+
+def _chart(path: Path, columns: list[str], rows: list[_Row], pattern: str | None) -> Runs:
+    runs: Runs = {}
+    logged: dict[str, Logged] = {}
+    for column in columns[1:]:
+        run, _, metric = column.rpartition(" - ")
+        if run and not column.endswith(EXTREMES):
+            values = [(_number(path, row, columns[0]), _number(path, row, column)) for row in rows if row.cells[column]]
+            logged.setdefault(run, {})[metric] = in_order(values)
+    names: dict[Key, str] = {}
+    for run, metrics in logged.items():
+        add(runs, named(run, pattern), {name: values for name, values in metrics.items() if values}, run, names)
+    return runs

@@ -1,0 +1,108 @@
+"""Functions of single numbers, norms and sums: what they leave of where the numbers that go in came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from structured_init.watch import codes
+from structured_init.watch.functions import pointwise, proportional
+from structured_init.watch.records import AVERAGED, GATED, POOLED, TWICE, Linear, Other, Pass, Product, Sum, Tag
+from structured_init.watch.sums import added
+from structured_init.watch.tags import pooled, single, tensors
+
+SUMS = frozenset({"add", "add_", "sub", "sub_"})
+SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
+SILENT = frozenset({"_to_copy", "dropout", "native_dropout"})  # not worth a word in a path
+TIMES = frozenset({"mul", "mul_", "div", "div_"})
+# What is not looked at by its numbers: exact for any input, or known to be a norm, or to pool tokens.
+LINEAR = frozenset({"mul", "div", "add", "sub", "neg", "mean", "sum"})
+PIXELS = frozenset({"avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices"})
+POOLING = PIXELS | {"amax", "max"}
+NORMING = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"})
+
+
+def keep(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Tag], set[str]]) -> None:
+    """Give the result of a function of single numbers, or of a norm, the codes of what goes in."""
+    given = [tag for leaf in tensors(args) if (tag := seen.tag(leaf)) is not None]
+    whole = frozenset().union(*(tag.path for tag in given)) | ({name.rstrip("_")} - SILENT)
+    for out in tensors(result) if given else ():
+        same = [tag for tag in given if tag.codes.shape == out.shape]
+        if not (out.is_floating_point() or out.is_complex()):
+            continue
+        if not same:
+            left = pooled(given[0].codes, out, args)
+            if left is None and name in PIXELS and given[0].codes.ndim == out.ndim:
+                left = codes.over_pixels(given[0].codes, out.shape)
+            seen.tags[out] = Tag(
+                codes.unknown(out) if left is None else left,
+                None,
+                whole | {POOLED if left is not None else AVERAGED},
+            )
+            continue
+        active = [tag for tag in same if len(given) == 1 or not seen.is_weight(tag)]
+        tag = (active or same)[0]
+        # Of what goes in beside it, only what was averaged or pooled, or is added, changes what this is.
+        turns = name in SUMS and not isinstance(seen.source(tag), Product)  # what is added to logits does not count
+        beside = [other.path if turns else other.path & {AVERAGED, POOLED} for other in given]
+        path = tag.path.union(names(tag) - SILENT, *beside)
+        path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
+        mixed = isinstance(seen.source(tag), Sum) and any(
+            leaf.shape == out.shape and seen.tag(leaf) is None for leaf in tensors(args)
+        )
+        if name in TIMES and (mixed or (len(active) == 2 and _gated(seen, *active))):
+            path |= {GATED}
+        if name in SUMS and mixed:  # tokens of unknown origin: a residual stream
+            seen.tags[out] = Tag(codes.unknown(out), None, path)
+        elif name in SUMS and len(active) == 2:
+            seen.tags[out] = added(seen, *active, path)
+        else:
+            sides = tuple(active) if name in TIMES and len(active) == 2 else tag.factors
+            seen.tags[out] = Tag(tag.codes, tag.other, path, sides)
+        source = seen.source(tag)
+        if isinstance(source, Product):
+            _logits(seen, source, name, args, given)
+        if name in SUMS:
+            _summed(seen, args, out, same)
+
+
+def _summed(seen: Pass, args: tuple, out: Tensor, same: list[Tag]) -> None:
+    """Take note of linear maps whose outputs are added to other activations, or get a bias."""
+    beside = [leaf for leaf in tensors(args) if leaf.shape != out.shape or seen.weight(leaf)]
+    for tag in same:
+        if isinstance(source := seen.source(tag), Linear):
+            source.joined |= not beside
+            if beside and all(map(seen.weight, beside)):
+                source.biased(out)
+
+
+def _gated(seen: Pass, one: Tag, two: Tag) -> bool:
+    """Say whether a product of two tensors of the same shape is none with a factor for each token."""
+    apart = seen.source(one) is not seen.source(two)
+    return apart or not (AVERAGED in one.path or AVERAGED in two.path or isinstance(seen.source(one), Product))
+
+
+def named(seen: Pass, call: tuple, tag: Tag) -> set[str]:
+    """Return the name of a function, unless it only multiplied what it was given; see whether it is pointwise."""
+    func, name, args, kwargs, result = call
+    plain = name.rstrip("_")
+    known = plain in LINEAR | POOLING | NORMING | SILENT
+    if known or not isinstance(seen.source(tag), Linear | Other) or not isinstance(args[0], Tensor):
+        return {plain}
+    if isinstance(result, Tensor) and args[0].shape == result.shape and len(tensors((args, kwargs))) == 1:
+        if proportional(args[0], result):
+            return set()
+        if plain not in seen.pointwise and pointwise(func, args, kwargs, result):
+            seen.pointwise.add(plain)
+    return {plain}
+
+
+def _logits(seen: Pass, product: Product, name: str, args: tuple, given: list[Tag]) -> None:
+    """Take note of what is done to logits before the softmax: factors, and parameters that are added."""
+    if name in SUMS and len(given) == 2:
+        product.added += [source for tag in given if isinstance(source := seen.source(tag), nn.Parameter)]
+    by = next((arg for arg in args[1:] if isinstance(arg, int | float) or single(arg)), None)
+    if by is not None and name.rstrip("_") in ("mul", "div") and not product.softened:
+        product.factor *= float(by) if name.startswith("mul") else 1 / float(by)
+    product.softened += name in SOFTMAX

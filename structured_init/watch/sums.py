@@ -1,0 +1,52 @@
+"""What a sum of two activations is: a rotation, a second term of logits, a convolution beside attention, a stream."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from structured_init.watch import codes
+from structured_init.watch.records import POOLED, TWICE, Other, Pass, Product, Sum, Tag
+
+
+def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
+    """Return the tag of a sum: of one source, both codes; with a product, its own; else nothing is known.
+
+    Args:
+        seen: the pass.
+        first: the tag of one of them.
+        second: of the other.
+        path: of the sum, where both are of one source.
+    """
+    for tag, beside in ((first, second), (second, first)):
+        source, other = seen.source(tag), seen.source(beside)
+        if isinstance(source, Product):  # a second term of the logits
+            if isinstance(other, Product) and other is not source:
+                source.beside.append((other, source.factor))
+            return Tag(tag.codes, tag.other, path)
+        if isinstance(source, Sum) and source is not other:
+            own = _own(seen, source, beside)
+            if own is None:  # a residual stream is no output of attention alone
+                return Tag(codes.unknown(tag.codes), None, path)
+            return Tag(tag.codes, tag.other, tag.path | {own})
+
+    def either(one: Tensor, two: Tensor) -> Tensor:
+        a, b = codes.source(one), codes.source(two)
+        return torch.where((a == b) | (b == 0), one, torch.where(a == 0, two, 0))
+
+    alike = codes.together(lambda one, two: codes.source(one) == codes.source(two), first.codes, second.codes)
+    whole = codes.together(either, first.codes, second.codes)
+    return Tag(whole, second.codes, path | {TWICE}) if codes.compact(alike).all() else Tag(whole, None, path)
+
+
+def _own(seen: Pass, sum_: Sum, beside: Tag) -> str | None:
+    """Say what it is of attention's own that is added to what it gives; ``None`` where it is something else."""
+    values, product = seen.source(sum_.value_tag), seen.source(sum_.maps_tag)
+    other = seen.source(beside)
+    if isinstance(other, Other) and other.below is values:
+        return "a convolution of its values, added"
+    channels = codes.compact(beside.codes).unique()
+    for what, tag in (("values", sum_.value_tag), ("queries", product.query_tag)):
+        if other is seen.source(tag) and torch.isin(channels, codes.compact(tag.codes)).all():
+            return f"a convolution of its {what}, added" if POOLED in beside.path else f"its {what}, added"
+    return None

@@ -1,0 +1,88 @@
+"""Every verdict of the page of claims is computed again from the values per seed, in another way."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from scipy import stats
+
+from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge, page
+
+ROOT = Path(CLAIMS).parents[1]
+KNOWN = json.loads(CLAIMS.read_text(encoding="utf-8"))
+JUDGED = {claim["name"]: claim for claim in KNOWN["claims"] if judge(claim) is not None}
+
+
+def values(claim, arm):
+    """Final values by seed, from the committed table."""
+    table = pd.read_csv(RESULTS / claim["results"] / "results.csv")
+    if "chosen" in table:
+        table = table[table["chosen"].astype(bool)]
+    for key, value in claim.get("point", {}).items():
+        table = table[table[key].astype(float) == float(value)]
+    metric = json.loads((RESULTS / claim["results"] / "comparison.json").read_text())["metric"]
+    found = table[table["arm"] == arm].set_index("seed")[metric].dropna()
+    return found * (100 if "accuracy" in metric else 1)
+
+
+def words_of(claim):
+    """The verdict against every reference, by scipy's own tests."""
+    manifest = json.loads((RESULTS / claim["results"] / "comparison.json").read_text())
+    sign, references = (1 if manifest["mode"] == "max" else -1), claim["references"]
+    arm, level = values(claim, claim["arm"]), 0.05 / len(references)
+    for reference in references.values():
+        other = values(claim, reference)
+        if "success" in claim:
+            won = [int((sign * each >= sign * claim["success"] * 1).sum()) for each in (arm, other)]
+            table = [[won[0], len(arm) - won[0]], [won[1], len(other) - won[1]]]
+            decided = stats.fisher_exact(table).pvalue < level
+            yield ("better" if won[0] / len(arm) > won[1] / len(other) else "worse") if decided else "undecided"
+            continue
+        both = arm.index.intersection(other.index)
+        test = stats.ttest_rel(arm[both], other[both])
+        ends = test.confidence_interval(1 - level)
+        if test.pvalue < level:
+            yield "better" if sign * test.statistic > 0 else "worse"
+        else:
+            yield "equivalent" if max(abs(ends.low), abs(ends.high)) < claim["margin"] else "undecided"
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_a_verdict_is_what_the_values_per_seed_say(name):
+    verdict = judge(JUDGED[name])
+    assert [each.kind for each in verdict.contrasts] == list(words_of(JUDGED[name]))
+    assert verdict.word == WORDS[verdict.contrasts[0].kind]
+
+
+def test_an_undecided_difference_says_how_many_seeds_it_takes():
+    for claim in JUDGED.values():
+        for each in judge(claim).contrasts:
+            if each.kind == "undecided" and "success" not in claim:
+                assert each.needed > 2
+
+
+def test_the_committed_page_is_the_one_of_the_committed_numbers():
+    verdicts = [judge(claim) for claim in JUDGED.values()]
+    assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == page(KNOWN, verdicts)
+
+
+def test_a_claim_whose_comparison_is_not_there_has_no_verdict(tmp_path):
+    assert judge(KNOWN["claims"][0], tmp_path) is None
+
+
+def test_a_run_without_a_number_is_no_gain(tmp_path):
+    claim = {"name": "a", "results": "x", "arm": "b", "references": {"default": "a"}, "margin": 0.5}
+    folder = tmp_path / "x"
+    folder.mkdir()
+    rows = [("a", seed, 0.5 + 0.01 * seed) for seed in range(3)] + [("b", 0, math.nan), ("b", 1, 0.9), ("b", 2, 0.91)]
+    table = pd.DataFrame(rows, columns=["arm", "seed", "test/accuracy"]).assign(seconds=60.0)
+    table.to_csv(folder / "results.csv", index=False, na_rep="nan")
+    manifest = {"metric": "test/accuracy", "mode": "max", "command": "compare"}
+    (folder / "comparison.json").write_text(json.dumps(manifest))
+    (folder / "results.json").write_text(json.dumps({"runs": [{}]}))
+    (found,) = judge(claim, tmp_path).contrasts
+    assert (found.kind, found.text, found.needed) == ("undecided", "diverged in 1 of 3 seeds", None)

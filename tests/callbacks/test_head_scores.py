@@ -1,0 +1,191 @@
+"""What a training says of its previous-token and induction heads: in the statistics, and to its loggers."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import transformers
+from lightning.pytorch.loggers import CSVLogger
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from callbacks.attention_map import AttentionMapCallback
+from callbacks.head_scores import best_heads, head_scores
+from callbacks.probe_batch import ProbeBatch
+from structured_init import Induction, initialize
+
+LENGTH, WORDS = 16, 40
+LAYERS = ["network.transformer.h.0.attn", "network.transformer.h.1.attn"]
+SCORES = ["val/induction_score", "val/previous_token_score"]
+
+
+class Texts(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.randint(WORDS, (LENGTH,), generator=torch.Generator().manual_seed(index))
+
+
+class Language(L.LightningModule):
+    """A GPT-2 of two layers, initialized to continue what came before."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": LENGTH, "vocab_size": WORDS}
+        config = transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=1, attn_pdrop=0.1)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.network = transformers.GPT2LMHeadModel(config)
+        initialize(self.network, Induction())
+
+    def forward(self, input_ids):
+        return self.network(input_ids).logits
+
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self(batch)[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
+
+    def validation_step(self, batch, index):
+        return None
+
+    def probe_inputs(self, batch):
+        return batch
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), 1e-3)
+
+
+class Recall(Language):
+    """Marks what it is asked for: the last three tokens."""
+
+    def probe_queries(self, batch):
+        return (torch.arange(LENGTH) >= LENGTH - 3).expand(len(batch), -1)
+
+
+def fit(folder, module, callback):
+    L.seed_everything(0, verbose=False)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = L.Trainer(
+        max_epochs=2, accelerator="cpu", logger=CSVLogger(folder), callbacks=[callback], log_every_n_steps=1, **quiet
+    )
+    texts = DataLoader(Texts(), 4)
+    trainer.fit(module, texts, texts)
+    return Path(trainer.log_dir)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    callback = AttentionMapCallback(samples=4, every_n_epochs=1, figures=False)
+    module = Language()
+    return fit(tmp_path_factory.mktemp("scores"), module, callback), callback, module
+
+
+def test_statistics_have_the_scores_of_every_head_at_every_capture(trained):
+    folder, callback, _ = trained
+    statistics = json.loads((folder / "attention" / "statistics.json").read_text())
+    assert list(statistics) == ["before", "epoch_0001", "epoch_0002", "after"]
+    first, second = (statistics["before"][name] for name in LAYERS)
+    assert first["previous_token_score"][0] > 0.7  # written by Induction, the other head is the host's
+    assert first["previous_token_score"][1] < 0.3
+    assert second["induction_score"][1] > 3 * max(second["induction_score"][0], *first["induction_score"])
+    maps = load_file(folder / "attention" / "after.safetensors")[LAYERS[0]]
+    expected = sum(maps[:, :, t, t - 1].mean(0) for t in range(1, LENGTH)) / (LENGTH - 1)
+    assert statistics["after"][LAYERS[0]]["previous_token_score"] == pytest.approx(expected.tolist(), abs=1e-5)
+    rows = list(csv.DictReader((folder / "attention" / "statistics.csv").read_text().splitlines()))
+    assert len(rows) == 4 * 2 * 2
+    assert float(rows[0]["previous_token_score"]) == first["previous_token_score"][0]
+    assert float(rows[3]["induction_score"]) == second["induction_score"][1]
+    assert callback.records["before"]["statistics"][LAYERS[1]]["induction_score"] == second["induction_score"]
+
+
+def test_the_induction_score_is_that_of_random_tokens_that_come_twice():
+    """Their second half has nothing to look at but what followed in the first: N/2 − 1 tokens before."""
+    seen = []
+
+    def capture(tokens):
+        seen.append(tokens)
+        maps = torch.zeros(len(tokens), 1, LENGTH, LENGTH)
+        maps[:, :, torch.arange(1, LENGTH), torch.arange(LENGTH - 1)] = 0.25
+        for t in range(LENGTH // 2, LENGTH):
+            maps[:, :, t, t - LENGTH // 2 + 1] += 0.5
+        return {"a": maps}
+
+    texts = torch.stack([Texts()[index] for index in range(3)])
+    probe = ProbeBatch((texts,), {}, "validation", [], [])
+    scores = head_scores({"a": torch.eye(LENGTH).expand(2, 1, -1, -1)}, probe, capture, seed=0)
+    assert scores == {"a": {"previous_token_score": [0.0], "induction_score": [0.5]}}
+    (tokens,) = seen
+    assert tokens.shape == (2, LENGTH)  # as many samples as a cap on memory has left
+    assert torch.equal(tokens[:, : LENGTH // 2], tokens[:, LENGTH // 2 :])
+    assert set(tokens.flatten().tolist()) <= set(texts.flatten().tolist())
+
+
+def test_loggers_get_the_best_head_once_a_step(trained):
+    folder, callback, _ = trained
+    logged = [
+        row for row in csv.DictReader((folder / "metrics.csv").read_text().splitlines()) if row["val/induction_score"]
+    ]
+    assert [(row["epoch"], row["step"]) for row in logged] == [("0", "0"), ("0", "1"), ("1", "3")]
+    for row, moment in zip(logged, ("before", "epoch_0001", "epoch_0002"), strict=True):
+        statistics = callback.records[moment]["statistics"].values()
+        for name in SCORES:
+            heads = [value for layer in statistics for value in layer[name.removeprefix("val/")]]
+            assert float(row[name]) == pytest.approx(max(heads))
+
+
+def test_a_module_that_marks_its_questions_is_scored_there(tmp_path):
+    callback = AttentionMapCallback(samples=4, figures=False)
+    folder = fit(tmp_path, Recall(), callback)
+    maps = load_file(folder / "attention" / "before.safetensors")[LAYERS[1]]
+    texts = torch.stack([Texts()[index] for index in callback.records["before"]["indices"]])
+    attention = []
+    for sample, text in enumerate(texts):
+        for t in range(LENGTH - 3, LENGTH):
+            if places := [s for s in range(1, t) if text[s - 1] == text[t]]:
+                attention.append(sum(maps[sample, :, t, s] for s in places))
+    assert attention
+    expected = torch.stack(attention).mean(0).tolist()
+    assert callback.records["before"]["statistics"][LAYERS[1]]["induction_score"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_training_is_bit_identical_with_and_without_the_scores(trained, tmp_path):
+    plain = Language()
+    fit(tmp_path, plain, AttentionMapCallback(enabled=False))
+    for name, parameter in plain.state_dict().items():
+        assert torch.equal(parameter, trained[2].state_dict()[name]), name
+
+
+def nothing(*_, **__):
+    raise AssertionError("the model is not to be run again")
+
+
+def test_attention_that_looks_both_ways_has_no_scores_and_one_without_tokens_no_induction_score():
+    both_ways = {"a": torch.full((1, 2, 6, 6), 1 / 6)}
+    causal = {"a": torch.eye(6).expand(1, 2, -1, -1)}
+    images = ProbeBatch((torch.randn(1, 3, 8, 8),), {}, "validation", [], [])
+    assert head_scores(both_ways, images, nothing, 0) == {}
+    assert head_scores(causal, images, nothing, 0) == {"a": {"previous_token_score": [0.0, 0.0]}}
+    further = ProbeBatch((), {"input_ids": torch.arange(6)[None], "pixels": torch.zeros(1)}, "validation", [], [])
+    assert "induction_score" not in head_scores(causal, further, nothing, 0)["a"]
+
+
+def test_packed_documents_become_one_and_the_mask_shows_all_of_it():
+    def capture(**given):
+        assert set(given) == {"input_ids", "segment_ids"}
+        assert given["segment_ids"].tolist() == [[1] * 8]
+        return {"a": torch.eye(8).expand(1, 1, -1, -1)}
+
+    named = {"input_ids": torch.arange(8)[None], "segment_ids": torch.tensor([[1, 1, 1, 2, 2, 2, 0, 0]])}
+    probe = ProbeBatch((), named, "validation", [], [])
+    scores = head_scores({"a": torch.eye(8).expand(1, 1, -1, -1)}, probe, capture, 0)
+    assert scores["a"]["induction_score"] == [0.0]
+
+
+def test_the_best_head_is_the_largest_that_is_a_number():
+    scores = {"a": {"induction_score": [0.1, math.nan]}, "b": {"induction_score": [0.4, 0.2], "other": [math.nan]}}
+    assert best_heads(scores) == {"induction_score": 0.4}

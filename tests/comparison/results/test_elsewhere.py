@@ -1,0 +1,206 @@
+"""Runs made elsewhere: tables, TensorBoard's event files, exports of Weights & Biases and MLflow."""
+
+import json
+import math
+import sys
+
+import pytest
+
+from comparison.report import write_report
+from comparison.results.elsewhere import comparison_of, read_elsewhere
+from comparison.results.elsewhere.runs import named
+from lightning_modules.cli import main
+from structured_init import StructuredInitError
+
+# What every reader has to find: two arms, two seeds, two evaluations.
+CURVES = {
+    (arm, seed): [(10.0, 0.5 + 0.1 * seed), (20.0, final + 0.1 * seed)]
+    for arm, final in (("default", 0.6), ("mimetic", 0.7))
+    for seed in (0, 1)
+}
+
+
+def check(runs, metric="val/acc"):
+    assert {key: logged[metric] for key, logged in runs.items()} == {
+        key: [(step, pytest.approx(value)) for step, value in curve] for key, curve in CURVES.items()
+    }
+
+
+def written(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_table_has_a_row_per_run_and_step(tmp_path, delimiter):
+    rows = [["seed", "Arm", "note", "step", "val/acc"]]
+    rows += [[seed, arm, "fine", step, value] for (arm, seed), curve in CURVES.items() for step, value in curve[::-1]]
+    text = "\n".join(delimiter.join(map(str, row)) for row in rows)
+    check(read_elsewhere(written(tmp_path / "table.csv", "\ufeff" + text)))
+
+
+def test_a_long_table_names_its_metrics(tmp_path):
+    rows = [f"{a},{s},{at},val/acc,{v}" for (a, s), curve in CURVES.items() for at, v in curve]
+    check(read_elsewhere(written(tmp_path / "t.csv", "\n".join(["arm,seed,step,metric,value", *rows]))))
+
+
+def test_a_chart_of_weights_and_biases_has_a_column_per_run(tmp_path):
+    names = [f"{arm}_seed{seed}" for arm, seed in CURVES]
+    head = ["Step", *(f'"{name} - val/acc{end}"' for name in names for end in ("", "__MIN", "__MAX"))]
+    rows = [
+        [str(step), *(str(curve[i][1]) for curve in CURVES.values() for _ in range(3))]
+        for i, step in ((0, 10), (1, 20))
+    ]
+    check(read_elsewhere(written(tmp_path / "chart.csv", "\n".join(map(",".join, [head, *rows])))))
+
+
+def test_the_runs_of_weights_and_biases_are_a_table_by_name(tmp_path):
+    text = (
+        "Name,State,test/accuracy\nmimetic-seed-3,finished,0.9\nmimetic-seed-4,finished,\ndefault-seed-3,crashed,NaN\n"
+    )
+    runs = read_elsewhere(written(tmp_path / "export.csv", text))
+    assert runs["mimetic", 3] == {"test/accuracy": [(None, 0.9)]}
+    assert math.isnan(runs["default", 3]["test/accuracy"][0][1])
+    assert set(runs) == {("mimetic", 3), ("default", 3)}
+
+
+@pytest.mark.parametrize("shape", ["rows", "lines", "columns", "one file"])
+def test_histories_of_weights_and_biases_are_json_of_several_shapes(tmp_path, shape):
+    histories = {
+        key: [{"_step": step, "_runtime": 1.5, "val/acc": value, "epoch_name": "x"} for step, value in curve]
+        for key, curve in CURVES.items()
+    }
+    if shape == "one file":
+        content = {f"{arm}/{seed}": rows for (arm, seed), rows in histories.items()}
+        return check(read_elsewhere(written(tmp_path / "all.json", json.dumps(content))))
+    for (arm, seed), rows in histories.items():
+        columns = {name: {str(i): row[name] for i, row in enumerate(rows)} for name in rows[0]}
+        text = {"rows": json.dumps(rows), "lines": "\n".join(map(json.dumps, rows)), "columns": json.dumps(columns)}
+        written(tmp_path / "wandb" / arm / f"seed_{seed}.json{'l' if shape == 'lines' else ''}", text[shape])
+    return check(read_elsewhere(tmp_path / "wandb"))
+
+
+def test_mlflows_files_are_read_without_mlflow_and_deleted_runs_are_not(tmp_path):
+    for number, ((arm, seed), curve) in enumerate(CURVES.items()):
+        run = tmp_path / "mlruns" / "17" / f"{number:032x}"
+        written(run / "meta.yaml", f"run_name: {'bold-crab' if seed else f'{arm}_0'}\nlifecycle_stage: active\n")
+        written(run / "metrics" / "val" / "acc", "".join(f"1700000000000 {v} {at:.0f}\n" for at, v in curve))
+        if seed:  # the settings say what the name does not
+            written(run / "params" / "seed", str(seed))
+            written(run / "tags" / "arm", arm)
+    written(tmp_path / "mlruns" / "17" / "meta.yaml", "name: digits\n")
+    gone = written(tmp_path / "mlruns" / "17" / "dead" / "meta.yaml", "run_name: default_0\nlifecycle_stage: deleted\n")
+    (gone.parent / "metrics").mkdir()
+    check(read_elsewhere(tmp_path / "mlruns"))
+    written(gone.with_name("metrics") / "acc", "soon\n")
+    gone.write_text("run_name: default_9\n")
+    with pytest.raises(StructuredInitError, match=r"metrics/acc', line 1: expected a time, a value and a step, got"):
+        read_elsewhere(tmp_path / "mlruns")
+    other = written(tmp_path / "mlruns" / "18" / "x" / "meta.yaml", "run_name: a_1\n")
+    (other.parent / "metrics").mkdir()
+    with pytest.raises(StructuredInitError, match=r"holds 2 experiments: .*mlruns/17' \(digits\)"):
+        read_elsewhere(tmp_path / "mlruns")
+
+
+def test_tensorboards_event_files_are_read_by_tensorboard(tmp_path, monkeypatch):
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+    for (arm, seed), curve in CURVES.items():
+        writer = EventFileWriter(str(tmp_path / "logs" / arm / f"seed_{seed}" / "version_0"))
+        for step, value in curve:
+            summary = Summary(value=[Summary.Value(tag="val/acc", simple_value=value)])
+            writer.add_event(Event(step=int(step), summary=summary))
+        writer.close()
+    check(read_elsewhere(tmp_path / "logs"))
+    monkeypatch.setitem(sys.modules, "tensorboard.backend.event_processing.event_accumulator", None)
+    with pytest.raises(StructuredInitError, match=r"tensorboard: pip install 'structured-init\[tensorboard\]'"):
+        read_elsewhere(tmp_path / "logs")
+
+
+@pytest.mark.parametrize(
+    ("name", "pattern", "settings", "expected"),
+    [
+        ("mimetic_seed_0", None, {}, ("mimetic", 0)),
+        ("seed=12/mimetic/version_3", None, {}, ("mimetic", 12)),
+        ("vit-b16-s4", None, {}, ("vit-b16", 4)),
+        ("run 3 of mimetic", "run {seed} of {arm}", {}, ("mimetic", 3)),
+        ("a/7/junk", "{arm}/{seed}/*", {}, ("a", 7)),
+        ("bold-crab", None, {"trainer.seed": "5", "arm": "mimetic"}, ("mimetic", 5)),
+        ("mimetic", None, {"seed_everything": "5"}, ("mimetic", 5)),
+    ],
+)
+def test_names_and_settings_tell_arm_and_seed(name, pattern, settings, expected):
+    assert named(name, pattern, settings) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arms,seed,acc\na,0,1\n", r"no column 'arm' \(it has arms, seed, acc\): did you mean 'arms'\?"),
+        ("arm,seed,acc\na,x,1\n", "line 2: the seed 'x' is no whole number"),
+        ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is no number"),
+        ("arm,seed,acc\na,0,1\na,0,2\n", "lines 2 and 3: arm 'a', seed 0 stands twice: add a column 'step', or give"),
+        ("arm,seed,step,acc\na,0,1,1\na,0,1,2\n", "arm 'a', seed 0, step 1 stands twice: give each run a seed"),
+        ("arm,seed,note\na,0,x\n", "no column of numbers beside arm, seed"),
+        ("arm,seed,acc\na,0\n", "line 2: 2 cells, the first line names 3"),
+        ("arm,seed,acc\n", "has no rows"),
+        ("arm,seed,acc\n,0,1\n", "line 2: the arm is empty"),
+        ("Name,acc\ncrab,1\n", "cannot tell the arm and the seed of the run 'crab': name runs as in mimetic_seed_0"),
+    ],
+)
+def test_mistakes_in_a_table_are_one_line_with_the_place(tmp_path, text, message):
+    path = written(tmp_path / "table.csv", text)
+    with pytest.raises(StructuredInitError, match=message) as error:
+        comparison_of(path, read_elsewhere(path))
+    assert "\n" not in str(error.value)
+
+
+def test_other_mistakes_name_what_would_be_right(tmp_path):
+    path = written(tmp_path / "table.csv", "arm,seed,loss,acc\na,0,1,2\nb,0,2,1\n")
+    with pytest.raises(StructuredInitError, match=r"did you mean 'table.csv'\?"):
+        read_elsewhere(tmp_path / "tabel.csv")
+    with pytest.raises(StructuredInitError, match="is nothing that a report can be made of: give the"):
+        read_elsewhere(written(tmp_path / "table.txt", "x"))
+    runs = read_elsewhere(path)
+    with pytest.raises(StructuredInitError, match="several metrics, 'loss', 'acc': choose one with --metric"):
+        comparison_of(path, runs)
+    with pytest.raises(StructuredInitError, match="no metric 'los': did you mean 'loss'"):
+        comparison_of(path, runs, "los")
+    assert comparison_of(path, runs, "loss").manifest["mode"] == "min"
+    with pytest.raises(StructuredInitError, match=r"has to have \{arm\} and \{seed\} once each"):
+        named("a", "{arm}")
+    twice = written(tmp_path / "two.csv", "Name,acc\na_0,1\na-0,2\n")
+    with pytest.raises(StructuredInitError, match="arm 'a', seed 0 stands twice"):
+        read_elsewhere(twice)
+    two = written(tmp_path / "two.json", json.dumps({"a_0": [{"x": 1}], "a-0": [{"x": 1}]}))
+    with pytest.raises(StructuredInitError, match="'a_0' and 'a-0' are both arm 'a', seed 0"):
+        read_elsewhere(two)
+    with pytest.raises(StructuredInitError, match="is no history of a run"):
+        read_elsewhere(written(tmp_path / "h_0.json", '{"a_0": 3}'))
+
+
+def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkeypatch):
+    rows = ["arm,seed,step,test/accuracy"]
+    for arm, gain in (("default", 0.0), ("mimetic", 5.0)):
+        for seed in range(4):
+            rows += [
+                f"{arm},{seed},{step},{60 + gain * step / 20 + seed + 0.1 * gain * (seed % 2)}" for step in (10, 20)
+            ]
+    table = written(tmp_path / "mine.csv", "\n".join(rows))
+    monkeypatch.chdir(tmp_path)
+    main(["report", str(table)])
+    assert capsys.readouterr().out.splitlines()[0].endswith("mine_report/report.html")
+    text = (tmp_path / "mine_report" / "report.md").read_text()
+    assert "2 arms of" in text
+    # Percent, as it was given: 5 and 5.5 above the default in two seeds each.
+    assert "Better than default: mimetic +5.25 ± 0.46 points" in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "read once" not in text
+    assert "Not finished" not in text
+    html = (tmp_path / "mine_report" / "report.html").read_text()
+    assert "2 arms compared" in html
+    assert '<section id="curves">' in html
+    with pytest.raises(StructuredInitError, match="did you mean 'mimetic'"):
+        write_report(table, baseline="mimetik")

@@ -1,0 +1,162 @@
+"""Previous-token and induction scores: against loops over tokens, and of maps that are built to have them."""
+
+import math
+
+import pytest
+import torch
+
+from structured_init import StructuredInitError
+from structured_init.analysis import (
+    InductionScore,
+    PreviousTokenScore,
+    induction_score,
+    prefix_matches,
+    previous_token_score,
+    repeated_tokens,
+)
+
+HEADS = 3
+
+
+def maps(batch=4, tokens=11, seed=0):
+    logits = torch.randn(batch, HEADS, tokens, tokens, generator=torch.Generator().manual_seed(seed)).mul(2)
+    return logits.masked_fill(torch.ones(tokens, tokens).triu(1).bool(), -math.inf).softmax(-1)
+
+
+def text(batch=4, tokens=11, words=4, seed=1):
+    return torch.randint(words, (batch, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def looked_back(maps, tokens, asked=None, segments=None):
+    """The induction score, token by token."""
+    batch, heads, length, _ = maps.shape
+    seen = [[] for _ in range(heads)]
+    for b in range(batch):
+        for t in range(length):
+            behind_equals = [
+                s
+                for s in range(1, t)
+                if tokens[b, s - 1] == tokens[b, t]
+                and (segments is None or len({segments[b, place].item() for place in (s - 1, s, t)}) == 1)
+            ]
+            if behind_equals and (asked is None or asked[b, t]):
+                for head in range(heads):
+                    seen[head].append(sum(maps[b, head, t, s].item() for s in behind_equals))
+    return torch.tensor([sum(each) / len(each) for each in seen])
+
+
+@pytest.mark.parametrize("offset", [1, 3, -2])
+def test_the_previous_token_score_is_the_mean_over_tokens_that_have_one_before(offset):
+    both_ways = maps().flip(-1, -2) + maps(seed=2)
+    expected = torch.zeros(HEADS)
+    pairs = [(t, t - offset) for t in range(11) if 0 <= t - offset < 11]
+    for t, s in pairs:
+        expected += both_ways[:, :, t, s].mean(0) / len(pairs)
+    torch.testing.assert_close(previous_token_score(both_ways, offset), expected)
+
+
+def test_a_head_that_looks_at_the_token_before_has_a_score_of_one_and_a_uniform_one_has_little():
+    looking = torch.zeros(2, 2, 5, 5)
+    looking[:, 0, [0, 1, 2, 3, 4], [0, 0, 1, 2, 3]] = 1
+    looking[:, 1] = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
+    assert previous_token_score(looking).tolist() == [1.0, pytest.approx((1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4)]
+    assert previous_token_score(looking, 2)[0] == 0
+
+
+def test_only_the_tokens_that_are_asked_count():
+    asked = torch.zeros(4, 11, dtype=torch.bool)
+    asked[1, 5] = asked[2, 9] = asked[3, 0] = True  # the first token has none before it
+    found = previous_token_score(maps(), queries=asked)
+    torch.testing.assert_close(found, (maps()[1, :, 5, 4] + maps()[2, :, 9, 8]) / 2)
+    assert previous_token_score(maps(), queries=torch.zeros(4, 11, dtype=torch.bool)).isnan().all()
+
+
+@pytest.mark.parametrize("words", [2, 4, 30])
+def test_the_induction_score_is_that_of_a_loop_over_tokens(words):
+    tokens = text(words=words)
+    torch.testing.assert_close(induction_score(maps(), tokens), looked_back(maps(), tokens))
+
+
+def test_tokens_that_are_not_asked_and_other_documents_do_not_count():
+    tokens, asked = text(), torch.rand(4, 11, generator=torch.Generator().manual_seed(3)) > 0.5
+    documents = torch.tensor([1, 1, 1, 1, 2, 2, 2, 2, 2, 1, 1]).expand(4, -1)
+    torch.testing.assert_close(induction_score(maps(), tokens, asked), looked_back(maps(), tokens, asked))
+    found = induction_score(maps(), tokens, segments=documents)
+    torch.testing.assert_close(found, looked_back(maps(), tokens, segments=documents))
+
+
+def test_a_head_that_continues_what_came_before_has_a_score_of_one():
+    half = 6
+    tokens = repeated_tokens(3, 2 * half, torch.arange(10, 60), generator=torch.Generator().manual_seed(0))
+    looking = torch.eye(2 * half).expand(3, 2, -1, -1).clone()
+    for t in range(half, 2 * half):
+        looking[:, 0, t] = 0
+        looking[:, 0, t, t - half + 1] = 1
+    assert induction_score(looking, tokens).tolist() == [1, 0]
+
+
+def test_text_without_repeats_has_no_induction_score():
+    assert induction_score(maps(2), torch.arange(11).expand(2, -1)).isnan().all()
+    assert not prefix_matches(torch.zeros(1, 2, dtype=torch.int)).any()  # a token that equals the one before it
+
+
+def test_the_places_behind_equal_tokens_are_marked():
+    # a b a c a: the second a looks at b, the third at b and c
+    marked = prefix_matches(torch.tensor([[7, 8, 7, 9, 7]]))[0]
+    assert marked.nonzero().tolist() == [[2, 1], [4, 1], [4, 3]]
+
+
+def test_random_tokens_come_twice_and_are_unlike_each_other_while_there_are_enough():
+    words = torch.arange(100, 120)
+    tokens = repeated_tokens(5, 33, words, generator=torch.Generator().manual_seed(0))
+    assert tokens.shape == (5, 33)
+    assert torch.equal(tokens[:, :16], tokens[:, 16:32])
+    assert torch.equal(tokens[:, 0], tokens[:, 32])
+    assert all(len(set(half.tolist())) == 16 for half in tokens[:, :16])
+    assert set(tokens.flatten().tolist()) <= set(words.tolist())
+    assert len(tokens[:, :16].unique(dim=0)) == 5
+    few = repeated_tokens(2, 10, words[:3], generator=torch.Generator().manual_seed(0))
+    assert torch.equal(few[:, :5], few[:, 5:])
+
+
+def test_the_score_of_a_head_that_is_not_finite_is_nan_and_of_the_others_is_not():
+    broken, tokens = maps(), text()
+    broken[0, 0, 4, 4] = math.nan
+    for score in (previous_token_score(broken), induction_score(broken, tokens)):
+        assert score.isnan().tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("parts", [[1, 3], [4], [2, 1, 1]])
+def test_metrics_over_batches_are_the_scores_of_all_samples_at_once(parts):
+    tokens, asked = text(), torch.rand(4, 11, generator=torch.Generator().manual_seed(3)) > 0.3
+    previous, induction = PreviousTokenScore(HEADS, offset=2), InductionScore(HEADS)
+    for some, words, chosen in zip(maps().split(parts), tokens.split(parts), asked.split(parts), strict=True):
+        previous.update(some, chosen)
+        induction.update(some, words, chosen)
+    torch.testing.assert_close(previous.compute().float(), previous_token_score(maps(), 2, asked))
+    torch.testing.assert_close(induction.compute().float(), induction_score(maps(), tokens, asked))
+
+
+def test_metrics_take_sequences_of_other_lengths_and_add_up_over_processes():
+    first, second = InductionScore(HEADS), InductionScore(HEADS)
+    first.update(maps(2, 9), text(2, 9))
+    second.update(maps(3, 14), text(3, 14))
+    counts = [int(prefix_matches(tokens).any(-1).sum()) for tokens in (text(2, 9), text(3, 14))]
+    parts = induction_score(maps(2, 9), text(2, 9)), induction_score(maps(3, 14), text(3, 14))
+    expected = sum(count * part for count, part in zip(counts, parts, strict=True)) / sum(counts)
+    first.merge_state(second)
+    torch.testing.assert_close(first.compute().float(), expected)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: previous_token_score(maps(), 11), "an offset of 11 lies outside of 11 tokens"),
+        (lambda: induction_score(maps(), text(3)), r"tokens of shape \(3, 11\) do not fit maps of \(4, 11\)"),
+        (lambda: previous_token_score(maps(), queries=text(4, 5) > 0), r"queries of shape \(4, 5\) do not fit"),
+        (lambda: InductionScore(2).update(maps(), text()), "this metric is for 2 heads, got maps of 3"),
+    ],
+)
+def test_what_does_not_fit_is_one_line(call, message):
+    with pytest.raises(StructuredInitError, match=message):
+        call()

@@ -1,0 +1,152 @@
+"""Mimetic values as large as a share of the stream, measured in a real forward pass: what a block adds to its input."""
+
+import math
+
+import pytest
+import timm
+import torch
+import transformers
+
+from structured_init import Compose, Mimetic, PreviousToken, StructuredInitError, initialize
+from structured_init.attention import stream_share
+
+TEXT = {"vocab_size": 80, "max_position_embeddings": 40, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def gpt2():
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 40}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **{**TEXT, "max_position_embeddings": 40}))
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE, **TEXT, num_key_value_heads=2))
+
+
+def vit():
+    sizes = {"img_size": 16, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 4, "num_classes": 3}
+    return timm.create_model("vit_tiny_patch16_224", **sizes)
+
+
+def tokens(samples=6, length=38):
+    return torch.randint(3, 80, (samples, length), generator=torch.Generator().manual_seed(1))
+
+
+def pixels(samples=6):
+    return torch.randn(samples, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+# Host → inputs, its blocks, and the norm that follows attention's branch: what it reads is the stream and the branch.
+HOSTS = {
+    "GPT-2": (gpt2, tokens, lambda model: model.transformer.h, "ln_2"),
+    "Llama": (llama, tokens, lambda model: model.model.layers, "post_attention_layernorm"),
+    "ViT": (vit, pixels, lambda model: model.blocks, "norm2"),
+}
+
+
+def seeded(build):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return build().eval()
+
+
+def rms(tensor):
+    return tensor.double().square().mean().sqrt().item()
+
+
+def first(given):
+    args, kwargs = given
+    return (*args, *kwargs.values())[0]
+
+
+def shares(model, inputs, blocks, norm):
+    """rms(branch) / rms(stream) of every layer."""
+    entered, left = [], []
+    for block in blocks(model):
+        block.register_forward_pre_hook(lambda _, *given: entered.append(first(given)), with_kwargs=True)
+        getattr(block, norm).register_forward_pre_hook(lambda _, args: left.append(args[0]))
+    with torch.no_grad():
+        model(**inputs) if isinstance(inputs, dict) else model(inputs)
+    return [rms(after - stream) / rms(stream) for stream, after in zip(entered, left, strict=True)]
+
+
+@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_on_the_batch_that_is_given_every_layer_adds_its_share_of_the_stream(name, share):
+    build, inputs, blocks, norm = HOSTS[name]
+    model = seeded(build)
+    report = initialize(model, Mimetic(value_scale="stream", stream_share=share, vo_sign=1), batch=inputs())
+    assert shares(model, inputs(), blocks, norm) == pytest.approx([share, share], rel=1e-3)
+    assert all(f"adds {share:g} times the stream" in note for note in report.notes.values())
+    assert all("measured on the batch" in note for note in report.notes.values())
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_without_a_batch_it_is_measured_on_what_the_host_library_offers(name):
+    build, inputs, blocks, norm = HOSTS[name]
+    model = seeded(build)
+    report = initialize(model, Mimetic(value_scale="stream"))
+    assert shares(model, inputs(), blocks, norm) == pytest.approx([0.3, 0.3], rel=0.15)
+    assert all("measured on random tokens or pixels" in note for note in report.notes.values())
+
+
+def test_the_target_as_it_is_drowns_gpt2():
+    assert shares(seeded(gpt2), tokens(), *HOSTS["GPT-2"][2:])[0] < 0.2
+    model = seeded(gpt2)
+    initialize(model, Mimetic(vo_sign=1))
+    assert shares(model, tokens(), *HOSTS["GPT-2"][2:])[0] > 4
+
+
+def test_where_nothing_can_be_run_it_is_computed_for_tokens_that_look_at_themselves(monkeypatch):
+    monkeypatch.setattr(stream_share, "UNASKED", 0)
+    model = seeded(gpt2)
+    report = initialize(model, Mimetic(value_scale="stream", stream_share=0.4))
+    assert "computed from embeddings" in report.notes["transformer.h.0.attn"]
+    places = torch.arange(200)[:, None] % 40
+    alone = {"input_ids": tokens(200, 1), "position_ids": places}  # a token that is alone looks at itself
+    assert shares(model, alone, *HOSTS["GPT-2"][2:])[0] == pytest.approx(0.4, rel=0.15)
+    assert max(shares(model, tokens(), *HOSTS["GPT-2"][2:])) < 0.4  # averages over many tokens are smaller
+
+
+def test_only_the_scale_of_values_and_outputs_is_another():
+    plain, scaled = seeded(gpt2), seeded(gpt2)
+    initialize(plain, Mimetic(vo_sign=1), seed=3)
+    initialize(scaled, Mimetic(vo_sign=1, value_scale="stream"), seed=3)
+    for name, value in plain.state_dict().items():
+        other = scaled.state_dict()[name]
+        if name.endswith(("attn.c_attn.weight", "attn.c_proj.weight")):
+            value, other = (each[:, 64:] if "c_attn" in name else each for each in (value, other))
+            factor = (other.norm() / value.norm()).item()
+            assert 0 < factor < 0.5
+            torch.testing.assert_close(other, factor * value)
+            value, other = plain.state_dict()[name][:, :64], scaled.state_dict()[name][:, :64]
+        if "c_proj" not in name or "mlp" in name:
+            assert torch.equal(value, other), name
+
+
+def test_what_was_planned_before_is_in_effect_when_it_is_measured():
+    """Positions that PreviousToken writes make the stream larger."""
+    model = seeded(gpt2)
+    stream = Mimetic(query_key=False, positions="keep", value_scale="stream", vo_sign=1)
+    dry = initialize(model, Compose([PreviousToken(gain=4.0), stream]), batch=tokens(), dry_run=True)
+    wet = initialize(model, Compose([PreviousToken(gain=4.0), stream]), batch=tokens())
+    assert shares(model, tokens(), *HOSTS["GPT-2"][2:]) == pytest.approx([0.3, 0.3], rel=1e-3)
+    assert dry.notes == wet.notes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"value_scale": "batch"}, "value_scale must be target or stream, got 'batch'"),
+        ({"value_scale": "stream", "value_output": False}, "'stream' has nothing to scale: value_output is off"),
+        ({"stream_share": 0.0}, "stream_share must be positive, got 0"),
+        ({"stream_share": math.inf}, "stream_share"),
+        (
+            {"value_scale": "stream", "vo_alpha": 0.0, "vo_beta": 0.0},
+            "'transformer.h.0.attn' adds nothing to the stream",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_line(options, message, as_installed):
+    with pytest.raises(StructuredInitError, match=message):
+        initialize(seeded(gpt2), Mimetic(**options))

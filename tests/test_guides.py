@@ -1,0 +1,141 @@
+"""Every block of Python in the guides runs as it stands, and does what the page says."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+import sys
+import types
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_modules.cli.config_names import find_config
+from structured_init import attention_sites, depthwise_conv_sites
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = sorted([*(DOCS / "start").glob("*.md"), *(DOCS / "guides").glob("*.md"), DOCS / "index.md"])
+
+
+@pytest.fixture(autouse=True)
+def known_attention():
+    """Forget the classes that a page registers."""
+    from structured_init.sites.attention import ATTENTION
+
+    before = dict(vars(ATTENTION))
+    copies = {name: dict(value) if isinstance(value, dict) else value for name, value in before.items()}
+    yield
+    vars(ATTENTION).update(copies)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run all blocks of a page in order, in an empty folder; give the names that they define and what they print."""
+    monkeypatch.chdir(tmp_path)
+
+    def run_page(name: str) -> tuple[dict, str]:
+        module = types.ModuleType(f"page_{Path(name).stem}")  # timm asks where a registered function stands
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        torch.manual_seed(0)
+        text = (DOCS / name).read_text(encoding="utf-8")
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            exec(compile(block, name, "exec"), vars(module))
+        return vars(module), capsys.readouterr().out
+
+    return run_page
+
+
+def diagonal(site, first: str, second: str) -> float:
+    """Mean diagonal of the product of two of a site's matrices, summed over heads."""
+    return (getattr(site, first) @ getattr(site, second)).sum(0).diagonal().mean().item()
+
+
+def test_the_first_steps_end_in_two_pictures_of_a_mimetic_model(run):
+    names, printed = run("start/first_steps.md")
+    assert "pos_embed" in printed
+    assert {path.name for path in Path().glob("*.png")} == {"attention.png", "weights.png"}
+    for site in attention_sites(names["model"]):
+        assert diagonal(site, "value", "output") == pytest.approx(-0.4, abs=0.1)
+    for site in attention_sites(names["plain"]):
+        assert diagonal(site, "value", "output") == pytest.approx(0, abs=0.05)
+
+
+def test_the_first_page_prints_a_report(run):
+    _, printed = run("index.md")
+    assert "blocks.0–11" in printed
+
+
+def test_a_vit_of_either_library_has_its_attention_written(run):
+    names, printed = run("guides/vit.md")
+    assert "Mimetic" in printed
+    (first, second) = attention_sites(names["vit"])
+    for site in (first, second):
+        assert diagonal(site, "value", "output") == pytest.approx(-0.4, abs=0.1)
+
+
+def test_gpt_has_heads_on_the_tokens_before_and_llama_an_induction_head(run):
+    names, printed = run("guides/gpt.md")
+    assert "offset" in printed
+    assert "Induction" in printed
+    assert names["report"].attention["transformer.h.0.attn"]
+
+
+def test_mamba_remembers_longer_than_before(run):
+    names, _ = run("guides/mamba.md")
+    before, after = names["report"].measures["backbone.layers.0.mixer"]["half-life (tokens), median"]
+    assert 10 * before < after == pytest.approx(math.log(2) * math.exp(8), rel=1e-3)
+    assert names["figure"].axes
+
+
+def test_convnet_gets_filters_that_are_frozen_where_asked(run):
+    names, _ = run("guides/convnet.md")
+    filters = 2 * 32 * 9 * 9  # layers × channels × kernel
+    assert names["report"].total_parameters - names["report"].trainable_parameters in (filters, filters + 2 * 32)
+    assert len(depthwise_conv_sites(names["deeper"])) == 4
+
+
+def test_a_plain_loop_trains_and_resumes_without_a_second_initialization(run):
+    names, printed = run("guides/plain_loop.md")
+    assert torch.isfinite(names["loss"])
+    assert Path("init_report.json").is_file()
+    assert Path("last.pt").is_file()
+    assert printed.count("blocks.") == 2
+
+
+def test_the_hugging_face_trainer_trains_what_was_initialized(run):
+    names, printed = run("guides/huggingface_trainer.md")
+    assert float(printed.splitlines()[-1]) > 0
+    assert names["result"].global_step == 2
+    given, built = (model.transformer.h[0].attn.c_attn.weight for model in (names["model"], names["build"]()))
+    assert given.shape == built.shape
+
+
+def test_timms_script_can_build_a_registered_model_that_is_initialized(run):
+    names, _ = run("guides/timm_train.md")
+    for site in attention_sites(names["model"]):
+        assert diagonal(site, "value", "output") == pytest.approx(-0.4, abs=0.1)
+
+
+def test_attention_of_ones_own_is_found_and_described_alike(run):
+    names, printed = run("guides/own_model.md")
+    assert printed.count("AttentionLayout(") == 2
+    assert float(re.search(r"tensor\(([\d.]+)", printed)[1]) > 0.2
+    for site in attention_sites(names["model"]):
+        assert diagonal(site, "value", "output") == pytest.approx(-0.4, abs=0.15)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_every_command_of_a_page_names_configurations_that_exist(page):
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    for command in re.findall(r"^structured-init .*$", text, re.MULTILINE):
+        for option, name in pairwise(shlex.split(command, comments=True)):
+            if option == "-c":
+                assert find_config(name).files[-1].is_file()
+
+
+def test_every_page_with_python_is_run_here():
+    with_python = {page.relative_to(DOCS).as_posix() for page in PAGES if "```python" in page.read_text("utf-8")}
+    assert with_python == set(re.findall(r'run\("([a-z_/]+\.md)"\)', Path(__file__).read_text("utf-8")))

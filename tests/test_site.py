@@ -1,0 +1,45 @@
+"""The documentation is complete: every public name has its place, every page is reached, every link leads somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
+PUBLIC = ("structured_init", "structured_init.analysis", "callbacks", "callbacks.figures", "lightning_modules")
+
+
+@pytest.mark.parametrize("package", [*PUBLIC, "comparison.report", "structured_init.layers"])
+def test_every_public_name_is_in_the_reference(package):
+    pages = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
+    documented = set(re.findall(r"^\.\. (?:auto(?:class|function|exception)|py:data):: (\w+)", pages, re.MULTILINE))
+    names = set(importlib.import_module(package).__all__)
+    assert names
+    assert names - documented == set()
+
+
+def test_every_page_stands_in_the_navigation():
+    listed = set()
+    for page in [DOCS / "index.md", *DOCS.rglob("index.md")]:
+        for block in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            entries = [line for line in block.splitlines() if line and not line.startswith(":")]
+            targets = [match[1] if (match := re.search(r"<(.+)>$", entry)) else entry for entry in entries]
+            listed |= {(page.parent / f"{target}.md").resolve() for target in targets}
+    assert {page for page in PAGES if page != DOCS / "index.md"} - listed == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_link_of_a_page_leads_to_a_file(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_nothing_of_the_site_comes_from_another_server():
+    for file in [*DOCS.rglob("*.css"), *DOCS.rglob("*.html"), DOCS / "conf.py"]:
+        assert "://" not in file.read_text(encoding="utf-8"), file
