@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 from collections.abc import Iterator
+from itertools import permutations
 
 import torch
 import torch.nn.functional as F
@@ -17,15 +18,15 @@ SOFTMAX = (F.softmax, Tensor.softmax, torch.softmax)
 def eager_maps(model: nn.Module, args: tuple, kwargs: dict) -> list[Tensor]:
     """Return the attention maps that the host itself computes without a fused kernel; none where it shows none.
 
-    transformers returns them (``output_attentions``); of other hosts, what ``softmax`` gives is taken, with fused
-    attention switched off as timm does it.
+    transformers returns them (``output_attentions``) from a model that is built anew with eager attention and the same
+    weights; of other hosts, what ``softmax`` gives is taken, with fused attention switched off as timm does it.
     """
     if hasattr(model, "config") and hasattr(model, "main_input_name"):
-        with contextlib.suppress(Exception):
-            model.set_attn_implementation("eager")
         try:
-            return list(_attentions(model(*args, **kwargs, output_attentions=True)))
-        except Exception:  # a host without this argument
+            eager = type(model)._from_config(copy.deepcopy(model.config), attn_implementation="eager")
+            eager.load_state_dict(model.state_dict())
+            return list(_attentions(eager.eval()(*args, **kwargs, output_attentions=True)))
+        except Exception:  # a host without this argument, or without this implementation
             return []
     fused = [module for module in model.modules() if getattr(module, "fused_attn", None) is True]
     for module in fused:
@@ -71,8 +72,7 @@ def compared(captured: dict[str, Tensor], eager: list[Tensor]) -> tuple[int, flo
     """
     left, differences = [each.float() for each in eager], []
     for each in captured.values():
-        alike = [_as(other, each) for other in left]
-        errors = [float("inf") if other is None else float((other - each).abs().max()) for other in alike]
+        errors = [_difference(other, each.float()) for other in left]
         if errors and min(errors) < float("inf"):
             best = min(range(len(errors)), key=errors.__getitem__)
             differences.append(errors[best])
@@ -80,9 +80,21 @@ def compared(captured: dict[str, Tensor], eager: list[Tensor]) -> tuple[int, flo
     return len(differences), max(differences, default=0.0)
 
 
-def _as(eager: Tensor, captured: Tensor) -> Tensor | None:
-    """Return a host's map in the shape of a captured one; ``None`` where it has other numbers."""
+def _difference(eager: Tensor, captured: Tensor) -> float:
+    """Return the largest difference of two maps, whatever order samples, windows and heads have; ∞ of other sizes."""
     if eager.shape[-1] == captured.shape[-1] + 1:
         eager = eager[..., :-1]
-    same = eager.shape[-1] == captured.shape[-1] and eager.numel() == captured.numel()
-    return eager.reshape(captured.shape).to(captured.device) if same else None
+    if eager.shape[-1] != captured.shape[-1] or eager.numel() != captured.numel():
+        return float("inf")
+    eager = eager.reshape(*_leading(eager, captured), *captured.shape[-2:]).to(captured.device)
+    axes = range(eager.ndim - 2)
+    orders = (eager.permute(*order, -2, -1).reshape(captured.shape) for order in permutations(axes))
+    return min(float((order - captured).abs().max()) for order in orders)
+
+
+def _leading(eager: Tensor, captured: Tensor) -> tuple[int, ...]:
+    """Return the axes in front of queries and keys; of one alone, samples (or windows) and heads."""
+    sizes = list(eager.shape[:-2])
+    while sizes and eager.shape[-2] != captured.shape[-2] and torch.Size(sizes).numel() != captured.shape[:2].numel():
+        sizes.pop()  # queries that the host keeps on several axes
+    return tuple(sizes) if len(sizes) > 1 else tuple(captured.shape[:2])

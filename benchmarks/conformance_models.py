@@ -124,10 +124,30 @@ def small(config: object, layers: int = 2) -> object:
         kinds = list(dict.fromkeys(types))
         put(config, "layer_types", (kinds * layers)[: max(layers, len(kinds))])
         config.num_hidden_layers = len(config.layer_types)
+    _mix(config)
     for part in vars(config).values():
         if hasattr(part, "attribute_map") and hasattr(part, "to_dict"):
             small(part, layers)
     return config
+
+
+def _mix(config: object) -> None:
+    """Make state-space layers of a small configuration fit its width, and the second layer of a hybrid attention."""
+    expand = getattr(config, "mamba_expand", None) or getattr(config, "expand", None)
+    if not isinstance(expand, int):
+        return
+    inner = expand * config.hidden_size
+    sizes = {"mamba_n_heads": "mamba_d_head", "n_mamba_heads": "mamba_headdim", "num_heads": "head_dim"}
+    for heads, width in sizes.items():
+        if isinstance(getattr(config, heads, None), int) and isinstance(getattr(config, width, None), int):
+            put(config, width, 8)
+            put(config, heads, inner // 8)
+    second = {"attn_layer_indices": [1], "attn_layer_period": 2, "attn_layer_offset": 1, "hybrid_layer_ids": [1]}
+    for name, value in {**second, "attention_hidden_size": inner, "mamba_d_ssm": inner}.items():
+        if hasattr(config, name):
+            put(config, name, value)
+    if set(getattr(config, "layer_types", None) or ()) == {"linear_attention"}:
+        put(config, "layer_types", ["linear_attention", "full_attention"])
 
 
 def calibrate(model: nn.Module, args: tuple, kwargs: dict) -> None:

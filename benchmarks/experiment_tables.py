@@ -22,6 +22,7 @@ TITLES = {
     "mqar_components": "The same: each component removed",
     "mqar_reference": "The same: mamba-ssm's own initialization, and the mimetic one over it",
     "mqar_states": "The same: other states",
+    "mqar_reference_states": "The same: other states, with mamba-ssm's own initialization",
     "copying_learning_rates": "Copying up to 12 of 26 letters, state 16, 1,000 steps: which learning rates succeed",
     "copying": "The same in 1,600 steps, at the rate that was best for both",
     "copying_components": "The same in 2,400 steps: each component removed",

@@ -51,6 +51,10 @@ RECALL: dict[str, list[str]] = {
         *[*MQAR, "--inits", BOTH, "--seeds", "0-2", "--learning-rates", "1e-2,3e-2"],
         *["--grid", f"{STATE}=8,32,64,128"],
     ],
+    "mqar_reference_states": [
+        *[*MQAR, "--inits", REFERENCES, "--seeds", "0-2", "--learning-rates", "3e-2"],
+        *["--grid", f"{STATE}=8,32,64"],
+    ],
     "copying_learning_rates": [
         *[*COPYING, *SMALL, "--inits", BOTH, "--seeds", "0-1", "--learning-rates", "3e-3,1e-2,3e-2"],
     ],

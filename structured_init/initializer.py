@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
+from structured_init.progress import Progress
 from structured_init.report import InitReport, build_report, left_alone
 from structured_init.storage import quantized_layers, refuse_lazy
 from structured_init.threads import one_thread
@@ -91,6 +92,7 @@ class Compose(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for initializer in self.initializers:
+            weights.progress.part(type(initializer).__name__)
             initializer.plan(weights, rng=rng, batch=batch)
 
     @property
@@ -111,6 +113,7 @@ def initialize(
     dry_run: bool = False,
     broadcast: bool = False,
     strict: bool = False,
+    progress: bool = True,
 ) -> InitReport:
     """Initialize ``model`` with ``initializer``, in place.
 
@@ -133,6 +136,7 @@ def initialize(
         broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
         strict: refuse a model of which attention would be left alone that ``where`` selects, because its class is not
             known or because it is cross-attention. Without, the report says so, and warns where that is most of it.
+        progress: show on stderr, in a terminal or notebook, which layer is reached, if it takes more than 3 seconds.
 
     Returns:
         The report: who set which parameter, with statistics before and after.
@@ -161,8 +165,9 @@ def initialize(
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
     draws = Draws(seed)
     refuse_lazy(model)
-    with one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
-        weights = Weights(model, None if dry_run else writer, batch)
+    shown = Progress(type(initializer).__name__, wanted=progress)
+    with shown, one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
+        weights = Weights(model, None if dry_run else writer, batch, shown)
         changes = list(initializer.freezing(weights))
         initializer.plan(weights, rng=draws, batch=batch if isinstance(batch, Tensor) else None)
         weights.flush()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 
@@ -29,11 +30,14 @@ UNMISTAKABLE = frozenset({"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrap
 
 def wrapped_child(module: nn.Module) -> str | None:
     """Return the child in which a wrapper keeps what it wraps; ``None`` for any other module."""
-    for cls in type(module).__mro__:
-        child = WRAPPERS.get(f"{cls.__module__}.{cls.__qualname__}")
-        if child in module._modules:
-            return child
-    return None
+    return next((child for child in _children(type(module)) if child in module._modules), None)
+
+
+@functools.cache
+def _children(cls: type) -> tuple[str, ...]:
+    """Return the names under which a class may keep what it wraps."""
+    paths = (f"{each.__module__}.{each.__qualname__}" for each in cls.__mro__)
+    return tuple(WRAPPERS[path] for path in paths if path in WRAPPERS)
 
 
 def plain_name(name: str, model: nn.Module | None = None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules, plain_name
 from structured_init.parametrized import Computed, describe_computed, find_computed
+from structured_init.progress import Progress
 from structured_init.writer import Writer, check, full_value
 
 T = TypeVar("T")
@@ -30,13 +31,17 @@ class Statistics:
 
     @classmethod
     def of(cls, value: Tensor) -> Statistics:
-        """Measure ``value``, with sums in float64 of parts; numbers far from zero beside their spread, twice."""
+        """Measure ``value``, with sums of its own precision over parts; those far from zero beside their spread twice.
+
+        Torch adds a part in a tree, so a mean that is no larger than the spread is exact to 1e-8 of it.
+        """
         parts = value.flatten().split(CHUNK)
         count = max(value.numel(), 1)
-        mean = sum(part.sum(dtype=torch.float64).item() for part in parts) / count
+        mean = sum(part.sum().item() for part in parts) / count
         square = sum(torch.dot(part, part).item() for part in parts)
         if (variance := square / count - mean * mean) > FAR * square / count:
             return cls(mean, math.sqrt(variance), math.sqrt(square / count))
+        mean = sum(part.sum(dtype=torch.float64).item() for part in parts) / count
         square = deviation = 0.0
         for part in (part.to(torch.float64, copy=True) for part in parts):
             square += torch.linalg.vector_norm(part).item() ** 2
@@ -74,10 +79,18 @@ class Weights:
         model: any module.
         writer: where changes go; ``None`` to only plan.
         batch: what the model takes, to find and check attention with.
+        progress: is told which layer is reached.
     """
 
-    def __init__(self, model: nn.Module, writer: Writer | None = None, batch: object = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        writer: Writer | None = None,
+        batch: object = None,
+        progress: Progress | None = None,
+    ) -> None:
         self.model = model
+        self.progress = progress or Progress("", wanted=False)
         self.batch = batch
         self.watched: list | None = None  # what one forward pass showed of attention, once it was run
         self.watched_mlps: list = []  # and of MLPs
@@ -147,7 +160,10 @@ class Weights:
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over sites or modules and flush after each: this is what bounds memory by one layer."""
-        for item in items:
+        total = len(items) if isinstance(items, Sized) else None
+        for number, item in enumerate(items, start=1):
+            name = item[0] if isinstance(item, tuple) and item else getattr(item, "name", "")
+            self.progress.layer(number, total, name if isinstance(name, str) else "")
             yield item
             self.flush()
 

@@ -1,4 +1,4 @@
-"""The commands ``structured-init compare`` and ``structured-init report``.
+"""The commands ``structured-init compare``, ``find`` and ``report``.
 
 Options are read first: a mistake in them, and ``--help``, need no library that trains or draws.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from comparison.command.options import compare_parser, report_parser
+from comparison.command.options import compare_parser, find_parser, report_parser
 from comparison.run.time_limit import TimeLimit, command_began
 
 
@@ -29,6 +29,23 @@ def compare(args: Sequence[str]) -> None:
 
     command = shlex.join(["structured-init", "compare", *args])
     run_comparison(options, further, command, TimeLimit(began, options.time_limit))
+
+
+def find(args: Sequence[str]) -> None:
+    """Find the initialization that a model should have, among those that fit it.
+
+    Args:
+        args: the command line after ``find``.
+
+    Raises:
+        StructuredInitError: a mistake; nothing was started or written.
+        SystemExit: with the codes of :func:`compare`.
+    """
+    began = command_began()
+    options, further = find_parser().parse_known_args(args)
+    from comparison.command.finding import run_find
+
+    run_find(options, further, shlex.join(["structured-init", "find", *args]), TimeLimit(began, options.time_limit))
 
 
 def report(args: Sequence[str]) -> None:

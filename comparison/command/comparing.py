@@ -57,12 +57,14 @@ def _compare(
         from comparison.run.ray_launcher import import_ray
 
         import_ray()  # before the work of checking everything else
-    local = _local(options)  # imports the libraries for the processes that train, beside what is prepared here
+    local = (
+        None if options.launcher == "ray" else launcher_of(options)
+    )  # imports the libraries for the processes that train, beside what is prepared here
     comparison = prepare(options, further, command)
     for remark in comparison.remarks:
         console.print(f"controls: {remark}", markup=False, soft_wrap=True)
     with variables(limit.environment):
-        launcher = local or _ray(options)
+        launcher = local or launcher_of(options)
         try:
             with locked(comparison.folder):
                 budget = math.inf if options.budget is None else options.budget
@@ -169,13 +171,10 @@ def _follow(
     return progress.failed
 
 
-def _local(options: argparse.Namespace) -> Launcher | None:
-    if options.launcher == "ray":
-        return None
-    return LocalLauncher(options.parallel, options.threads, options.gpus_per_run)
-
-
-def _ray(options: argparse.Namespace) -> Launcher:
+def launcher_of(options: argparse.Namespace) -> Launcher:
+    """Return where runs are trained, by the options of ``compare`` or ``find``."""
+    if options.launcher == "local":
+        return LocalLauncher(options.parallel, options.threads, options.gpus_per_run)
     from comparison.run.ray_launcher import RayLauncher
 
     return RayLauncher(options.ray_address, options.threads, options.cpus_per_run, options.gpus_per_run)

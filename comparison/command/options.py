@@ -64,15 +64,35 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: the task's)")
     add("--success", type=_number, metavar="X", help=SUCCESS)
-    add("--parallel", type=_positive, default=1, metavar="N", help="runs at a time on this machine (default: 1)")
-    add("--threads", type=_positive, default=1, metavar="N", help="per run, part of its identity (default: 1)")
-    add("--launcher", choices=("local", "ray"), default="local", help="where runs are trained (default: local)")
-    add("--ray-address", metavar="A", help="of a Ray cluster; without it one is started here")
-    add("--cpus-per-run", type=_positive_number, default=1, metavar="N", help="that Ray reserves (default: 1)")
-    add("--gpus-per-run", type=_number, default=0, metavar="N", help="of each run (default: 0)")
-    limit = "such as 55m, 2h or 01:30:00: stop in time, with exit code 75; the same command goes on"
-    add("--time-limit", type=parse_duration, default=math.inf, metavar="T", help=limit)
+    _add_training(parser)
     add("--no-open", action="store_true", help="do not show the report in a browser")
+    return parser
+
+
+def find_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``find``."""
+    parser = _Parser(
+        prog="structured-init find",
+        description="Race initializations on the validation split; show the winner on fresh seeds and the test split.",
+        epilog="Any further --key value goes to every run. The same command again goes on where it was stopped.",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+    )
+    add = parser.add_argument
+    add("-c", "--config", action="append", required=True, metavar="EXPERIMENT", help="a configuration; several layer")
+    add("--among", default="auto", metavar="A,B,…", help="as --inits of compare (default: auto, all that fit)")
+    add("--output", required=True, metavar="DIR", help="folder of the search")
+    total = "training time of all runs together, half of it for the race, such as 2h (default: no end)"
+    add("--budget", type=parse_duration, default=math.inf, metavar="T", help=total)
+    add("--baseline", default="default", metavar="INIT", help="what you have (default: default)")
+    add("--learning-rates", default="", metavar="a,b", help="race every candidate and the default at each")
+    add("--margin", type=_positive_number, default=0.5, metavar="M", help="of the evidence (default: 0.5)")
+    add("--max-seeds", type=_positive, default=40, metavar="N", help="of the evidence (default: 40)")
+    parts = "parts of the training at which candidates are dropped (default: 0.2,0.5,1); 1 trains each to the end"
+    add("--shares", type=_shares, default="0.2,0.5,1", metavar="a,1", help=parts)
+    add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
+    add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: the task's)")
+    _add_training(parser)
     return parser
 
 
@@ -94,6 +114,30 @@ def report_parser() -> argparse.ArgumentParser:
     add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--output", metavar="FILE", help="the page (default: DIR/report.html, table_report/report.html)")
     return parser
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    """Add the options of where runs are trained and how long."""
+    add = parser.add_argument
+    add("--parallel", type=_positive, default=1, metavar="N", help="runs at a time on this machine (default: 1)")
+    add("--threads", type=_positive, default=1, metavar="N", help="per run, part of its identity (default: 1)")
+    add("--launcher", choices=("local", "ray"), default="local", help="where runs are trained (default: local)")
+    add("--ray-address", metavar="A", help="of a Ray cluster; without it one is started here")
+    add("--cpus-per-run", type=_positive_number, default=1, metavar="N", help="that Ray reserves (default: 1)")
+    add("--gpus-per-run", type=_number, default=0, metavar="N", help="of each run (default: 0)")
+    limit = "such as 55m, 2h or 01:30:00: stop in time, with exit code 75; the same command goes on"
+    add("--time-limit", type=parse_duration, default=math.inf, metavar="T", help=limit)
+
+
+def _shares(text: str) -> str:
+    """Return one to three growing numbers that end in 1, as they are given."""
+    try:
+        shares = [float(part) for part in text.split(",")]
+    except ValueError:
+        shares = []
+    if not 1 <= len(shares) <= 3 or shares != sorted({*shares}) or shares[0] <= 0 or shares[-1] != 1:
+        raise argparse.ArgumentTypeError(f"expected growing parts that end in 1, such as 0.2,0.5,1, got '{text}'")
+    return text
 
 
 def _positive(text: str) -> int:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOMENTS = ("before", "after")
+MOST_SEEDS = 5  # whose maps are read, for what their statistics do not say
 SHOWN = (
     "mean_distance",
     "normalised_entropy",
@@ -53,12 +54,14 @@ def attention_statistics(runs: Iterable[RunRecord]) -> tuple[list[str], Depth]:
         runs: complete runs; those without attention maps are left out.
     """
     layers: list[str] = []
+    runs = list(runs)
+    few = set(sorted({run.seed for run in runs})[:MOST_SEEDS])
     gathered: dict[str, dict[str, dict[str, list[np.ndarray]]]] = {}
     for run in runs:
         path = run.folder / "attention" / "statistics.json"
         if not path.is_file():
             continue
-        for moment, of_layers in _with_newer(run.folder, read_json(path)).items():
+        for moment, of_layers in _with_newer(run.folder, read_json(path), run.seed in few).items():
             layers = layers or list(of_layers)
             if list(of_layers) != layers:
                 continue
@@ -123,15 +126,17 @@ def _numbers(values: Any) -> np.ndarray:
     return numbers[np.isfinite(numbers)]
 
 
-def _with_newer(folder: Path, moments: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Return statistics before and after, with those computed from the maps that a run did not write itself."""
+def _with_newer(
+    folder: Path, moments: Mapping[str, Mapping[str, Mapping[str, Any]]], with_maps: bool
+) -> dict[str, dict[str, Any]]:
+    """Return statistics before and after, ``with_maps`` those too that are computed from the maps."""
     found: dict[str, dict[str, Any]] = {
         moment: {layer: {name: values[name] for name in SHOWN if name in values} for layer, values in of_layers.items()}
         for moment, of_layers in moments.items()
         if moment in MOMENTS and of_layers
     }
     files = {moment: folder / "attention" / f"{moment}.safetensors" for moment in found}
-    if not found or not all(file.is_file() for file in files.values()):
+    if not with_maps or not found or not all(file.is_file() for file in files.values()):
         return {moment: _common(of_layers) for moment, of_layers in found.items()}
     maps = {moment: read_tensors(file) for moment, file in files.items()}
     places = read_json(folder / "attention" / "meta.json")["captures"]

@@ -45,6 +45,16 @@ class Drawing:
         return self.figure
 
 
+def plot_share(drawing: Drawing) -> float | None:
+    """Return which share of a figure's width lies left of the end of its one plot; None where it has several.
+
+    What stands right of it are the names of the lines, which a narrow page has in a legend of its own.
+    """
+    assert drawing.svg  # places everything
+    axes = drawing.figure.axes
+    return round(float(axes[0].get_position().x1) + 0.004, 4) if len(axes) == 1 else None
+
+
 def short(names: list[str]) -> list[str]:
     """Return the parts of dotted names that differ: ``blocks.0.attn``, ``blocks.1.attn`` → ``0``, ``1``."""
     parts = [name.split(".") for name in names]

@@ -10,7 +10,6 @@ import numpy as np
 
 from comparison.report.theme import FAINT, INK, Style, figure_settings, label_ends, new_figure
 from comparison.results.metric import Metric
-from comparison.results.paired import t_interval
 from comparison.results.targets import Curve
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AXES = {"step": "optimizer steps", "samples": "training samples seen", "seconds": "training time (seconds)"}
-MOST_POINTS = 300
+MOST_POINTS, MOST_POINTS_APART = 300, 60
 MOST_TOGETHER = 8
 COLUMNS = 4
 FEWEST_FOR_BAND = 3  # at two seeds the band is 13 standard errors wide and hides all else
@@ -72,19 +71,26 @@ def _apart(
 ) -> Figure:
     others = [arm for arm in curves if arm != baseline]
     rows = math.ceil(len(others) / COLUMNS)
-    figure = new_figure(6.6, 0.6 + 1.45 * rows)
-    axes = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False)
+    # By hand: laying out forty plots takes longer than drawing them.
+    tall = 0.95 + 1.4 * rows
+    figure = new_figure(6.6, tall, layout=None)
+    box = {"left": 0.075, "right": 0.985, "bottom": 0.5 / tall, "top": 1 - 0.5 / tall, "wspace": 0.1, "hspace": 0.32}
+    axes = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False, gridspec_kw=box)
     drawn = {}
     for axis, arm in zip(axes.flat, others, strict=False):
-        drawn[baseline] = _draw(axis, curves[baseline], styles[baseline], metric, width=1.2)
-        drawn[arm] = _draw(axis, curves[arm], styles[arm], metric, width=1.2)
+        look = {"width": 1.2, "most": MOST_POINTS_APART}
+        drawn[baseline] = _draw(axis, curves[baseline], styles[baseline], metric, **look)
+        drawn[arm] = _draw(axis, curves[arm], styles[arm], metric, **look)
         axis.set_title(drawn[arm].name(arm), color=styles[arm].paper, fontweight="bold")
     _limit(axes[0, 0], drawn)
     for place, axis in enumerate(axes.flat):
         axis.set_visible(place < len(others))
         axis.tick_params(labelbottom=place + COLUMNS >= len(others))  # the lowest plot of each column
-    figure.suptitle(f"{metric.label}, beside {baseline} in grey", x=0.03, ha="left", color=INK, fontsize="medium")
-    figure.supxlabel(AXES[axis_name], color=FAINT, fontsize="medium")
+    label = {"color": INK, "fontsize": "medium"}
+    figure.suptitle(
+        f"{metric.label}, beside {baseline} in grey", x=0.03, y=1 - 0.06 / tall, ha="left", va="top", **label
+    )
+    figure.supxlabel(AXES[axis_name], y=0.06 / tall, color=FAINT, fontsize="medium")
     return figure
 
 
@@ -116,10 +122,17 @@ class _Drawn(NamedTuple):
         return f"{arm} ({self.diverged} of {self.seeds} diverged)" if self.diverged else arm
 
 
-def _draw(axis: Axes, of_arm: Mapping[int, Curve], style: Style, metric: Metric, width: float = 1.7) -> _Drawn:
+def _draw(
+    axis: Axes,
+    of_arm: Mapping[int, Curve],
+    style: Style,
+    metric: Metric,
+    width: float = 1.7,
+    most: int = MOST_POINTS,
+) -> _Drawn:
     """Draw the mean of an arm, up to where a seed has diverged; what the others do after that, thin lines show."""
     diverged = sum(not math.isfinite(curve[-1][1]) for curve in of_arm.values())
-    places, means, low, high = mean_curve(list(of_arm.values()))
+    places, means, low, high = mean_curve(list(of_arm.values()), most)
     means, low, high = (_finite(metric.factor * values) for values in (means, low, high))
     banded = len(of_arm) >= FEWEST_FOR_BAND
     if banded:
@@ -163,23 +176,33 @@ def comparable(curves: pd.DataFrame, complete: Collection[tuple[str, int]]) -> p
         curves: as ``load_curves`` gives them, at one place of the grid.
         complete: arm and seed of the complete runs.
     """
-    finished = curves[["arm", "seed"]].apply(lambda row: (row["arm"], row["seed"]) in complete, axis=1)
+    import pandas as pd
+
+    finished = pd.Series(pd.MultiIndex.from_frame(curves[["arm", "seed"]]).isin(list(complete)), index=curves.index)
     kept = curves[finished | ~finished.groupby(curves["arm"]).transform("any")] if len(curves) else curves
     seeds = kept.groupby(["arm", "metric"])["seed"].transform("nunique")
     return kept[kept.groupby(["arm", "metric", "step"])["seed"].transform("nunique") == seeds]
 
 
-def mean_curve(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def mean_curve(
+    curves: Sequence[Curve], most: int = MOST_POINTS
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return places, mean, and lower and upper end of the interval at every evaluation that all curves have.
 
     They are NaN from where a curve is no number: a mean of those that are left would be the mean of the lucky ones.
     """
+    from scipy import stats
+
     length = min(len(curve) for curve in curves)
-    kept = [thinned(curve[:length]) for curve in curves]
+    kept = [thinned(curve[:length], most) for curve in curves]
     values = np.array(kept)  # (seeds, evaluations, 2)
-    intervals = [t_interval(list(at_once)) for at_once in values[:, :, 1].T]
-    ends = np.array([[i.mean, i.low, i.high] for i in intervals])
-    return values[:, :, 0].mean(axis=0), *ends.T
+    logged = np.where(np.isfinite(values[:, :, 1]).all(axis=0), values[:, :, 1], np.nan)
+    mean = logged.mean(axis=0)
+    if len(logged) == 1:
+        return values[:, :, 0].mean(axis=0), mean, mean - np.inf, mean + np.inf
+    # Student's t as :func:`~comparison.results.paired.t_interval` has it, at all evaluations at once.
+    half = stats.t.ppf(0.975, len(logged) - 1) * logged.std(axis=0, ddof=1) / math.sqrt(len(logged))
+    return values[:, :, 0].mean(axis=0), mean, mean - half, mean + half
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
@@ -187,7 +210,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def thinned(curve: Curve) -> list[tuple[float, float]]:
-    """Return at most ``MOST_POINTS`` points of a curve, the first and the last among them."""
-    places = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), MOST_POINTS)).round().astype(int))
+def thinned(curve: Curve, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """Return at most so many points of a curve, the first and the last among them."""
+    places = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), most)).round().astype(int))
     return [curve[place] for place in places]

@@ -9,12 +9,15 @@ import numpy as np
 from torch import Tensor
 
 from comparison.report.depth import MOMENTS
+from comparison.report.mosaic import mosaic
 from comparison.report.theme import FAINT, Style, figure_settings, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_LAYERS = 6
+MOST_PIXELS = 144  # that the side of a picture has on paper
+BETWEEN = 0.35  # of a picture's side, between before and after
 
 
 def map_grid_figure(
@@ -37,40 +40,52 @@ def map_grid_figure(
         limits: the ends of the colour scale for the maps of one arm and moment; their values may be no numbers.
         power: of the colour scale; ½ keeps weak structure visible beside peaks.
     """
-    from matplotlib.colors import PowerNorm
-
     moments = [moment for moment in MOMENTS if any(moment in of_arm for of_arm in maps.values())]
     count = max(len(layers) for of_arm in maps.values() for layers in of_arm.values())
     kept = sorted({round(place) for place in np.linspace(0, count - 1, min(count, MOST_LAYERS))})
-    columns = len(moments) * len(kept) + len(moments) - 1
-    side = min(0.72, 6.2 / columns)
+    shown = {
+        (number, block, place): _colored(of_arm[moment][layer], colors, limits(of_arm[moment]), power)
+        for number, of_arm in enumerate(maps.values())
+        for block, moment in enumerate(moments)
+        for place, layer in enumerate(kept)
+        if layer < len(of_arm.get(moment, ()))
+    }
+    width = len(moments) * len(kept) + BETWEEN * (len(moments) - 1)
+    side = min(0.75, 6.2 / width)
     with figure_settings():
-        # By hand: laying out a hundred axes takes longer than drawing them.
         left = _widest(maps) + 0.2
-        wide, tall = left + side * columns + 0.1, side * len(maps) + 0.55
+        wide, tall = left + side * width + 0.1, side * len(maps) + 0.55
         figure = new_figure(wide, tall, layout=None)
-        box = {"left": left / wide, "right": 1 - 0.1 / wide, "bottom": 0.05 / tall, "top": 1 - 0.5 / tall}
-        ratios = (([1.0] * len(kept) + [0.35]) * len(moments))[:columns]
-        grid = {**box, "width_ratios": ratios, "wspace": 0.08, "hspace": 0.08}
-        axes = figure.subplots(len(maps), columns, squeeze=False, gridspec_kw=grid)
-        for axis in axes.flat:
-            axis.set(xticks=[], yticks=[])
+        for block, moment in enumerate(moments):
+            place = {key[::2]: picture for key, picture in shown.items() if key[1] == block}
+            image, pixels, step = mosaic(place, len(maps), len(kept))
+            x = left + side * block * (len(kept) + BETWEEN)
+            axis = figure.add_axes((x / wide, 0.05 / tall, side * len(kept) / wide, side * len(maps) / tall))
+            axis.imshow(image, interpolation="nearest", aspect="auto", extent=(0, len(kept), len(maps), 0))
             axis.grid(visible=False)
             axis.spines[:].set_visible(False)
-        for number, (row, (arm, of_arm)) in enumerate(zip(axes, maps.items(), strict=True)):
-            label = {"rotation": 0, "ha": "right", "va": "center", "labelpad": 4}
-            row[0].set_ylabel(arm, color=styles[arm].paper, **label)
-            for block, moment in enumerate(moments):
-                for place, layer in enumerate(kept):
-                    axis = row[block * (len(kept) + 1) + place]
-                    if number == 0:
-                        text = f"{moment}: {names[layer]}" if place == 0 else names[layer]
-                        axis.set_title(text, color=FAINT, fontsize=6.5)
-                    if moment in of_arm and layer < len(of_arm[moment]):
-                        norm = PowerNorm(power, *limits(of_arm[moment]))
-                        axis.imshow(of_arm[moment][layer].numpy(), cmap=colors, norm=norm, interpolation="nearest")
-        figure.suptitle(title, x=0.01, ha="left")
+            axis.set(xticks=[], yticks=[])
+            middle = pixels / step / 2
+            for column, layer in enumerate(kept):
+                text = f"{moment}: {names[layer]}" if column == 0 else names[layer]
+                at = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "annotation_clip": False}
+                axis.annotate(text, (column + middle, 0), color=FAINT, fontsize=6.5, **at)
+            if block == 0:
+                axis.set_yticks([number + middle for number in range(len(maps))], list(maps))
+                for label, arm in zip(axis.get_yticklabels(), maps, strict=True):
+                    label.set(color=styles[arm].paper, fontsize="medium")
+        figure.suptitle(title, x=0.01, y=1 - 0.04 / tall, ha="left", va="top")
     return figure
+
+
+def _colored(values: Tensor, colors: str, limits: tuple[float, float], power: float) -> np.ndarray:
+    """Return the colours of a map, (height, width, 4); transparent where it has no numbers."""
+    import matplotlib
+    from matplotlib.colors import PowerNorm
+
+    every = -(-max(values.shape) // MOST_PIXELS)
+    shown = np.ma.masked_invalid(values.numpy()[::every, ::every])
+    return matplotlib.colormaps[colors](PowerNorm(power, *limits)(shown))
 
 
 def _widest(labels: Iterable[str]) -> float:

@@ -8,6 +8,7 @@ from itertools import groupby
 from markupsafe import Markup
 
 from comparison.report import panels, sentences, theme
+from comparison.report.answers import answers
 from comparison.report.data import ReportData
 from comparison.report.drawing import Drawing
 from comparison.report.registry import PANELS, Html, Panel, pieces
@@ -66,6 +67,7 @@ def page(data: ReportData, sections: Sections) -> str:
         title=sentences.title(data),
         lead=sentences.lead(data),
         state=sentences.state(data),
+        answers=answers(data),
         arms=sentences.count(len(data.manifest["arms"]), "arm" if data.source else "initialization"),
         sections=shown,
     )

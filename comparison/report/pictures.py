@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from comparison.results.run_record import RunRecord, read_json
 from structured_init.analysis import WeightProducts, offset_profile
 
 LARGEST_SIDE = 128  # pixels; larger maps are averaged down
-BUDGET = 4_000_000  # characters of one picker's pictures
+BUDGET = 2_500_000  # characters of one picker's pictures
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 
 Arms = Mapping[str, Mapping[str, Mapping[str, Tensor]]]  # arm → moment → layer → (heads, side, side)
@@ -82,7 +83,13 @@ def attention_picker(maps: Arms, profiles: Arms, layers: list[str]) -> Picker:
     """Return the pictures of attention: every map on one scale, every offset profile on one."""
     first = next(iter(next(iter(maps.values())).values()))
     heads = ["mean", *map(str, range(max(len(layer) for layer in first.values()) - 1))]
-    top, views, notes, scale = 1.0, {}, [], []
+    top, views, scale = 1.0, {}, []
+    sizes = [len(picture or "") for picture in _sample(first, SEQUENTIAL)]
+    pictures = sum(len(moments) for arms in (maps, profiles) for moments in arms.values())
+    kept = _affordable(len(layers), len(heads), pictures * sum(sizes) / len(sizes))
+    notes = _left_out(kept, (layers, heads))
+    maps, profiles = _only(maps, kept), _only(profiles, kept)
+    layers, heads = ([names[i] for i in of] for names, of in zip((layers, heads), kept, strict=True))
     for view, arms in (("map", maps), ("by offset", profiles)):
         if arms:
             top = largest(arms)
@@ -95,6 +102,54 @@ def attention_picker(maps: Arms, profiles: Arms, layers: list[str]) -> Picker:
     return _within_budget(picker)
 
 
+def _sample(layers: Mapping[str, Tensor], colors: str) -> list[str | None]:
+    """Return the pictures of one layer, for their size."""
+    values = list(layers.values())[len(layers) // 2]
+    top = max(float(_numbers([values]).abs().max()), 1e-9)
+    return [_picture(head, lambda each: (each / top).clamp(0, 1).sqrt(), colors) for head in values]
+
+
+def _affordable(layers: int, heads: int, each: float) -> tuple[list[int], list[int]]:
+    """Return the layers and heads whose pictures are within the budget, before all of them are made.
+
+    Args:
+        layers: how many there are.
+        heads: how many there are.
+        each: characters of the pictures of one layer and head, of all arms, moments and views.
+    """
+    counts = [layers, heads]
+    while counts[0] * counts[1] * each > BUDGET:
+        axis = 0 if counts[0] > 4 or counts[1] <= 3 else 1
+        if counts[axis] <= 2:
+            break
+        counts[axis] -= 1
+    kept = [sorted({round(p) for p in np.linspace(0, n - 1, c)}) for n, c in zip((layers, heads), counts, strict=True)]
+    return kept[0], kept[1]
+
+
+def _only(arms: Arms, kept: tuple[list[int], list[int]]) -> Arms:
+    """Return the maps of the layers and heads that are kept; a network may have fewer of them."""
+    return {
+        arm: {
+            moment: {
+                name: values[[head for head in kept[1] if head < len(values)]]
+                for number, (name, values) in enumerate(of_layers.items())
+                if number in kept[0]
+            }
+            for moment, of_layers in moments.items()
+        }
+        for arm, moments in arms.items()
+    }
+
+
+def _left_out(kept: Sequence[Sequence[int]], names: Sequence[Sequence[str]]) -> list[str]:
+    return [
+        f"Shown are {len(of)} {what}, to keep the page small."
+        for of, every, what in zip(kept, names, ("layers", "heads"), strict=True)
+        if len(of) < len(every)
+    ]
+
+
 def product_picker(products: Mapping[str, Mapping[str, Mapping[str, WeightProducts]]], layers: list[str]) -> Picker:
     """Return the pictures of W_q W_kᵀ of every head and of W_v W_o.
 
@@ -104,6 +159,10 @@ def product_picker(products: Mapping[str, Mapping[str, Mapping[str, WeightProduc
     first = next(iter(next(iter(products.values())).values()))
     count = max(len(layer.query_key) for layer in first.values())
     heads = [*(f"head {head}" for head in range(count)), "WᵥWₒ"]
+    sizes = [len(picture or "") for picture in _sample({n: each.query_key for n, each in first.items()}, DIVERGING)]
+    moments_of_all = sum(len(moments) for moments in products.values())
+    kept = _affordable(len(layers), len(heads), moments_of_all * sum(sizes) / len(sizes))
+    notes = _left_out(kept, (layers, heads))
     pictures: dict[str, dict[str, list[list[str | None]]]] = {}
     captions: dict[str, dict[str, list[str]]] = {}
     for arm, moments in products.items():
@@ -117,24 +176,36 @@ def product_picker(products: Mapping[str, Mapping[str, Mapping[str, WeightProduc
                 name: torch.cat([layer.query_key / limits[0], layer.value_output[None] / limits[1]])
                 for name, layer in of_layers.items()
             }
-            encoded = _encoded({arm: {moment: stacked}}, lambda values: (values / 2 + 0.5).clamp(0, 1), DIVERGING)
+            only = _only({arm: {moment: stacked}}, kept)
+            encoded = _encoded(only, lambda values: (values / 2 + 0.5).clamp(0, 1), DIVERGING)
             pictures.setdefault(arm, {})[moment] = encoded[arm][moment]
             texts = [f"±{limit:.2g}" for limit in limits]
-            captions.setdefault(arm, {})[moment] = [*[texts[0]] * count, texts[1]]
-    picker = Picker("products", layers, heads, {"products": pictures}, {"products": captions})
+            every = [*[texts[0]] * count, texts[1]]
+            captions.setdefault(arm, {})[moment] = [every[head] for head in kept[1]]
+    layers, heads = ([names[i] for i in of] for names, of in zip((layers, heads), kept, strict=True))
+    picker = Picker("products", layers, heads, {"products": pictures}, {"products": captions}, notes=notes)
     return _within_budget(picker)
 
 
 def png(values: np.ndarray, colors: str) -> str:
-    """Return values in [0, 1] as a PNG with a palette, in base64."""
-    import matplotlib
-
-    palette = (255 * matplotlib.colormaps[colors](np.linspace(0, 1, 256))[:, :3]).round().astype(np.uint8)
-    image = Image.fromarray((255 * values).round().astype(np.uint8))
-    image.putpalette(palette.tobytes())
+    """Return values in [0, 1] as a PNG, in base64."""
+    places = (255 * values).round().astype(np.uint8)
+    palette = np.frombuffer(_palette(colors), np.uint8)
+    if 3 * places.size < len(palette):  # of a small picture the palette would be most
+        image = Image.fromarray(palette.reshape(-1, 3)[places])
+    else:
+        image = Image.fromarray(places)
+        image.putpalette(palette.tobytes())
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+@lru_cache
+def _palette(colors: str) -> bytes:
+    import matplotlib
+
+    return (255 * matplotlib.colormaps[colors](np.linspace(0, 1, 256))[:, :3]).round().astype(np.uint8).tobytes()
 
 
 def largest(arms: Arms) -> float:

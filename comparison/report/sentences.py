@@ -67,14 +67,19 @@ def findings(found: Effects) -> list[str]:
     return [*_diverged(found), *_differences(found)]
 
 
+def diverged_sentence(found: Effects) -> str:
+    """Return which arms diverged, with a space before it; empty where none did."""
+    counts = [f"{arm.name} in {len(arm.diverged)} of {count(arm.seeds, 'seed')}" for arm in found.arms if arm.diverged]
+    return f" Diverged: {listed(counts)}." if counts else ""
+
+
 def _diverged(found: Effects) -> list[str]:
     without_rate = [f"{arm.name} ({diverged_text(arm)})" for arm in found.arms if arm.no_rate]
     sentences = [f"No learning rate gave a number in every seed: {listed(without_rate)}."] if without_rate else []
     diverged = [arm for arm in found.arms if arm.diverged]
     if not diverged:
         return sentences
-    counts = [f"{arm.name} in {len(arm.diverged)} of {count(arm.seeds, 'seed')}" for arm in diverged]
-    sentences.append(f"Diverged: {listed(counts)}.")
+    sentences.append(diverged_sentence(found).strip())
     lost = [arm for arm in diverged if arm.lost]
     if lost:
         sentences.append(

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from comparison.report.mosaic import mosaic
 from comparison.report.pictures import png
 from comparison.report.tensors import read_tensors
 from comparison.report.theme import Style, figure_settings, new_figure
 from comparison.results.run_record import RunRecord
-from structured_init.analysis import cka_matrix
+from structured_init.analysis.cka import alignment, hsic1_table
 from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 COLORS = "viridis"
 MOST_SEEDS = 5
+
+Moments = dict[str, dict[str, Tensor]]  # before and after → layer → Gram matrices
+Place = tuple[str, str]  # an arm and a moment
 
 
 @dataclass(frozen=True)
@@ -63,14 +68,17 @@ def similarity(arms: Iterable[str], runs: Iterable[RunRecord], layer_names: Mapp
         runs: complete runs.
         layer_names: block → short name.
     """
-    grams = {(run.arm, run.seed): found for run in runs if (found := _grams(run))}
-    seeds = sorted({seed for _, seed in grams})[:MOST_SEEDS]
+    runs = list(runs)
+    kept = [run for run in runs if _files(run)]
+    seeds = sorted({run.seed for run in kept})[:MOST_SEEDS]
+    grams = {(run.arm, run.seed): _grams(run) for run in kept if run.seed in seeds}
     order = [arm for arm in arms if any((arm, seed) in grams for seed in seeds)]
     if not order:
         return None
     layers = list(next(iter(grams.values()))["before"])
+    tables = [_alignments({arm: grams[arm, seed] for arm in order if (arm, seed) in grams}) for seed in seeds]
     cells = [
-        [_mean([_cell(grams, row, column, seed, i, j) for seed in seeds]) for j, column in enumerate(order)]
+        [_mean([_cell(table, row, column, i, j) for table in tables]) for j, column in enumerate(order)]
         for i, row in enumerate(order)
     ]
     return Similarity(order, [layer_names.get(layer, layer) for layer in layers], seeds, cells)
@@ -78,58 +86,81 @@ def similarity(arms: Iterable[str], runs: Iterable[RunRecord], layer_names: Mapp
 
 def similarity_figure(found: Similarity, styles: Mapping[str, Style]) -> Figure:
     """Draw the square of squares for a paper."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
     count = len(found.arms)
     with figure_settings():
-        # By hand: laying out a hundred axes takes longer than drawing them.
         above = 0.35 + 0.03 * max(map(len, found.arms))  # for the title and the slanted names
-        wide, tall = 0.66 * count + 1.9, 0.66 * count + 0.05 + above
+        cell = min(0.66, 9.0 / count)
+        wide, tall = cell * count + 1.9, cell * count + 0.05 + above
         figure = new_figure(wide, tall, layout=None)
-        box = {"left": 1.05 / wide, "right": 1 - 0.85 / wide, "bottom": 0.05 / tall, "top": 1 - above / tall}
-        axes = figure.subplots(count, count, squeeze=False, gridspec_kw={**box, "wspace": 0.08, "hspace": 0.08})
-        for i, row in enumerate(found.cells):
-            for j, cell in enumerate(row):
-                axis = axes[i, j]
-                axis.set(xticks=[], yticks=[])
-                axis.grid(visible=False)
-                axis.spines[:].set_visible(False)
-                if cell is not None:
-                    image = axis.imshow(cell, vmin=0, vmax=1, cmap=COLORS, origin="lower", interpolation="nearest")
-                if i == 0:
-                    axis.set_title(
-                        found.arms[j], color=styles[found.arms[j]].paper, loc="left", fontsize=6.5, rotation=30
-                    )
-                if j == 0:
-                    color = styles[found.arms[i]].paper
-                    label = {"rotation": 0, "ha": "right", "va": "center", "fontsize": 6.5}
-                    axis.set_ylabel(found.arms[i], color=color, **label)
+        axis = figure.add_axes((1.05 / wide, 0.05 / tall, cell * count / wide, cell * count / tall))
+        axis.grid(visible=False)
+        axis.spines[:].set_visible(False)
+        colors = ScalarMappable(Normalize(0, 1), COLORS)
+        pictures = {
+            (i, j): colors.to_rgba(values[::-1])  # the first layer below
+            for i, row in enumerate(found.cells)
+            for j, values in enumerate(row)
+            if values is not None
+        }
+        image, *_ = mosaic(pictures, count, count)
+        axis.imshow(image, interpolation="nearest", aspect="auto", extent=(0, count, count, 0))
+        axis.set(xlim=(0, count), ylim=(count, 0), xticks=[])
+        axis.set_yticks([i + 0.46 for i in range(count)], found.arms)
+        for label, arm in zip(axis.get_yticklabels(), found.arms, strict=True):
+            label.set(color=styles[arm].paper, fontsize=6.5)
+        for j, arm in enumerate(found.arms):
+            turned = {"rotation": 30, "ha": "left", "va": "bottom", "fontsize": 6.5}
+            axis.text(j + 0.1, -0.05, arm, color=styles[arm].paper, **turned)
         beside = figure.add_axes((1 - 0.7 / wide, 0.3, 0.12 / wide, 0.4))
-        figure.colorbar(image, cax=beside, label="linear CKA").outline.set_visible(False)
+        figure.colorbar(colors, cax=beside, label="linear CKA").outline.set_visible(False)
         title = "Above the diagonal before training, below after; on it, each arm before (rows) and after (columns)"
         figure.suptitle(title, x=0.01, y=1 - 0.06 / tall, ha="left", va="top", fontsize=6.5)
     return figure
 
 
-def _grams(run: RunRecord) -> dict[str, dict[str, Tensor]] | None:
+def _files(run: RunRecord) -> dict[str, Path]:
+    """Return where the representations of a run are; empty where one is missing."""
     files = {moment: run.folder / "representations" / f"{moment}.safetensors" for moment in ("before", "after")}
-    if not all(file.is_file() for file in files.values()):
-        return None
-    return {moment: read_tensors(file) for moment, file in files.items()}
+    return files if all(file.is_file() for file in files.values()) else {}
 
 
-def _cell(
-    grams: Mapping[tuple[str, int], dict[str, dict[str, Tensor]]], row: str, column: str, seed: int, i: int, j: int
-) -> np.ndarray | None:
-    if (row, seed) not in grams or (column, seed) not in grams:
-        return None
+def _grams(run: RunRecord) -> Moments:
+    return {moment: read_tensors(file) for moment, file in _files(run).items()}
+
+
+def _alignments(grams: Mapping[str, Moments]) -> dict[tuple[Place, Place], np.ndarray]:
+    """Return the CKA of all arms and moments of one seed: (arm, moment) twice → (layers, layers).
+
+    Those of other samples, as a grid over the data has them, are not compared; nor is what diverged, which is like
+    nothing, not unlike everything.
+    """
+    shapes: dict[tuple[int, ...], list[tuple[Place, list[Tensor]]]] = {}
+    for arm, moments in grams.items():
+        for moment, layers in moments.items():
+            kernels = list(layers.values())
+            if all(kernel.shape == kernels[0].shape and torch.isfinite(kernel).all() for kernel in kernels):
+                shapes.setdefault(tuple(kernels[0].shape), []).append(((arm, moment), kernels))
+    found = {}
+    for known in shapes.values():
+        try:
+            between = hsic1_table(torch.stack([kernel for _, kernels in known for kernel in kernels]))
+        except StructuredInitError:  # too few samples
+            continue
+        own = between.diagonal()
+        values = np.nan_to_num(alignment(between, own[:, None].expand_as(between), own.expand_as(between)).numpy())
+        ends = np.cumsum([0, *(len(kernels) for _, kernels in known)])
+        for a, (one, _) in enumerate(known):
+            for b, (other, _) in enumerate(known):
+                found[one, other] = values[ends[a] : ends[a + 1], ends[b] : ends[b + 1]]
+    return found
+
+
+def _cell(table: Mapping[tuple[Place, Place], np.ndarray], row: str, column: str, i: int, j: int) -> np.ndarray | None:
     moments = ("before", "after") if i == j else ("before", "before") if i < j else ("after", "after")
-    ours, theirs = grams[row, seed][moments[0]], grams[column, seed][moments[1]]
-    if not all(torch.isfinite(gram).all() for gram in (*ours.values(), *theirs.values())):
-        return None  # a run that diverged is like nothing, not unlike everything
-    try:
-        values = cka_matrix(ours, theirs)
-    except StructuredInitError:  # of other samples: a grid over the data
-        return None
-    return np.nan_to_num(values.numpy())
+    return table.get(((row, moments[0]), (column, moments[1])))
 
 
 def _mean(values: list[np.ndarray | None]) -> np.ndarray | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison.report import sentences
+from comparison.report.answers import answers
 from comparison.report.data import ReportData, read_report_data
 from comparison.report.drawing import Drawing
 from comparison.report.page import Sections, drawings, page, read_panels
@@ -83,6 +84,7 @@ def default_page(source: Path) -> Path:
 def markdown(data: ReportData, sections: Sections) -> str:
     """Return every panel in Markdown: what it says, its tables, and links to its figures."""
     parts = [f"# {sentences.title(data)}", sentences.lead(data)]
+    parts += answers(data)
     if sentences.state(data):
         parts.append(f"**Not finished.** {sentences.state(data)}")
     for panel, shown in sections:

@@ -6,6 +6,7 @@ import csv
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,10 +171,14 @@ def at_point(table: pd.DataFrame, point: Point) -> pd.DataFrame:
 
 def samples_per_step(experiment: Path) -> float:
     """Return how many samples one optimizer step sees; NaN where the experiment does not say."""
-    if not experiment.is_file():
-        return math.nan
+    return _samples_per_step(experiment.read_text(encoding="utf-8")) if experiment.is_file() else math.nan
+
+
+@lru_cache(maxsize=64)
+def _samples_per_step(text: str) -> float:
+    """Return it from the text of the file, which many runs have in common."""
     try:
-        settings = yaml.safe_load(experiment.read_text(encoding="utf-8")) or {}
+        settings = yaml.safe_load(text) or {}
     except yaml.YAMLError:  # damaged, or with a tag that only code could read
         return math.nan
     trainer = settings.get("trainer") or {}
@@ -197,8 +202,8 @@ def _logged(path: Path) -> Iterator[tuple[int, int, float, str, float]]:
                 seconds[step] = value
             else:
                 values = kept.setdefault(name, {})
-                for repeated in [known for known in values if known >= step]:
-                    del values[repeated]  # the run was resumed before this step
+                while values and next(reversed(values)) >= step:
+                    values.popitem()  # the run was resumed before this step
                 values[step] = (epoch, value)
     for metric, values in kept.items():
         for step, (epoch, value) in values.items():
@@ -255,5 +260,5 @@ def _at(chosen: Mapping[str, Any], point: Point) -> Mapping[str, Any]:
 
 def _in_order(table: pd.DataFrame, manifest: Manifest) -> pd.DataFrame:
     order = {arm: place for place, arm in enumerate(manifest["arms"])}
-    by_arm = sorted(range(len(table)), key=lambda row: order.get(table["arm"].iloc[row], len(order)))
-    return table.iloc[by_arm].reset_index(drop=True)
+    places = [order.get(arm, len(order)) for arm in table["arm"]]
+    return table.iloc[sorted(range(len(table)), key=places.__getitem__)].reset_index(drop=True)

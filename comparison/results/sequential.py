@@ -23,7 +23,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from comparison.results.paired import Interval, t_interval
+from comparison.results.paired import Interval
+from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -64,6 +65,7 @@ def narrow_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return _widened(values, narrow_value(len(values), level) if len(values) >= FEWEST_NARROW else math.inf)
 
 
+@cache
 def critical_value(n: int, horizon: int, level: float = 0.95) -> float:
     """Return how many standard errors ``looking_interval`` reaches to each side at n values."""
     from scipy import stats
@@ -73,6 +75,7 @@ def critical_value(n: int, horizon: int, level: float = 0.95) -> float:
     return float(stats.t.isf(stats.norm.sf(z), n - 1))
 
 
+@cache
 def narrow_value(n: int, level: float = 0.95, fewest: int = FEWEST_NARROW) -> float:
     """Return how many standard errors ``narrow_interval`` reaches to each side at n values, ``fewest`` at least."""
     from scipy import stats
@@ -81,13 +84,17 @@ def narrow_value(n: int, level: float = 0.95, fewest: int = FEWEST_NARROW) -> fl
 
 
 def _widened(values: Sequence[float], critical: float) -> Interval:
-    plain = t_interval(values)
-    n = plain.samples
-    if math.isinf(critical) or not math.isfinite(plain.mean):
-        return Interval(plain.mean, -math.inf, math.inf, n) if math.isfinite(plain.mean) else plain
-    variance = math.fsum((value - plain.mean) ** 2 for value in values) / (n - 1)
+    n = len(values)
+    if n == 0:
+        raise StructuredInitError("an interval needs at least one value")
+    if not all(map(math.isfinite, values)):
+        return Interval(math.nan, math.nan, math.nan, n)
+    mean = math.fsum(values) / n
+    if math.isinf(critical):
+        return Interval(mean, -math.inf, math.inf, n)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     half_width = critical * math.sqrt(variance / n)
-    return Interval(plain.mean, plain.mean - half_width, plain.mean + half_width, n)
+    return Interval(mean, mean - half_width, mean + half_width, n)
 
 
 # The boundary for many looks ------------------------------------------------------------------------------------------
@@ -174,4 +181,4 @@ def _narrow_tail(level: float, fewest: int) -> float:
         return worst - level
 
     tail = (1 - level) / 2
-    return float(optimize.brentq(shortfall, 0.2 * tail, tail, xtol=1e-3 * tail))
+    return float(optimize.brentq(shortfall, 0.02 * tail, tail, xtol=1e-3 * tail))

@@ -98,7 +98,7 @@ def _controlled(
 
     def plan(arm: Arm) -> InitReport | None:
         with_it = dataclasses.replace(comparison, arms={**comparison.arms, arm.label: arm})
-        initializer, changes[arm.label] = _initialization(with_it, arm, values)
+        initializer, changes[arm.label] = initialization(with_it, arm, values)
         return plans.plan(dataclasses.replace(with_it, changes=changes), arm.label, initializer)
 
     arms, remarks = with_controls(comparison.arms, initializers, reports, plan)
@@ -182,11 +182,11 @@ def _initializations(
     comparison: Comparison, values: Mapping[str, Any]
 ) -> tuple[dict[str, Initializer], dict[str, dict[str, Any]]]:
     """Parse each arm; return its initializer, and the values by which it differs from the experiment."""
-    found = {label: _initialization(comparison, arm, values) for label, arm in comparison.arms.items()}
+    found = {label: initialization(comparison, arm, values) for label, arm in comparison.arms.items()}
     return {label: each for label, (each, _) in found.items()}, {label: each for label, (_, each) in found.items()}
 
 
-def _initialization(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) -> tuple[Initializer, dict[str, Any]]:
+def initialization(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) -> tuple[Initializer, dict[str, Any]]:
     """Parse one arm; return its initializer, and the values by which it differs from the experiment."""
     with naming(arm.label):
         parsed = parse(comparison.arm_arguments(arm, {}))

@@ -21,7 +21,7 @@ from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
 from comparison.run.environment import environment
 from comparison.run.resolve import BuildOnly
-from comparison.run.stopping import StopAtDeadline, Stopped, last_file
+from comparison.run.stopping import SHARE, StopAfterShare, StopAtDeadline, Stopped, last_file, paused_file
 from comparison.run.time_limit import DEADLINE, reached
 from lightning_modules.cli.config_names import expand
 from lightning_modules.cli.lightning_cli import CLI
@@ -39,11 +39,13 @@ class Run:
         folder: where its metrics, report, maps and checkpoints go; settings and log stand beside it.
         settings: what it is: arm, seed, point, learning rate, threads, identity, and the command line that makes it.
         tested: whether the test split is read; not before a learning rate is chosen.
+        share: of its steps after which it is ended for now; 1 trains it to the end.
     """
 
     folder: Path
     settings: Mapping[str, Any]
     tested: bool = True
+    share: float = 1.0
 
     @property
     def name(self) -> str:
@@ -72,7 +74,16 @@ class Run:
     def complete(self) -> bool:
         """Whether nothing is left to do."""
         result = self.result
-        return result is not None and (not self.tested or result["tested"])
+        if result is None:
+            return self.paused is not None
+        return not self.tested or result["tested"]
+
+    @property
+    def paused(self) -> dict[str, Any] | None:
+        """What the run gave at its share of the steps, where it was ended for now there: ``metrics``, ``seconds``."""
+        path = paused_file(self.folder)
+        known = json.loads(path.read_text()) if self.share < 1 and path.is_file() else {}
+        return known.get(repr(self.share))
 
     def beside(self, ending: str) -> Path:
         """Return a file beside the folder: Lightning's loggers want theirs empty."""
@@ -89,10 +100,21 @@ def train(run: Run) -> None:
         return
     write_json(run.beside("settings.json"), dict(run.settings))
     begin = time.perf_counter()
-    with contextlib.suppress(Stopped):
+    with contextlib.suppress(Stopped), _ending_after(run.share):
         result = run.result or _fit(run, begin)  # a result without the test split: the learning rate is chosen now
         if run.tested and not result["tested"]:
             _test(run, result, begin)
+
+
+@contextlib.contextmanager
+def _ending_after(share: float) -> Iterator[None]:
+    """Let the processes of a run know after which share of its steps it ends for now."""
+    if share < 1:
+        os.environ[SHARE] = repr(share)
+    try:
+        yield
+    finally:
+        os.environ.pop(SHARE, None)
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -201,4 +223,6 @@ class _Finishing(CLI):
         finish_when_done(trainer)
         if DEADLINE in os.environ:
             trainer.callbacks.append(StopAtDeadline())
+        if SHARE in os.environ:
+            trainer.callbacks.append(StopAfterShare(float(os.environ[SHARE])))
         return trainer

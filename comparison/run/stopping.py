@@ -6,6 +6,7 @@ evaluated would need no less code, and a run whose epoch is longer than what is 
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -13,17 +14,61 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
+from callbacks import ElapsedTime
 from callbacks.lightning_private import moment_of
 from comparison.run.time_limit import deadline
+from structured_init.files import write_json
+
+SHARE = "STRUCTURED_INIT_SHARE"  # the variable: after which share of its steps a training ends for now
 
 
 class Stopped(Exception):
-    """A run has ended at the deadline and goes on from its checkpoint."""
+    """A run has ended at the deadline, or after a share of its steps, and goes on from its checkpoint."""
+
+
+def paused_file(folder: Path) -> Path:
+    """Return where a run says what it gave at the shares of its training after which it was ended for now."""
+    return folder / "paused.json"
 
 
 def last_file(trainer: Trainer) -> Path:
     """Return where the latest checkpoint of a run is; every rank asks."""
     return Path(str(trainer.log_dir)) / "checkpoints" / "last.ckpt"
+
+
+class StopAfterShare(Checkpoint):
+    """Ends a training for now after a share of its steps, once it was validated there; it goes on from its checkpoint.
+
+    What was validated is written to ``paused.json``: share → metrics and seconds.
+
+    Args:
+        share: of all steps, below 1.
+
+    Raises:
+        Stopped: on every rank, after the first step that follows that validation: a checkpoint is exact at the end of
+            a batch.
+    """
+
+    def __init__(self, share: float) -> None:
+        self.share = share
+        self._metrics: dict[str, float] | None = None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        steps = trainer.estimated_stepping_batches
+        if not trainer.sanity_checking and self.share <= trainer.global_step / steps < 1 and self._metrics is None:
+            values = trainer.callback_metrics.items()
+            self._metrics = {name: float(value) for name, value in values if name.startswith("val/")}
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if self._metrics is None or not may_stop(trainer):
+            return
+        path = paused_file(Path(str(trainer.log_dir)))
+        seconds = max((each.seconds for each in trainer.callbacks if isinstance(each, ElapsedTime)), default=0.0)
+        known = json.loads(path.read_text()) if path.is_file() else {}
+        if trainer.is_global_zero:  # before the checkpoint: of a run that is killed between, it is true all the same
+            write_json(path, {**known, repr(self.share): {"metrics": self._metrics, "seconds": seconds}})
+        stop(trainer)
+        raise Stopped
 
 
 class StopAtDeadline(Checkpoint):
@@ -48,19 +93,26 @@ class StopAtDeadline(Checkpoint):
             self._longest = max(self._longest, time.time() - self._begin)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        moment = moment_of(trainer)
-        last_step = -1 < trainer.max_steps <= trainer.global_step  # Lightning would leave out what comes after it
-        last_batch = moment["last_batch"] and not moment["validation_due"]  # the epoch ends at once
-        if last_step or last_batch or moment["accumulating"] or trainer.should_stop:
+        if not may_stop(trainer):
             return
-        late = time.time() + (self._longest if moment["validation_due"] else 0.0) >= deadline()
+        late = time.time() + (self._longest if moment_of(trainer)["validation_due"] else 0.0) >= deadline()
         if trainer.strategy.reduce_boolean_decision(late, all=False):  # all ranks stop after the same step
-            self._stop(trainer)
+            stop(trainer)
+            raise Stopped
 
-    def _stop(self, trainer: Trainer) -> None:
-        last = last_file(trainer)
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, ModelCheckpoint) and Path(str(callback.dirpath)) == last.parent:
-                callback.last_model_path = str(last)  # else it would take ours for another run's and call its own -v1
-        trainer.save_checkpoint(last)
-        raise Stopped
+
+def may_stop(trainer: Trainer) -> bool:
+    """Tell whether a training can be ended for now after the batch that was just trained."""
+    moment = moment_of(trainer)
+    last_step = -1 < trainer.max_steps <= trainer.global_step  # Lightning would leave out what comes after it
+    last_batch = moment["last_batch"] and not moment["validation_due"]  # the epoch ends at once
+    return not (last_step or last_batch or moment["accumulating"] or trainer.should_stop)
+
+
+def stop(trainer: Trainer) -> None:
+    """Write the checkpoint that a run goes on from."""
+    last = last_file(trainer)
+    for callback in trainer.checkpoint_callbacks:
+        if isinstance(callback, ModelCheckpoint) and Path(str(callback.dirpath)) == last.parent:
+            callback.last_model_path = str(last)  # else it would take ours for another run's and call its own -v1
+    trainer.save_checkpoint(last)

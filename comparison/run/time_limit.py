@@ -77,7 +77,7 @@ def parse_duration(text: str) -> float:
 
 def command_began() -> float:
     """Return when this command began, in seconds since 1970: before it imported its libraries, if it is the shell's."""
-    return time.time() - (_age_of_process() if sys.argv[1:2] == ["compare"] else 0.0)
+    return time.time() - (_age_of_process() if sys.argv[1:2] in (["compare"], ["find"]) else 0.0)
 
 
 def _age_of_process() -> float:

@@ -16,6 +16,7 @@ LIGHTNING = {
 }
 ADDED = {
     "compare": "train an experiment from several initializations with the same seeds, and report the differences",
+    "find": "race initializations, and show the best on fresh seeds and the test split",
     "report": "write the report of a comparison again",
 }
 

@@ -51,6 +51,8 @@ def test_maps_are_compared_with_the_nearest_of_the_host_s_and_a_wrong_one_is_see
     assert number == 1
     assert difference > 1e-3
     assert conformance.compared({"a": maps[0]}, [torch.ones(2, 2)]) == (0, 0.0)
+    windows = torch.rand(4, 3, 5, 5)  # the host has heads in front of windows
+    assert conformance.compared({"a": windows}, [windows.transpose(0, 1)]) == (1, 0.0)
 
 
 def test_batch_norms_of_a_random_model_get_the_statistics_of_the_batch():

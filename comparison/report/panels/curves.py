@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from comparison.report.data import ReportData
-from comparison.report.drawing import Drawing
-from comparison.report.lines import AXES, comparable, curve_figure
+from comparison.report.drawing import Drawing, plot_share
+from comparison.report.lines import AXES, MOST_TOGETHER, comparable, curve_figure
 from comparison.report.registry import Html, Piece, note, register_panel
 from comparison.report.rendering import render
 from comparison.results.effects import curves_by_seed
@@ -14,7 +14,7 @@ from comparison.results.metric import Metric
 from comparison.results.records import at_point, point_label
 from comparison.results.run_record import Point
 
-MOST_CURVES = 48  # on the page: beyond it only the headline metric and the loss
+MOST_CURVES = 48  # on the page: beyond it, and with a plot for each arm, only the headline metric and the loss
 AXIS_WORDS = {"step": "steps", "samples": "samples", "seconds": "time"}
 
 
@@ -25,7 +25,9 @@ def curves(data: ReportData) -> list[Piece] | None:
         return None
     metrics = _metrics(data)
     axes = [axis for axis in AXES if data.curves[axis].notna().any()]
-    if len(metrics) * len(axes) * len(data.points) > MOST_CURVES:
+    apart = len(data.manifest["arms"]) > MOST_TOGETHER  # a plot for each arm in every figure
+    axes = axes[:1] if apart else axes
+    if apart or len(metrics) * len(axes) * len(data.points) > MOST_CURVES:
         metrics = [name for name in metrics if name in (data.metric.on_validation, "val/loss")] or metrics[:1]
     drawn = [
         (json.dumps([point_label(place), name, axis]), drawing)
@@ -42,7 +44,8 @@ def curves(data: ReportData) -> list[Piece] | None:
         ("axis", "by", [(axis, AXIS_WORDS[axis]) for axis in axes]),
     ]
     arms = [{"name": arm, "color": data.colors[arm]} for arm in data.manifest["arms"]]
-    markup = render("curves.html.j2", curves=drawn, choices=choices, arms=arms)
+    shown = [(choice, drawing, plot_share(drawing)) for choice, drawing in drawn]
+    markup = render("curves.html.j2", curves=shown, choices=choices, arms=arms)
     return [Html(markup, drawings=[drawing for _, drawing in drawn]), note(_how(data))]
 
 

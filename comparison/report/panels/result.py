@@ -7,7 +7,7 @@ from markupsafe import Markup
 from comparison.report.data import ReportData
 from comparison.report.decided import level_text
 from comparison.report.differences import CONTROLS, difference_figure
-from comparison.report.drawing import Drawing
+from comparison.report.drawing import Drawing, plot_share
 from comparison.report.registry import Html, Piece, heading, note, register_panel, table
 from comparison.report.sentences import all_findings
 from comparison.report.success_figure import success_figure
@@ -81,7 +81,8 @@ def _counted(data: ReportData, found: Successes) -> list[Piece]:
         place = data.place_text(found.point)
         text = f"Share of runs with {threshold_text(found)} over the steps{f' at {place}' if place else ''}"
         drawing = Drawing(figure, data.place_name("successes", found.point), text)
-        shown.append(Html(Markup('<figure class="wide">{}</figure>').format(Markup(drawing.svg)), drawings=[drawing]))
+        markup = Markup('<figure class="wide plot" style="--plot: {}"><div class="scroll">{}</div></figure>')
+        shown.append(Html(markup.format(plot_share(drawing), Markup(drawing.svg)), drawings=[drawing]))
     return shown
 
 

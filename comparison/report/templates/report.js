@@ -142,6 +142,19 @@ for (const button of all("[data-copy]")) {
   });
 }
 
+// A section that is folded opens where a link leads into it, and all of them do for paper.
+const unfold = () => {
+  const fold = location.hash && find(location.hash + " > .fold");
+  if (fold && !fold.open) { fold.open = true; fold.scrollIntoView(); }
+};
+all(".contents a").forEach((link) => link.addEventListener("click", () => {
+  const fold = find(link.hash + " > .fold");
+  if (fold) fold.open = true;
+}));
+addEventListener("hashchange", unfold);
+addEventListener("beforeprint", () => all(".fold").forEach((fold) => { fold.open = true; }));
+unfold();
+
 // The contents bar follows the reader.
 const links = new Map(all(".contents a").map((link) => [link.hash.slice(1), link]));
 const seen = new IntersectionObserver((entries) => entries.forEach((entry) => {

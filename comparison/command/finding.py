@@ -1,0 +1,277 @@
+"""The initialization that a model should have: a race on validation, its winner then on fresh seeds and the test."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from comparison.command.comparing import launcher_of, run_comparison
+from comparison.command.options import compare_parser
+from comparison.results.decisions import Decision
+from comparison.results.metric import Metric
+from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
+from comparison.results.tables import interval_text
+from comparison.run.arms import Arm, parse_arms
+from comparison.run.candidates import automatic
+from comparison.run.deciding import look
+from comparison.run.launch import Launcher, launch, variables
+from comparison.run.lock import locked
+from comparison.run.plan import LEARNING_RATE, Comparison
+from comparison.run.prepare import parse_rates, prepare
+from comparison.run.progress import duration
+from comparison.run.resolve import ANYWHERE
+from comparison.run.run import Run
+from comparison.run.time_limit import LEFT, TimeLimit
+from lightning_modules.cli.config_names import find_config
+from lightning_modules.cli.layers import merged
+from structured_init.files import write_json, write_text
+
+RACE, EVIDENCE = "race", "evidence"  # folders: of the runs that choose, of those that show
+FRESH = "100-104"  # seeds of the evidence, which no race takes
+RACING = 0.5  # the part of the budget that the race may take
+
+Name = str  # of a candidate: an arm, or an arm at a learning rate
+
+
+def run_find(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
+    """Race, look at the winner anew, and write what one should use.
+
+    Args:
+        options: of ``find``.
+        further: arguments for every run.
+        command: the whole command line, to repeat it.
+        limit: the time that all of it may take.
+
+    Raises:
+        StructuredInitError: a mistake; nothing was started or written.
+        SystemExit: with the codes of :func:`comparison.command.compare`.
+    """
+    console, folder = Console(highlight=False), Path(options.output)
+    comparison, left_out = _prepared(options, further, command)
+    rates = parse_rates(options.learning_rates) or [None]
+    names = {
+        label if rate is None else f"{label}@{rate:g}": (arm, rate)
+        for rate in rates
+        for label, arm in comparison.arms.items()
+    }
+    console.print(f"{len(names)} candidates, the default among them; {len(left_out)} left out, as find.json says.")
+    with variables(limit.environment):
+        launcher = launcher_of(options)
+        try:
+            with locked(comparison.folder):
+                known = comparison.known()
+                manifest = comparison.manifest() if known is None else comparison.grown(known)
+                comparison.write(manifest)
+                racing = _Racing(comparison, names, manifest["identity"], launcher, console, limit)
+                found = racing.run(options.budget * RACING, _rungs(options.shares))
+        except KeyboardInterrupt:
+            console.print("\nStopped. The same command goes on where the runs were.")
+            raise SystemExit(130) from None
+        finally:
+            launcher.close()
+    record = {"command": command, "candidates": list(names), "left_out": left_out, **_plain(found)}
+    if found.winner is None:
+        _end(folder, record, "Keep your default: nothing raced looked better on the validation split.", console)
+        return
+    reference, winner = _best_default(found, names, options.baseline), found.winner
+    files = {name: _write_arm(folder, *names[name]) for name in (reference, winner)}
+    _show(options, further, command, limit, files, options.budget - found.spent)
+    decision = _decision(folder / EVIDENCE, label_of(winner))
+    metric = Metric(comparison.metric, comparison.mode)
+    text = f"{winner} against {reference}: {interval_text(decision.interval, 2, signed=True)} {metric.unit}".rstrip()
+    text += f" on the test split, {decision.interval.samples} fresh seeds, {decision.kind}"
+    if decision.kind != "better":
+        _end(folder, record, f"Keep your default. The best of the race: {text}.", console)
+        return
+    content = (folder / files[winner]).read_text(encoding="utf-8")
+    comment = f"# Found by: {command}\n# {text}. The evidence: {EVIDENCE}/report.html\n"
+    write_text(folder / "found.yaml", comment + content)
+    _end(folder, record, f"Use {winner}: -c {folder / 'found.yaml'} ({text}).", console)
+
+
+class _Racing:
+    """Trains what a race asks for.
+
+    Args:
+        comparison: of the candidates.
+        names: candidate → arm and learning rate.
+        identity: of the comparison's runs.
+        launcher: where runs are trained.
+        console: where to tell.
+        limit: of the time.
+    """
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        names: Mapping[Name, tuple[Arm, float | None]],
+        identity: str,
+        launcher: Launcher,
+        console: Console,
+        limit: TimeLimit,
+    ) -> None:
+        self.comparison, self.names, self.identity = comparison, names, identity
+        self.launcher, self.console, self.limit = launcher, console, limit
+        self.metric = Metric(comparison.metric, comparison.mode)
+
+    def run(self, budget: float, rungs: Sequence[Rung]) -> Race:
+        """Return the race at its end.
+
+        Raises:
+            SystemExit: 75 where the time is up.
+        """
+        first, *others = self.names
+        seeds = list(self.comparison.seeds)
+        asking = race(others, first, seeds, mode=self.comparison.mode, budget=budget, rungs=rungs)
+        try:
+            wanted = next(asking)
+            while True:
+                wanted = asking.send(self._answers(wanted))
+        except StopIteration as ended:
+            return ended.value
+
+    def _answers(self, wanted: Sequence[Request]) -> dict[Request, Outcome]:
+        runs = {request: self._run(request) for request in wanted}
+        waiting = [run for run in runs.values() if not run.complete and not run.failure_file.is_file()]
+        if waiting:
+            shares = sorted({request.share for request in wanted})
+            arms = len({request.arm for request in wanted})
+            to = "to the end" if shares == [1.0] else f"to {shares[-1]:.0%} of the steps"
+            self.console.print(f"{len(waiting)} runs of {arms} candidates, {to}.")
+            launch(waiting, self.launcher, lambda run: None, self._ended, self.limit)
+        left = [run for run in runs.values() if not run.complete and not run.failure_file.is_file()]
+        if left:
+            self.console.print(f"The time is up: {len(left)} runs left of this stage. The same command goes on.")
+            raise SystemExit(LEFT)
+        return {request: self._outcome(run) for request, run in runs.items()}
+
+    def _run(self, request: Request) -> Run:
+        arm, rate = self.names[request.arm]
+        asked = {"arm": arm.label, "seed": request.seed, "point": {}, "learning_rate": rate}
+        (run,) = self.comparison.added_runs([asked], identity=self.identity)
+        return dataclasses.replace(run, tested=False, share=request.share)
+
+    def _outcome(self, run: Run) -> Outcome:
+        given = run.paused or run.result or {}
+        value = given.get("metrics", {}).get(self.comparison.metric)
+        value = math.nan if value is None else self.metric.factor * float(value)
+        return Outcome(value, float(given.get("seconds") or 0.0))
+
+    def _ended(self, run: Run | None = None, reason: str | None = None) -> None:
+        if run is not None and reason:
+            self.console.print(f"{run.name}: failed: {reason}", markup=False, soft_wrap=True)
+        elif run is not None and run.complete:
+            value = self._outcome(run).value
+            self.console.print(f"{run.name}: {value:.4g}", markup=False, soft_wrap=True)
+
+
+def label_of(name: Name) -> str:
+    """Return a candidate's name as an arm's label, which cannot have an ``@``."""
+    return name.replace("@", "_at_")
+
+
+def _prepared(options: argparse.Namespace, further: Sequence[str], command: str) -> tuple[Comparison, dict[str, str]]:
+    """Return the comparison that is raced, on the validation split, and what was left out of it."""
+    reference, *_ = parse_arms(options.baseline)
+    inits = options.baseline if options.among == "auto" else f"{options.baseline},{options.among}"
+    words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
+    words += ["--seeds", f"0-{MOST - 1}", "--output", str(Path(options.output) / RACE), *_training(options)]
+    comparison = prepare(compare_parser().parse_args(words), further, command)
+    left_out: dict[str, str] = {}
+    if options.among == "auto":
+        comparison, left_out = automatic(comparison, ANYWHERE if options.launcher == "ray" else [])
+    comparison = dataclasses.replace(comparison, metric=comparison.validation_metric)
+    known = comparison.known()
+    if known:
+        comparison.grown(known)
+    return comparison, left_out
+
+
+def _training(options: argparse.Namespace) -> list[str]:
+    """Return the options of how runs are trained and judged as ``compare`` takes them."""
+    words = ["--launcher", options.launcher, "--threads", str(options.threads), "--parallel", str(options.parallel)]
+    words += ["--cpus-per-run", str(options.cpus_per_run), "--gpus-per-run", str(options.gpus_per_run)]
+    given = {"--ray-address": options.ray_address, "--metric": options.metric, "--mode": options.mode}
+    return [*words, *(word for name, value in given.items() if value is not None for word in (name, value))]
+
+
+def _show(
+    options: argparse.Namespace,
+    further: Sequence[str],
+    command: str,
+    limit: TimeLimit,
+    files: Mapping[Name, str],
+    budget: float,
+) -> None:
+    """Compare the winner with the default on fresh seeds and the test split, until it is decided."""
+    folder = Path(options.output)
+    inits = ",".join(f"{label_of(name)}={folder / file}" for name, file in files.items())
+    reference = label_of(next(iter(files)))
+    words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
+    words += ["--seeds", FRESH, "--margin", repr(options.margin), "--output", str(folder / EVIDENCE), "--no-open"]
+    words += [*_training(options), "--max-seeds", str(options.max_seeds)]
+    words += ["--budget", f"{max(int(budget), 1)}"] if math.isfinite(budget) else []
+    run_comparison(compare_parser().parse_args(words), further, command, limit)
+
+
+def _decision(folder: Path, label: str) -> Decision:
+    """Return what the evidence decided."""
+    from comparison.results.records import read_manifest
+
+    (found,) = look(folder, read_manifest(folder))
+    effect = next((arm.baseline for arm in found.arms if arm.name == label), None)
+    if effect is None or effect.decision is None:
+        from comparison.results.paired import Interval
+
+        return Decision("undecided", Interval(math.nan, -math.inf, math.inf, 0))
+    return effect.decision
+
+
+def _best_default(found: Race, names: Mapping[Name, tuple[Arm, float | None]], baseline: str) -> Name:
+    """Return the default that the winner is held against: at its own best learning rate, where rates were raced."""
+    label, *_ = parse_arms(baseline)
+    own = [name for name, (arm, _) in names.items() if arm.label == label and name in found.gains]
+    return max(own, key=lambda name: (found.reached.get(name, 0.0), found.gains[name]))
+
+
+def _write_arm(folder: Path, arm: Arm, rate: float | None) -> str:
+    """Write a candidate as a configuration of its own; return its file inside the folder."""
+    configuration = find_config(arm.arguments()[1])
+    overrides = {} if configuration.control else {**configuration.overrides, **arm.overrides}
+    content = dataclasses.replace(configuration, overrides=overrides or configuration.overrides).content()
+    if rate is not None:
+        nested: Any = rate
+        for key in reversed(LEARNING_RATE.split(".")):
+            nested = {key: nested}
+        content = merged(content, nested)
+    name = arm.label if rate is None else f"{arm.label}_at_{rate:g}"
+    write_text(folder / "candidates" / f"{name}.yaml", yaml.safe_dump(content, sort_keys=False))
+    return f"candidates/{name}.yaml"
+
+
+def _rungs(shares: str) -> list[Rung]:
+    """Return the stages of the race whose shares are given; ``1`` trains every run to the end."""
+    given = [float(share) for share in shares.split(",")]
+    return [dataclasses.replace(rung, share=share) for rung, share in zip(RUNGS[-len(given) :], given, strict=True)]
+
+
+def _plain(found: Race) -> dict[str, Any]:
+    return {
+        "winner": found.winner,
+        "in_the_race_to_the_end": found.arms,
+        "dropped": found.dropped,
+        "gains": found.gains,
+        "seconds": found.spent,
+    }
+
+
+def _end(folder: Path, record: Mapping[str, Any], text: str, console: Console) -> None:
+    write_json(folder / "find.json", {**record, "verdict": text})
+    console.print(f"{len(record['candidates'])} candidates, {duration(record['seconds'])} of training. {text}")

@@ -1,0 +1,96 @@
+"""What ``find`` races: shipped initializations that fit the network, each with a few of its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from comparison.run.arms import Arm, parse_arms
+from comparison.run.plan import Comparison
+from comparison.run.plans import Plans
+from comparison.run.prepare import initialization
+from comparison.run.resolve import build, parse, values_of
+from lightning_modules.cli.config_names import shipped_configs
+from structured_init.errors import StructuredInitError
+from structured_init.sites import attention_sites
+
+# Arguments beside those that an initialization is shipped with: half its strength, one of its parts, another kernel.
+HALF = "qk_alpha=0.35,qk_beta=0.35,vo_alpha=0.2,vo_beta=0.2"
+VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "sincos": ("gain=0.5",),
+    "mimetic_host": (HALF, "value_output=false", "query_key=false"),
+    "mimetic_language": (HALF, "value_output=false"),
+    "impulse": ("kernel_size=5",),
+    "covariance": ("normalize=trace",),
+    "filters_random": ("filters=impulse", "filters=box", "filters=gaussian"),
+    "skipless": ("qk_alpha=1.8,qk_beta=1.0",),
+    "mimetic_state_space": ("correlate=false", "convolution=false"),
+}
+FIRST_HALF = ("mimetic_host", "mimetic_language", "impulse", "skipless", "conditioned")  # raced there alone too
+
+
+def automatic(comparison: Comparison, further: list[str]) -> tuple[Comparison, dict[str, str]]:
+    """Add every candidate to a comparison that fits its network; nothing is written.
+
+    Args:
+        comparison: with the reference as its only arm, prepared.
+        further: arguments for building where the machine lacks what trains.
+
+    Returns:
+        The comparison with its candidates, and what was left out: label → why.
+    """
+    values = values_of(parse([*comparison.configurations(), *comparison.arguments]))
+    first, *_ = comparison.arms.values()
+    built = build([*comparison.arm_arguments(first, {}), *further])
+    layers = [site.name for site in attention_sites(built.model)]
+    plans, left_out = Plans(comparison, built, further), {}
+    for arm in _entries(layers[: len(layers) // 2]):
+        if arm.label in comparison.arms:
+            continue
+        why, added = _fits(comparison, arm, values, plans)
+        if why:
+            left_out[arm.label] = why
+        else:
+            comparison = added
+    return comparison, left_out
+
+
+def _entries(first_half: list[str]) -> Iterator[Arm]:
+    """Yield the shipped initializations, then their variants: a budget that is short leaves out the last."""
+    names = [name.partition("/")[2] for name in shipped_configs() if name.startswith("init/")]
+    for name in names:
+        yield from parse_arms(name).values()
+    for name in names:
+        for arguments in VARIANTS.get(name, ()):
+            yield from parse_arms(f"{name}{{{arguments}}}").values()
+        if name in FIRST_HALF and first_half:
+            yield from parse_arms(f"{name}_first_half={name}{{where=[{','.join(first_half)}]}}").values()
+
+
+def _fits(comparison: Comparison, arm: Arm, values: Mapping[str, Any], plans: Plans) -> tuple[str, Comparison]:
+    """Return why an arm is left out, empty where it fits, and the comparison with it."""
+    try:
+        initializer, changes = initialization(comparison, arm, values)
+        steps = _steps(initializer)
+        if steps:
+            return f"its solver takes {steps:,} steps in every run: name it in --among", comparison
+        arms = {**comparison.arms, arm.label: arm}
+        comparison = replace(comparison, arms=arms, changes={**comparison.changes, arm.label: changes})
+        report = plans.plan(comparison, arm.label, initializer)
+    except StructuredInitError as error:
+        return str(error).removeprefix(f"initialization '{arm.label}': "), comparison
+    if report is None:
+        return "it needs samples of the data, or a network that is built late: name it in --among", comparison
+    if not report.changed:
+        return "it changes nothing here", comparison
+    return "", comparison
+
+
+def _steps(part: Any) -> int:
+    """Return the steps of the longest solver inside an initializer."""
+    own = getattr(part, "iterations", 0)
+    held = getattr(part, "__dict__", {}).values()
+    inner = [each for value in held for each in (value if isinstance(value, (list, tuple)) else [value])]
+    ours = [each for each in inner if type(each).__module__.startswith("structured_init.")]
+    return max([own if isinstance(own, int) else 0, *map(_steps, ours)])

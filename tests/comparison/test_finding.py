@@ -1,0 +1,203 @@
+"""``find``: a race on validation, then fresh seeds and the test split; runs give numbers that a test makes up."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from comparison.command import comparing, find, finding
+from comparison.command.options import compare_parser
+from comparison.results.race import RUNGS
+from comparison.run import candidates
+from comparison.run.arms import parse_arms
+from comparison.run.deciding import question_from
+from comparison.run.plan import Comparison
+from comparison.run.prepare import parse_seeds, prepare
+from comparison.run.run import train
+
+pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
+QUICK = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"]
+NOISE = [0.4, -0.7, 0.1, 0.9, -0.5, -0.2, 0.6]
+GAIN = {"default": 0.0, "sincos": 4.0, "codes": -3.0}  # points
+
+
+class Pretend:
+    """A launcher whose runs have given at once what was asked for."""
+
+    places = 1
+    trained: list = []  # noqa: RUF012
+    gains: dict = GAIN
+    most = math.inf
+
+    def __init__(self, *_):
+        self._ended = []
+
+    def free(self):
+        return not self._ended
+
+    def start(self, run):
+        if len(Pretend.trained) >= Pretend.most:
+            raise KeyboardInterrupt
+        arm, seed = run.settings["arm"], run.settings["seed"]
+        Pretend.trained.append((arm, seed, run.share, run.tested))
+        value = (50 + seed % 7 + Pretend.gains[arm] + NOISE[(seed + len(arm)) % 7]) / 100
+        run.folder.mkdir(parents=True, exist_ok=True)
+        run.beside("settings.json").write_text(json.dumps(dict(run.settings)))
+        if run.share < 1:
+            known = {repr(run.share): {"metrics": {"val/accuracy": value}, "seconds": 100 * run.share}}
+            path = run.folder / "paused.json"
+            path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **known}))
+        else:
+            metrics = {"val/accuracy": value, **({"test/accuracy": value} if run.tested else {})}
+            known = {key: run.settings[key] for key in ("arm", "seed", "point", "learning_rate")}
+            rest = {"epochs": 1, "steps": 4, "seconds": 100.0, "tested": run.tested}
+            run.result_file.write_text(json.dumps({**known, "metrics": metrics, **rest}))
+        self._ended.append((run, None))
+
+    def wait(self, seconds):
+        ended, self._ended = self._ended, []
+        return ended
+
+    def close(self):
+        pass
+
+
+def prepared(options, further, command):
+    """What ``prepare`` returns, without a look at the experiment, which takes a second."""
+    arms = parse_arms(options.inits)
+    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, parse_seeds(options.seeds))
+    references = {"metric": "test/accuracy", "mode": "max", "baseline": options.baseline}
+    references |= {"changes": {arm: {} for arm in arms}, "question": question_from(options, comparison.known() or {})}
+    return dataclasses.replace(comparison, **references)
+
+
+@pytest.fixture
+def search(folder, monkeypatch):
+    """Find with made-up numbers."""
+    monkeypatch.setattr(finding, "prepare", prepared)
+    monkeypatch.setattr(comparing, "prepare", prepared)
+    monkeypatch.setattr(comparing, "LocalLauncher", Pretend)
+    monkeypatch.setattr(comparing, "_report", lambda *_: None)
+    monkeypatch.setattr(Pretend, "trained", [])
+    monkeypatch.setattr(Pretend, "gains", GAIN)
+    monkeypatch.setattr(Pretend, "most", math.inf)
+    return lambda *words: find(["-c", "tiny.yaml", "--among", "sincos,codes", "--output", "out", *QUICK, *words])
+
+
+def test_the_winner_is_shown_on_fresh_seeds_and_the_test_split_and_can_be_used(search, folder, capsys):
+    search()
+    raced = [run for run in Pretend.trained if not run[3]]
+    shown = [run for run in Pretend.trained if run[3]]
+    assert {seed for _, seed, *_ in raced} & {seed for _, seed, *_ in shown} == set()
+    assert {share for *_, share, _ in raced} == {rung.share for rung in RUNGS}
+    assert {arm for arm, *_ in shown} == {"default", "sincos"}
+    assert "Use sincos: -c out/found.yaml" in capsys.readouterr().out
+    found = yaml.safe_load((folder / "out" / "found.yaml").read_text())
+    assert found == {"init": {"initializer": {"class_path": "Positions"}}}
+    said = json.loads((folder / "out" / "find.json").read_text())
+    assert said["winner"] == "sincos"
+    assert "fresh seeds, better" in said["verdict"]
+
+
+def test_a_search_that_was_stopped_goes_on_and_ends_alike(search, monkeypatch):
+    search()
+    undisturbed = list(Pretend.trained)
+    Pretend.trained.clear()
+    for most in (4, 20, math.inf):
+        monkeypatch.setattr(Pretend, "most", most)
+        if most < math.inf:
+            with pytest.raises(SystemExit) as stop:
+                search("--output", "second")
+            assert stop.value.code == 130
+        else:
+            search("--output", "second")
+    assert Pretend.trained == undisturbed
+
+
+def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(search, folder, capsys, monkeypatch):
+    gains = {**GAIN, "sincos": 0.1}  # the race sees noise; the evidence does not confirm it
+    monkeypatch.setattr(Pretend, "gains", gains)
+    search("--max-seeds", "10")
+    assert "Keep your default." in capsys.readouterr().out
+    assert not (folder / "out" / "found.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--among", "sincs"], "there is no initialization 'sincs'"),
+        (["--shares", "0.5,0.2"], "expected growing parts that end in 1, such as 0.2,0.5,1, got '0.5,0.2'"),
+        (["--margin", "0"], "argument --margin: expected a number above 0"),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_is_written(search, complaint_of, folder, words, message):
+    assert message in complaint_of(search, *words)
+    assert not (folder / "out").exists()
+
+
+@pytest.fixture
+def complaint_of():
+    from structured_init import StructuredInitError
+
+    def said(call, *words):
+        with pytest.raises(StructuredInitError) as error:
+            call(*words)
+        return str(error.value)
+
+    return said
+
+
+def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(folder, monkeypatch):
+    shipped = [f"init/{name}" for name in ("default", "skipless", "mimetic_state_space", "structured_2404")]
+    monkeypatch.setattr(candidates, "shipped_configs", lambda: dict.fromkeys(shipped, folder))
+    monkeypatch.setattr(candidates, "VARIANTS", {"skipless": ("value_output=false",)})
+    words = ["-c", "tiny.yaml", "--inits", "default", "--output", "out"]
+    comparison = prepare(compare_parser().parse_args(words), [], "")
+    found, left_out = finding.automatic(comparison, [])
+    assert list(found.arms) == ["default", "skipless", "skipless_value_output_false", "skipless_first_half"]
+    assert found.arms["skipless_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
+    assert list(left_out) == ["mimetic_state_space", "structured_2404"]  # a transformer has no state
+    assert "its solver takes 10,000 steps" in left_out["structured_2404"]
+
+
+def lasting(run):
+    import torch
+
+    state = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
+
+
+def test_a_run_that_pauses_gives_what_it_gives_undisturbed(folder):
+    arguments = ["--trainer.max_epochs=4", "--trainer.limit_train_batches=2"]
+    given = {"arguments": arguments, "added_callbacks": ["ElapsedTime"]}
+    whole, paused = (
+        Comparison(folder / name, ["tiny.yaml"], parse_arms("default"), [0], **given).runs(identity="")[0]
+        for name in ("whole", "paused")
+    )
+    train(whole)
+    half = dataclasses.replace(paused, share=0.5, tested=False)
+    train(half)
+    assert half.complete
+    assert not paused.complete
+    assert not paused.result_file.exists()
+    with (whole.folder / "metrics.csv").open() as file:
+        rows = [line.split(",") for line in file.read().splitlines()]
+    column, epoch = rows[0].index("val/accuracy"), rows[0].index("epoch")
+    second = next(row[column] for row in rows[1:] if row[column] and row[epoch] == "1")
+    assert half.paused["metrics"]["val/accuracy"] == pytest.approx(float(second))
+    train(half)  # nothing is left to do
+    train(paused)
+    assert paused.result["metrics"] == whole.result["metrics"]
+    assert lasting(paused) == lasting(whole)
+
+
+def test_help_is_short(capsys):
+    with pytest.raises(SystemExit) as stop:
+        find(["--help"])
+    assert stop.value.code == 0
+    said = capsys.readouterr().out
+    assert "structured-init find" in said
+    assert len(said.splitlines()) < 50
