@@ -77,8 +77,8 @@ def test_three_sentences_say_which_by_how_much_how_sure_and_why(comparison, know
     gains = [100 * (known_effects["mimetic"][seed] - known_effects["default"][seed]) for seed in range(3)]
     half = 4.302653 * np.std(gains, ddof=1) / math.sqrt(3)
     assert which == (
-        f"mimetic is better than default: +{np.mean(gains):.1f} ± {half:.1f} points of test accuracy; the other is better "
-        "too, by less."
+        f"mimetic is better than default: +{np.mean(gains):.1f} ± {half:.1f} points of test accuracy; the other is "
+        "better too, by less."
     )
     assert "to its control, sincos, the difference is" in sure
     assert "pairs of runs (adjusted p" in sure
