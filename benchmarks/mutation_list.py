@@ -95,8 +95,8 @@ MUTATIONS = [
     ),
     Mutation(
         f"{LIBRARY}/initializer.py",
-        "Weights(model, None if dry_run else writer, batch)",
-        "Weights(model, writer, batch)",
+        "Weights(model, None if dry_run else writer, batch, shown, batches)",
+        "Weights(model, writer, batch, shown, batches)",
         f"structured_init/test_initialize.py {PROMISES}",
     ),
     Mutation(
@@ -135,9 +135,9 @@ MUTATIONS = [
         "structured_init/test_hosts_transformers.py structured_init/test_mimetic_language.py",
     ),
     Mutation(
-        MIMETIC,
-        "turns[head // group]",
-        "turns[0]",
+        f"{LIBRARY}/attention/grouped.py",
+        "left, right = left @ turn, right @ turn",
+        "left = left @ turn",
         "structured_init/test_mimetic_language.py structured_init/test_hosts_transformers.py",
     ),
     Mutation(
@@ -198,7 +198,7 @@ MUTATIONS = [
     ),
     Mutation(f"{LIBRARY}/watch/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
     Mutation(f"{LIBRARY}/watch/watch.py", "            self._keep_from(args[0])", "            pass", OF_WATCH),
-    Mutation(f"{LIBRARY}/watch/watch.py", "if isinstance(source, Sum) and source is not other:", "if False:", OF_WATCH),
+    Mutation(f"{LIBRARY}/watch/sums.py", "if isinstance(source, Sum) and source is not other:", "if False:", OF_WATCH),
     Mutation(f"{LIBRARY}/sites/watched.py", "if max(logits, outputs) > tolerance:", "if logits > tolerance:", OF_WATCH),
     # Analysis
     Mutation(MAPS, "maps[..., prefix_tokens:, prefix_tokens:]", "maps[..., prefix_tokens:, :]", OF_MAPS),

@@ -50,12 +50,14 @@ def test_every_benchmark_that_make_runs_is_there():
 
 
 def test_every_script_is_smoked_by_a_test():
-    """A script that can be run has a test file of its name."""
+    """A script that can be run has a test file of its name, or CI runs it itself."""
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     scripts = [
         path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")
     ]
     assert len(scripts) > 15
-    assert [name for name in scripts if not (Path(__file__).parent / f"test_{name}.py").is_file()] == []
+    without = [name for name in scripts if not (Path(__file__).parent / f"test_{name}.py").is_file()]
+    assert [name for name in without if name.replace("_", "-") not in ci] == []
 
 
 def test_every_script_of_the_page_is_there():

@@ -81,6 +81,7 @@ def statistics():
     """The functions of attention maps that are listed in the analysis package, with what they ask for besides."""
     asked = {
         "offsets": lambda: torch.ones(2, 2, dtype=torch.long, device="cuda"),
+        "tokens": lambda: torch.ones(MAPS[0], MAPS[-1], dtype=torch.long, device="cuda"),
         **{k: lambda v=v: v for k, v in GRID.items()},
     }
     for name in sorted(analysis.__all__):

@@ -25,6 +25,7 @@ from structured_init import (
     MimeticStateSpace,
     MlpMean,
     Positions,
+    Scrambled,
     SeparableSolver,
     Skipless,
     SparePositions,
@@ -138,7 +139,8 @@ FLAGS = [
 
 @pytest.mark.parametrize(("cls", "name"), FLAGS, ids=lambda each: getattr(each, "__name__", str(each)))
 def test_a_flag_that_is_neither_true_nor_false_is_one_line(as_installed, cls, name):
-    first = {"teacher": "vit"} if cls is WeightSelection else {"mean": 0.1} if cls is MlpMean else {}
+    needed = {WeightSelection: {"teacher": "vit"}, MlpMean: {"mean": 0.1}, Scrambled: {"initializer": Mimetic()}}
+    first = needed.get(cls, {})
     answer = rf"^{cls.__name__}: {name} must be true or false( or null)?, got 'no'$"
     with pytest.raises(StructuredInitError, match=answer):
         cls(**first, **{name: "no"})
