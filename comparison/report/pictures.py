@@ -119,7 +119,7 @@ def _affordable(layers: int, heads: int, each: float) -> tuple[list[int], list[i
     """
     counts = [layers, heads]
     while counts[0] * counts[1] * each > BUDGET:
-        axis = 0 if counts[0] > 4 or counts[1] <= 3 else 1
+        axis = 0 if counts[0] > 2 and (counts[0] > 4 or counts[1] <= 3) else 1
         if counts[axis] <= 2:
             break
         counts[axis] -= 1
