@@ -160,7 +160,7 @@ def _replayed(curves: Mapping[str, Any], reference: str, metric: Metric) -> dict
         "seeds": len(seeds),
         "everything": best,
         "race": winner,
-        "behind": max(sign * (finals[best] - finals[winner]), 0.0),
+        "behind": abs(finals[best] - finals[winner]),
         "near": None if best == winner else t_interval(between).half_width,
         "cost": found.spent / (len(curves) * len(seeds)),
     }
@@ -184,7 +184,8 @@ REPLAYED = """## Replayed: committed comparisons
 
 A race answered by the validation curves of comparisons that were trained whole, their three to five seeds alone.
 *Everything* is the best mean of all runs, *behind* how far the race's winner is behind it, in the metric's units, and
-*± of a mean difference* the half width that these seeds leave to the difference of the two."""
+*± of a mean difference* the half width that these seeds leave to the difference of the two. Where the race finds
+another arm than everything does, the two are not told apart by all of their seeds."""
 
 
 def page(found: Mapping[str, Any]) -> str:

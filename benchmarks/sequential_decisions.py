@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -151,6 +152,21 @@ def _narrow(fewest: int) -> Callable[[int], float]:
     return lambda n: narrow_value(n, fewest=fewest)
 
 
+def _mixture(prior: float) -> Callable[[int], float]:
+    """Return the t confidence sequence of a normal prior on μ / σ, of this variance, in standard errors.
+
+    Its e-value is the Bayes factor of Gönen et al. (American Statistician 59:252, 2005), a martingale whatever σ is
+    (Wang & Ramdas, Anytime-valid t-tests and confidence sequences, 2024); the interval is where it is below 1 / 0.05.
+    """
+
+    def critical(n: int) -> float:
+        w = 1 + n * prior
+        a = (w / 0.05**2) ** (1 / n)
+        return math.sqrt((n - 1) * (a - 1) / (1 - a / w)) if a < w else math.inf
+
+    return critical
+
+
 def _t(n: int) -> float:
     from scipy import stats
 
@@ -221,7 +237,26 @@ def measure(paths: int) -> dict[str, Any]:
     failing = {
         str(rate): rates(one_fails(rate), rate, Question(margin=0.05), paths, 70) for rate in (0.1, 0.2, 0.3, 0.5)
     }
-    known = {"by_distribution": by_name, "power": superiority, "precision": precisions, "one_fails": failing}
+    only_sign = Question(margin=1e-9)
+    sequences = {
+        name: {
+            **{f"at_{n}": critical(n) if critical(n) < math.inf else None for n in (5, 10, 20, 40)},
+            "false": rates(normal, 0.0, only_sign, paths, 80, critical=critical),
+            "half": rates(normal, 0.5, only_sign, paths, 81, critical=critical),
+            "one": rates(normal, 1.0, only_sign, paths, 82, critical=critical),
+        }
+        for name, critical in {
+            "group-sequential (ours)": _critical(only_sign),
+            **{f"t mixture, prior variance {prior:g}": _mixture(prior) for prior in (0.25, 1.0, 3.0)},
+        }.items()
+    }
+    known = {
+        "by_distribution": by_name,
+        "power": superiority,
+        "precision": precisions,
+        "one_fails": failing,
+        "sequences": sequences,
+    }
     return {"paths": paths, "most": MOST, **known}
 
 

@@ -52,12 +52,19 @@ GUESS = """The price of looking is paid where the effect was guessed well: 12.8 
 the 34 seeds for 0.5 σ and meets 1 σ has spent 34."""
 
 
+SEQUENCES = """## Beside confidence sequences
+
+Standard errors to each side, and better or worse alone: how often a difference is found where there is none, and one of
+0.5 σ and 1 σ within 40 seeds. A t mixture needs no horizon and holds at any time."""
+
+
 def page(found: Mapping[str, Any]) -> str:
     """Return the page in Markdown."""
     names, error = found["by_distribution"], 100 * (0.05 * 0.95 / found["paths"]) ** 0.5
     parts = [HEAD.format(**found, error=error), _nothing(names), SHAPES, _margin(names)]
     parts += [FAILING, _failing(found["one_fails"]), PRECISION, _precision(names)]
     parts += [FEWEST, _fewest(names), COST, _effects(found["power"]), GUESS, _widths(found["precision"])]
+    parts += [SEQUENCES, _sequences(found["sequences"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -119,6 +126,16 @@ def _effects(power: Mapping[str, Any]) -> str:
     rows = [
         [f"{effect} σ", str(of["fixed"]), f"{of['seeds']:.1f}", _percent(of["better"]), _percent(of["worse"])]
         for effect, of in power.items()
+    ]
+    return _table(columns, rows)
+
+
+def _sequences(of: Mapping[str, Any]) -> str:
+    columns = ["interval", "at 5", "at 10", "at 20", "at 40", "none: found", "0.5 σ: found", "seeds", "1 σ: seeds"]
+    rows = [
+        [name, *("none" if each[f"at_{n}"] > 1e6 else f"{each[f'at_{n}']:.2f}" for n in (5, 10, 20, 40))]
+        + [_found(each["false"]), _found(each["half"]), f"{each['half']['seeds']:.1f}", f"{each['one']['seeds']:.1f}"]
+        for name, each in of.items()
     ]
     return _table(columns, rows)
 

@@ -279,6 +279,5 @@ def _plain(found: Race) -> dict[str, Any]:
 
 def _end(folder: Path, record: Mapping[str, Any], text: str, console: Console) -> None:
     write_json(folder / "find.json", {**record, "verdict": text})
-    console.print(
-        f"{len(record['candidates'])} candidates, {duration(record['seconds'])} of training. {text}", soft_wrap=True
-    )
+    text = f"{len(record['candidates'])} candidates, {duration(record['seconds'])} of training. {text}"
+    console.print(text, markup=False, soft_wrap=True)

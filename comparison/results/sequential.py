@@ -5,7 +5,7 @@ zero, finds an effect in a quarter of comparisons without one. Two rules of stop
 
 - *Stop once the sign, or equivalence, is known*: a group-sequential boundary. At n pairs the difference counts as far
   from zero where its p value is below that of a standard normal beyond ``c (n / horizon)^(Δ − 1/2)``, Δ = 0.4, the
-  family of Wang & Tsiatis (Biometrics 43:193, 1987, eq. 2.1), put into significance levels as Pocock (Biometrika
+  family of Wang & Tsiatis (Biometrics 43:193, 1987), put into significance levels as Pocock (Biometrika
   64:191, 1977) does for an unknown variance. ``c`` is found such that the intervals of all looks together cover the
   truth at the level asked for (repeated confidence intervals: Jennison & Turnbull, JRSS B 51:305, 1989).
 - *Stop once the interval is narrow*: fixed width (Chow & Robbins, Ann. Math. Statist. 36:457, 1965). Of normal values
