@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -47,7 +48,7 @@ class Reads(Initializer):
     """Keeps what batches it is given, twice the first few."""
 
     def plan(self, weights, *, rng, batch=None):
-        self.seen = [[next_[:, 0, 0, 0].tolist() for next_, _ in zip(weights.batches, range(6))] for _ in range(2)]
+        self.seen = [[each[:, 0, 0, 0].tolist() for each in itertools.islice(weights.batches, 6)] for _ in range(2)]
 
     @property
     def needs_batches(self):
@@ -61,7 +62,8 @@ def fit(tmp_path, initializer, loader=None, callbacks=(), seed=3):
         callbacks=[InitCallback(initializer, seed=seed), *callbacks],
     )  # fmt: skip
     module = Module()
-    trainer.fit(module, loader or DataLoader(Images(TRAINING), batch_size=2), DataLoader(Images(VALIDATION)))
+    loader = DataLoader(Images(TRAINING), batch_size=2) if loader is None else loader
+    trainer.fit(module, loader, DataLoader(Images(VALIDATION)))
     return module
 
 
