@@ -1,4 +1,4 @@
-"""ElapsedTime: how long a run has been initialized and trained, beside each validation, so that curves can be drawn by time."""
+"""ElapsedTime: how long a run was initialized and trained, beside each validation, for curves by time."""
 
 from __future__ import annotations
 

@@ -235,8 +235,13 @@ def _decision(folder: Path, label: str) -> Decision:
 
 
 def _best_default(found: Race, names: Mapping[Name, tuple[Arm, float | None]], baseline: str) -> Name:
-    """Return the default that the winner is held against: at its own best learning rate, where rates were raced."""
+    """Return the default that the winner is held against: at its own best learning rate, where rates were raced.
+
+    A winner that is the default at another rate is held against the first rate.
+    """
     label, *_ = parse_arms(baseline)
+    if found.winner is not None and names[found.winner][0].label == label:
+        return found.reference
     own = [name for name, (arm, _) in names.items() if arm.label == label and name in found.gains]
     return max(own, key=lambda name: (found.reached.get(name, 0.0), found.gains[name]))
 
@@ -274,4 +279,6 @@ def _plain(found: Race) -> dict[str, Any]:
 
 def _end(folder: Path, record: Mapping[str, Any], text: str, console: Console) -> None:
     write_json(folder / "find.json", {**record, "verdict": text})
-    console.print(f"{len(record['candidates'])} candidates, {duration(record['seconds'])} of training. {text}")
+    console.print(
+        f"{len(record['candidates'])} candidates, {duration(record['seconds'])} of training. {text}", soft_wrap=True
+    )

@@ -21,7 +21,7 @@ from comparison.results.run_record import RunRecord, read_json
 from structured_init.analysis import WeightProducts, offset_profile
 
 LARGEST_SIDE = 128  # pixels; larger maps are averaged down
-BUDGET = 2_500_000  # characters of one picker's pictures
+BUDGET = 2_000_000  # characters of one picker's pictures
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 
 Arms = Mapping[str, Mapping[str, Mapping[str, Tensor]]]  # arm → moment → layer → (heads, side, side)

@@ -145,6 +145,7 @@ def inputs_and_mask(batch: Any) -> tuple[Tensor, Tensor | None]:
         batch = batch[0]
     if not isinstance(batch, Tensor):
         raise StructuredInitError(
-            f"SelfPretraining: a batch is a tensor, a tuple that begins with one, or a mapping with {' or '.join(NAMES[:2])}"
+            "SelfPretraining: a batch is a tensor, a tuple that begins with one, or a mapping with "
+            f"{' or '.join(NAMES[:2])}, got {type(batch).__name__}"
         )
     return batch, mask

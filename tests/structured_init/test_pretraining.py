@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from structured_init import (
     Compose,
-    Default,
     Mimetic,
     Positions,
     ProceduralWarmup,
@@ -23,6 +22,7 @@ from structured_init import (
     attention_sites,
     initialize,
 )
+from structured_init.pretraining.sequences import dyck_words
 
 FEW = {"iterations": 2, "batch_size": 4}
 
@@ -91,30 +91,37 @@ def last_loss(report):
     return values["loss"]
 
 
-@pytest.mark.parametrize("sequences", ["dyck", "automata"])
-def test_the_loss_on_generated_text_falls_below_that_of_the_frequencies_alone(sequences):
-    """One kind of bracket has 1 bit a token, and so have the automaton's cells; the rest is what was learned."""
-    warmup = ProceduralWarmup(
-        sequences, kinds=1, width=6, length=32, iterations=80, learning_rate=3e-3, parts=["attention"]
-    )
-    first, last = last_loss(initialize(gpt(), warmup))
-    assert first > 0.65
-    assert last < 0.6 * np.log(2) if sequences == "dyck" else last < 0.95 * np.log(2)
+def entropy_at_each_place(words, numbers):
+    """Mean entropy, in nats, of the tokens at each place but the first: what frequencies alone tell."""
+    counts = np.stack([np.bincount(column, minlength=numbers) for column in words.T[1:]])
+    shares = counts / counts.sum(1, keepdims=True)
+    return -np.sum(shares * np.log(shares, where=shares > 0, out=np.zeros_like(shares)), axis=1).mean()
+
+
+DYCK = {"kinds": 8, "length": 16, "batch_size": 16, "learning_rate": 3e-3}
+
+
+def test_the_loss_on_generated_words_falls_below_that_of_frequencies_alone():
+    first, last = last_loss(initialize(gpt(), ProceduralWarmup(**DYCK, iterations=60)))
+    words = dyck_words(4000, 16, kinds=8, open_probability=0.49, generator=torch.Generator().manual_seed(7))
+    frequencies = entropy_at_each_place(words.numpy(), 16)
+    assert first > frequencies
+    assert last < frequencies - 0.3  # of the closing brackets the kind is known
 
 
 def test_the_loss_on_hidden_patches_falls_below_their_variance():
-    pretraining = SelfPretraining(iterations=150, learning_rate=1e-2, mask_ratio=0.3)
+    pretraining = SelfPretraining(iterations=60, learning_rate=1e-2, mask_ratio=0.3)
     _, last = last_loss(initialize(vit(), pretraining, batches=[images(32)]))
     assert last < 0.9  # patches are brought to variance 1
 
 
 def test_what_it_learned_is_in_the_weights_that_were_written():
-    """Begun again from its own weights, the warm-up's loss is lower after a few steps than it was from the host's."""
-    model, arguments = gpt(), {"kinds": 1, "length": 32, "learning_rate": 3e-3, "parts": ["attention", "mlp", "norms"]}
-    fresh = last_loss(initialize(gpt(), ProceduralWarmup(**arguments, iterations=8), seed=1))
-    initialize(model, ProceduralWarmup(**arguments, iterations=60))
-    again = last_loss(initialize(model, ProceduralWarmup(**arguments, iterations=8), seed=1))
-    assert again[1] < fresh[1] - 0.02
+    """Of one seed the temporary embedding and head are the same, so what was learned shows in the first loss."""
+    model, parts = gpt(), ["attention", "mlp", "norms", "positions"]
+    again = ProceduralWarmup(**DYCK, iterations=1, frozen_embedding=True)
+    fresh, _ = last_loss(initialize(gpt(), again))
+    initialize(model, ProceduralWarmup(**DYCK, iterations=40, frozen_embedding=True, parts=parts))
+    assert last_loss(initialize(model, again))[0] < fresh - 0.4
 
 
 def test_no_step_writes_what_is_there():
@@ -218,8 +225,7 @@ class TwoTowers(nn.Module):
         (vit, ProceduralWarmup(objective="next"), None, "see the next one: objective must be masked"),
         (vit, ProceduralWarmup(learning_rate=1e30, iterations=9), None, "the loss is (nan|inf) in step .* of 9"),
         (TwoTowers, ProceduralWarmup(), None, r"the model has 2 \(left.blocks, right.blocks\)"),
-        (lambda: nn.utils.parametrizations.weight_norm(vit().blocks[0].attn.qkv) and vit(), Default(), None, ""),
-    ][:-1],
+    ],
 )
 def test_what_cannot_be_trained_is_one_line(model, initializer, batches, message):
     with pytest.raises(StructuredInitError, match=message) as caught:
@@ -230,7 +236,7 @@ def test_what_cannot_be_trained_is_one_line(model, initializer, batches, message
 def test_weights_that_are_computed_are_refused():
     model = vit()
     nn.utils.parametrizations.weight_norm(model.blocks[0].mlp.fc1)
-    with pytest.raises(StructuredInitError, match="'blocks.0.mlp.fc1' are computed by a parametrization"):
+    with pytest.raises(StructuredInitError, match=r"'blocks\.0\.mlp\.fc1' are computed by a parametrization"):
         initialize(model, ProceduralWarmup(**FEW))
 
 

@@ -80,7 +80,8 @@ def test_three_sentences_say_which_by_how_much_how_sure_and_why(comparison, know
         f"mimetic is better than default: +{np.mean(gains):.1f} ± {half:.1f} points of test accuracy; the other is "
         "better too, by less."
     )
-    assert "to its control, sincos, the difference is" in sure
+    assert "to the same positions the difference is" in sure
+    assert "(sincos), so it is not shown to be more than that" in sure
     assert "pairs of runs (adjusted p" in sure
     assert "differs most from default in the attention to itself before training (0.60 against 0.10)" in why
     assert why.endswith("with 3 arms the numbers tie nothing of attention and weights to the result, which takes five.")
