@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import assert_type
 
 import pandas as pd
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from typing_extensions import assert_type
 
 from callbacks import AttentionMapCallback, ExactResume, InitCallback
 from callbacks.figures import map_figure
