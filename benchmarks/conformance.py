@@ -84,12 +84,12 @@ def is_channelwise(module: nn.Module) -> bool:
     return is_depthwise(module) or (weight.shape[2:].numel() > 1 and groups == weight.shape[0] > 1 == weight.shape[1])
 
 
-def planned(model: nn.Module, initializer: object, batch: object) -> bool | str:
-    """Return whether an initializer fits, or why it does not."""
+def planned(model: nn.Module, initializer: object, batch: object) -> bool:
+    """Return whether an initializer fits."""
     try:
         initialize(model, initializer, batch=batch, dry_run=True)
-    except StructuredInitError as error:
-        return str(error)[:200]
+    except StructuredInitError:
+        return False
     return True
 
 
@@ -151,6 +151,7 @@ def shares(rows: list[dict[str, object]]) -> dict[str, object]:
         "not built": sum("unbuilt" in row for row in rows),
         "failed": sum("failed" in row for row in rows),
         "attending": len(attending),
+        "again": sum("mlps" in row for row in attending),
         "all known": sum(row["known"] == row["layers"] for row in attending),
         "some known": sum(0 < row["known"] < row["layers"] for row in attending),
         "largest error": max((row["error"] for row in attending if row["error"] is not None), default=None),
@@ -184,17 +185,20 @@ def page(result: dict[str, object]) -> str:
         rest = [f"{ours} of {every} {what}" for what, (ours, every) in _blocks(count) if every]
         if count["shown"]:
             rest.append(f"captured maps equal to the host's own in {count['equal']} of {count['shown']} models")
-        lines.append(f"  ({'; '.join(rest)})")
+        if count["again"] < count["attending"]:
+            rest.insert(0, f"{count['again']} of them run with this version")
+        lines += [f"  ({'; '.join(rest)})"] if rest else []
     lines += [
         "",
         "`python -m benchmarks.conformance --output benchmarks/results`. A layer is known where four matrices per head",
         "were found in one forward pass and predict its logits and outputs; *error* is the larger of their relative",
         "errors. Mimetic and Impulse are planned without writing. *Captured* says whether the captured maps are those",
-        f"of the host's own eager attention, to {EQUAL:g}, and how many of them it shows. *MLPs*, *depthwise* and",
-        "*scans* (state-space layers) are known of those there are, by what they are called or how they are built.",
+        f"of the host's own eager attention, to {EQUAL:g}, how many of them it shows, or how far they differ: of other",
+        "hosts than transformers softmax is what is compared, behind which some mix heads or maps. *MLPs*, *depthwise*",
+        "and *scans* (state-space layers) are known of those there are, by what they are called or how they are built.",
         "*Seconds* and *forwards* are what finding costs, on one thread and in forward passes. Batch norms have the",
         "statistics of the batch; a model of transformers is drawn with a standard deviation of 0.2, so that maps are",
-        "not uniform.",
+        "not uniform. `--resume` goes on where a run ended; a row without MLPs is of the version before.",
     ]
     cells = ["model", "layers", "known", "error", "Mimetic", "Impulse", "captured"]
     cells += ["MLPs", "depthwise", "scans", "seconds", "forwards"]

@@ -109,12 +109,8 @@ def _write_tensors(run: Path, generator: torch.Generator) -> None:
         captures[moment] = {"layers": {name: {"grid": list(GRID), "prefix_tokens": 0} for name in maps}}
         statistics[moment] = {name: summarize(each, GRID) for name, each in maps.items()}
         draw = torch.randn(LAYERS, 4, generator=generator).tolist()
-        keys = (
-            "query_key_diagonal",
-            "query_key_off_diagonal_std",
-            "value_output_diagonal",
-            "value_output_off_diagonal_std",
-        )
+        names = ("diagonal", "off_diagonal_std")
+        keys = [f"{product}_{name}" for product in ("query_key", "value_output") for name in names]
         summary[moment] = {name: dict(zip(keys, row, strict=True)) for name, row in zip(maps, draw, strict=True)}
     write_json(run / "attention" / "meta.json", {"captures": captures})
     write_json(run / "attention" / "statistics.json", statistics)
@@ -166,8 +162,8 @@ def measure(place: Path) -> dict[str, Any]:
 def markdown(found: dict[str, Any], hardware: dict[str, Any]) -> str:
     """Return the table."""
     words = {
-        "processor_seconds": ("written, seconds of one processor", ""),
-        "seconds": ("written, seconds, other processes beside it", f"under {LIMITS['seconds']:g}"),
+        "processor_seconds": ("written, seconds of one processor", f"under {LIMITS['seconds']:g}"),
+        "seconds": ("written, seconds, beside other work of the machine", ""),
         "opened": ("opened in headless Chromium, seconds", f"under {LIMITS['opened']:g}"),
         "megabytes": ("the page, MB", f"under {LIMITS['megabytes']:g}"),
         "files": ("files written, figures among them", ""),

@@ -1,7 +1,8 @@
-"""ElapsedTime: how long a run has trained, beside each validation, so that curves can be drawn by time."""
+"""ElapsedTime: how long a run was initialized and trained, beside each validation, for curves by time."""
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -9,17 +10,22 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 
+from callbacks.init import InitCallback
+
 
 class ElapsedTime(Callback):
-    """Log ``seconds``, the wall time since training started, with every validation of a fit.
+    """Log ``seconds``, the wall time of initialization and training, with every validation of a fit.
 
-    The time is part of the checkpoint: that of a resumed run goes on where its checkpoint was made.
+    What :class:`InitCallback` took counts, since some initializations train; building the model and reading the data
+    before does not. The time is part of the checkpoint: that of a resumed run goes on where its checkpoint was made.
 
     Attributes:
         seconds: until now, or until the training ended.
+        initialization: how many of them the initialization took.
     """
 
     def __init__(self) -> None:
+        self.initialization = 0.0
         self._before = 0.0
         self._begin: float | None = None
 
@@ -29,7 +35,8 @@ class ElapsedTime(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.ckpt_path is None:  # a second fit of one callback is another run
-            self._before = 0.0
+            initializations = [each for each in trainer.callbacks if isinstance(each, InitCallback)]
+            self._before = self.initialization = math.fsum(each.seconds for each in initializations)
         self._begin = time.perf_counter()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -40,7 +47,8 @@ class ElapsedTime(Callback):
         self._before, self._begin = self.seconds, None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self.seconds}
+        return {"seconds": self.seconds, "initialization": self.initialization}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._before = state_dict["seconds"]
+        self.initialization = state_dict.get("initialization", 0.0)  # not in checkpoints of earlier versions

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from callbacks.lightning_private import averaged_model
-from callbacks.training_batch import training_batch
+from callbacks.training_batch import TrainingBatches, training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
 from structured_init.arguments import check_flag, check_whole
 from structured_init.files import write_json
@@ -54,6 +55,7 @@ class InitCallback(Callback):
     Attributes:
         report: the :class:`~structured_init.InitReport` of the model that this callback initialized last, else
             ``None``. ``init_report.json`` in the log folder has it too, also in that of a resumed run.
+        seconds: the wall time that this fit's initialization took; 0 where nothing was initialized.
 
     Raises:
         StructuredInitError: in ``setup``, a finder or strategy under which the values would come too late; before the
@@ -82,10 +84,12 @@ class InitCallback(Callback):
         self.samples = samples
         self.strict = strict
         self.report: InitReport | None = None
+        self.seconds = 0.0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        self.seconds = 0.0
         if self.when == "fit_start" and not isinstance(self.initializer, Default):  # Default has nothing to write
             refuse_what_comes_too_early(trainer)
         freeze(pl_module, self.initializer)
@@ -134,6 +138,7 @@ class InitCallback(Callback):
             raise StructuredInitError(
                 "when='setup' needs a model built in its constructor; this one has no parameters yet"
             )
+        begin = time.perf_counter()
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if self.seed is None else self.seed
         seed = trainer.strategy.broadcast(seed)  # ranks may have seeded themselves differently
         in_step = trainer.world_size > 1 and self.when == "fit_start"  # in setup the wrap is still to come
@@ -142,8 +147,16 @@ class InitCallback(Callback):
             batch = given = training_batch(trainer, pl_module, self.samples, seed, early=early)
         else:
             batch = tokens_to_watch(trainer, pl_module, seed, early)
+        wanted = self.initializer.needs_batches
+        batches = TrainingBatches(trainer, pl_module, wanted, seed, early=early) if wanted else None
         self.report = initialize(
-            pl_module, self.initializer, seed=seed, batch=batch, broadcast=in_step, strict=self.strict
+            pl_module,
+            self.initializer,
+            seed=seed,
+            batch=batch,
+            batches=batches,
+            broadcast=in_step,
+            strict=self.strict,
         )
         refuse_what_checkpoints_lose(self.report, pl_module)
         for warning in self.report.warnings:
@@ -151,6 +164,7 @@ class InitCallback(Callback):
         account = summarize(self.report, self.when)
         setattr(pl_module, ACCOUNT, account if given is None else {**account, "samples": len(given)})
         synchronize_averages(trainer, pl_module)
+        self.seconds = time.perf_counter() - begin
 
     def _freeze_late_layers(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Freeze the layers made in ``configure_model``, which ``setup`` could not see yet."""

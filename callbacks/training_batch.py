@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from callbacks.lightning_private import training_source
 from callbacks.probe_batch import collect, first_loader, inputs_of
+from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.undisturbed import own_random_state
 
@@ -47,14 +51,66 @@ def training_batch(
     return inputs
 
 
+class TrainingBatches:
+    """Batches of what the module's forward takes, from the training data; they can be iterated any number of times.
+
+    Each batch is drawn anew from the whole of the data, and is a function of the seed and its number alone: equal on
+    every rank that has the same data. Samples are read as by :func:`training_batch`.
+
+    Args:
+        trainer: says where the training data is.
+        pl_module: says with ``probe_inputs(batch)`` what its forward takes.
+        samples: in a batch.
+        seed: of the choice, and of the random states inside.
+        early: whether this is ``setup``.
+
+    Raises:
+        StructuredInitError: on every rank, there is no training data, or none with numbered samples.
+    """
+
+    def __init__(
+        self, trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, *, early: bool = False
+    ) -> None:
+        self._trainer, self._module, self._samples, self._draws = trainer, pl_module, samples, Draws(seed)
+        try:
+            self._loader, problem = self._numbered(early), None
+        except StructuredInitError as error:
+            problem = str(error)
+        on_rank_zero = trainer.strategy.broadcast(problem)
+        if problem is not None or on_rank_zero is not None:
+            raise StructuredInitError(problem or on_rank_zero)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in itertools.count():
+            seed = self._draws.generator("training batches", str(number)).initial_seed()
+            with own_random_state(self._module, seed), torch.no_grad():
+                batch, _ = collect(self._loader, self._samples, seed, WHO, to_train=True)
+                inputs = inputs_of(self._module, self._trainer.strategy.batch_to_device(batch, dataloader_idx=0))
+            yield inputs
+
+    def _numbered(self, early: bool) -> DataLoader:
+        with own_random_state(self._module, 0):
+            loader = _first_training_loader(self._trainer, early)
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            raise StructuredInitError(
+                f"{WHO} trains on the task's own inputs, which needs a DataLoader of a dataset with numbered samples"
+            )
+        return loader
+
+
+def _first_training_loader(trainer: Trainer, early: bool) -> Any:
+    loader = first_loader(_training_data(trainer, early))
+    if loader is None:
+        raise StructuredInitError(f"{WHO} needs real samples, and there is no training data to take them from")
+    return loader
+
+
 def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, early: bool) -> Tensor:
     name = type(pl_module).__name__
     if not is_overridden("forward", pl_module):
         raise StructuredInitError(f"{WHO} needs {name}.forward, through which real samples run: write one")
     with own_random_state(pl_module, seed), torch.no_grad():
-        loader = first_loader(_training_data(trainer, early))
-        if loader is None:
-            raise StructuredInitError(f"{WHO} needs real samples, and there is no training data to take them from")
+        loader = _first_training_loader(trainer, early)
         batch, _ = collect(loader, samples, seed, WHO, to_train=True)
         inputs = inputs_of(pl_module, trainer.strategy.batch_to_device(batch, dataloader_idx=0))
     if not isinstance(inputs, Tensor):

@@ -79,6 +79,7 @@ html_show_copyright = False
 html_show_sphinx = False
 html_additional_pages = {"index": "to_first_page.html"}
 templates_path = ["templates"]
+highlight_language = "text"  # of blocks that name none: commands, output
 pygments_style = "friendly"
 pygments_dark_style = "github-dark"
 copybutton_prompt_text = r">>> |\.\.\. |\$ "

@@ -20,6 +20,7 @@
 # the same: data order, augmentation, dropout. No download.
 
 # %%
+# %matplotlib inline
 import os
 
 from lightning.pytorch import Trainer, seed_everything

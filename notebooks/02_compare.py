@@ -20,6 +20,7 @@
 # is two tidy tables: one row per run, one row per logged value.
 
 # %%
+# %matplotlib inline
 from pathlib import Path
 
 from matplotlib.figure import Figure

@@ -20,6 +20,7 @@
 # impulses, or left as the library builds them; and they are trained or frozen. No download.
 
 # %%
+# %matplotlib inline
 import os
 
 import torch

@@ -20,6 +20,7 @@
 # initialization is the same: data order and dropout. No download.
 
 # %%
+# %matplotlib inline
 import os
 
 import torch

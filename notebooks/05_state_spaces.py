@@ -21,6 +21,7 @@
 # training. No download.
 
 # %%
+# %matplotlib inline
 import os
 
 import torch

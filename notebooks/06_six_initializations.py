@@ -20,6 +20,7 @@
 # and after training, and the curves how fast it learns. No download.
 
 # %%
+# %matplotlib inline
 import os
 
 from lightning.pytorch import Trainer, seed_everything

@@ -21,6 +21,7 @@
 # No download.
 
 # %%
+# %matplotlib inline
 import os
 
 import torch

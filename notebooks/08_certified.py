@@ -21,6 +21,7 @@
 # download.
 
 # %%
+# %matplotlib inline
 import os
 
 import torch

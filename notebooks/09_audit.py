@@ -20,6 +20,7 @@
 # whose default that is, and what in it will hurt. No training, no download.
 
 # %%
+# %matplotlib inline
 import timm
 import torch
 from torch import nn

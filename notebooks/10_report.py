@@ -23,12 +23,13 @@
 # %%
 import html
 import os
+import subprocess
+import sys
 from pathlib import Path
 
-from IPython.display import HTML
+from IPython.display import display
 
 from comparison.results.records import load_results
-from lightning_modules.cli import main
 
 epochs = os.environ.get("NOTEBOOK_EPOCHS", "6")
 folder = Path("runs/report")
@@ -38,8 +39,10 @@ folder = Path("runs/report")
 # `structured-init compare -c vit_digits --inits default,sincos,mimetic_host --seeds 0,1 --output runs/report`.
 
 # %%
-arguments = ["-c", "vit_digits", "--inits", "default,sincos,mimetic_host", "--seeds", "0,1", "--output", str(folder)]
-main(["compare", *arguments, "--trainer.max_epochs", epochs, "--trainer.enable_progress_bar", "false"])
+command = [sys.executable, "-m", "lightning_modules.cli", "compare", "-c", "vit_digits"]
+command += ["--inits", "default,sincos,mimetic_host", "--seeds", "0,1", "--output", str(folder)]
+command += ["--trainer.max_epochs", epochs]
+done = subprocess.run(command, capture_output=True, text=True, check=True)
 
 # %% [markdown]
 # ## The numbers
@@ -55,4 +58,5 @@ load_results(folder)[["arm", "seed", "test/accuracy", "steps"]]
 
 # %%
 page = (folder / "report.html").read_text(encoding="utf-8")
-HTML(f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 700px; border: 1px solid #ccc"></iframe>')
+frame = f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 700px; border: 1px solid #ccc"></iframe>'
+display({"text/html": frame}, raw=True)

@@ -22,6 +22,7 @@
 # two cores.
 
 # %%
+# %matplotlib inline
 import os
 import string
 from pathlib import Path

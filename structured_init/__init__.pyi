@@ -30,6 +30,7 @@ from .initializer import Compose, Initializer, freeze, initialize
 from .linalg import random_orthogonal
 from .mlp import MlpMean
 from .plan import Weights
+from .pretraining import ProceduralWarmup, SelfPretraining
 from .report import InitReport
 from .sites import (
     Alibi,
@@ -97,11 +98,13 @@ __all__ = [
     "PositionSite",
     "Positions",
     "PreviousToken",
+    "ProceduralWarmup",
     "Projection",
     "RelativeBias",
     "Rotary",
     "SamePositions",
     "Scrambled",
+    "SelfPretraining",
     "SeparableSolver",
     "Skipless",
     "SparePositions",

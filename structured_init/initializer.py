@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -45,6 +46,14 @@ class Initializer(ABC):
     def needs_batch(self) -> bool:
         """Whether :meth:`plan` needs real inputs; whoever has data then gives some."""
         return False
+
+    @property
+    def needs_batches(self) -> int:
+        """How many samples each batch shall have that :meth:`plan` reads from ``weights.batches``; 0 if it needs none.
+
+        Whoever has training data then gives batches of real inputs that can be iterated any number of times.
+        """
+        return 0
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         """Say which parameters this initialization freezes or thaws; by default it leaves all as the host has them.
@@ -99,6 +108,10 @@ class Compose(Initializer):
     def needs_batch(self) -> bool:
         return any(initializer.needs_batch for initializer in self.initializers)
 
+    @property
+    def needs_batches(self) -> int:
+        return max(initializer.needs_batches for initializer in self.initializers)
+
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         for initializer in self.initializers:
             yield from initializer.freezing(weights)
@@ -110,6 +123,7 @@ def initialize(
     *,
     seed: int = 0,
     batch: Tensor | tuple | Mapping | None = None,
+    batches: Iterable[Any] | None = None,
     dry_run: bool = False,
     broadcast: bool = False,
     strict: bool = False,
@@ -131,6 +145,8 @@ def initialize(
         batch: some real inputs, one or two samples, as the model takes them: a tensor, or a tuple or dictionary of
             several. One forward pass on them finds attention of unknown classes and checks every layout; without them,
             what the host library offers serves. Methods that run the model themselves are given a tensor alone.
+        batches: many batches of real training inputs, for the methods that train on them (``SelfPretraining``): a
+            ``DataLoader`` or a list of what one yields. They are iterated as often as is needed, in their own order.
         dry_run: only plan: the report says what would be written, and the model is not touched. Memory then holds
             every change at once.
         broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
@@ -167,7 +183,7 @@ def initialize(
     refuse_lazy(model)
     shown = Progress(type(initializer).__name__, wanted=progress)
     with shown, one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
-        weights = Weights(model, None if dry_run else writer, batch, shown)
+        weights = Weights(model, None if dry_run else writer, batch, shown, batches)
         changes = list(initializer.freezing(weights))
         initializer.plan(weights, rng=draws, batch=batch if isinstance(batch, Tensor) else None)
         weights.flush()

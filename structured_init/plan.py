@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -80,6 +80,7 @@ class Weights:
         writer: where changes go; ``None`` to only plan.
         batch: what the model takes, to find and check attention with.
         progress: is told which layer is reached.
+        batches: many batches of real training inputs, which can be iterated any number of times.
     """
 
     def __init__(
@@ -88,10 +89,12 @@ class Weights:
         writer: Writer | None = None,
         batch: object = None,
         progress: Progress | None = None,
+        batches: Iterable[Any] | None = None,
     ) -> None:
         self.model = model
         self.progress = progress or Progress("", wanted=False)
         self.batch = batch
+        self.batches = batches
         self.watched: list | None = None  # what one forward pass showed of attention, once it was run
         self.watched_mlps: list = []  # and of MLPs
         self.unwatched: str | None = None  # why it could not be run

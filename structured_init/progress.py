@@ -62,6 +62,10 @@ class Progress:
         of = "" if total is None else f" of {total}"
         self._reached = f"layer {number}{of}{f', {name}' if name else ''}"
 
+    def step(self, number: int, total: int, loss: float) -> None:
+        """Say which step of a training is done, counted from 1, of how many, and its loss."""
+        self._reached = f"step {number} of {total}, loss {loss:.3f}"
+
     def line(self, seconds: float) -> str:
         """Return what is shown after so many seconds."""
         return f"{self.who}: {self._reached} ({seconds:.0f} s)"

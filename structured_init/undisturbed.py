@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import numpy as np
 import torch
@@ -31,15 +31,18 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
             stack.enter_context(own_random_state(model, seed))
             stack.enter_context(torch.no_grad())
             stack.enter_context(all_threads())
-            # Compiled code neither runs hooks added later nor shows its calls. Where nothing was compiled, the
-            # import of dynamo alone would take longer than the probe.
-            if "torch._dynamo" in sys.modules:
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(eager())
             model.eval()
             yield
     finally:
         for module, training in modes:
             module.training = training
+
+
+def eager() -> AbstractContextManager[object]:
+    """Run the block without compiled code, which neither runs hooks added later nor shows its calls."""
+    # Where nothing was compiled, the import of dynamo alone would take longer than the probe.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
 @contextmanager

@@ -16,7 +16,7 @@ PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")
 HOSTS = ("lightning", "pytorch_lightning", "timm", "transformers", "callbacks", "lightning_modules")
 # A room and what no file in it imports, not even inside a function.
 CLI, TASKS, DATA, NETWORKS = (f"lightning_modules.{room}" for room in ("cli", "tasks", "data", "networks"))
-INITIALIZERS = ("attention", "conv", "ssm", "transfer", "mlp")
+INITIALIZERS = ("attention", "conv", "ssm", "transfer", "pretraining", "mlp")
 WRITES, LOOKS = tuple(f"structured_init.{room}" for room in INITIALIZERS), "structured_init.analysis"
 FORBIDDEN = {
     "structured_init": (*HOSTS, "comparison"),

@@ -96,14 +96,14 @@ def _sure(found: Effects, pairs: list[Pair], best: Pair) -> str:
     seeds = count(effect.interval.samples, "pair")
     among = f" among {len(pairs)} arms" if len(pairs) > 1 else ""
     sure = f"adjusted {p_text(effect.adjusted)}{among}" if effect.adjusted is not None else "no test"
-    control = arm.control
     parts = [f"{'That' if effect.is_gain else 'This'} stands on {seeds} of runs ({sure})"]
-    if control and control.interval.samples > 1:
-        text = _unbroken(control, found)
-        verdict = {True: "so it is more than that", False: "so it is less than that"}.get(
-            control.is_gain, "so it is not shown to be more than that"
-        )
-        parts.append(f"to its control, {control.reference}, the difference is {text}, {verdict}")
+    for name, control in (("itself scrambled", arm.scrambled), ("the same positions", arm.control)):
+        if control and control.interval.samples > 1:
+            verdict = {True: "more than that", False: "less than that"}.get(
+                control.is_gain, "not shown to be more than that"
+            )
+            text = f"{_unbroken(control, found)} ({control.reference})"
+            parts.append(f"to {name} the difference is {text}, so it is {verdict}")
     return f"{'; '.join(parts)}.{diverged_sentence(found)}"
 
 

@@ -52,7 +52,7 @@ def plot_share(drawing: Drawing) -> float | None:
     """
     assert drawing.svg  # places everything
     axes = drawing.figure.axes
-    return round(float(axes[0].get_position().x1) + 0.004, 4) if len(axes) == 1 else None
+    return round(float(axes[0].get_position().x1) + 0.028, 4) if len(axes) == 1 else None
 
 
 def short(names: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AXES = {"step": "optimizer steps", "samples": "training samples seen", "seconds": "training time (seconds)"}
-MOST_POINTS = 300
+MOST_POINTS, MOST_POINTS_APART = 300, 60
 MOST_TOGETHER = 8
 COLUMNS = 4
 FEWEST_FOR_BAND = 3  # at two seeds the band is 13 standard errors wide and hides all else
@@ -78,8 +78,9 @@ def _apart(
     axes = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False, gridspec_kw=box)
     drawn = {}
     for axis, arm in zip(axes.flat, others, strict=False):
-        drawn[baseline] = _draw(axis, curves[baseline], styles[baseline], metric, width=1.2)
-        drawn[arm] = _draw(axis, curves[arm], styles[arm], metric, width=1.2)
+        look = {"width": 1.2, "most": MOST_POINTS_APART}
+        drawn[baseline] = _draw(axis, curves[baseline], styles[baseline], metric, **look)
+        drawn[arm] = _draw(axis, curves[arm], styles[arm], metric, **look)
         axis.set_title(drawn[arm].name(arm), color=styles[arm].paper, fontweight="bold")
     _limit(axes[0, 0], drawn)
     for place, axis in enumerate(axes.flat):
@@ -121,10 +122,17 @@ class _Drawn(NamedTuple):
         return f"{arm} ({self.diverged} of {self.seeds} diverged)" if self.diverged else arm
 
 
-def _draw(axis: Axes, of_arm: Mapping[int, Curve], style: Style, metric: Metric, width: float = 1.7) -> _Drawn:
+def _draw(
+    axis: Axes,
+    of_arm: Mapping[int, Curve],
+    style: Style,
+    metric: Metric,
+    width: float = 1.7,
+    most: int = MOST_POINTS,
+) -> _Drawn:
     """Draw the mean of an arm, up to where a seed has diverged; what the others do after that, thin lines show."""
     diverged = sum(not math.isfinite(curve[-1][1]) for curve in of_arm.values())
-    places, means, low, high = mean_curve(list(of_arm.values()))
+    places, means, low, high = mean_curve(list(of_arm.values()), most)
     means, low, high = (_finite(metric.factor * values) for values in (means, low, high))
     banded = len(of_arm) >= FEWEST_FOR_BAND
     if banded:
@@ -176,7 +184,9 @@ def comparable(curves: pd.DataFrame, complete: Collection[tuple[str, int]]) -> p
     return kept[kept.groupby(["arm", "metric", "step"])["seed"].transform("nunique") == seeds]
 
 
-def mean_curve(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def mean_curve(
+    curves: Sequence[Curve], most: int = MOST_POINTS
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return places, mean, and lower and upper end of the interval at every evaluation that all curves have.
 
     They are NaN from where a curve is no number: a mean of those that are left would be the mean of the lucky ones.
@@ -184,7 +194,7 @@ def mean_curve(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray, np.ndar
     from scipy import stats
 
     length = min(len(curve) for curve in curves)
-    kept = [thinned(curve[:length]) for curve in curves]
+    kept = [thinned(curve[:length], most) for curve in curves]
     values = np.array(kept)  # (seeds, evaluations, 2)
     logged = np.where(np.isfinite(values[:, :, 1]).all(axis=0), values[:, :, 1], np.nan)
     mean = logged.mean(axis=0)
@@ -200,7 +210,7 @@ def _finite(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def thinned(curve: Curve) -> list[tuple[float, float]]:
-    """Return at most ``MOST_POINTS`` points of a curve, the first and the last among them."""
-    places = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), MOST_POINTS)).round().astype(int))
+def thinned(curve: Curve, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """Return at most so many points of a curve, the first and the last among them."""
+    places = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), most)).round().astype(int))
     return [curve[place] for place in places]

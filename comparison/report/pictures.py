@@ -21,7 +21,7 @@ from comparison.results.run_record import RunRecord, read_json
 from structured_init.analysis import WeightProducts, offset_profile
 
 LARGEST_SIDE = 128  # pixels; larger maps are averaged down
-BUDGET = 3_000_000  # characters of one picker's pictures
+BUDGET = 2_000_000  # characters of one picker's pictures
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 
 Arms = Mapping[str, Mapping[str, Mapping[str, Tensor]]]  # arm → moment → layer → (heads, side, side)
@@ -188,9 +188,14 @@ def product_picker(products: Mapping[str, Mapping[str, Mapping[str, WeightProduc
 
 
 def png(values: np.ndarray, colors: str) -> str:
-    """Return values in [0, 1] as a PNG with a palette, in base64."""
-    image = Image.fromarray((255 * values).round().astype(np.uint8))
-    image.putpalette(_palette(colors))
+    """Return values in [0, 1] as a PNG, in base64."""
+    places = (255 * values).round().astype(np.uint8)
+    palette = np.frombuffer(_palette(colors), np.uint8)
+    if 3 * places.size < len(palette):  # of a small picture the palette would be most
+        image = Image.fromarray(palette.reshape(-1, 3)[places])
+    else:
+        image = Image.fromarray(places)
+        image.putpalette(palette.tobytes())
     buffer = io.BytesIO()
     image.save(buffer, format="PNG", optimize=True)
     return base64.b64encode(buffer.getvalue()).decode("ascii")

@@ -42,7 +42,8 @@ class Plans:
                 arguments = comparison.arm_arguments(comparison.arms[label], place)
                 self.models[network] = build([*arguments, *self.further]).model
             model = self.models[network]
-            if initializer.needs_batch or next(model.parameters(), None) is None:
+            real = initializer.needs_batch or initializer.needs_batches
+            if real or next(model.parameters(), None) is None:
                 return None
             leave_out_iterations(initializer)
             strict = bool(comparison.changes[label].get("init.strict"))

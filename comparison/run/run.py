@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import math
 import os
 import shutil
 import sys
@@ -147,6 +148,9 @@ def _fit(run: Run, begin: float) -> dict[str, Any]:
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
         "seconds": before + time.perf_counter() - begin,
+        "initialization_seconds": math.fsum(
+            each.initialization for each in trainer.callbacks if isinstance(each, ElapsedTime)
+        ),
         "tested": run.tested,
         "environment": environment(),
     }

@@ -49,3 +49,7 @@ class Control(Initializer):
     @property
     def needs_batch(self) -> bool:
         return self.initializer.needs_batch
+
+    @property
+    def needs_batches(self) -> int:
+        return self.initializer.needs_batches

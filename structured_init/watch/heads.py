@@ -80,7 +80,8 @@ def made_by(seen: WatchMode, what: str, table: Int64[Tensor, "heads channels"], 
         raise NoLayout(f"its {what} are put together from several linear maps ({parts})")
     source = sources[0]
     if isinstance(source, Linear):
-        calls = codes.source(codes.compact(tag.codes)).unique().tolist()
+        numbers = codes.source(codes.compact(tag.codes))
+        calls = [int(numbers.max())] if numbers.min() == numbers.max() else numbers.unique().tolist()
         same = tuple(call for call in calls if seen.alike[call] == seen.alike[seen.number(source)])
         if same not in seen.together:
             seen.together[same] = together([seen.sources[call] for call in same])
@@ -145,11 +146,8 @@ def taken_by(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, Int64[T
         own = linear.taken[codes.source(linear.taken) == number]
         if len(own.unique()) < len(own):
             raise NoLayout(f"what it gives goes into '{linear.module}' more than once")
-        places = {
-            int(codes.place(code)): place
-            for place, code in enumerate(linear.taken)
-            if int(codes.source(code)) == number
-        }
+        inputs = (codes.source(linear.taken) == number).nonzero().flatten()
+        places = dict(zip(codes.place(linear.taken[inputs]).tolist(), inputs.tolist(), strict=True))
         if all(channel in places for channel in wanted.flatten().tolist()):
             return linear, torch.tensor([[places[channel] for channel in row] for row in wanted.tolist()])
     raise NoLayout(f"'{taking[0].module}' takes only a part of what it gives")

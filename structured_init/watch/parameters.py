@@ -31,8 +31,15 @@ class ParameterViews:
 
     def entries(self, tensor: Tensor, parameter: nn.Parameter) -> Int64[Tensor, ...]:
         """Return for every number of a view its index in the parameter."""
-        index = torch.arange(parameter.untyped_storage().nbytes() // parameter.element_size(), device=tensor.device)
-        return index.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset()) - parameter.storage_offset()
+        index = torch.full((), tensor.storage_offset() - parameter.storage_offset(), device=tensor.device)
+        for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+            index = index[..., None] + torch.arange(size, device=tensor.device) * step
+        return index
+
+    def rows(self, table: Tensor, parameter: nn.Parameter, numbers: Tensor) -> Int64[Tensor, ...]:
+        """Return the same of some rows of a table alone: a vocabulary has many more than are asked for."""
+        places = torch.arange(table.shape[1], device=table.device) * table.stride(1)
+        return table.storage_offset() - parameter.storage_offset() + numbers[..., None] * table.stride(0) + places
 
     def block(self, tensor: Tensor) -> Block | None:
         """Return the block that a matrix (…, I, O) is; ``None`` where it is no view of a parameter."""

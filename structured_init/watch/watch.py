@@ -94,6 +94,8 @@ class WatchMode(TorchDispatchMode):
             self._make(result)
         elif isinstance(result, Tensor) and self._weights.parameter(result) is not None:
             pass  # a view of a parameter
+        elif name == "embedding" and (table := self._weights.parameter(args[0])) is not None:
+            self.tags[result] = Tag(codes.pack(self._numbered(table), self._weights.rows(args[0], table, args[1])))
         elif name in MOVES:
             self._move(func, name, args, kwargs, result)
         else:

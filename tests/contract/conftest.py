@@ -22,6 +22,7 @@ from structured_init import (
     Conditioned,
     Default,
     DeltaOrthogonal,
+    Draws,
     FilterCovariance,
     Impulse,
     Induction,
@@ -32,14 +33,18 @@ from structured_init import (
     MlpMean,
     Positions,
     PreviousToken,
+    ProceduralWarmup,
     SamePositions,
     Scrambled,
+    SelfPretraining,
     Skipless,
     SparePositions,
     SpatialFilters,
     TruncatedNormal,
+    Weights,
     WeightSelection,
 )
+from structured_init.host_inputs import host_inputs
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8}
 TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
@@ -140,15 +145,34 @@ def mixer() -> nn.Module:
     return timm.models.mlp_mixer.MlpMixer(img_size=8, patch_size=2, num_blocks=2, embed_dim=16, num_classes=3)
 
 
+class OnItsOwnInputs(Initializer):
+    """Another initializer that trains on real inputs, on a few that its host takes."""
+
+    def __init__(self, initializer: Initializer) -> None:
+        self.initializer = initializer
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        inputs = next(filter(None, (host_inputs(part, batch=3) for part in weights.model.modules())), None)
+        images = ((torch.randn(3, 3, 8, 8, generator=torch.Generator().manual_seed(0)),), {})
+        positional, named = inputs or images
+        weights.batches = [named or positional]
+        self.initializer.plan(weights, rng=rng, batch=batch)
+
+
+def warmup(**changes: Any) -> Initializer:
+    return ProceduralWarmup(iterations=2, batch_size=4, kinds=3, **changes)
+
+
 LAYERS = {"layers", "linear"}  # "linear": of torch's own classes, which GPT-2's transposed projections are not
-SEEN = LAYERS | {"attention", "square", "positions", "grid", "mlp"}  # "square": heads × head_dim = width
+SEEN = LAYERS | {"attention", "square", "positions", "grid", "mlp", "entrance"}  # "square": heads × head_dim = width
 READ = LAYERS | {
     "attention",
     "square",
     "positions",
     "mlp",
     "sequence",
-}  # "sequence": its tokens can tell who was before
+    "entrance",
+}  # "sequence": its tokens can tell who was before; "entrance": one place where tokens enter one list of layers
 HOSTS = {
     "ViT of timm": Host(lambda: VisionTransformer(**VIT), images, SEEN),
     "ViT without class token": Host(
@@ -182,8 +206,12 @@ HOSTS = {
     ),
     "BERT": Host(lambda: transformers.BertModel(transformers.BertConfig(**WIDTH, **TEXT)), ids, READ),
     "GPT-2": Host(gpt2, ids, READ - {"linear"} | {"two causal layers"}),
-    "Llama with tied embeddings": Host(tied_llama, ids, LAYERS | {"attention", "mlp", "sequence", "two causal layers"}),
-    "Whisper": Host(lambda: transformers.WhisperModel(transformers.WhisperConfig(**WHISPER)), sound_and_ids, READ),
+    "Llama with tied embeddings": Host(
+        tied_llama, ids, LAYERS | {"attention", "mlp", "sequence", "two causal layers", "entrance"}
+    ),
+    "Whisper": Host(
+        lambda: transformers.WhisperModel(transformers.WhisperConfig(**WHISPER)), sound_and_ids, READ - {"entrance"}
+    ),
     "Mamba": Host(mamba, ids, LAYERS | {"state space", "depthwise"}),
     "Mamba-2": Host(mamba2, ids, LAYERS | {"state space", "depthwise"}),
     "no layers": Host(lambda: nn.Sequential(nn.Embedding(13, 4), nn.LayerNorm(4)), first_argument(ids, "input"), set()),
@@ -230,6 +258,11 @@ METHODS = {
     "Scrambled, MLPs": Method(lambda: Scrambled(MlpMean(0.1)), {"mlp"}),
     "SamePositions": Method(lambda: SamePositions(Impulse(solver="separable")), ON_GRID),
     "MlpMean": Method(lambda: MlpMean(0.1), {"mlp"}, draws=False),
+    "ProceduralWarmup, Dyck words": Method(warmup, {"entrance"}),
+    "ProceduralWarmup, automata": Method(
+        lambda: warmup(sequences="automata", parts=["attention", "norms"]), {"entrance"}
+    ),
+    "SelfPretraining": Method(lambda: OnItsOwnInputs(SelfPretraining(iterations=2)), {"entrance"}),
     "WeightSelection": Method(lambda: WeightSelection(teacher(), missing="keep"), set(), draws=False),
 }
 

@@ -13,7 +13,7 @@ def run(folder, arm, scores):
     (folder / "attention").mkdir(parents=True)
     layers = {name: {"normalised_entropy": [0.0, 0.5], "induction_score": of} for name, of in scores.items()}
     (folder / "attention" / "statistics.json").write_text(json.dumps({"before": layers}))
-    return SimpleNamespace(folder=folder, arm=arm)
+    return SimpleNamespace(seed=0, folder=folder, arm=arm)
 
 
 def test_scores_are_those_of_the_best_head_and_means_over_seeds(tmp_path):

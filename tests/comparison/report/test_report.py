@@ -316,6 +316,16 @@ def value(browser, script):
 
 
 def check_readable(browser, width, scheme):
+    # All but the result is folded, and opens.
+    folded = "[...document.querySelectorAll('main > section > details.fold')]"
+    assert value(browser, f"{folded}.length") > 5
+    assert value(browser, f"{folded}.some(f => f.open)") is False
+    value(browser, "document.querySelector('.contents a[href=\\'#curves\\']').click()")
+    assert value(browser, f"{folded}.filter(f => f.open).map(f => f.parentElement.id)") == ["curves"]
+    value(browser, f"{folded}.forEach(f => {{ f.open = true; }})")
+    # The end of a curve is in sight on a phone: what is right of the plot is cut off, not the plot.
+    plot = "document.querySelector('#curves figure:not([hidden]) svg [id$=axes_1] [id$=patch_2]')"
+    assert value(browser, f"{plot}.getBoundingClientRect().right") <= width
     assert value(browser, "innerWidth") == width
     assert value(browser, "document.documentElement.scrollWidth") <= width  # no horizontal scroll of the page
     outside = "[...document.querySelectorAll('main *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1)"
