@@ -132,11 +132,11 @@ def _effects(power: Mapping[str, Any]) -> str:
 
 def _sequences(of: Mapping[str, Any]) -> str:
     columns = ["interval", "at 5", "at 10", "at 20", "at 40", "none: found", "0.5 σ: found", "seeds", "1 σ: seeds"]
-    rows = [
-        [name, *("none" if each[f"at_{n}"] > 1e6 else f"{each[f'at_{n}']:.2f}" for n in (5, 10, 20, 40))]
-        + [_found(each["false"]), _found(each["half"]), f"{each['half']['seeds']:.1f}", f"{each['one']['seeds']:.1f}"]
-        for name, each in of.items()
-    ]
+    rows = []
+    for name, each in of.items():
+        ends = [each[f"at_{n}"] for n in (5, 10, 20, 40)]
+        row = [name, *("none" if end is None else f"{end:.2f}" for end in ends), _found(each["false"])]
+        rows.append([*row, _found(each["half"]), f"{each['half']['seeds']:.1f}", f"{each['one']['seeds']:.1f}"])
     return _table(columns, rows)
 
 

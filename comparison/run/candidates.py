@@ -17,15 +17,15 @@ from structured_init.sites import attention_sites
 
 # Arguments beside those that an initialization is shipped with: half its strength, one of its parts, another kernel.
 HALF = "qk_alpha=0.35,qk_beta=0.35,vo_alpha=0.2,vo_beta=0.2"
-VARIANTS: Mapping[str, tuple[str, ...]] = {
-    "sincos": ("gain=0.5",),
-    "mimetic_host": (HALF, "value_output=false", "query_key=false"),
-    "mimetic_language": (HALF, "value_output=false"),
-    "impulse": ("kernel_size=5",),
-    "covariance": ("normalize=trace",),
-    "filters_random": ("filters=impulse", "filters=box", "filters=gaussian"),
-    "skipless": ("qk_alpha=1.8,qk_beta=1.0",),
-    "mimetic_state_space": ("correlate=false", "convolution=false"),
+VARIANTS: Mapping[str, Mapping[str, str]] = {
+    "sincos": {"half": "gain=0.5"},
+    "mimetic_host": {"half": HALF, "query_key": "value_output=false", "value_output": "query_key=false"},
+    "mimetic_language": {"half": HALF, "query_key": "value_output=false"},
+    "impulse": {"5": "kernel_size=5"},
+    "covariance": {"trace": "normalize=trace"},
+    "filters_random": {"impulse": "filters=impulse", "box": "filters=box", "gaussian": "filters=gaussian"},
+    "skipless": {"dino": "qk_alpha=1.8,qk_beta=1.0"},
+    "mimetic_state_space": {"no_correlate": "correlate=false", "no_convolution": "convolution=false"},
 }
 FIRST_HALF = ("mimetic_host", "mimetic_language", "impulse", "skipless", "conditioned")  # raced there alone too
 
@@ -62,8 +62,8 @@ def _entries(first_half: list[str]) -> Iterator[Arm]:
     for name in names:
         yield from parse_arms(name).values()
     for name in names:
-        for arguments in VARIANTS.get(name, ()):
-            yield from parse_arms(f"{name}{{{arguments}}}").values()
+        for label, arguments in VARIANTS.get(name, {}).items():
+            yield from parse_arms(f"{name}_{label}={name}{{{arguments}}}").values()
         if name in FIRST_HALF and first_half:
             yield from parse_arms(f"{name}_first_half={name}{{where=[{','.join(first_half)}]}}").values()
 

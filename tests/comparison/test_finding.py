@@ -153,11 +153,11 @@ def complaint_of():
 def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(folder, monkeypatch):
     shipped = [f"init/{name}" for name in ("default", "skipless", "mimetic_state_space", "structured_2404")]
     monkeypatch.setattr(candidates, "shipped_configs", lambda: dict.fromkeys(shipped, folder))
-    monkeypatch.setattr(candidates, "VARIANTS", {"skipless": ("value_output=false",)})
+    monkeypatch.setattr(candidates, "VARIANTS", {"skipless": {"half": "value_output=false"}})
     words = ["-c", "tiny.yaml", "--inits", "default", "--output", "out"]
     comparison = prepare(compare_parser().parse_args(words), [], "")
     found, left_out = finding.automatic(comparison, [])
-    assert list(found.arms) == ["default", "skipless", "skipless_value_output_false", "skipless_first_half"]
+    assert list(found.arms) == ["default", "skipless", "skipless_half", "skipless_first_half"]
     assert found.arms["skipless_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
     assert list(left_out) == ["mimetic_state_space", "structured_2404"]  # a transformer has no state
     assert "its solver takes 10,000 steps" in left_out["structured_2404"]
