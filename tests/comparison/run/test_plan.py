@@ -13,7 +13,16 @@ from comparison.run.arms import parse_arms
 from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
 from comparison.run.plans import Plans, leave_out_iterations
-from structured_init import AdamSolver, Compose, Impulse, Mimetic, Positions, StructuredInitError
+from structured_init import (
+    AdamSolver,
+    Compose,
+    Impulse,
+    Mimetic,
+    Positions,
+    ProceduralWarmup,
+    Scrambled,
+    StructuredInitError,
+)
 
 
 def comparison(folder, inits="default,sincos", **changes):
@@ -136,6 +145,9 @@ def test_planning_takes_no_step_of_a_solver():
     initializer = Compose([Positions("sincos"), Impulse(solver=AdamSolver(iterations=10_000))])
     leave_out_iterations(initializer)
     assert initializer.initializers[1].solver.iterations == 0
+    warmup = Scrambled(ProceduralWarmup())
+    leave_out_iterations(warmup)
+    assert warmup.initializer.iterations == 0
 
 
 @pytest.mark.parametrize("strict", [False, True])

@@ -103,6 +103,7 @@ def test_a_run_leaves_its_result_and_is_the_fit_that_its_settings_say(a_run, fol
     assert result["metrics"].keys() == {"val/accuracy", "val/loss", "test/accuracy", "test/loss"}
     assert (result["epochs"], result["steps"], result["seed"], result["arm"]) == (3, 12, 1, "sincos")
     assert result["environment"]["threads"] == torch.get_num_threads()
+    assert 0 < result["initialization_seconds"] < result["seconds"]
     settings = json.loads(run.beside("settings.json").read_text())
     assert settings["identity"] == "i"
     again = main([*settings["arguments"], f"--trainer.logger.init_args.folder={folder / 'again'}"])
