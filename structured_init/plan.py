@@ -31,17 +31,13 @@ class Statistics:
 
     @classmethod
     def of(cls, value: Tensor) -> Statistics:
-        """Measure ``value``, with sums of its own precision over parts; those far from zero beside their spread twice.
-
-        Torch adds a part in a tree, so a mean that is no larger than the spread is exact to 1e-8 of it.
-        """
+        """Measure ``value``, with sums in float64 of parts; numbers far from zero beside their spread, twice."""
         parts = value.flatten().split(CHUNK)
         count = max(value.numel(), 1)
-        mean = sum(part.sum().item() for part in parts) / count
+        mean = sum(part.sum(dtype=torch.float64).item() for part in parts) / count
         square = sum(torch.dot(part, part).item() for part in parts)
         if (variance := square / count - mean * mean) > FAR * square / count:
             return cls(mean, math.sqrt(variance), math.sqrt(square / count))
-        mean = sum(part.sum(dtype=torch.float64).item() for part in parts) / count
         square = deviation = 0.0
         for part in (part.to(torch.float64, copy=True) for part in parts):
             square += torch.linalg.vector_norm(part).item() ** 2

@@ -45,7 +45,7 @@ def lasting(folder):
     """Everything a comparison's runs leave, without times and folders."""
     left = {}
     for path in sorted(folder.glob("runs/**/result.json")):
-        result = {key: value for key, value in json.loads(path.read_text()).items() if key != "seconds"}
+        result = {key: value for key, value in json.loads(path.read_text()).items() if "seconds" not in key}
         with (path.parent / "metrics.csv").open() as file:
             rows = [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(file)]
         maps = {each.name: each.read_bytes() for each in sorted(path.parent.glob("*/*.safetensors"))}

@@ -118,7 +118,7 @@ def go_on(run):
 
 def lasting(run):
     """What a run leaves, without the times and folders in it."""
-    result = {key: value for key, value in run.result.items() if key != "seconds"}
+    result = {key: value for key, value in run.result.items() if "seconds" not in key}
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
     files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file())
     maps = {name: (run.folder / name).read_bytes() for name in files if name.endswith(".safetensors")}
