@@ -10,19 +10,25 @@ import pytest
 import torch
 
 from comparison.run.arms import parse_arms
+from comparison.run.controls import with_controls
 from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
 from comparison.run.plans import Plans, leave_out_iterations
 from structured_init import (
     AdamSolver,
     Compose,
+    Default,
     Impulse,
+    InitReport,
     Mimetic,
     Positions,
     ProceduralWarmup,
     Scrambled,
+    Skipless,
     StructuredInitError,
 )
+
+REPORT = InitReport("Skipless()", 0, [])
 
 
 def comparison(folder, inits="default,sincos", **changes):
@@ -167,3 +173,22 @@ def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path,
     refused = pytest.raises(StructuredInitError, match=r"'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
     with refused if strict else contextlib.nullcontext():
         Plans(asked, SimpleNamespace(model=model), []).plan(asked, "mine", Mimetic(positions="keep"))
+
+
+def test_a_control_that_cannot_be_is_left_out_with_the_reason():
+    def plan(arm):
+        if arm.label == "skipless_positions":
+            raise StructuredInitError("it writes no positions")
+
+    found, remarks = with_controls(
+        parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}, {"skipless": REPORT}, plan
+    )
+    assert list(found) == ["default", "skipless", "skipless_scrambled"]
+    assert remarks == ["no skipless_positions: it writes no positions"]
+
+
+def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():
+    arms = parse_arms("skipless,skipless_positions=sincos")
+    initializers = {"skipless": Skipless(), "skipless_positions": Positions()}
+    with pytest.raises(StructuredInitError, match="needs the label 'skipless_positions': rename that arm"):
+        with_controls(arms, initializers, {"skipless": REPORT, "skipless_positions": None}, lambda arm: None)
