@@ -27,7 +27,9 @@ def answers(data: ReportData) -> list[str]:
         (_, sentences), *_ = all_findings(data)
         return [sentences[-1]]
     best = _best(found, pairs)
-    return [_at(data, [_which(found, pairs, best)]), _sure(found, pairs, best), *why(data, found, best[0])]
+    over, which, sure = _over_controls(found, best[0]), _which(found, pairs, best), _sure(found, pairs, best)
+    first = [over, f"{which} {sure}"] if over else [which, sure]
+    return [_at(data, first[:1]), *first[1:], *why(data, found, best[0])]
 
 
 def why(data: ReportData, found: Effects, best: ArmResult | None) -> list[str]:
@@ -92,19 +94,26 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
 
 
 def _sure(found: Effects, pairs: list[Pair], best: Pair) -> str:
-    arm, effect = best
+    _, effect = best
     seeds = count(effect.interval.samples, "pair")
     among = f" among {len(pairs)} arms" if len(pairs) > 1 else ""
     sure = f"adjusted {p_text(effect.adjusted)}{among}" if effect.adjusted is not None else "no test"
-    parts = [f"{'That' if effect.is_gain else 'This'} stands on {seeds} of runs ({sure})"]
-    for name, control in (("itself scrambled", arm.scrambled), ("the same positions", arm.control)):
-        if control and control.interval.samples > 1:
-            verdict = {True: "more than that", False: "less than that"}.get(
-                control.is_gain, "not shown to be more than that"
-            )
-            text = f"{_unbroken(control, found)} ({control.reference})"
-            parts.append(f"to {name} the difference is {text}, so it is {verdict}")
-    return f"{'; '.join(parts)}.{diverged_sentence(found)}"
+    stands = f"{'That' if effect.is_gain else 'This'} stands on {seeds} of runs ({sure})"
+    return f"{stands}.{diverged_sentence(found)}"
+
+
+def _over_controls(found: Effects, arm: ArmResult) -> str:
+    """Return what an arm is worth over its controls, which is what its structure is worth; empty without any."""
+    pairs = [("itself scrambled", arm.scrambled), ("the same positions", arm.control)]
+    known = [(name, each) for name, each in pairs if each and each.interval.samples > 1]
+    if not known:
+        return ""
+    words = {True: "better", False: "worse", None: "not told apart"}
+    parts = [
+        f"{_unbroken(each, found)} against {name} ({each.reference}; {words[each.is_gain]})" for name, each in known
+    ]
+    unit = f", in {found.metric.unit}" if found.metric.unit else ""
+    return f"What the structure of {arm.name} is worth in {found.metric.words}{unit}: {listed(parts)}."
 
 
 def _unbroken(effect: Effect, found: Effects) -> str:
