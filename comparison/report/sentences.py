@@ -119,7 +119,7 @@ def _differences(found: Effects) -> list[str]:
     if found.question is not None:
         sentences.insert(0, question_text(found))
     intervals = sum(effect.interval.samples >= FEWEST_FOR_INTERVAL for effect in paired)
-    if intervals > 1:
+    if intervals > 1 and found.question is None:  # what was asked is decided for all arms together
         families = " and of those to the controls" if any(arm.control or arm.scrambled for arm in found.arms) else ""
         sentences.append(
             f"Better and worse hold for all differences to {found.baseline}{families} together (Holm’s method, 5 %). "
