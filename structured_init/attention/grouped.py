@@ -57,12 +57,14 @@ def gather(found: Iterator[Shared], layout: AttentionLayout, turns: torch.Genera
         torch.empty(each.heads, each.width, each.head_dim, dtype=torch.promote_types(each.weight.dtype, torch.float32))
         for each in (layout.query, layout.key)
     )
-    for queries, own, (left, right) in zip(query.chunk(len(key)), key, found, strict=False):
+    for queries, own in zip(query.chunk(len(key)), key, strict=True):
+        left, right = next(found)
         if turns is not None:
             turn = random_orthogonal(*right.shape[-1:] * 2, generator=turns).to(right.dtype)
             left, right = left @ turn, right @ turn
         queries.copy_(left)
         own.copy_(right)
+        del left, right  # before the next are found
     return query, key
 
 

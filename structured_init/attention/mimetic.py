@@ -274,11 +274,11 @@ class Mimetic(Initializer):
 
     def _value_output_factors(self, site: AttentionSite, rng: Draws) -> Factors:
         value, generator = site.layout.value, rng.generator(site.name, "value_output")
-        target = self._target(self.vo_alpha, self.vo_sign * self.vo_beta, generator, value.width)
-        if self.vo_alpha:
-            return split(target, value.heads * value.head_dim)
+        target = partial(self._target, self.vo_alpha, self.vo_sign * self.vo_beta, generator, value.width)
+        if self.vo_alpha:  # no name here holds the target while it is split
+            return split(target(), value.heads * value.head_dim)
         subspace = rng.generator(site.name, "value_output subspace")
-        return split_identity(target, value.heads * value.head_dim, generator=subspace)
+        return split_identity(target(), value.heads * value.head_dim, generator=subspace)
 
     def _target(self, alpha: float, beta: float, generator: torch.Generator, dim: int) -> Tensor:
         return noisy_identity(dim, alpha, beta, noise=self.noise, generator=generator, dtype=self._dtype)

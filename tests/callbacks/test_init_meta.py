@@ -186,12 +186,12 @@ def test_every_value_written_to_shards_is_the_one_that_a_single_process_writes_i
     assert first == second
 
 
-def test_a_rank_holds_its_shards_and_about_one_layer(two_processes):
+def test_a_rank_holds_its_shards_and_less_than_one_layer(two_processes):
     whole, layer = model_bytes()
     for rank in two_processes:
         seen = rank["by_hand"]
         assert 0.5 * whole <= seen["shards"] < 0.52 * whole
-        assert seen["peak"] - seen["shards"] < 1.1 * layer
+        assert seen["peak"] - seen["shards"] < layer
         assert seen["peak"] < 0.6 * whole
 
 
