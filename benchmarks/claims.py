@@ -1,15 +1,12 @@
-"""The page of claims: what papers and we say of initializations, and what committed comparisons say about it.
-
-    python -m benchmarks.claims --output docs/claims.md
+"""Verdicts on claims: what papers and we say of initializations, judged by committed comparisons.
 
 ``benchmarks/claims.json`` says, for each claim, which committed comparison decides it, between which arms, by which
 margin, and whether that was written down before the runs or after. Everything else is computed here from the values per
-seed.
+seed; :mod:`benchmarks.claims_page` writes it down.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
@@ -23,14 +20,11 @@ from comparison.results.paired import Interval, paired_values, t_interval
 from comparison.results.power import pairs_for
 from comparison.results.success import Share, fisher, share
 from comparison.results.tables import number
-from structured_init.files import write_text
 
 HERE = Path(__file__).parent
 CLAIMS, RESULTS = HERE / "claims.json", HERE / "results"
 LEVEL = 0.05
 WORDS = {"better": "replicates", "worse": "contrary", "equivalent": "equivalent to zero", "undecided": "undecided"}
-BEYOND = " beyond its controls"
-ORDER = tuple(WORDS.values())
 Run = tuple[int | str, ...]  # its seed and its place of the grid
 
 
@@ -72,6 +66,16 @@ class Verdict:
     comparison: Mapping[str, Any]
     metric: Metric
     environment: Mapping[str, Any]
+
+    @property
+    def missing(self) -> list[str]:
+        """The controls that a gain is not shown to exceed."""
+        return [each.name for each in self.contrasts[1:] if each.kind != "better"]
+
+    @property
+    def shown(self) -> bool:
+        """Whether the arm is better than its first reference and than every control of the row, of which it has one."""
+        return self.contrasts[0].kind == "better" and len(self.contrasts) > 1 and not self.missing
 
     @property
     def word(self) -> str:
@@ -178,103 +182,3 @@ def _counted(
 def _share(values: Mapping[Run, float], limit: float, metric: Metric) -> Share:
     sign = 1 if metric.mode == "max" else -1
     return share(sum(sign * value >= sign * limit for value in values.values()), len(values))
-
-
-def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
-    """Return the page in Markdown."""
-    counts = {word: sum(verdict.word == word for verdict in verdicts) for word in ORDER}
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    shown = sum(_beyond(first, controls) == BEYOND for first, *controls in (verdict.contrasts for verdict in verdicts))
-    lines = [
-        "# Claims",
-        "",
-        f"What papers and we say of initializations, and what our runs say about it. {len(verdicts)} claims: {said}. "
-        f"Of those that replicate against the default, {shown} are shown beyond every control that the row names.",
-        "",
-        "    python -m benchmarks.claims --output docs/claims.md",
-        "",
-        f"**The rule.** {claims['rule']}",
-        "",
-        "A gain over the usual initialization may come from the positions that are written, from the size of the "
-        "weights or from their alignment. The column *controls* has the difference to arms with the same positions and "
-        "to arms with the same weights scrambled, where these were run. Networks and data are small and training is "
-        "short: a verdict holds at this scale, and the published setting stands beside it. Where a row says *rule "
-        "before*, margin and test were written down before the runs; elsewhere the runs are older than this page.",
-        "",
-        "| claim | published | here | − the first reference | controls | verdict |",
-        "|---|---|---|---|---|---|",
-        *(_row(verdict) for verdict in sorted(verdicts, key=lambda verdict: ORDER.index(verdict.word))),
-        "",
-        "## How each was run",
-        "",
-    ]
-    for verdict in verdicts:
-        lines += _details(verdict)
-    return "\n".join(lines) + "\n"
-
-
-def _row(verdict: Verdict) -> str:
-    claim, (first, *others) = verdict.claim, verdict.contrasts
-    unit = verdict.metric
-    unit_text = "" if "success" in claim else f" {unit.unit or unit.words.partition(' ')[2]}"
-    bound = "" if "success" in claim else f", δ {claim['margin']:g}"
-    bound += ", rule before" if claim["rule_written"] == "before" else ""
-    cells = [
-        f"{claim['claim']} ({claim['source']})",
-        claim["published"] or "–",
-        f"{claim['setting']}, {verdict.seeds} seeds",
-        f"{first.text}{unit_text} (− {first.name})",
-        "; ".join(f"{each.text} (− {each.name}, {each.kind})" for each in others) or "–",
-        f"**{verdict.word}**{_beyond(first, others)}{bound}",
-    ]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _beyond(first: Contrast, controls: Sequence[Contrast]) -> str:
-    """Say of a gain which of its controls it is not shown to exceed."""
-    if first.kind != "better":
-        return ""
-    if not controls:
-        return ", no control was run"
-    missing = [each.name for each in controls if each.kind != "better"]
-    return f"; beyond {' and '.join(missing)} not shown" if missing else BEYOND
-
-
-def _details(verdict: Verdict) -> list[str]:
-    claim, known = verdict.claim, verdict.environment
-    named = ("python", "torch", "timm", "transformers", "lightning")
-    versions = ", ".join(f"{key} {known[key]}" for key in named if key in known)
-    open_ones = [each for each in verdict.contrasts if each.kind == "undecided"]
-    prices = [
-        f"Against {each.name}, ± {claim['margin']:g} takes about {each.needed} seeds: "
-        f"{_hours(verdict.minutes / verdict.seeds * each.needed)} on one thread."
-        for each in open_ones
-        if each.needed
-    ]
-    prices += [f"Against {each.name}: undecided at these counts." for each in open_ones if not each.needed]
-    return [
-        f"**{claim['name']}**: [{claim['results']}](../benchmarks/results/{claim['results']}/report.md), "
-        f"{verdict.metric.name}, {verdict.minutes:.0f} minutes of one thread for these arms on "
-        f"{known.get('processor', 'an unnamed processor')}; {versions}. {' '.join(prices)}".rstrip(),
-        "",
-        f"    {verdict.comparison['command']}",
-        "",
-    ]
-
-
-def _hours(minutes: float) -> str:
-    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the page."""
-    parser = argparse.ArgumentParser(description="Write the page of claims from committed comparisons.")
-    parser.add_argument("--output", type=Path, default=Path("docs/claims.md"))
-    options = parser.parse_args(arguments)
-    claims = json.loads(CLAIMS.read_text(encoding="utf-8"))
-    verdicts = [verdict for claim in claims["claims"] if (verdict := judge(claim)) is not None]
-    write_text(options.output, page(claims, verdicts))
-
-
-if __name__ == "__main__":
-    main()

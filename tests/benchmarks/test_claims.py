@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge, page
+from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge
+from benchmarks.claims_page import into, page, short
 
 ROOT = Path(CLAIMS).parents[1]
 KNOWN = json.loads(CLAIMS.read_text(encoding="utf-8"))
@@ -69,6 +70,9 @@ def test_an_undecided_difference_says_how_many_seeds_it_takes():
 def test_the_committed_page_is_the_one_of_the_committed_numbers():
     verdicts = [judge(claim) for claim in JUDGED.values()]
     assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == page(KNOWN, verdicts)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert short(verdicts) in readme
+    assert into(readme, short(verdicts)) == readme
 
 
 def test_a_claim_whose_comparison_is_not_there_has_no_verdict(tmp_path):
