@@ -59,7 +59,8 @@ def short(verdicts: Sequence[Verdict]) -> str:
     lines = ["| claim | here | − default | beyond its controls | verdict |", "|---|---|---|---|---|"]
     for verdict in _ordered(verdicts):
         first = verdict.contrasts[0]
-        cells = [
+        difference = f"{first.text}{_unit(verdict)}{_other(first)}"
+        cells = [verdict.claim["claim"].rstrip("."), verdict.claim["setting"], difference]
             verdict.claim["claim"].rstrip("."),
             verdict.claim["setting"],
             f"{first.text}{_unit(verdict)}{_other(first)}",
