@@ -61,10 +61,6 @@ def short(verdicts: Sequence[Verdict]) -> str:
         first = verdict.contrasts[0]
         difference = f"{first.text}{_unit(verdict)}{_other(first)}"
         cells = [verdict.claim["claim"].rstrip("."), verdict.claim["setting"], difference]
-            verdict.claim["claim"].rstrip("."),
-            verdict.claim["setting"],
-            f"{first.text}{_unit(verdict)}{_other(first)}",
-        ]
         lines.append("| " + " | ".join([*cells, _controls(verdict), f"**{verdict.word}**"]) + " |")
     return "\n".join(lines)
 
