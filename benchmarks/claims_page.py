@@ -46,12 +46,30 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "|---|---|---|---|---|---|",
         *map(_row, _ordered(verdicts)),
         "",
+        *_waiting(claims, verdicts),
         "## How each was run",
         "",
     ]
     for verdict in verdicts:
         lines += _details(verdict)
     return "\n".join(lines) + "\n"
+
+
+def _waiting(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[str]:
+    """List the claims that have no runs yet, whose rule is written down already."""
+    judged = [verdict.claim["name"] for verdict in verdicts]
+    missing = [claim for claim in claims.get("claims", ()) if claim["name"] not in judged]
+    rows = [
+        f"- **{claim['name']}**: {claim['claim']} {claim['setting']}; against {', '.join(claim['references'])}; "
+        f"{_bound(claim)}. {claim.get('cost', '')}".rstrip()
+        for claim in missing
+    ]
+    head = "Written down before any run: claim, references, margin or success, and what the runs cost."
+    return ["## Not run yet", "", head, "", *rows, ""] if rows else []
+
+
+def _bound(claim: Mapping[str, Any]) -> str:
+    return f"success {claim['success']:g}" if "success" in claim else f"δ {claim['margin']:g}"
 
 
 def short(verdicts: Sequence[Verdict]) -> str:
@@ -98,7 +116,7 @@ def _other(first: Contrast) -> str:
 
 def _row(verdict: Verdict) -> str:
     claim, (first, *others) = verdict.claim, verdict.contrasts
-    bound = "" if "success" in claim else f", δ {claim['margin']:g}"
+    bound = "" if "success" in claim else f", {_bound(claim)}"
     bound += ", rule before" if claim["rule_written"] == "before" else ""
     cells = [
         f"{claim['claim']} ({claim['source']})",

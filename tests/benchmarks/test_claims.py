@@ -111,6 +111,16 @@ def test_a_gain_says_which_controls_it_is_not_shown_to_exceed(tmp_path):
     assert "**replicates**, no control was run" in page({"rule": ""}, [judge(alone, tmp_path)])
 
 
+def test_a_claim_without_runs_is_named_with_its_rule_and_its_cost():
+    verdicts = [judge(claim) for claim in JUDGED.values()]
+    waiting = [claim for claim in KNOWN["claims"] if claim["name"] not in JUDGED]
+    text = page(KNOWN, verdicts).partition("## Not run yet")[2].partition("## How each was run")[0]
+    assert text.count("- **") == len(waiting)
+    for claim in waiting:
+        assert claim["rule_written"] == "before"
+        assert claim["cost"] in text
+
+
 def test_runs_at_several_places_of_the_grid_are_counted_together():
     verdict = judge(JUDGED["mamba2_recall_states"])
     assert [each.text for each in verdict.contrasts] == ["5 of 9 against 6 of 9", "5 of 9 against 4 of 9"]
