@@ -167,6 +167,8 @@ class AttentionLayout:
         residual_depth: where the host divides the output projection's own start by √(this many residual branches).
         mixes_heads: the host mixes the heads' logits or maps, so no head is on its own.
         cross: keys and values come from other tokens than queries.
+        causal: no token sees those behind it, or some do; ``None`` where the module's ``is_causal``, or a forward pass,
+            tells. What a forward pass shows counts more than what is written here.
         tokens: the tokens between which it attends, where they are not those of the model around it: a window, or a
             class token that alone asks.
     """
@@ -183,6 +185,7 @@ class AttentionLayout:
     residual_depth: int | None = None
     mixes_heads: bool = False
     cross: bool = False
+    causal: bool | None = None
     tokens: TokenLayout | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torch import nn
 
@@ -52,7 +53,7 @@ def needs_watching(model: nn.Module, known: Registry) -> bool:
 
 
 def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registry) -> None:
-    """Refuse a written layout that the model contradicts, wherever one sample is at hand.
+    """Refuse a written layout that the model contradicts, wherever one sample is at hand, and see whether it is causal.
 
     Layouts of this library are checked where a batch was given; those registered elsewhere also on what the host
     offers.
@@ -67,6 +68,8 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
         if found is not None:
             compare_layout(site, found, Weights(weights.model))
             site.checked = True
+            if found.layout.causal is not None:
+                site.layout = replace(site.layout, causal=found.layout.causal)
 
 
 def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights) -> tuple[float, float]:

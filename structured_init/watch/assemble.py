@@ -5,7 +5,7 @@ Letters: H heads, k head_dim.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from structured_init.layout import AttentionLayout
 from structured_init.watch import codes
 from structured_init.watch.block import inputs, outputs
+from structured_init.watch.causal import agreed
 from structured_init.watch.elementwise import LINEAR, NORMING, POOLING, SOFTMAX
 from structured_init.watch.found import NoLayout
 from structured_init.watch.heads import content, distinct, in_groups, made_by, resolved, sorted_alike, taken_by
@@ -111,6 +112,8 @@ def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
         name = common([owners[id(linear.block.parameter)] for linear in parts[0].linears])
         try:
             layout, columns, order = _layout(seen, parts)
+            causal = None if layout.cross else agreed(call.sum.causal for call in calls)
+            layout = replace(layout, causal=causal)
             found.append(Watched(name, layout, None, len(calls) // len(parts), parts, columns, order))
         except NoLayout as why:
             found.append(Watched(name, None, str(why), len(calls) // len(parts), []))

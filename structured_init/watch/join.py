@@ -10,6 +10,7 @@ from torch import nn
 from structured_init.layout import PARTS, JoinedProjection
 from structured_init.names import plain_name
 from structured_init.watch.assemble import Watched, common
+from structured_init.watch.causal import agreed
 from structured_init.watch.found import Evidence, FoundAttention
 
 
@@ -37,10 +38,12 @@ def _together(heads: list[FoundAttention]) -> FoundAttention:
     if reason is not None:
         return FoundAttention(name, None, None, reason, calls)
     matrices = {part: JoinedProjection(tuple(getattr(each.layout, part) for each in heads)) for part in PARTS}
+    causal = agreed(each.layout.causal for each in heads)
     proofs = [each.evidence for each in heads]
     logits, outputs = max(proof.logits for proof in proofs), max(proof.outputs for proof in proofs)
     proof = Evidence(logits, outputs, proofs[0].factor, proofs[0].how)
-    return replace(heads[0], name=name, layout=replace(heads[0].layout, **matrices), evidence=proof)
+    layout = replace(heads[0].layout, **matrices, causal=causal)
+    return replace(heads[0], name=name, layout=layout, evidence=proof)
 
 
 def named(found: list[FoundAttention], model: nn.Module) -> list[FoundAttention]:

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
 from structured_init.watch import codes
+from structured_init.watch.causal import hides_what_follows
 
 ROWS = 64  # queries of each head whose logits and outputs are kept to be compared
 # Entries of a path that are no operation's name.
@@ -208,6 +209,7 @@ class Sum:
         heads: for every entry of the batch, the number of its head in the product.
         first: for every number of a head, its first entry in the batch.
         width: k.
+        causal: whether the whole is zero above the diagonal; ``None`` where that cannot be told.
         over_queries: the weights of a key sum to one over the queries, and those of a query do not over the keys.
     """
 
@@ -220,6 +222,7 @@ class Sum:
     heads: Int64[Tensor, " batch"] = field(init=False)
     first: dict[int, int] = field(init=False)
     width: int = field(init=False)
+    causal: bool | None = field(init=False)
     over_queries: bool = field(init=False)
 
     def __post_init__(self) -> None:
@@ -228,7 +231,7 @@ class Sum:
         self.heads, self.width = heads.expand(len(self.maps)), self.out.shape[-1]
         places = first_of_each(self.heads)
         self.first = {int(self.heads[place]): place for place in places}
-        rows = spread(self.maps)
+        self.causal, rows = hides_what_follows(self.maps), spread(self.maps)
         off = [float((self.maps[places].sum(axis) - 1).abs().max()) for axis in (-2, -1)]
         self.over_queries = off[0] < 1e-2 * off[1] and off[1] > 10 * torch.finfo(self.maps.dtype).eps
         self.maps, self.out = self.maps[places][:, rows], self.out[places][:, rows]

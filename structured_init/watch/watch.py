@@ -66,6 +66,9 @@ class WatchMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
         kwargs, name = kwargs or {}, func._schema.name.rpartition("::")[2]
+        if func._can_decompose():  # composed operations come whole from what is written out, and in inference mode
+            with self:
+                return func.decompose(*args, **kwargs)
         before = args
         if name.endswith("_") and args and isinstance(args[0], Tensor):
             self._keep_from(args[0])
@@ -83,7 +86,8 @@ class WatchMode(TorchDispatchMode):
 
     def _note(self, func, name, args, kwargs, result, before) -> None:  # noqa: ANN001
         if name.startswith("_scaled_dot_product") and not name.endswith("_math"):
-            self._fused(tensors(result)[0], *args[:3], kwargs.get("scale"))
+            given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+            self._fused(tensors(result)[0], given)
         elif name in ("mm", "bmm"):
             self._multiply(args[0], args[1], result)
         elif name in ("addmm", "baddbmm"):
@@ -101,12 +105,18 @@ class WatchMode(TorchDispatchMode):
         else:
             keep(self, name, args, result, lambda tag: named(self, (func, name, before, kwargs, result), tag))
 
-    def _fused(self, result: Tensor, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> None:
-        """Write out a kernel that runs in spite of ``sdpa_kernel``; masks change no code, so there are none."""
+    def _fused(self, result: Tensor, given: dict[str, object]) -> None:
+        """Write out a kernel that runs in spite of ``sdpa_kernel``, with its arguments by name."""
+        query, key, value, scale = (given.get(name) for name in ("query", "key", "value", "scale"))
+        mask = given.get("attn_bias", given.get("attn_mask"))
         with self:
             groups = query.shape[1] // key.shape[1]
             key, value = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (key, value))
             logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+            logits = logits if mask is None else logits + mask
+            if given.get("is_causal"):
+                hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+                logits = logits.masked_fill(hidden, float("-inf"))
             out = logits.softmax(-1) @ value
         tag = self.tags.get(out)
         if tag is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from structured_init.arguments import check_finite, check_positive, check_whole
+from structured_init.arguments import check_finite, check_flag, check_positive, check_whole
 from structured_init.attention.sequence.copying import write_copies
 from structured_init.attention.sequence.job import Job, Outcome, told
 from structured_init.attention.sequence.matching import Copied, matching_coordinates, share_of_matches
@@ -20,6 +20,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite
+from structured_init.sites.causal import is_causal
 from structured_init.sites.position_kinds import attention_positions
 from structured_init.sites.select import Where
 
@@ -42,6 +43,7 @@ class Induction(Initializer):
         copy_scale: s over the root mean square of the stream.
         gain: as in ``PreviousToken``; small, so that copies hold tokens rather than positions.
         context: as in ``PreviousToken``.
+        causal: as in ``PreviousToken``.
         where: which attention layers, by name: the first two of every tower among them are used.
 
     Raises:
@@ -63,6 +65,7 @@ class Induction(Initializer):
         copy_scale: float = 1.5,
         gain: float | None = 1.0,
         context: int | None = None,
+        causal: bool | None = None,
         where: Where = None,
     ) -> None:
         check_whole("Induction", circuits=circuits)
@@ -70,6 +73,7 @@ class Induction(Initializer):
         check_positive("Induction", copy_scale=copy_scale)
         check_positive("Induction", null=True, gain=gain)
         check_whole("Induction", least=4, null=True, context=context)
+        check_flag("Induction", null=True, causal=causal)
         if not 0 < share < 1:
             raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {share}")
         self.circuits = circuits
@@ -77,6 +81,7 @@ class Induction(Initializer):
         self.copy_scale = copy_scale
         self.gain = gain
         self.context = context
+        self.causal = causal
         self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
@@ -100,9 +105,14 @@ class Induction(Initializer):
             raise StructuredInitError(f"Induction: {self.circuits} circuits for the {keys} keys of '{site.name}'")
         group = site.num_heads // site.num_key_value_heads
         offsets = [None if head % group else 1 for head in range(self.circuits * group)]
-        settings = {"share": self.share, "context": self.context, "causal": None}
+        settings = {"share": self.share, "context": self.context, "causal": self.causal}
         first = prepare(site, weights, rng, offsets=offsets, **settings)
         if not first.causal:
+            if self.causal is None and is_causal(site) is None:
+                raise StructuredInitError(
+                    f"Induction: nothing says whether '{site.name}' is causal, as it must be: give a batch, or say"
+                    " causal=True if it is"
+                )
             raise StructuredInitError(
                 f"Induction: '{site.name}' looks both ways, where what follows is no prediction: use PreviousToken"
             )

@@ -55,7 +55,8 @@ class PreviousToken(Initializer):
             1, 1.25, 1.5, 2, 2.5, 3 and 4 that suffices.
         context: tokens for which it is solved; ``None``: the host's longest context, at most 4,096, or 512 where it
             has none. Codes are written for all positions of the host.
-        causal: whether tokens are kept from seeing those behind; ``None``: as the host's module says.
+        causal: whether tokens are kept from seeing those behind; ``None``: as a forward pass on the batch shows, or
+            else as the layout or the host's module says; of a host of which nothing says, no, with a note.
         where: which attention layers, by name; ``None``: the first of every tower.
 
     Raises:
@@ -145,13 +146,15 @@ def prepare(
     kind = next((kind for kind in KINDS if kind in positions.kinds), None)
     if kind is None:
         raise StructuredInitError(_why_not(site))
-    causal = is_causal(site, alibi=kind == "alibi") if causal is None else causal
+    known = is_causal(site, alibi=kind == "alibi") if causal is None else causal
     size = _size(site, positions, kind, context)
     asked = _of_alibi(offsets, site, positions) if kind == "alibi" else offsets
-    chosen = chosen_offsets(asked, site.name, site.num_heads, size=size, causal=causal)
+    chosen = chosen_offsets(asked, site.name, site.num_heads, size=size, causal=bool(known))
     if not any(chosen):
         raise StructuredInitError(f"PreviousToken: '{site.name}' sees a single token: there is nowhere to look")
-    return Job(site.by("PreviousToken: query_key"), positions, kind, chosen, causal, size, share, weights, rng)
+    if known is None and size[0] == 1:
+        site.note("taken for bidirectional; if it is causal, say causal=True")
+    return Job(site.by("PreviousToken: query_key"), positions, kind, chosen, bool(known), size, share, weights, rng)
 
 
 def look(job: Job, gain: float | None) -> tuple[Outcome, float | None]:

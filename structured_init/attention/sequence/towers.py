@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from structured_init.errors import StructuredInitError
 from structured_init.plan import Weights
-from structured_init.sites.attention import AttentionSite, attention_sites, required_attention_sites
+from structured_init.sites.attention import ATTENTION, AttentionSite, attention_sites, required_attention_sites
 from structured_init.sites.select import Where
+from structured_init.sites.watched import check_sites
 
 Prepared = TypeVar("Prepared")
 Layers = list[AttentionSite]
@@ -18,11 +19,12 @@ def towers(who: str, weights: Weights, where: Where) -> list[Layers]:
     """Return the attention layers that are selected, tower by tower.
 
     Raises:
-        StructuredInitError: there are none.
+        StructuredInitError: there are none; a layout is not what the model computes.
     """
     sites = attention_sites(weights, where)
     if not sites:
         required_attention_sites(weights, where, who)
+    check_sites(weights, sites, ATTENTION)
     found: dict[str, Layers] = {}
     for site in sites:
         found.setdefault(tower_of(site.name), []).append(site)
