@@ -74,7 +74,7 @@ def named_plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def folded_name(blocks: Sequence[str]) -> str:
-    """Return the name of a run of blocks: the number in which they differ as a range."""
+    """Return the name of several blocks: the number in which they differ as a range, or as several where some lack."""
     if len(blocks) == 1:
         return blocks[0]
     for match in re.finditer(r"\d+", blocks[0]):
@@ -82,5 +82,14 @@ def folded_name(blocks: Sequence[str]) -> str:
         numbers = [each[len(before) : len(each) - len(after)] for each in blocks]
         alike = all(each.startswith(before) and each.endswith(after) for each in blocks)
         if alike and all(number.isdigit() for number in numbers):
-            return f"{before}{numbers[0]}–{numbers[-1]}{after}"
+            return f"{before}{', '.join(_ranges([int(number) for number in numbers]))}{after}"
     return f"{blocks[0]} … {blocks[-1]} ({len(blocks)} blocks)"
+
+
+def _ranges(numbers: Sequence[int]) -> Iterator[str]:
+    """Yield each run of consecutive numbers as ``2–5``, or as itself where it is one."""
+    begin = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            yield str(numbers[begin]) if end - begin == 1 else f"{numbers[begin]}–{numbers[end - 1]}"
+            begin = end

@@ -85,7 +85,7 @@ def capture_attention(
     Raises:
         NoAttentionError: no map was seen, or none whose axes could be told.
         StructuredInitError: an argument out of range; no layer has the name asked for; one sample is already over the
-            cap.
+            cap; the model fails, and was given no tensor.
 
     Example:
         >>> import timm, torch
@@ -104,7 +104,18 @@ def capture_attention(
     if max_samples is not None:
         args, kwargs = first_samples((args, kwargs), max_samples)
     with undisturbed(model, seed), AttentionTap(model, store.add, _ADAPTERS, store.refuse):
-        model(*args, **kwargs)
+        try:
+            model(*args, **kwargs)
+        except Exception as error:
+            if isinstance(error, StructuredInitError) or any(
+                isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))
+            ):
+                raise
+            given = ", ".join(type(each).__name__ for each in (*args, *kwargs.values())) or "nothing"
+            raise StructuredInitError(
+                f"capture_attention needs what {type(model).__name__} takes, such as a tensor, got {given}: "
+                f"{' '.join(str(error).split())}"
+            ) from error
     if not store.seen:
         raise NoAttentionError(_all_refused(store.refused) if store.refused else _nothing_seen(model))
     if refused := {name: why for name, why in store.refused.items() if store.wanted(name)}:

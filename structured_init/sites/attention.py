@@ -204,12 +204,13 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         return f"{who}: where={where!r} selects none of the {len(everywhere)} attention layers ({_few(everywhere)})"
     seen = [f"'{found.name}': {found.reason}" for found in weights.watched or () if found.reason]
-    if kinds := "; ".join(sorted(set(_left_unknown(weights).values()))):
+    kinds = "; ".join(sorted(set(_left_unknown(weights).values())))
+    if weights.batch is not None and weights.unwatched:
+        return f"{who}: {weights.unwatched}; so no attention was found" + (f" ({kinds})" if kinds else "")
+    if kinds:
         has = kinds + (f" ({weights.unwatched})" if weights.unwatched else "")
-    elif seen or (weights.batch is not None and weights.unwatched):
-        has = "; ".join(seen) or weights.unwatched
     else:
-        has = what_the_model_has(weights.model)
+        has = "; ".join(seen) or what_the_model_has(weights.model)
     return f"{who} found no attention layer that it knows; {has}"
 
 

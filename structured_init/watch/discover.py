@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from traceback import walk_tb
 
 import torch
 from torch import Tensor, nn
@@ -65,11 +66,20 @@ def watch_model(model: nn.Module, batch: object = None) -> tuple[list[FoundAtten
             raise
         except Exception as error:
             what = "the host's own example" if batch is None else "the batch"
-            raise StructuredInitError(f"{type(model).__name__} fails on {what}: {error}") from error
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{_where(error, model)}") from error
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     weights = Weights(model)
     layers = [(watched, found(watched, weights)) for watched in assemble(seen, owners)]
     return named(joined(layers), model), found_mlps(seen, owners)
+
+
+def _where(error: Exception, model: nn.Module) -> str:
+    """Name the innermost module that was running when an error was raised."""
+    names = {id(module): name for name, module in named_plain_modules(model)}
+    frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
+    inner = [names[id(owner)] for owner in frames if id(owner) in names]
+    return f" (in '{inner[-1]}')" if inner and inner[-1] else ""
 
 
 def found(watched: Watched, weights: Weights) -> FoundAttention:

@@ -380,6 +380,9 @@ def test_what_a_host_cannot_hold_is_one_line(options, message):
     ("options", "message"),
     [
         ({"offsets": [None]}, "offsets name no head that looks anywhere"),
+        ({"offsets": 1}, r"offsets is a list, with one for each of the first heads, such as \[1, 2\], got 1$"),
+        ({"offsets": [1, 0]}, "offset 0 is the token itself, and no token before"),
+        ({"offsets": [[0, 0]]}, r"offset \[0, 0\] is the token itself"),
         ({"offsets": [0.5]}, "offsets must be numbers of tokens such as 1"),
         ({"share": 1.0}, "share must lie between 0 and 1"),
         ({"values": "both"}, "values must be host or copy"),
@@ -395,7 +398,9 @@ def test_wrong_arguments_are_one_line(options, message, as_installed):
 
 def test_a_host_without_positions_is_refused():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 1, enable_nested_tensor=False)
-    with pytest.raises(StructuredInitError, match=r"'layers.0.self_attn' has no positions that are known"):
+    with pytest.raises(
+        StructuredInitError, match=r"'layers.0.self_attn' has no positions .* or, if it has none, this method"
+    ):
         initialize(model, PreviousToken())
 
 

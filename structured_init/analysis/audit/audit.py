@@ -149,9 +149,11 @@ def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, s
         >>> from torch import nn
         >>> from structured_init.analysis import audit
         >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), num_layers=2)
-        >>> print(audit(encoder, torch.randn(2, 8, 32)).findings[0])
-        problem: 6 parameters are equal in layers.0–1: copied, or drawn from the same seed
+        >>> print(str(audit(encoder, torch.randn(2, 8, 32)).findings[0]).partition(" (")[0])
+        problem: 6 parameters are equal in layers.0–1
     """
+    if not isinstance(model, nn.Module):
+        raise StructuredInitError(f"audit needs a model, an nn.Module, got {type(model).__name__}")
     refuse_lazy(model)
     parameters = list(model.parameters())
     if not parameters:

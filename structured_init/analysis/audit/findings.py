@@ -75,13 +75,23 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
         first = full_value(values[group[0].name], group[0].name)
         same = [each for each in group if torch.equal(full_value(values[each.name], each.name), first)]
         if len(same) > 1:
-            equal[tuple(each.block for each in same)].append(same[0])
-    for blocks, first in equal.items():
-        places = list(dict.fromkeys(blocks))
-        names = tuple(each.name for each in first)
-        what = f"{len(first)} parameters are" if len(first) > 1 else f"{names[0]} is"
-        text = f"{what} equal in {folded_name(places)}: copied, or drawn from the same seed"
-        yield Finding("copied", names, text)
+            alike = len({_inside(each) for each in same}) == 1
+            equal[tuple(each.block if alike else each.name for each in same)].append(same[0])
+    for places, first in equal.items():
+        inside = [_inside(each) for each in first]
+        where, why = folded_name(list(places)), "copied, or drawn from the same seed"
+        if places[0] == first[0].name:  # of other names, or in no block
+            text = f"{_few(places)} are equal: {why}"
+        elif len(first) > 1:
+            text = f"{len(first)} parameters are equal in {where} ({_few(inside)}): {why}"
+        else:
+            text = f"{inside[0]} is equal in {where}: {why}"
+        yield Finding("copied", tuple(each.name for each in first), text)
+
+
+def _inside(record: Record) -> str:
+    """Return a parameter's name within its block."""
+    return record.name.removeprefix(f"{record.block}.")
 
 
 def without_gradient(depth: Depth) -> Iterator[Finding]:

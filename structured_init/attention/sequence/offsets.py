@@ -49,10 +49,21 @@ def chosen_offsets(
 
 
 def check_kind(asked: Sequence[Asked] | None) -> None:
-    """Raise one line where an offset is neither a whole number nor a pair of them nor ``None``."""
+    """Raise one line where an offset is neither a whole number nor a pair of them nor ``None``, or is the token itself.
+
+    Raises:
+        StructuredInitError: that line; also where they are no list.
+    """
+    if asked is not None and not isinstance(asked, list | tuple):
+        raise StructuredInitError(
+            f"PreviousToken: offsets is a list, with one for each of the first heads, such as [1, 2], got {asked!r}"
+        )
     for each in asked or ():
-        if each is not None:
-            _pair(each)
+        if each is not None and not any(_pair(each)):
+            raise StructuredInitError(
+                f"PreviousToken: offset {each!r} is the token itself, and no token before: use null for a head that is"
+                " left to the host"
+            )
     if asked is not None and all(each is None for each in asked):
         raise StructuredInitError("PreviousToken: offsets name no head that looks anywhere: give one, such as [1]")
 

@@ -62,7 +62,7 @@ class PreviousToken(Initializer):
     Raises:
         StructuredInitError: at :meth:`plan`, no known attention layer or nothing but cross-attention; a host whose
             first layer cannot tell tokens apart (NoPE), or only on a grid of absolute positions; more offsets than
-            heads; an offset outside of the context, or ahead under a causal mask.
+            heads; an offset of 0, outside of the context, or ahead under a causal mask.
 
     Example:
         >>> from transformers import GPT2Config, GPT2Model
@@ -203,5 +203,6 @@ def _why_not(site: AttentionSite) -> str:
         return f"PreviousToken: '{site.name}' turns queries and keys by frequencies that are not known"
     return (
         f"PreviousToken: '{site.name}' has no positions that are known, absolute, relative, rotary or ALiBi: without"
-        " them no head can tell which token stands before: describe them with structured_init.register_positions"
+        " them no head can tell which token stands before: describe them with structured_init.register_positions, or, if"
+        " it has none, this method cannot be used"
     )

@@ -200,6 +200,22 @@ def test_where_nothing_says_it_the_report_does(described):
     assert "bidirectional" not in initialize(nano(), PreviousToken(causal=False)).notes[FIRST]
 
 
+@pytest.mark.parametrize(
+    ("batch", "cause"),
+    [
+        (torch.rand(2, LENGTH), r"Expected tensor .*scalar types: Long, Int.* \(in 'tokens'\)"),
+        (torch.zeros(2, LENGTH + 1, dtype=torch.long), r"index out of range in self \(in 'positions'\)"),
+        (torch.full((2, LENGTH), TOKENS), r"index out of range in self \(in 'tokens'\)"),
+        ({"words": BATCH}, "got an unexpected keyword argument 'words'"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_named_before_any_remedy(batch, cause):
+    message = rf"^PreviousToken: Nano fails on the batch: .*{cause}; so no attention was found \(SelfAttn is not known"
+    with pytest.raises(StructuredInitError, match=message) as refusal:
+        initialize(nano(), PreviousToken(), batch=batch)
+    assert "\n" not in str(refusal.value)
+
+
 def test_torchs_own_layer_is_asked_what_it_does_with_its_mask():
     class Reader(nn.Module):
         def __init__(self):

@@ -189,3 +189,8 @@ def test_what_cannot_be_audited_is_refused_in_one_line():
         audit(empty)
     with pytest.raises(StructuredInitError, match="lazy layer has no shape yet"):
         audit(nn.LazyLinear(3))
+
+
+def test_what_is_no_model_is_one_line():
+    with pytest.raises(StructuredInitError, match=r"^audit needs a model, an nn.Module, got str$"):
+        audit("x")

@@ -90,7 +90,29 @@ def test_memory_that_was_never_initialized_is_a_problem():
 def test_layers_that_torch_copies_are_equal_and_found():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 3)
     (text,) = problems(audit(model))
-    assert text == "6 parameters are equal in layers.0–2: copied, or drawn from the same seed"
+    some = "self_attn.in_proj_weight, self_attn.out_proj.weight, linear1.weight, linear1.bias and 2 more"
+    assert text == f"6 parameters are equal in layers.0–2 ({some}): copied, or drawn from the same seed"
+
+
+def test_only_the_blocks_that_are_equal_are_named():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 4)
+    for name, parameter in model.layers[1].self_attn.named_parameters():
+        nn.init.zeros_(parameter)
+    nn.init.normal_(model.layers[2].linear1.weight)
+    why = "copied, or drawn from the same seed"
+    assert set(problems(audit(model))) >= {
+        f"2 parameters are equal in layers.0, 2–3 (self_attn.in_proj_weight, self_attn.out_proj.weight): {why}",
+        f"linear1.weight is equal in layers.0–1, 3: {why}",
+        f"3 parameters are equal in layers.0–3 (linear1.bias, linear2.weight, linear2.bias): {why}",
+    }
+
+
+def test_equal_parameters_of_other_names_are_named_both():
+    layer = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 32, batch_first=True), 1)
+    with torch.no_grad():
+        layer.layers[0].linear2.weight.copy_(layer.layers[0].linear1.weight)
+    names = "layers.0.linear1.weight, layers.0.linear2.weight"
+    assert problems(audit(layer)) == [f"{names} are equal: copied, or drawn from the same seed"]
 
 
 def test_tied_weights_are_no_copies():
