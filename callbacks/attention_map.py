@@ -55,7 +55,8 @@ class AttentionMapCallback(Callback):
         seed: of the choice of samples.
         grid: rows and columns of patches, where the model's class does not tell.
         prefix_tokens: class and register tokens before the patches, where the model's class does not tell.
-        window: side of the neighbourhood in which the statistics look for a head's impulse, in patches.
+        window: side of the neighbourhood in which the statistics look for a head's impulse, in patches; of a
+            sequence, they look at offsets up to half of it.
         max_megabytes: cap on the maps held and written per capture, in MiB; over it fewer samples are kept.
         on_missing: what to do with a model in which no attention is seen: ``"error"`` or ``"skip"``.
 

@@ -71,7 +71,12 @@ def token_figure(
             if column == 0:
                 axis.set_ylabel(f"layer {layer}", fontsize=8, color=INK)
     figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, pad=0.01).ax.tick_params(labelsize=6, color=FAINT)
-    figure.suptitle("Attention of one text: a row is the token that looks, a column the token it sees", fontsize=10)
+    layers = next(iter(maps.values()))
+    of_heads, of_layers = max(len(each) for each in layers.values()), len(layers)
+    drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {of_heads} heads"
+    drawn += f", {len(names)} of {of_layers} layers"
+    said = "Attention of one text: a row is the token that looks, a column the token it sees"
+    figure.suptitle(f"{said}\n{drawn}", fontsize=10)
     return figure
 
 

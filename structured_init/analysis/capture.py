@@ -107,9 +107,8 @@ def capture_attention(
         try:
             model(*args, **kwargs)
         except Exception as error:
-            if isinstance(error, StructuredInitError) or any(
-                isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs))
-            ):
+            tensor = any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs)))
+            if tensor or isinstance(error, StructuredInitError):
                 raise
             given = ", ".join(type(each).__name__ for each in (*args, *kwargs.values())) or "nothing"
             raise StructuredInitError(

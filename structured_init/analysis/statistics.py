@@ -137,10 +137,11 @@ def best_offset(maps: Maps, grid: Grid, prefix_tokens: int = 0, window: int = 3)
     """Return the offset with the largest impulse mass in a window × window neighbourhood (window odd), per head."""
     rows, columns = grid
     reach_y, reach_x = min(window // 2, rows - 1), min(window // 2, columns - 1)
-    candidates = [(y, x) for y in range(-reach_y, reach_y + 1) for x in range(-reach_x, reach_x + 1)]
-    heads = maps.shape[1]
-    masses = [impulse_mass(maps, torch.tensor([c] * heads), grid, prefix_tokens) for c in candidates]
-    return torch.tensor(candidates)[torch.stack(masses).argmax(dim=0).cpu()]
+    near = offset_profile(maps, grid, prefix_tokens)  # the impulse mass of every offset
+    near = near[:, rows - 1 - reach_y : rows + reach_y, columns - 1 - reach_x : columns + reach_x]
+    best = near.flatten(1).argmax(dim=1).cpu()
+    across = 2 * reach_x + 1
+    return torch.stack([best // across - reach_y, best % across - reach_x], dim=1)
 
 
 def effective_rank(maps: Maps) -> PerHead:

@@ -45,7 +45,8 @@ def summarize(
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
         offsets: where each head's impulse should be, (H, 2) as (rows, columns); the best in the window when None.
-        window: side of the neighbourhood in which the best offset is looked for.
+        window: side of the neighbourhood in which the best offset is looked for; without a grid, offsets up to half
+            the sequence are.
 
     Returns:
         The keys of ``STATISTICS``, each a list over heads, and ``offset``, a list of [rows, columns].
@@ -58,7 +59,7 @@ def summarize(
             f"summarize takes maps (batch, heads, queries, keys), got shape {tuple(maps.shape)}: add the missing axes"
         )
     if grid is None:
-        grid, prefix_tokens = (1, maps.shape[-1]), 0
+        grid, prefix_tokens, window = (1, maps.shape[-1]), 0, _along(maps)
     if offsets is None:
         offsets = statistics.best_offset(maps, grid, prefix_tokens, window)
     place = (grid, prefix_tokens)
@@ -96,14 +97,15 @@ def summarize_change(
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
         offsets: where each head's impulse was at the start, (H, 2); the best in the window before training when None.
-        window: side of the neighbourhood in which the best offset is looked for.
+        window: side of the neighbourhood in which the best offset is looked for; without a grid, offsets up to half
+            the sequence are.
 
     Returns:
         ``structure_left`` (see there), ``impulse_mass_before``, ``impulse_mass_after`` and ``impulse_mass_change`` at
         the initialization's offsets, and ``offset``, a list of [rows, columns].
     """
     if grid is None:
-        grid, prefix_tokens = (1, before.shape[-1]), 0
+        grid, prefix_tokens, window = (1, before.shape[-1]), 0, _along(before)
     if offsets is None:
         offsets = statistics.best_offset(before, grid, prefix_tokens, window)
     place = (grid, prefix_tokens)
@@ -140,3 +142,8 @@ def _plain(numbers: Mapping[str, Tensor], offsets: Tensor) -> dict[str, list]:
     return {name: [round(v, 6) for v in values.tolist()] for name, values in numbers.items()} | {
         "offset": torch.as_tensor(offsets).tolist()
     }
+
+
+def _along(maps: statistics.Maps) -> int:
+    """Return a window that reaches half a sequence either way: of an offset beyond it, few tokens have a target."""
+    return 2 * (maps.shape[-1] // 2) + 1

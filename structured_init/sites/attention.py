@@ -167,7 +167,7 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
     """
     chosen = attention_sites(weights, where, cross=True)
     sites = [site for site in chosen if cross or not site.cross]
-    unknown = {} if callable(where) else _left_unknown(weights)
+    unknown = {} if callable(where) else left_unknown(weights)
     unknown = {name: kind for name, kind in unknown.items() if selects(where, name, None)}
     if not sites:
         raise StructuredInitError(_why_none(weights, where, who, chosen, unknown))
@@ -181,7 +181,7 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
     return sites
 
 
-def _left_unknown(weights: Weights) -> dict[str, str]:
+def left_unknown(weights: Weights) -> dict[str, str]:
     """Return name → what is known of every module that is called attention and is no site."""
     sites = {site.name for site in attention_sites(weights, cross=True)}
     reasons = {found.name: found.reason for found in weights.watched or () if found.reason}
@@ -204,7 +204,7 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         return f"{who}: where={where!r} selects none of the {len(everywhere)} attention layers ({_few(everywhere)})"
     seen = [f"'{found.name}': {found.reason}" for found in weights.watched or () if found.reason]
-    kinds = "; ".join(sorted(set(_left_unknown(weights).values())))
+    kinds = "; ".join(sorted(set(left_unknown(weights).values())))
     if weights.batch is not None and weights.unwatched:
         return f"{who}: {weights.unwatched}; so no attention was found" + (f" ({kinds})" if kinds else "")
     if kinds:

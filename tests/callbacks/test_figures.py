@@ -107,6 +107,7 @@ def test_a_text_shows_its_stretch_of_the_maps_with_its_tokens_along_the_axes():
     np.testing.assert_allclose(panels[0].get_images()[0].get_array(), maps(heads=3)["blocks.0.attn"][0, 2:6, 2:6])
     assert [label.get_text() for label in panels[0].get_yticklabels()] == list("cdef")
     assert [label.get_text() for label in panels[-1].get_xticklabels()] == list("cdef")
+    assert figure.get_suptitle().splitlines()[1] == "tokens 3 to 6 of 8, 2 of 3 heads, 3 of 3 layers"
 
 
 @pytest.mark.parametrize(

@@ -166,10 +166,10 @@ def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, s
         blocks = {}
     found = records(model, list(blocks))
     notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
-    products, without = product_diagonals(model)
     inputs = None if batch is None else as_inputs(batch)
     if inputs is not None and max_samples is not None:
         inputs = first_samples(inputs, max_samples)
+    products, without = product_diagonals(model, None if inputs is None else _few(inputs))
     depth, why = _depth(model, inputs, blocks, seed)
     notes += [*without, *why, *_delayed(found, depth)]
     values = _values(model, found)
@@ -187,6 +187,12 @@ def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, s
     ]
     said.sort(key=lambda finding: not finding.problem)
     return Audit(type(model).__name__, found, said, depth.blocks, products, depth.gradients, notes)
+
+
+def _few(inputs: Inputs) -> tuple | dict[str, Any]:
+    """Return two samples as one batch: a pass that finds attention holds all activations."""
+    args, kwargs = first_samples(inputs, 2)
+    return kwargs or args
 
 
 def _depth(model: nn.Module, given: Inputs | None, blocks: dict[str, nn.Module], seed: int) -> tuple[Depth, list[str]]:

@@ -9,22 +9,29 @@ from torch import nn
 
 from structured_init.analysis.products import weight_products
 from structured_init.errors import StructuredInitError
-from structured_init.sites.attention import AttentionSite, attention_sites
+from structured_init.names import folded_name
+from structured_init.plan import Weights
+from structured_init.sites.attention import AttentionSite, attention_sites, left_unknown
 
 LARGEST = 2**28  # numbers in the products of one layer, 2 GiB in float64
 ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
 
 
-def product_diagonals(model: nn.Module) -> tuple[dict[str, dict[str, float]], list[str]]:
-    """Return layer → numbers, and a line for each layer that is left out.
+def product_diagonals(model: nn.Module, batch: object = None) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Return layer → numbers, and a line for each layer that is left out, or whose attention is not known.
 
     The numbers are ``query_key_diagonal`` and ``query_key_off_diagonal_std`` (means over heads), ``query_key_z``, the
     diagonal in standard errors of chance, and ``query_key_largest_factor``, the largest magnitude in both factors; and
     the same of ``value_output``.
+
+    Args:
+        model: any module.
+        batch: what it is called with; attention that no layout was written for is found on it.
     """
+    weights = Weights(model, batch=batch)
     found: dict[str, dict[str, float]] = {}
     left: list[str] = []
-    for site in attention_sites(model):
+    for site in attention_sites(weights):
         if site.num_heads * site.embed_dim**2 > LARGEST:
             left.append(f"{site.name}: products of {site.num_heads} heads {site.embed_dim} wide are left out")
             continue
@@ -32,6 +39,14 @@ def product_diagonals(model: nn.Module) -> tuple[dict[str, dict[str, float]], li
             found[site.name] = dict(_numbers(site))
         except StructuredInitError as error:
             left.append(f"{site.name}: no products: {error}")
+    unknown = left_unknown(weights)
+    reasons: dict[str, list[str]] = {}
+    for name, why in unknown.items():
+        reasons.setdefault(why, []).append(name)
+    why_not = f" ({weights.unwatched})" if weights.unwatched else ""
+    left += [f"{folded_name(names)}: no products: {why}{why_not}" for why, names in reasons.items()]
+    if not found and not unknown and weights.watched:
+        left += [f"'{each.name}': no products: {each.reason}" for each in weights.watched if each.reason]
     return found, left
 
 

@@ -203,6 +203,6 @@ def _why_not(site: AttentionSite) -> str:
         return f"PreviousToken: '{site.name}' turns queries and keys by frequencies that are not known"
     return (
         f"PreviousToken: '{site.name}' has no positions that are known, absolute, relative, rotary or ALiBi: without"
-        " them no head can tell which token stands before: describe them with structured_init.register_positions, or, if"
-        " it has none, this method cannot be used"
+        " them no head can tell which token stands before: describe them with structured_init.register_positions, or,"
+        " if it has none, this method cannot be used"
     )

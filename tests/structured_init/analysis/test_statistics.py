@@ -21,6 +21,7 @@ from structured_init.analysis import (
     patch_maps,
     profile_energy,
     summarize,
+    summarize_change,
     to_csv,
     uniform_far_mass,
 )
@@ -237,3 +238,24 @@ def test_sequence_is_measured_in_tokens():
     assert summary["offset"] == [[0, -1]]
     assert summary["mean_distance"] == [0.75]
     assert summary["impulse_mass"] == [1.0]
+
+
+def test_heads_of_a_sequence_are_found_at_any_offset():
+    maps = torch.zeros(1, 4, 12, 12)
+    for head, distance in enumerate((2, 3, 4, -5)):  # tokens before; at the ends a token looks at itself
+        for token in range(12):
+            seen = token - distance
+            maps[0, head, token, seen if 0 <= seen < 12 else token] = 1
+    summary = summarize(maps, window=3)
+    assert summary["offset"] == [[0, -2], [0, -3], [0, -4], [0, 5]]
+    assert summary["impulse_mass"] == [1.0] * 4
+    assert summary["argmax_accuracy"] == [1.0] * 4
+    assert summarize_change(maps, maps)["offset"] == summary["offset"]
+
+
+def test_a_head_that_looks_at_the_first_token_has_no_far_offset():
+    """The first token is 11 before the last, a single pair: no offset that a head looks at."""
+    sink = torch.zeros(1, 1, 12, 12)
+    sink[..., 0] = 1
+    [[_, offset]] = summarize(sink)["offset"]
+    assert abs(offset) <= 6

@@ -191,6 +191,49 @@ def test_what_cannot_be_audited_is_refused_in_one_line():
         audit(nn.LazyLinear(3))
 
 
-def test_what_is_no_model_is_one_line():
+def test_what_is_no_model_is_one_line(as_installed):
     with pytest.raises(StructuredInitError, match=r"^audit needs a model, an nn.Module, got str$"):
         audit("x")
+
+
+class Stranger(nn.Module):
+    """Attention that no layout was written for, in a block of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.stack = nn.Embedding(20, 16), nn.ModuleList(OwnAttention() for _ in range(2))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for attention in self.stack:
+            x = x + attention(x)
+        return x
+
+
+class OwnAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.back = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.wide(x).chunk(3, -1))
+        return self.back(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_products_of_attention_that_nobody_described_are_found_on_the_batch():
+    model = Stranger()
+    with torch.no_grad():
+        model.stack[1].wide.weight[16:32] = model.stack[1].wide.weight[:16]  # W_k = W_q: traces are squared norms
+    found = audit(model, torch.arange(12).view(2, 6))
+    assert list(found.products) == ["stack.0", "stack.1"]
+    query = model.stack[1].wide.weight[:16].double()
+    expected = query.square().sum() / (2 * 16)  # mean over heads and the diagonal
+    assert found.products["stack.1"]["query_key_diagonal"] == pytest.approx(expected.item(), rel=1e-4)
+
+
+def test_without_a_batch_it_is_said_that_attention_is_not_known():
+    found = audit(Stranger())
+    assert found.products == {}
+    [line] = [note for note in found.notes if "no products" in note]
+    assert line.startswith("stack.0–1: no products: OwnAttention is not known: ")
+    assert "give a batch" in line

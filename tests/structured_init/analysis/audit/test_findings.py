@@ -96,7 +96,7 @@ def test_layers_that_torch_copies_are_equal_and_found():
 
 def test_only_the_blocks_that_are_equal_are_named():
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 4)
-    for name, parameter in model.layers[1].self_attn.named_parameters():
+    for parameter in model.layers[1].self_attn.parameters():
         nn.init.zeros_(parameter)
     nn.init.normal_(model.layers[2].linear1.weight)
     why = "copied, or drawn from the same seed"
