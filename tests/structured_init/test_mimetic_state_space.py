@@ -289,9 +289,9 @@ class OwnMixer(nn.Module):
             "divide that of heads, so be 1, 2 or 4",
         ),
         (
-            lambda: mamba2(n_groups=3, num_heads=1),
+            lambda: mamba2(n_groups=3, num_heads=1, head_dim=24),
             {},
-            "has 3 groups of B and C for 1 head, and cannot run: the number of groups must divide that of heads, so be 1",
+            "has 3 groups of B and C for 1 head, and cannot run",
         ),
         (mamba, {"where": "layers.0.mixer", "layers": [1]}, "where='layers.0.mixer' with layers=[1] selects none"),
     ],
