@@ -1,15 +1,12 @@
-"""The page of claims: what papers and we say of initializations, and what committed comparisons say about it.
-
-    python -m benchmarks.claims --output docs/claims.md
+"""Verdicts on claims: what papers and we say of initializations, judged by committed comparisons.
 
 ``benchmarks/claims.json`` says, for each claim, which committed comparison decides it, between which arms, by which
 margin, and whether that was written down before the runs or after. Everything else is computed here from the values per
-seed.
+seed; :mod:`benchmarks.claims_page` writes it down.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
@@ -23,13 +20,12 @@ from comparison.results.paired import Interval, paired_values, t_interval
 from comparison.results.power import pairs_for
 from comparison.results.success import Share, fisher, share
 from comparison.results.tables import number
-from structured_init.files import write_text
 
 HERE = Path(__file__).parent
 CLAIMS, RESULTS = HERE / "claims.json", HERE / "results"
 LEVEL = 0.05
 WORDS = {"better": "replicates", "worse": "contrary", "equivalent": "equivalent to zero", "undecided": "undecided"}
-ORDER = tuple(WORDS.values())
+Run = tuple[int | str, ...]  # its seed and its place of the grid
 
 
 @dataclass(frozen=True)
@@ -59,6 +55,7 @@ class Verdict:
         seeds: of the arm.
         minutes: of training, of all runs of the row.
         comparison: its manifest.
+        metric: that decides.
         environment: versions and hardware.
     """
 
@@ -67,7 +64,18 @@ class Verdict:
     seeds: int
     minutes: float
     comparison: Mapping[str, Any]
+    metric: Metric
     environment: Mapping[str, Any]
+
+    @property
+    def missing(self) -> list[str]:
+        """The controls that a gain is not shown to exceed."""
+        return [each.name for each in self.contrasts[1:] if each.kind != "better"]
+
+    @property
+    def shown(self) -> bool:
+        """Whether the arm is better than its first reference and than every control of the row, of which it has one."""
+        return self.contrasts[0].kind == "better" and len(self.contrasts) > 1 and not self.missing
 
     @property
     def word(self) -> str:
@@ -83,8 +91,8 @@ def judge(claim: Mapping[str, Any], results: Path = RESULTS) -> Verdict | None:
     manifest = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
     arms = [claim["arm"], *claim["references"].values()]
     rows = [row for row in _rows(folder, claim) if row["arm"] in arms]
-    metric = Metric(manifest["metric"], manifest["mode"])
-    values = {arm: _values(rows, arm, metric) for arm in arms}
+    metric = Metric(claim.get("metric", manifest["metric"]), manifest["mode"])
+    values = {arm: _values(rows, arm, metric, list(manifest.get("grid") or ())) for arm in arms}
     if not all(values.values()):
         return None
     level = 1 - LEVEL / len(claim["references"])
@@ -95,7 +103,8 @@ def judge(claim: Mapping[str, Any], results: Path = RESULTS) -> Verdict | None:
     ]
     runs = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
     minutes = sum(float(row["seconds"]) for row in rows if row["seconds"]) / 60
-    return Verdict(claim, contrasts, len(values[claim["arm"]]), minutes, manifest, _environment(runs[0]))
+    seeds = len({seed for seed, *_ in values[claim["arm"]]})
+    return Verdict(claim, contrasts, seeds, minutes, manifest, metric, _environment(runs[0]))
 
 
 def _environment(run: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -118,18 +127,18 @@ def _same(text: str, value: str) -> bool:
     return text == value or (text.replace(".", "").isdigit() and float(text) == float(value))
 
 
-def _values(rows: Sequence[Mapping[str, str]], arm: str, metric: Metric) -> dict[int, float]:
-    """Return final values by seed, as shown; a run without a number counts as the worst there is."""
+def _values(rows: Sequence[Mapping[str, str]], arm: str, metric: Metric, grid: Sequence[str]) -> dict[Run, float]:
+    """Return final values by run, as shown; a run without a number counts as the worst there is."""
     worst = -math.inf if metric.mode == "max" else math.inf
-    found = {int(row["seed"]): row[metric.name] for row in rows if row["arm"] == arm and row.get(metric.name)}
-    numbers = {seed: float(text) for seed, text in found.items()}
-    return {seed: metric.factor * value if math.isfinite(value) else worst for seed, value in numbers.items()}
+    own = [row for row in rows if row["arm"] == arm and row.get(metric.name)]
+    numbers = {(int(row["seed"]), *(row[key] for key in grid)): float(row[metric.name]) for row in own}
+    return {run: metric.factor * value if math.isfinite(value) else worst for run, value in numbers.items()}
 
 
 def _measured(
     name: str,
-    arm: Mapping[int, float],
-    reference: Mapping[int, float],
+    arm: Mapping[Run, float],
+    reference: Mapping[Run, float],
     claim: Mapping[str, Any],
     metric: Metric,
     level: float,
@@ -157,8 +166,8 @@ def _kind(interval: Interval, margin: float, metric: Metric) -> str:
 
 def _counted(
     name: str,
-    arm: Mapping[int, float],
-    reference: Mapping[int, float],
+    arm: Mapping[Run, float],
+    reference: Mapping[Run, float],
     claim: Mapping[str, Any],
     metric: Metric,
     level: float,
@@ -170,94 +179,6 @@ def _counted(
     return Contrast(name, kind, f"{ours.count} of {ours.runs} against {theirs.count} of {theirs.runs}")
 
 
-def _share(values: Mapping[int, float], limit: float, metric: Metric) -> Share:
+def _share(values: Mapping[Run, float], limit: float, metric: Metric) -> Share:
     sign = 1 if metric.mode == "max" else -1
     return share(sum(sign * value >= sign * limit for value in values.values()), len(values))
-
-
-def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
-    """Return the page in Markdown."""
-    counts = {word: sum(verdict.word == word for verdict in verdicts) for word in ORDER}
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-    lines = [
-        "# Claims",
-        "",
-        f"What papers and we say of initializations, and what our runs say about it. {len(verdicts)} claims: {said}.",
-        "",
-        "    python -m benchmarks.claims --output docs/claims.md",
-        "",
-        f"**The rule.** {claims['rule']}",
-        "",
-        "A gain over the usual initialization may come from the positions that are written, from the size of the "
-        "weights or from their alignment. The column *controls* has the difference to arms with the same positions and "
-        "to arms with the same weights scrambled, where these were run. Networks and data are small and training is "
-        "short: a verdict holds at this scale, and the published setting stands beside it. Where a row says *rule "
-        "before*, margin and test were written down before the runs; elsewhere the runs are older than this page.",
-        "",
-        "| claim | published | here | − the first reference | controls | verdict |",
-        "|---|---|---|---|---|---|",
-        *(_row(verdict) for verdict in sorted(verdicts, key=lambda verdict: ORDER.index(verdict.word))),
-        "",
-        "## How each was run",
-        "",
-    ]
-    for verdict in verdicts:
-        lines += _details(verdict)
-    return "\n".join(lines) + "\n"
-
-
-def _row(verdict: Verdict) -> str:
-    claim, (first, *others) = verdict.claim, verdict.contrasts
-    unit = Metric(verdict.comparison["metric"], verdict.comparison["mode"])
-    unit_text = "" if "success" in claim else f" {unit.unit or unit.words.partition(' ')[2]}"
-    bound = "" if "success" in claim else f", δ {claim['margin']:g}"
-    bound += ", rule before" if claim["rule_written"] == "before" else ""
-    cells = [
-        f"{claim['claim']} ({claim['source']})",
-        claim["published"] or "–",
-        f"{claim['setting']}, {verdict.seeds} seeds",
-        f"{first.text}{unit_text} (− {first.name})",
-        "; ".join(f"{each.text} (− {each.name}, {each.kind})" for each in others) or "–",
-        f"**{verdict.word}**{bound}",
-    ]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def _details(verdict: Verdict) -> list[str]:
-    claim, known = verdict.claim, verdict.environment
-    named = ("python", "torch", "timm", "transformers", "lightning")
-    versions = ", ".join(f"{key} {known[key]}" for key in named if key in known)
-    open_ones = [each for each in verdict.contrasts if each.kind == "undecided"]
-    prices = [
-        f"Against {each.name}, ± {claim['margin']:g} takes about {each.needed} seeds: "
-        f"{_hours(verdict.minutes / verdict.seeds * each.needed)} on one thread."
-        for each in open_ones
-        if each.needed
-    ]
-    prices += [f"Against {each.name}: undecided at these counts." for each in open_ones if not each.needed]
-    return [
-        f"**{claim['name']}**: [{claim['results']}](../benchmarks/results/{claim['results']}/report.md), "
-        f"{verdict.comparison['metric']}, {verdict.minutes:.0f} minutes of one thread for these arms on "
-        f"{known.get('processor', 'an unnamed processor')}; {versions}. {' '.join(prices)}".rstrip(),
-        "",
-        f"    {verdict.comparison['command']}",
-        "",
-    ]
-
-
-def _hours(minutes: float) -> str:
-    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the page."""
-    parser = argparse.ArgumentParser(description="Write the page of claims from committed comparisons.")
-    parser.add_argument("--output", type=Path, default=Path("docs/claims.md"))
-    options = parser.parse_args(arguments)
-    claims = json.loads(CLAIMS.read_text(encoding="utf-8"))
-    verdicts = [verdict for claim in claims["claims"] if (verdict := judge(claim)) is not None]
-    write_text(options.output, page(claims, verdicts))
-
-
-if __name__ == "__main__":
-    main()

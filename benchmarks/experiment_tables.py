@@ -25,6 +25,7 @@ TITLES = {
     "mqar_reference_states": "The same: other states, with mamba-ssm's own initialization",
     "copying_learning_rates": "Copying up to 12 of 26 letters, state 16, 1,000 steps: which learning rates succeed",
     "copying": "The same in 1,600 steps, at the rate that was best for both",
+    "copying_reference": "The same, with mamba-ssm's own initialization",
     "copying_components": "The same in 2,400 steps: each component removed",
 }
 SPREAD = "mean ± half of the 95 % t interval over"

@@ -62,6 +62,10 @@ RECALL: dict[str, list[str]] = {
         *[*COPYING, *SMALL, "--inits", BOTH, "--seeds", "0-4", "--learning-rates", "1e-2"],
         *["--trainer.max_epochs", "8"],
     ],
+    "copying_reference": [
+        *[*COPYING, *SMALL, "--inits", REFERENCES, "--seeds", "0-4", "--learning-rates", "1e-2"],
+        *["--trainer.max_epochs", "8"],
+    ],
     "copying_components": [
         *[*COPYING, *SMALL, "--inits", COMPONENTS, "--seeds", "0-4", "--learning-rates", "1e-2"],
         *["--trainer.max_epochs", "12"],

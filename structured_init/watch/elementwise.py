@@ -90,7 +90,8 @@ def named(seen: Pass, call: tuple, tag: Tag) -> set[str]:
     known = plain in LINEAR | POOLING | NORMING | SILENT
     if known or not isinstance(seen.source(tag), Linear | Other) or not isinstance(args[0], Tensor):
         return {plain}
-    if isinstance(result, Tensor) and args[0].shape == result.shape and len(tensors((args, kwargs))) == 1:
+    beside = [leaf for leaf in tensors((args[1:], kwargs)) if leaf.numel() > 1]  # bounds may be tensors of one number
+    if isinstance(result, Tensor) and args[0].shape == result.shape and not beside:
         if proportional(args[0], result):
             return set()
         if plain not in seen.pointwise and pointwise(func, args, kwargs, result):

@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge, page
+from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge
+from benchmarks.claims_page import into, page, short
 
 ROOT = Path(CLAIMS).parents[1]
 KNOWN = json.loads(CLAIMS.read_text(encoding="utf-8"))
@@ -24,8 +25,9 @@ def values(claim, arm):
         table = table[table["chosen"].astype(bool)]
     for key, value in claim.get("point", {}).items():
         table = table[table[key].astype(float) == float(value)]
-    metric = json.loads((RESULTS / claim["results"] / "comparison.json").read_text())["metric"]
-    found = table[table["arm"] == arm].set_index("seed")[metric].dropna()
+    manifest = json.loads((RESULTS / claim["results"] / "comparison.json").read_text())
+    metric = claim.get("metric", manifest["metric"])
+    found = table[table["arm"] == arm].set_index(["seed", *(manifest.get("grid") or ())])[metric].dropna()
     return found * (100 if "accuracy" in metric else 1)
 
 
@@ -68,6 +70,9 @@ def test_an_undecided_difference_says_how_many_seeds_it_takes():
 def test_the_committed_page_is_the_one_of_the_committed_numbers():
     verdicts = [judge(claim) for claim in JUDGED.values()]
     assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == page(KNOWN, verdicts)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert short(verdicts) in readme
+    assert into(readme, short(verdicts)) == readme
 
 
 def test_a_claim_whose_comparison_is_not_there_has_no_verdict(tmp_path):
@@ -86,3 +91,36 @@ def test_a_run_without_a_number_is_no_gain(tmp_path):
     (folder / "results.json").write_text(json.dumps({"runs": [{}]}))
     (found,) = judge(claim, tmp_path).contrasts
     assert (found.kind, found.text, found.needed) == ("undecided", "diverged in 1 of 3 seeds", None)
+
+
+def test_a_gain_says_which_controls_it_is_not_shown_to_exceed(tmp_path):
+    claim = {"name": "a", "results": "x", "arm": "b", "margin": 0.5, "claim": "B helps.", "source": "ours"}
+    claim |= {"references": {"default": "a", "same positions": "p"}, "setting": "s", "published": ""}
+    claim["rule_written"] = "before"
+    (tmp_path / "x").mkdir()
+    rows = [(arm, seed, base + 0.001 * seed * seed) for arm, base in (("a", 0.5), ("p", 0.9)) for seed in range(4)]
+    rows += [("b", seed, 0.9 + 0.001 * seed) for seed in range(4)]
+    pd.DataFrame(rows, columns=["arm", "seed", "test/accuracy"]).assign(seconds=60.0).to_csv(
+        tmp_path / "x" / "results.csv", index=False
+    )
+    manifest = {"metric": "test/accuracy", "mode": "max", "command": "compare"}
+    (tmp_path / "x" / "comparison.json").write_text(json.dumps(manifest))
+    (tmp_path / "x" / "results.json").write_text(json.dumps({"runs": [{}]}))
+    assert "**replicates**; beyond same positions not shown" in page({"rule": ""}, [judge(claim, tmp_path)])
+    alone = claim | {"references": {"default": "a"}}
+    assert "**replicates**, no control was run" in page({"rule": ""}, [judge(alone, tmp_path)])
+
+
+def test_a_claim_without_runs_is_named_with_its_rule_and_its_cost():
+    verdicts = [judge(claim) for claim in JUDGED.values()]
+    waiting = [claim for claim in KNOWN["claims"] if claim["name"] not in JUDGED]
+    text = page(KNOWN, verdicts).partition("## Not run yet")[2].partition("## How each was run")[0]
+    assert text.count("- **") == len(waiting)
+    for claim in waiting:
+        assert claim["rule_written"] == "before"
+        assert claim["cost"] in text
+
+
+def test_runs_at_several_places_of_the_grid_are_counted_together():
+    verdict = judge(JUDGED["mamba2_recall_states"])
+    assert [each.text for each in verdict.contrasts] == ["5 of 9 against 6 of 9", "5 of 9 against 4 of 9"]

@@ -482,6 +482,19 @@ class FarClamp(Apart):
         return F.layer_norm(q.clamp_(-1e3, 1e3), (DIM,)), F.layer_norm(k.clamp(-1e3, 1e3), (DIM,))
 
 
+class ClampByTensors(Apart):
+    """Bounds that are tensors, as where they are buffers of the model, and none is reached."""
+
+    def turn(self, q, k):
+        low, high = torch.tensor(-math.inf), torch.tensor(math.inf)
+        return F.layer_norm(q.clamp(low, high), (DIM,)), F.layer_norm(torch.clamp(k, low, high), (DIM,))
+
+
+class NearClampByTensors(Apart):
+    def turn(self, q, k):
+        return F.layer_norm(q.clamp(torch.tensor(-0.1), torch.tensor(0.1)), (DIM,)), F.layer_norm(k, (DIM,))
+
+
 class NearClamp(Apart):
     def turn(self, q, k):
         return F.layer_norm(q.clamp_(-0.1, 0.1), (DIM,)), F.layer_norm(k, (DIM,))

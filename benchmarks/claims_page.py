@@ -1,0 +1,180 @@
+"""The page of claims, and its short form in the README, from committed comparisons.
+
+    python -m benchmarks.claims_page
+
+It writes ``docs/claims.md`` and what stands between the two comments of the README.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.claims import CLAIMS, WORDS, Contrast, Verdict, judge
+from structured_init.files import write_text
+
+ROOT = Path(__file__).parents[1]
+ORDER = tuple(WORDS.values())
+BEGIN, END = "<!-- claims: python -m benchmarks.claims_page -->", "<!-- end of claims -->"
+
+
+def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
+    """Return the page in Markdown."""
+    counts = {word: sum(verdict.word == word for verdict in verdicts) for word in ORDER}
+    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    shown = sum(verdict.shown for verdict in verdicts)
+    lines = [
+        "# Claims",
+        "",
+        f"What papers and we say of initializations, and what our runs say about it. {len(verdicts)} claims: {said}. "
+        f"Of those that replicate against the default, {shown} are shown beyond every control that the row names.",
+        "",
+        "    python -m benchmarks.claims_page",
+        "",
+        f"**The rule.** {claims['rule']}",
+        "",
+        "A gain over the usual initialization may come from the positions that are written, from the size of the "
+        "weights or from their alignment. The column *controls* has the difference to arms with the same positions and "
+        "to arms with the same weights scrambled, where these were run. Networks and data are small and training is "
+        "short: a verdict holds at this scale, and the published setting stands beside it. Where a row says *rule "
+        "before*, margin and test were written down before the runs; elsewhere the runs are older than this page.",
+        "",
+        "| claim | published | here | − the first reference | controls | verdict |",
+        "|---|---|---|---|---|---|",
+        *map(_row, _ordered(verdicts)),
+        "",
+        *_waiting(claims, verdicts),
+        "## How each was run",
+        "",
+    ]
+    for verdict in verdicts:
+        lines += _details(verdict)
+    return "\n".join(lines) + "\n"
+
+
+def _waiting(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[str]:
+    """List the claims that have no runs yet, whose rule is written down already."""
+    judged = [verdict.claim["name"] for verdict in verdicts]
+    missing = [claim for claim in claims.get("claims", ()) if claim["name"] not in judged]
+    rows = [
+        f"- **{claim['name']}**: {claim['claim']} {claim['setting']}; against {', '.join(claim['references'])}; "
+        f"{_bound(claim)}. {claim.get('cost', '')}".rstrip()
+        for claim in missing
+    ]
+    head = "Written down before any run: claim, references, margin or success, and what the runs cost."
+    return ["## Not run yet", "", head, "", *rows, ""] if rows else []
+
+
+def _bound(claim: Mapping[str, Any]) -> str:
+    return f"success {claim['success']:g}" if "success" in claim else f"δ {claim['margin']:g}"
+
+
+def short(verdicts: Sequence[Verdict]) -> str:
+    """Return the table of the README: a line per claim, without settings of runs."""
+    lines = ["| claim | here | − default | beyond its controls | verdict |", "|---|---|---|---|---|"]
+    for verdict in _ordered(verdicts):
+        first = verdict.contrasts[0]
+        difference = f"{first.text}{_unit(verdict)}{_other(first)}"
+        cells = [verdict.claim["claim"].rstrip("."), verdict.claim["setting"], difference]
+        lines.append("| " + " | ".join([*cells, _controls(verdict), f"**{verdict.word}**"]) + " |")
+    return "\n".join(lines)
+
+
+def into(readme: str, table: str) -> str:
+    """Return the README with another table between its two comments."""
+    head, _, rest = readme.partition(BEGIN)
+    return f"{head}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
+
+
+def _ordered(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    return sorted(verdicts, key=lambda verdict: (ORDER.index(verdict.word), not verdict.shown))
+
+
+def _controls(verdict: Verdict) -> str:
+    if len(verdict.contrasts) == 1:
+        return "none was run"
+    return (
+        "yes"
+        if verdict.shown
+        else "no"
+        if verdict.contrasts[0].kind != "better"
+        else f"not {' or '.join(verdict.missing)}"
+    )
+
+
+def _unit(verdict: Verdict) -> str:
+    metric = verdict.metric
+    return "" if "success" in verdict.claim else f" {metric.unit or metric.words.partition(' ')[2]}"
+
+
+def _other(first: Contrast) -> str:
+    return "" if first.name == "default" else f" (− {first.name})"
+
+
+def _row(verdict: Verdict) -> str:
+    claim, (first, *others) = verdict.claim, verdict.contrasts
+    bound = "" if "success" in claim else f", {_bound(claim)}"
+    bound += ", rule before" if claim["rule_written"] == "before" else ""
+    cells = [
+        f"{claim['claim']} ({claim['source']})",
+        claim["published"] or "–",
+        f"{claim['setting']}, {verdict.seeds} seeds",
+        f"{first.text}{_unit(verdict)} (− {first.name})",
+        "; ".join(f"{each.text} (− {each.name}, {each.kind})" for each in others) or "–",
+        f"**{verdict.word}**{_beyond(verdict)}{bound}",
+    ]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _beyond(verdict: Verdict) -> str:
+    """Say of a gain which of its controls it is not shown to exceed."""
+    if verdict.contrasts[0].kind != "better":
+        return ""
+    if len(verdict.contrasts) == 1:
+        return ", no control was run"
+    return " beyond its controls" if verdict.shown else f"; beyond {' and '.join(verdict.missing)} not shown"
+
+
+def _details(verdict: Verdict) -> list[str]:
+    claim, known = verdict.claim, verdict.environment
+    named = ("python", "torch", "timm", "transformers", "lightning")
+    versions = ", ".join(f"{key} {known[key]}" for key in named if key in known)
+    open_ones = [each for each in verdict.contrasts if each.kind == "undecided"]
+    prices = [
+        f"Against {each.name}, ± {claim['margin']:g} takes about {each.needed} seeds: "
+        f"{_hours(verdict.minutes / verdict.seeds * each.needed)} on one thread."
+        for each in open_ones
+        if each.needed
+    ]
+    prices += [f"Against {each.name}: undecided at these counts." for each in open_ones if not each.needed]
+    return [
+        f"**{claim['name']}**: [{claim['results']}](../benchmarks/results/{claim['results']}/report.md), "
+        f"{verdict.metric.name}, {verdict.minutes:.0f} minutes of one thread for these arms on "
+        f"{known.get('processor', 'an unnamed processor')}; {versions}. {' '.join(prices)}".rstrip(),
+        "",
+        f"    {verdict.comparison['command']}",
+        "",
+    ]
+
+
+def _hours(minutes: float) -> str:
+    return f"{minutes:.0f} minutes" if minutes < 120 else f"{minutes / 60:.0f} hours"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write both."""
+    parser = argparse.ArgumentParser(description="Write the page of claims from committed comparisons.")
+    parser.add_argument("--root", type=Path, default=ROOT, help="of the repository; else where this file is")
+    options = parser.parse_args(arguments)
+    claims = json.loads(CLAIMS.read_text(encoding="utf-8"))
+    verdicts = [verdict for claim in claims["claims"] if (verdict := judge(claim)) is not None]
+    write_text(options.root / "docs" / "claims.md", page(claims, verdicts))
+    readme = options.root / "README.md"
+    write_text(readme, into(readme.read_text(encoding="utf-8"), short(verdicts)))
+
+
+if __name__ == "__main__":
+    main()
