@@ -51,7 +51,7 @@ def keep(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Ta
         mixed = isinstance(seen.source(tag), Sum) and any(
             leaf.shape == out.shape and seen.tag(leaf) is None for leaf in tensors(args)
         )
-        if name in TIMES and (mixed or (len(active) == 2 and _gated(seen, *active))):
+        if name in TIMES and (mixed or (len(active) == 2 and _gated(seen, *active) and not _a_token_each(seen, args))):
             path |= {GATED}
         if name in SUMS and mixed:  # tokens of unknown origin: a residual stream
             seen.tags[out] = Tag(codes.unknown(out), None, path)
@@ -83,6 +83,12 @@ def _gated(seen: Pass, one: Tag, two: Tag) -> bool:
     return apart or not (AVERAGED in one.path or AVERAGED in two.path or isinstance(seen.source(one), Product))
 
 
+def _a_token_each(seen: Pass, args: tuple) -> bool:
+    """Say whether a factor has one number for each token, spread over its features as the norm of `F.normalize`."""
+    averaged = [leaf for leaf in tensors(args) if (tag := seen.tag(leaf)) is not None and AVERAGED in tag.path]
+    return any(leaf.ndim > 1 and leaf.shape[-1] > 1 and bool((leaf == leaf[..., :1]).all()) for leaf in averaged)
+
+
 def named(seen: Pass, call: tuple, tag: Tag) -> set[str]:
     """Return the name of a function, unless it only multiplied what it was given; see whether it is pointwise."""
     func, name, args, kwargs, result = call
@@ -90,7 +96,8 @@ def named(seen: Pass, call: tuple, tag: Tag) -> set[str]:
     known = plain in LINEAR | POOLING | NORMING | SILENT
     if known or not isinstance(seen.source(tag), Linear | Other) or not isinstance(args[0], Tensor):
         return {plain}
-    if isinstance(result, Tensor) and args[0].shape == result.shape and len(tensors((args, kwargs))) == 1:
+    beside = [leaf for leaf in tensors((args[1:], kwargs)) if leaf.numel() > 1]  # bounds may be tensors of one number
+    if isinstance(result, Tensor) and args[0].shape == result.shape and not beside:
         if proportional(args[0], result):
             return set()
         if plain not in seen.pointwise and pointwise(func, args, kwargs, result):

@@ -34,6 +34,8 @@ APART = [
     strangers.TalkingHeads, strangers.Sink, strangers.Windows, strangers.ReorderedChannels, strangers.SquashedBias,
     strangers.FusedKernel, strangers.TransformerXL, strangers.TransformerXLPositionsFirst, strangers.ShortConvolution,
     strangers.QueriesAdded, strangers.TwoKindsOfTokens, strangers.ScaledValues, strangers.FarClamp,
+    strangers.ClampByTensors,
+    strangers.CosineAttention,
     strangers.GatedValues, strangers.PaddedWithOnes, strangers.BiasInAStep,
 ]  # fmt: skip
 
@@ -139,6 +141,7 @@ def test_heads_that_share_a_key_become_neighbours():
         (strangers.SquaredQueries(), TOKENS, "its queries go through pow behind their linear map"),
         (strangers.QueriesTimesThemselves(), TOKENS, "its queries go through a gate behind their linear map"),
         (strangers.NearClamp(), TOKENS, "its queries go through clamp behind their linear map"),
+        (strangers.NearClampByTensors(), TOKENS, "its queries go through clamp behind their linear map"),
         (strangers.Transposed(), TOKENS, "the weights of its maps sum to one over queries and not over keys"),
         (strangers.OverQueries(), TOKENS, "the weights of its maps sum to one over queries and not over keys"),
         (strangers.NoSoftmax(), TOKENS, "no softmax lies between the product of queries and keys and that with the"),
