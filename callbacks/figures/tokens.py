@@ -84,7 +84,9 @@ def visible(token: str) -> str:
     """Return a token as it can be read on an axis: blanks spelled out, a long one cut."""
     for blank, sign in VISIBLE.items():
         token = token.replace(blank, sign)
-    token = "".join(character if character.isprintable() else "�" for character in token).replace("$", r"\$")
+    token = "".join("␣" if each.isspace() else each if each.isprintable() else "�" for each in token).replace(
+        "$", r"\$"
+    )
     return token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
 
 

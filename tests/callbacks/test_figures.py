@@ -115,6 +115,7 @@ def test_a_text_shows_its_stretch_of_the_maps_with_its_tokens_along_the_axes():
     [
         ("Ġfox", "␣fox"),
         ("\n\n", "⏎⏎"),
+        (" a\u00a0\r", "␣a␣␣"),
         ("\x07", "�"),
         ("internationalization", "internationali"[:13] + "…"),
         ("$", r"\$"),
