@@ -36,7 +36,8 @@ class Contrast:
         name: of the reference, in words.
         kind: ``"better"``, ``"worse"``, ``"equivalent"`` or ``"undecided"``.
         text: the difference with its interval, or the two counts.
-        needed: seeds that would decide it at this spread; None where it is decided, or counted.
+        needed: seeds that would decide it at this spread, or with these shares; None where it is decided, or where
+            shares are equal.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Verdict:
         claim: as ``claims.json`` has it.
         contrasts: to every reference of the row, the one that the claim is about first.
         seeds: of the arm.
+        runs: of the arm: its seeds at every place of the grid.
         minutes: of training, of all runs of the row.
         comparison: its manifest.
         metric: that decides.
@@ -62,6 +64,7 @@ class Verdict:
     claim: Mapping[str, Any]
     contrasts: list[Contrast]
     seeds: int
+    runs: int
     minutes: float
     comparison: Mapping[str, Any]
     metric: Metric
@@ -104,7 +107,7 @@ def judge(claim: Mapping[str, Any], results: Path = RESULTS) -> Verdict | None:
     runs = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
     minutes = sum(float(row["seconds"]) for row in rows if row["seconds"]) / 60
     seeds = len({seed for seed, *_ in values[claim["arm"]]})
-    return Verdict(claim, contrasts, seeds, minutes, manifest, metric, _environment(runs[0]))
+    return Verdict(claim, contrasts, seeds, len(values[claim["arm"]]), minutes, manifest, metric, _environment(runs[0]))
 
 
 def _environment(run: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -176,7 +179,17 @@ def _counted(
     kind = "undecided"
     if fisher(ours, theirs) < 1 - level:
         kind = "better" if ours.count * theirs.runs > theirs.count * ours.runs else "worse"
-    return Contrast(name, kind, f"{ours.count} of {ours.runs} against {theirs.count} of {theirs.runs}")
+    needed = runs_for(ours, theirs, 1 - level) if kind == "undecided" else None
+    return Contrast(name, kind, f"{ours.count} of {ours.runs} against {theirs.count} of {theirs.runs}", needed)
+
+
+def runs_for(ours: Share, theirs: Share, error: float, most: int = 1000) -> int | None:
+    """Return the runs of each arm at which shares like these differ by Fisher's exact test; None up to ``most``."""
+    for runs in range(max(ours.runs, theirs.runs), most + 1):
+        one, two = (share(round(each.count / each.runs * runs), runs) for each in (ours, theirs))
+        if fisher(one, two) < error:
+            return runs
+    return None
 
 
 def _share(values: Mapping[Run, float], limit: float, metric: Metric) -> Share:

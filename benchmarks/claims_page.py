@@ -142,14 +142,7 @@ def _details(verdict: Verdict) -> list[str]:
     claim, known = verdict.claim, verdict.environment
     named = ("python", "torch", "timm", "transformers", "lightning")
     versions = ", ".join(f"{key} {known[key]}" for key in named if key in known)
-    open_ones = [each for each in verdict.contrasts if each.kind == "undecided"]
-    prices = [
-        f"Against {each.name}, ± {claim['margin']:g} takes about {each.needed} seeds: "
-        f"{_hours(verdict.minutes / verdict.seeds * each.needed)} on one thread."
-        for each in open_ones
-        if each.needed
-    ]
-    prices += [f"Against {each.name}: undecided at these counts." for each in open_ones if not each.needed]
+    prices = [f"{_price(verdict, each)}" for each in verdict.contrasts if each.kind == "undecided"]
     return [
         f"**{claim['name']}**: [{claim['results']}](../benchmarks/results/{claim['results']}/report.md), "
         f"{verdict.metric.name}, {verdict.minutes:.0f} minutes of one thread for these arms on "
@@ -158,6 +151,17 @@ def _details(verdict: Verdict) -> list[str]:
         f"    {verdict.comparison['command']}",
         "",
     ]
+
+
+def _price(verdict: Verdict, contrast: Contrast) -> str:
+    """Say what it would cost to decide a difference."""
+    if contrast.needed is None:
+        return f"Against {contrast.name}: no number of runs decides shares like these."
+    counted = "success" in verdict.claim
+    what = "these shares take" if counted else f"± {verdict.claim['margin']:g} takes"
+    kind = "runs of each" if counted else "seeds"
+    price = _hours(verdict.minutes / verdict.runs * contrast.needed)
+    return f"Against {contrast.name}, {what} about {contrast.needed} {kind}: {price} on one thread."
 
 
 def _hours(minutes: float) -> str:

@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge
+from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge, runs_for
 from benchmarks.claims_page import into, page, short
+from comparison.results.success import share
 
 ROOT = Path(CLAIMS).parents[1]
 KNOWN = json.loads(CLAIMS.read_text(encoding="utf-8"))
@@ -65,6 +66,17 @@ def test_an_undecided_difference_says_how_many_seeds_it_takes():
         for each in judge(claim).contrasts:
             if each.kind == "undecided" and "success" not in claim:
                 assert each.needed > 2
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "runs"), [((3, 5), (0, 5), 8), ((10, 20), (7, 20), 87), ((3, 5), (3, 5), None)]
+)
+def test_shares_say_how_many_runs_would_tell_them_apart(ours, theirs, runs):
+    found = runs_for(share(*ours), share(*theirs), 0.05)
+    assert found == runs
+    if found:
+        table = [[round(a / b * found), found - round(a / b * found)] for a, b in (ours, theirs)]
+        assert stats.fisher_exact(table).pvalue < 0.05
 
 
 def test_the_committed_page_is_the_one_of_the_committed_numbers():
