@@ -294,8 +294,9 @@ def test_a_convolutional_net_is_refused_with_what_it_has():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Linear(4, 2))
     with pytest.raises(StructuredInitError) as caught:
         initialize(model, Mimetic())
-    assert (
-        str(caught.value) == "Mimetic found no attention layer that it knows; the model has BatchNorm2d, Conv2d, Linear"
+    assert str(caught.value) == (
+        "Mimetic found no attention layer that it knows; the model has BatchNorm2d, Conv2d, Linear: give `batch=…`, "
+        "one or two samples, so that it is found by watching, or describe it with structured_init.register_attention"
     )
 
 

@@ -172,7 +172,7 @@ def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path,
     asked = comparison(tmp_path, "mine=mimetic", changes={"mine": {"init.strict": strict}})
     refused = pytest.raises(StructuredInitError, match=r"'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
     with refused if strict else contextlib.nullcontext():
-        Plans(asked, SimpleNamespace(model=model), []).plan(asked, "mine", Mimetic(positions="keep"))
+        Plans(asked, SimpleNamespace(model=model, datamodule=None), []).plan(asked, "mine", Mimetic(positions="keep"))
 
 
 def test_a_control_that_cannot_be_is_left_out_with_the_reason():
