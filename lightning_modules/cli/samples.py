@@ -17,7 +17,7 @@ def two_samples(model: LightningModule, datamodule: LightningDataModule | None) 
     """Return what the module takes of two training samples, on which attention is found by watching.
 
     Args:
-        model: says with ``probe_inputs(batch)`` what its forward takes; the batch's first element where it says nothing.
+        model: says with ``probe_inputs(batch)`` what its forward takes; its first element where it says nothing.
         datamodule: is set up, and its dataset read; no loader is iterated.
 
     Raises:
