@@ -21,6 +21,7 @@ TITLES = {
     "mqar_learning_rates": "Associative recall, 4 pairs in 32 tokens, state 16: which learning rates succeed",
     "mqar_components": "The same: each component removed",
     "mqar_reference": "The same: mamba-ssm's own initialization, and the mimetic one over it",
+    "mqar_20_seeds": "The same at one learning rate, with 20 seeds, and the slow decay alone",
     "mqar_states": "The same: other states",
     "mqar_reference_states": "The same: other states, with mamba-ssm's own initialization",
     "copying_learning_rates": "Copying up to 12 of 26 letters, state 16, 1,000 steps: which learning rates succeed",

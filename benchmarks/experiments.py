@@ -33,6 +33,7 @@ FROZEN = "_frozen"
 MIMETIC = "mimetic_state_space"
 BOTH = f"default,{MIMETIC}"
 COMPONENTS = ",".join([BOTH, *(f"{MIMETIC}_no_{name}" for name in ("decay", "step", "correlate", "convolution"))])
+SLOW_DECAY = f"slow_decay={MIMETIC}{{step=false,correlate=false,convolution=false}}"
 REFERENCES = f"default,mamba_reference,{MIMETIC},mamba_reference_mimetic"
 MQAR = [
     "-c", "mamba2_mqar_short", "--data.init_args.task_args", "{vocab_size: 64, num_pairs: 4}",
@@ -47,6 +48,10 @@ RECALL: dict[str, list[str]] = {
     "mqar_learning_rates": [*MQAR, *SMALL, "--inits", BOTH, "--seeds", "0-2", "--learning-rates", RATES],
     "mqar_components": [*MQAR, *SMALL, "--inits", COMPONENTS, "--seeds", "0-4", "--learning-rates", "1e-2,3e-2"],
     "mqar_reference": [*MQAR, *SMALL, "--inits", REFERENCES, "--seeds", "0-4", "--learning-rates", "1e-2,3e-2"],
+    "mqar_20_seeds": [
+        *[*MQAR, *SMALL, "--inits", f"default,mamba_reference,{MIMETIC},{SLOW_DECAY}"],
+        *["--seeds", "0-19", "--learning-rates", "3e-2"],
+    ],
     "mqar_states": [
         *[*MQAR, "--inits", BOTH, "--seeds", "0-2", "--learning-rates", "1e-2,3e-2"],
         *["--grid", f"{STATE}=8,32,64,128"],

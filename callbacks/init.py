@@ -50,6 +50,8 @@ class InitCallback(Callback):
             ``AdamSolver`` with ``pseudo_input="batch"``. See :func:`training_batch`. Attention that no layout was
             written for, and layouts that were registered outside of this library, are found and checked on two of them.
         strict: refuse a model of which attention would be left alone; see :func:`structured_init.initialize`.
+        progress: show on stderr of rank 0, in a terminal or notebook, which layer is reached, if it takes more than 3
+            seconds.
 
     Attributes:
         report: the :class:`~structured_init.InitReport` of the model that this callback initialized last, else
@@ -68,6 +70,7 @@ class InitCallback(Callback):
         when: Literal["fit_start", "setup"] = "fit_start",
         samples: int = 16,
         strict: bool = False,
+        progress: bool = True,
     ) -> None:
         if not isinstance(initializer, Initializer):
             got = repr(initializer) if isinstance(initializer, type) else type(initializer).__name__
@@ -76,12 +79,13 @@ class InitCallback(Callback):
             raise StructuredInitError(f"InitCallback: when must be fit_start or setup, got '{when}'")
         check_whole("InitCallback", samples=samples)
         check_whole("InitCallback", least=None, null=True, seed=seed)
-        check_flag("InitCallback", strict=strict)
+        check_flag("InitCallback", strict=strict, progress=progress)
         self.initializer = initializer
         self.seed = seed
         self.when: Literal["fit_start", "setup"] = when
         self.samples = samples
         self.strict = strict
+        self.progress = progress
         self.report: InitReport | None = None
         self.seconds = 0.0
 
@@ -156,6 +160,7 @@ class InitCallback(Callback):
             batches=batches,
             broadcast=in_step,
             strict=self.strict,
+            progress=self.progress and trainer.is_global_zero,
         )
         refuse_what_checkpoints_lose(self.report, pl_module)
         for warning in self.report.warnings:

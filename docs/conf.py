@@ -51,7 +51,7 @@ suppress_warnings = ["myst.header"]  # a page of results may begin its parts wit
 # Notebooks: executed once and kept in build/notebooks until they change; `off` where pictures are not wanted
 nb_execution_mode = os.environ.get("DOCS_NOTEBOOKS", "cache")
 nb_execution_cache_path = str(ROOT / "build" / "notebooks")
-nb_execution_timeout = 600
+nb_execution_timeout = 1800  # seconds a cell, for machines that are busy
 nb_execution_raise_on_error = True
 nb_merge_streams = True
 

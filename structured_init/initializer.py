@@ -149,7 +149,8 @@ def initialize(
         batches: many batches of real training inputs, for the methods that train on them (``SelfPretraining``): a
             ``DataLoader`` or a list of what one yields. They are iterated as often as is needed, in their own order.
         dry_run: only plan: the report says what would be written, and the model is not touched. Memory then holds
-            every change at once.
+            every change at once. What is planned is what would be written, so an initializer that trains
+            (``ProceduralWarmup``, ``SelfPretraining``) trains a copy here too; ``iterations=0`` leaves that out.
         broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
         strict: refuse a model of which attention would be left alone that ``where`` selects, because its class is not
             known or because it is cross-attention. Without, the report says so, and warns where that is most of it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
 
@@ -54,6 +54,8 @@ def plain_name(name: str, model: nn.Module | None = None) -> str:
     Returns:
         The plain name, e.g. ``"blocks.0.attn.q_proj.weight"``; empty for the model itself.
     """
+    if model is None:
+        return ".".join(part for part in name.split(".") if part not in UNMISTAKABLE)
     parts, here = [], model
     for part in name.split("."):
         child = wrapped_child(here) if here is not None else None
@@ -66,11 +68,28 @@ def plain_name(name: str, model: nn.Module | None = None) -> str:
     return ".".join(parts)
 
 
+def plain_names(model: nn.Module) -> Callable[[str], str]:
+    """Return what :func:`plain_name` is for many names of one model, looked at once for wrappers."""
+    wrapped = any(wrapped_child(module) is not None for module in model.modules())
+    return functools.partial(plain_name, model=model if wrapped else None)
+
+
 def named_plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Iterate over modules in order under their plain names, each once; wrappers are left out."""
-    for name, module in model.named_modules():
-        if wrapped_child(module) is None:
-            yield plain_name(name, model), module
+    seen: set[int] = set()
+    ahead = [("", model)]
+    while ahead:
+        name, module = ahead.pop()
+        if id(module) in seen:
+            continue
+        seen.add(id(module))
+        child = wrapped_child(module)
+        if child is None:
+            yield name, module
+        for part, inner in reversed(module._modules.items()):
+            if inner is not None:
+                left_out = part == child or part in UNMISTAKABLE
+                ahead.append((name if left_out else f"{name}.{part}" if name else part, inner))
 
 
 def folded_name(blocks: Sequence[str]) -> str:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.names import named_plain_modules, plain_name
+from structured_init.names import named_plain_modules, plain_names
 from structured_init.parametrized import Computed, describe_computed, find_computed
 from structured_init.progress import Progress
-from structured_init.writer import Writer, check, full_value
+from structured_init.writer import Writer, check, full_value, is_own_memory
 
 T = TypeVar("T")
 CHUNK = 2**16  # numbers measured at a time: no second copy of a large tensor
@@ -31,18 +31,27 @@ class Statistics:
 
     @classmethod
     def of(cls, value: Tensor) -> Statistics:
-        """Measure ``value``, with sums in float64 of parts; numbers far from zero beside their spread, twice."""
+        """Measure ``value``, part by part, summed in float64; numbers far from zero beside their spread, twice."""
         parts = value.flatten().split(CHUNK)
         count = max(value.numel(), 1)
-        mean = sum(part.sum(dtype=torch.float64).item() for part in parts) / count
-        square = sum(torch.dot(part, part).item() for part in parts)
+        total = square = 0.0
+        for part in parts:  # both while the processor has it at hand; torch sums in pairs, which loses next to nothing
+            total += part.sum().item()
+            square += torch.dot(part, part).item()
+        mean = total / count
         if (variance := square / count - mean * mean) > FAR * square / count:
             return cls(mean, math.sqrt(variance), math.sqrt(square / count))
+        mean = sum(part.sum(dtype=torch.float64).item() for part in parts) / count  # sums may have overflown
         square = deviation = 0.0
         for part in (part.to(torch.float64, copy=True) for part in parts):
             square += torch.linalg.vector_norm(part).item() ** 2
             deviation += torch.linalg.vector_norm(part.sub_(mean)).item() ** 2
         return cls(mean, math.sqrt(deviation / count), math.sqrt(square / count))
+
+    @property
+    def finite(self) -> bool:
+        """Whether every number is finite; of very large ones, whose squares are not, it may be no."""
+        return math.isfinite(self.rms)
 
 
 @dataclass
@@ -158,13 +167,21 @@ class Weights:
             tensor: a floating-point parameter or buffer of the model.
             by: who and why, for the report.
         """
+        return self._overlay(tensor, by, blank=False)
+
+    def blank(self, tensor: Tensor, by: str) -> Tensor:
+        """Return the overlay's own tensor to set the whole of; what stands in it may be anything."""
+        return self._overlay(tensor, by, blank=True)
+
+    def _overlay(self, tensor: Tensor, by: str, *, blank: bool) -> Tensor:
         name = self.names(tensor)[0]
         if not tensor.is_floating_point():
             raise StructuredInitError(f"'{name}' holds {tensor.dtype}, not floating-point numbers")
         update = self.updates.setdefault(id(tensor), Update(tensor, None))
         if update.value is None:
-            update.value = self._below(tensor, own=True)
-            update.before = update.before or Statistics.of(update.value)
+            below = self._below(tensor, own=not blank)
+            update.before = update.before or Statistics.of(below)
+            update.value = torch.empty_like(below) if blank and is_own_memory(below, tensor) else below
         if by not in update.by:
             update.by.append(by)
         self._pending.add(id(tensor))
@@ -173,7 +190,7 @@ class Weights:
     def write(self, tensor: Tensor, value: Tensor, by: str) -> None:
         """Set the whole of ``tensor``. Shapes must agree; dtype and device are the tensor's own."""
         check(tensor, value, self.names(tensor)[0])
-        self.edit(tensor, by).copy_(value)
+        self.blank(tensor, by).copy_(value)
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over sites or modules and flush after each: this is what bounds memory by one layer."""
@@ -197,12 +214,12 @@ class Weights:
         name = self._names[id(update.target)][0]
         update.after = Statistics.of(update.value)
         if self.writer is None:
-            check(update.target, update.value, name)
+            check(update.target, update.value, name, finite=update.after.finite)
         elif id(update.target) in self._computed:
             update.target.detach().copy_(update.value)  # the value that torch has cached; its sources are written
             update.value = None
         else:
-            self.writer.write(update.target, update.value, name)
+            self.writer.write(update.target, update.value, name, finite=update.after.finite)
             update.value = None
 
     def _settle(self, update: Update, computed: Computed, target: Tensor) -> None:
@@ -255,7 +272,8 @@ class Weights:
 def tensor_names(model: nn.Module) -> dict[int, tuple[str, ...]]:
     """Map each parameter's and buffer's id to its names, free of what wrappers add."""
     names: dict[int, list[str]] = {}
+    plain = plain_names(model)
     for named in (model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)):
         for name, tensor in named:
-            names.setdefault(id(tensor), []).append(plain_name(name, model))
+            names.setdefault(id(tensor), []).append(plain(name))
     return {key: tuple(dict.fromkeys(value)) for key, value in names.items()}

@@ -43,19 +43,20 @@ class Writer:
                 self.undo()
 
     @torch.no_grad()
-    def write(self, target: Tensor, value: Tensor, name: str) -> None:
+    def write(self, target: Tensor, value: Tensor, name: str, *, finite: bool = False) -> None:
         """Copy ``value`` into ``target``.
 
         Args:
             target: a parameter or buffer of the model, possibly a ``DTensor``.
             value: the full value, of the full shape, on the CPU.
             name: for messages.
+            finite: whether the value is known to be finite, in its own dtype.
 
         Raises:
             StructuredInitError: the shape differs, the value is not finite in the tensor's dtype, or the temporary
                 file has no room.
         """
-        check(target, value, name)
+        check(target, value, name, finite=finite)
         self._remember(target, name)
         if isinstance(target, DTensor):
             value = value.to(target.device, target.dtype)
@@ -109,12 +110,19 @@ class Writer:
         return self._closing.enter_context(tempfile.TemporaryFile())
 
 
-def check(target: Tensor, value: Tensor, name: str) -> None:
-    """Raise a ``StructuredInitError`` unless ``value`` can be written into ``target``."""
+def check(target: Tensor, value: Tensor, name: str, *, finite: bool = False) -> None:
+    """Raise a ``StructuredInitError`` unless ``value`` can be written into ``target``.
+
+    Args:
+        target: a parameter or buffer of the model.
+        value: the full value.
+        name: for messages.
+        finite: whether the value is known to be finite, in its own dtype.
+    """
     refuse_inference(target, name)
     if value.shape != target.shape:
         raise StructuredInitError(f"'{name}' has shape {tuple(target.shape)}, but its new value {tuple(value.shape)}")
-    if not _finite(value.to(target.dtype)):
+    if not (finite and value.dtype == target.dtype) and not _finite(value.to(target.dtype)):
         raise StructuredInitError(f"the new value of '{name}' holds values that are not finite in {target.dtype}")
 
 
@@ -144,7 +152,12 @@ def full_value(tensor: Tensor, name: str, *, own: bool = False) -> Tensor:
     if isinstance(value, DTensor):
         value = value.full_tensor()
     full = value.to("cpu", torch.promote_types(value.dtype, torch.float32))
-    return full.clone() if own and full.data_ptr() == _local(tensor).data_ptr() else full
+    return full.clone() if own and is_own_memory(full, tensor) else full
+
+
+def is_own_memory(full: Tensor, tensor: Tensor) -> bool:
+    """Say whether a full value lies in the tensor's own memory, or was copied from there."""
+    return full.data_ptr() == _local(tensor).data_ptr()
 
 
 def _local(tensor: Tensor) -> Tensor:

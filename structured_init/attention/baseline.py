@@ -88,7 +88,7 @@ def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, 
         for tensor, fan_in, fill in _tensors(module, convolutions, weight, bias):
             found = True
             name = weights.names(tensor)[0]
-            fill(weights.edit(tensor, who), fan_in, rng.generator(name, who))
+            fill(weights.blank(tensor, who), fan_in, rng.generator(name, who))
     if not found:
         raise StructuredInitError(f"{who} found no linear or convolutional layer; {what_the_model_has(weights.model)}")
 

@@ -32,7 +32,8 @@ def required_state_space_sites(
         who: asks, for the messages.
 
     Raises:
-        StructuredInitError: no state-space layer of a known class, none selected, or a number out of range.
+        StructuredInitError: no state-space layer of a known class, none selected, a number out of range, or a layer
+            whose heads cannot be shared out among its groups.
     """
     everywhere = state_space_sites(weights)
     unknown = unknown_state_spaces(weights.model)
@@ -55,10 +56,28 @@ def required_state_space_sites(
         names = ", ".join(site.name for site in everywhere[:4]) + (", …" if count > 4 else "")
         chosen = f"where={where!r}" + (f" with layers={layers}" if layers is not None else "")
         raise StructuredInitError(f"{who}: {chosen} selects none of the {count} state-space layers ({names})")
+    for site in sites:
+        refuse_uneven_groups(site, who)
     for name, kind in unknown.items():
         if not callable(where) and selects(where, name, None):
             weights.skip(name, why_unknown(kind))
     return sites
+
+
+def refuse_uneven_groups(site: StateSpaceSite, who: str) -> None:
+    """Refuse a layer that no host can run: each group of B and C serves equally many heads.
+
+    Raises:
+        StructuredInitError: the number of groups does not divide the number of heads.
+    """
+    heads, groups = site.num_heads, site.num_groups
+    if heads % groups:
+        *most, last = (number for number in range(1, heads + 1) if heads % number == 0)
+        valid = f"{', '.join(map(str, most))} or {last}" if most else str(last)
+        raise StructuredInitError(
+            f"{who}: '{site.name}' has {groups} groups of B and C for {heads} head{'s' * (heads > 1)}, and cannot"
+            f" run: the number of groups must divide that of heads, so be {valid}"
+        )
 
 
 def unknown_state_spaces(model: nn.Module) -> dict[str, str]:

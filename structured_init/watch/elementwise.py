@@ -51,7 +51,7 @@ def keep(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Ta
         mixed = isinstance(seen.source(tag), Sum) and any(
             leaf.shape == out.shape and seen.tag(leaf) is None for leaf in tensors(args)
         )
-        if name in TIMES and (mixed or (len(active) == 2 and _gated(seen, *active))):
+        if name in TIMES and (mixed or (len(active) == 2 and _gated(seen, *active) and not _a_token_each(seen, args))):
             path |= {GATED}
         if name in SUMS and mixed:  # tokens of unknown origin: a residual stream
             seen.tags[out] = Tag(codes.unknown(out), None, path)
@@ -81,6 +81,12 @@ def _gated(seen: Pass, one: Tag, two: Tag) -> bool:
     """Say whether a product of two tensors of the same shape is none with a factor for each token."""
     apart = seen.source(one) is not seen.source(two)
     return apart or not (AVERAGED in one.path or AVERAGED in two.path or isinstance(seen.source(one), Product))
+
+
+def _a_token_each(seen: Pass, args: tuple) -> bool:
+    """Say whether a factor has one number for each token, spread over its features as the norm of `F.normalize`."""
+    averaged = [leaf for leaf in tensors(args) if (tag := seen.tag(leaf)) is not None and AVERAGED in tag.path]
+    return any(leaf.ndim > 1 and leaf.shape[-1] > 1 and bool((leaf == leaf[..., :1]).all()) for leaf in averaged)
 
 
 def named(seen: Pass, call: tuple, tag: Tag) -> set[str]:

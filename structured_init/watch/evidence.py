@@ -121,8 +121,13 @@ def _taken(made: Float[Tensor, "heads tokens head_dim"], real: Float[Tensor, "he
 def _apart_from_bias(made: Tensor, real: Tensor, axis: int) -> float:
     """Return the relative error over tokens, whatever bias was added; what rounding the bias leaves does not count."""
     differing = real - real.mean(axis, keepdim=True)
-    size = float(differing.double().norm() + 1e-2 * real.double().norm())
-    return float((made - made.mean(axis, keepdim=True) - differing).double().norm()) / max(size, TINY)
+    size = _norm(differing) + 1e-2 * _norm(real)
+    return _norm(made - made.mean(axis, keepdim=True) - differing) / max(size, TINY)
+
+
+def _norm(tensor: Tensor) -> float:
+    """Return ‖tensor‖, summed in float64 without a copy in it."""
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
 
 
 def _nearest(real: Float[Tensor, "rows head_dim"], made: Float[Tensor, "tokens head_dim"]) -> Tensor:

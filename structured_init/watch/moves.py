@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from structured_init.watch import codes
 
@@ -76,6 +78,7 @@ MAKES = frozenset(
 )
 FILLS = frozenset(["copy_", "index_put_", "index_copy_", "scatter_"])
 SAME = frozenset(["clone", "contiguous", "alias", "detach", "lift_fresh", "lift_fresh_copy"])
+TURNS = {"roll": 2, "flip": 1}  # where their arguments have the axes along which they move numbers
 SHAPES = frozenset(["view", "_unsafe_view", "reshape", "_reshape_alias"])
 
 
@@ -96,11 +99,13 @@ def moved(func: torch._ops.OpOverload, name: str, args: tuple, kwargs: dict, kno
             return known[id(leaf)]
         return codes.unknown(leaf) if leaf.is_floating_point() or leaf.is_complex() else leaf
 
-    args, kwargs = tree_map_only(Tensor, replace, (args, kwargs))
+    args, kwargs = exchanged(args, replace), exchanged(kwargs, replace)
     if name in SAME:
         return args[0]
     if name == "constant_pad_nd":  # what pads is of no origin, whatever its value
-        return func(args[0], args[1], 0)
+        return func(args[0], args[1], 0) if any(args[1]) else args[0]
+    if name in TURNS and len(args) > TURNS[name] and _alike_along(args[0], args[TURNS[name]]):
+        return args[0]
     if name in SHAPES:
         return args[0].reshape(args[1])
     if name == "as_strided":  # strides are those of the numbers, not of their codes
@@ -113,3 +118,18 @@ def moved(func: torch._ops.OpOverload, name: str, args: tuple, kwargs: dict, kno
     if name == "view_as_real":
         return torch.view_as_real(args[0]).long()
     return func(*args, **kwargs)
+
+
+def exchanged(tree: Any, replace: Callable[[Tensor], Tensor]) -> Any:
+    """Return a nest of arguments with other tensors; thousands are looked at in a pass, so torch's own is too slow."""
+    if isinstance(tree, Tensor):
+        return replace(tree)
+    if isinstance(tree, dict):
+        return {name: exchanged(each, replace) for name, each in tree.items()}
+    return type(tree)(exchanged(each, replace) for each in tree) if isinstance(tree, list | tuple) else tree
+
+
+def _alike_along(tensor: Tensor, axes: list[int]) -> bool:
+    """Say whether codes lie in memory once along axes, as tokens do, so that these can be turned without a copy."""
+    few = codes.compact(tensor)
+    return bool(axes) and all(few.shape[axis] == 1 for axis in axes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from structured_init.watch import codes
 from structured_init.watch.records import Tag
@@ -33,4 +32,10 @@ def single(argument: object) -> bool:
 
 def tensors(tree: object) -> list[Tensor]:
     """Return the tensors of a nest of arguments or results, in order."""
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, list | tuple):
+        return []
+    return [leaf for each in tree for leaf in tensors(each)]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import random
+import time
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import numpy as np
@@ -29,6 +32,7 @@ from structured_init import (
     StructuredInitError,
     initialize,
 )
+from structured_init import progress as progress_module
 
 SEED = 3
 REPORT = "init_report.json"
@@ -614,3 +618,18 @@ def test_strict_refuses_to_train_with_attention_that_was_left_alone(trainer):
     callback = InitCallback(start)
     trainer(callback).fit(model())
     assert callback.report.left == ["self_attn"]
+
+
+@pytest.mark.parametrize(("wanted", "rank", "shown"), [(True, 0, True), (False, 0, False), (True, 1, False)])
+def test_a_long_initialization_is_told_on_rank_zero_unless_it_shall_not_be(trainer, monkeypatch, wanted, rank, shown):
+    class Slow(Constant):
+        def plan(self, weights, *, rng, batch=None):
+            time.sleep(0.1)
+
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(progress_module, "sys", SimpleNamespace(stderr=terminal))
+    monkeypatch.setattr(progress_module, "AFTER", 0.02)
+    monkeypatch.setattr(pl.Trainer, "is_global_zero", property(lambda _: rank == 0))
+    trainer(InitCallback(Slow(), progress=wanted), max_steps=1).fit(Classifier())
+    assert ("Slow: looking at the model" in terminal.getvalue()) == shown

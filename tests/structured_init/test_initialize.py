@@ -268,6 +268,24 @@ def test_the_overlay_holds_one_layer_at_a_time(tiny_vit, start, monkeypatch):
     assert 0 < max(held) <= max(attention, feed_forward)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_set_whole_is_reported_beside_what_stood_there_and_lies_elsewhere_until_it_is_written(dtype):
+    class Whole(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            blank = weights.blank(weights.model.weight, "Whole")
+            assert blank.dtype == torch.float32
+            blank.fill_(4.0)
+            assert torch.equal(weights.model.weight, before)
+            weights.edit(weights.model.weight, "Whole")[0, 0] = 2.0  # sees what was set
+
+    model = nn.Linear(3, 2).to(dtype)
+    before = model.weight.detach().clone()
+    (entry,) = initialize(model, Whole()).changed
+    assert model.weight.tolist() == [[2.0, 4.0, 4.0], [4.0, 4.0, 4.0]]
+    assert entry.before.mean == pytest.approx(before.double().mean().item(), rel=1e-5)
+    assert entry.after.mean == pytest.approx(22 / 6)
+
+
 def test_freezing_alone_writes_no_value(tiny_vit):
     model = tiny_vit()
     before = values(model)

@@ -282,6 +282,17 @@ class OwnMixer(nn.Module):
         (mamba, {"layers": [0, 3]}, "names layer 3, but the model's 3 state-space layers are numbered 0 to 2"),
         (mamba, {"layers": [-4]}, "names layer -4, but the model's 3 state-space layers are numbered 0 to 2"),
         (mamba, {"where": "x.*"}, "where='x.*' selects none of the 3 state-space layers (backbone.layers.0.mixer"),
+        (
+            lambda: mamba2(n_groups=8),
+            {},
+            "'backbone.layers.0.mixer' has 8 groups of B and C for 4 heads, and cannot run: the number of groups must "
+            "divide that of heads, so be 1, 2 or 4",
+        ),
+        (
+            lambda: mamba2(n_groups=3, num_heads=1, head_dim=24),
+            {},
+            "has 3 groups of B and C for 1 head, and cannot run",
+        ),
         (mamba, {"where": "layers.0.mixer", "layers": [1]}, "where='layers.0.mixer' with layers=[1] selects none"),
     ],
 )

@@ -39,6 +39,13 @@ def test_statistics_are_numpys_however_many_parts_are_measured_and_leave_the_ten
     assert torch.equal(value, copy)
 
 
+def test_numbers_whose_sums_and_squares_overflow_are_measured_too():
+    value = torch.full((CHUNK + 1,), 1e38)
+    value[0] = -3e38
+    found, wanted = Statistics.of(value), value.double().numpy()
+    assert (found.mean, found.std) == pytest.approx((wanted.mean(), wanted.std()), rel=1e-6)
+
+
 def test_who_set_a_tensor_is_told_in_order(tiny_vit):
     report = initialize(tiny_vit(), Compose([KaimingUniform(), Mimetic()]))
     set_by = {entry.names[0]: entry.set_by for entry in report.entries}

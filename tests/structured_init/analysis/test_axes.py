@@ -6,7 +6,18 @@ import pytest
 import torch
 import transformers
 from timm.layers.halo_attn import HaloAttn
-from timm.models import cait, convit, davit, edgenext, efficientvit_msra, hiera, mobilevit, nest, vision_transformer_sam
+from timm.models import (
+    cait,
+    convit,
+    davit,
+    edgenext,
+    efficientformer_v2,
+    efficientvit_msra,
+    hiera,
+    mobilevit,
+    nest,
+    vision_transformer_sam,
+)
 from timm.models import xcit as xcit_models
 from torch import nn
 
@@ -108,6 +119,38 @@ def test_caits_map_is_the_one_behind_its_second_mixing():
     logits = torch.stack([query[..., h : h + 4] @ key[..., h : h + 4].mT / 2 for h in (0, 4)], dim=-1)
     expected = attention.proj_w(attention.proj_l(logits).softmax(-2)).movedim(-1, 1)
     torch.testing.assert_close(capture_attention(Host(attention), x)["attn"], expected.detach())
+
+
+def test_efficientformers_map_is_the_one_behind_its_second_mixing():
+    attention = randomized(efficientformer_v2.Attention2d(8, key_dim=4, num_heads=2, resolution=3))
+    x = sample(3, 8, 3, 3)
+    query, key = (part(x).reshape(3, 2, 4, 9) for part in (attention.q, attention.k))
+    bias = torch.empty(2, 9, 9)
+    for i in range(9):
+        for j in range(9):
+            bias[:, i, j] = attention.attention_biases[:, abs(i // 3 - j // 3) * 3 + abs(i % 3 - j % 3)]
+
+    def mixed(maps, heads):
+        return torch.einsum("gh,bhij->bgij", heads.weight[:, :, 0, 0], maps) + heads.bias[:, None, None]
+
+    logits = mixed(query.mT @ key / 2 + bias, attention.talking_head1)
+    expected = mixed(logits.softmax(-1), attention.talking_head2).detach()
+    torch.testing.assert_close(capture_attention(Host(attention), x)["attn"], expected)
+
+
+def test_efficientvits_heads_see_what_the_head_before_gave():
+    attention, x, _ = FAMILIES["EfficientViT-M"]()
+    attention = randomized(attention)
+    attention.attention_biases.data.normal_()
+    parts, given, expected = x.chunk(4, dim=1), 0, []
+    for head in range(4):
+        query, key, value = attention.qkvs[head](parts[head] + given).chunk(3, dim=1)
+        logits = attention.dws[head](query).flatten(2).mT @ key.flatten(2) / 2
+        bias = attention.attention_biases[head][attention.attention_bias_idxs]
+        expected.append((logits + bias).softmax(-1))
+        given = torch.einsum("bij,bcj->bci", expected[-1], value.flatten(2)).unflatten(2, (3, 3))
+    maps = capture_attention(Host(attention), x)["attn"]
+    torch.testing.assert_close(maps, torch.stack(expected, 1).detach())
 
 
 def test_convits_two_halves_are_one_map():

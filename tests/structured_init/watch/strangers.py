@@ -482,6 +482,13 @@ class FarClamp(Apart):
         return F.layer_norm(q.clamp_(-1e3, 1e3), (DIM,)), F.layer_norm(k.clamp(-1e3, 1e3), (DIM,))
 
 
+class CosineAttention(Apart):
+    """As in Swin v2: the norm of a query is spread over its features before it divides them."""
+
+    def turn(self, q, k):
+        return 5 * F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+
+
 class ClampByTensors(Apart):
     """Bounds that are tensors, as where they are buffers of the model, and none is reached."""
 

@@ -35,6 +35,7 @@ APART = [
     strangers.FusedKernel, strangers.TransformerXL, strangers.TransformerXLPositionsFirst, strangers.ShortConvolution,
     strangers.QueriesAdded, strangers.TwoKindsOfTokens, strangers.ScaledValues, strangers.FarClamp,
     strangers.ClampByTensors,
+    strangers.CosineAttention,
     strangers.GatedValues, strangers.PaddedWithOnes, strangers.BiasInAStep,
 ]  # fmt: skip
 

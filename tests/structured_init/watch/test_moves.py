@@ -1,0 +1,50 @@
+"""Moves of numbers are repeated on their codes, and cost nothing where all tokens have the same codes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from structured_init.watch.moves import moved
+from structured_init.watch.tags import tensors
+
+CODES = torch.arange(1, 5).expand(2, 3, 3, 4)  # channels, the same at 3 × 3 tokens of two samples
+NUMBERS = torch.zeros(2, 3, 3, 4)
+
+
+def repeat(name, codes, *arguments):
+    func = getattr(torch.ops.aten, name).default
+    return moved(func, name, (NUMBERS, *arguments), {}, {id(NUMBERS): codes})
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [("roll", ([1, 1], [1, 2])), ("flip", ([1],)), ("constant_pad_nd", ([0, 0, 0, 0, 0, 0], 0.0))],
+)
+def test_tokens_that_have_the_same_codes_are_turned_without_a_copy(name, arguments):
+    assert repeat(name, CODES, *arguments) is CODES
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("roll", ([1], [-1]), [4, 1, 2, 3]),
+        ("roll", ([1, 1], [1, 3]), [4, 1, 2, 3]),
+        ("flip", ([3],), [4, 3, 2, 1]),
+        ("constant_pad_nd", ([1, 0], 0.0), [0, 1, 2, 3, 4]),
+    ],
+)
+def test_channels_that_move_take_their_codes_with_them(name, arguments, expected):
+    assert repeat(name, CODES, *arguments)[1, 2, 2].tolist() == expected
+
+
+def test_tokens_with_codes_of_their_own_take_them_with_them():
+    codes = torch.arange(72).view(2, 3, 3, 4)
+    assert torch.equal(repeat("roll", codes, [1, 1], [1, 2]), codes.roll((1, 1), (1, 2)))
+    assert torch.equal(repeat("roll", codes, [5]), codes.roll(5))
+
+
+def test_tensors_are_found_in_order_in_any_nest():
+    one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
+    found = tensors((one, [two, 3, None], {"a": (three, "b")}, torch.max(torch.zeros(2, 4), 0)))
+    assert [each.numel() for each in found] == [1, 2, 3, 4, 4]
