@@ -58,7 +58,8 @@ class AttentionMapCallback(Callback):
         window: side of the neighbourhood in which the statistics look for a head's impulse, in patches; of a
             sequence, they look at offsets up to half of it.
         max_megabytes: cap on the maps held and written per capture, in MiB; over it fewer samples are kept.
-        on_missing: what to do with a model in which no attention is seen: ``"error"`` or ``"skip"``.
+        on_missing: what to do with a model in which no attention is seen: ``"error"``, before training, or ``"skip"``,
+            which warns and notes it in ``missing.json`` unless the model was watched and does not attend.
 
     Attributes:
         records: what is known of each capture (``"before"``, ``"after"``, ``"epoch_0010"``): path, step, epoch,
@@ -154,7 +155,12 @@ class AttentionMapCallback(Callback):
         if record is not None:
             self.records[phase] = record
         if isinstance(failure, NoAttentionError) and self.on_missing == "skip":
-            rank_zero_info(f"attention: {failure}")
+            if failure.absent:  # nothing is missing of a model that does not attend
+                rank_zero_info(f"attention: {failure}")
+            else:
+                note_missing(trainer, "attention", phase, failure)
+        elif is_fatal(failure, phase) and isinstance(failure, NoAttentionError):
+            raise NoAttentionError(f"{failure}; {WHO}(on_missing='skip') trains without the maps", failure.absent)
         elif is_fatal(failure, phase):
             raise failure
         elif failure is not None:

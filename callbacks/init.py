@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
 from callbacks.lightning_private import averaged_model
 from callbacks.training_batch import TrainingBatches, training_batch
@@ -22,9 +22,8 @@ from structured_init.arguments import check_flag, check_whole
 from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
 from structured_init.names import plain_name
-from structured_init.sites.attention import ATTENTION
-from structured_init.sites.watched import needs_watching
 
+TO_WATCH = 2  # training samples on which attention is found and checked, where an initializer asks for them
 REPORT_FILE = "init_report.json"
 ACCOUNT = "_structured_init"  # of how the weights came about: on the model it travels with deepcopy; in a checkpoint
 TOO_LATE = {  # by name, so that nothing has to be installed to ask
@@ -48,8 +47,8 @@ class InitCallback(Callback):
         when: ``"fit_start"``, or ``"setup"`` for strategies that copy the weights earlier (DeepSpeed, FSDP1) and for
             the learning-rate and batch-size finders. ``"setup"`` needs a model that is built in its constructor.
         samples: how many training samples, at most, an initializer is given that runs the model on real ones, such as
-            ``AdamSolver`` with ``pseudo_input="batch"``. See :func:`training_batch`. Attention of unknown classes, and
-            layouts that were registered outside of this library, are found and checked on two of them.
+            ``AdamSolver`` with ``pseudo_input="batch"``. See :func:`training_batch`. Attention that no layout was
+            written for, and layouts that were registered outside of this library, are found and checked on two of them.
         strict: refuse a model of which attention would be left alone; see :func:`structured_init.initialize`.
         progress: show on stderr of rank 0, in a terminal or notebook, which layer is reached, if it takes more than 3
             seconds.
@@ -150,7 +149,7 @@ class InitCallback(Callback):
         if self.initializer.needs_batch:
             batch = given = training_batch(trainer, pl_module, self.samples, seed, early=early)
         else:
-            batch = tokens_to_watch(trainer, pl_module, seed, early)
+            batch = partial(training_batch, trainer, pl_module, TO_WATCH, seed, early=early)
         wanted = self.initializer.needs_batches
         batches = TrainingBatches(trainer, pl_module, wanted, seed, early=early) if wanted else None
         self.report = initialize(
@@ -181,20 +180,6 @@ class InitCallback(Callback):
             )
         if late:
             freeze(pl_module, self.initializer)
-
-
-def tokens_to_watch(trainer: Trainer, pl_module: LightningModule, seed: int, early: bool) -> Tensor | None:
-    """Return a training sample where the model has attention that only a forward pass can find or check.
-
-    That is attention of a class that nobody described, or that the user did. Where no sample is to be had, there is
-    none: the report then says which attention is not known.
-    """
-    if not needs_watching(pl_module, ATTENTION):
-        return None
-    try:
-        return training_batch(trainer, pl_module, 2, seed, early=early)
-    except StructuredInitError:
-        return None
 
 
 def refuse_what_comes_too_early(trainer: Trainer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -122,7 +122,7 @@ def initialize(
     initializer: Initializer,
     *,
     seed: int = 0,
-    batch: Tensor | tuple | Mapping | None = None,
+    batch: Tensor | tuple | Mapping | Callable[[], Any] | None = None,
     batches: Iterable[Any] | None = None,
     dry_run: bool = False,
     broadcast: bool = False,
@@ -144,7 +144,8 @@ def initialize(
             (``torch.compile``, checkpointing, DDP, FSDP, averaging, PEFT) change neither.
         batch: some real inputs, one or two samples, as the model takes them: a tensor, or a tuple or dictionary of
             several. One forward pass on them finds attention of unknown classes and checks every layout; without them,
-            what the host library offers serves. Methods that run the model themselves are given a tensor alone.
+            what the host library offers serves. Methods that run the model themselves are given a tensor alone. A
+            function that returns the inputs is called only where attention is sought and not all of it is known.
         batches: many batches of real training inputs, for the methods that train on them (``SelfPretraining``): a
             ``DataLoader`` or a list of what one yields. They are iterated as often as is needed, in their own order.
         dry_run: only plan: the report says what would be written, and the model is not touched. Memory then holds
@@ -172,7 +173,7 @@ def initialize(
     """
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"initialize needs a model, an nn.Module, got {type(model).__name__}")
-    if not isinstance(batch, Tensor | tuple | Mapping | None):
+    if not isinstance(batch, Tensor | tuple | Mapping | None) and not callable(batch):
         raise StructuredInitError(
             f"initialize: batch is a tensor of real inputs, a tuple or a dictionary of them, got {type(batch).__name__}"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -83,7 +83,8 @@ class Weights:
     Args:
         model: any module.
         writer: where changes go; ``None`` to only plan.
-        batch: what the model takes, to find and check attention with.
+        batch: what the model takes, to find and check attention with; or a function that gives it, which is called
+            only where nothing else says where the attention is.
         progress: is told which layer is reached.
         batches: many batches of real training inputs, which can be iterated any number of times.
     """
@@ -98,7 +99,8 @@ class Weights:
     ) -> None:
         self.model = model
         self.progress = progress or Progress("", wanted=False)
-        self.batch = batch
+        self.batch = None if callable(batch) else batch
+        self._offer: Callable[[], object] | None = batch if callable(batch) else None
         self.batches = batches
         self.watched: list | None = None  # what one forward pass showed of attention, once it was run
         self.watched_mlps: list = []  # and of MLPs
@@ -114,6 +116,22 @@ class Weights:
         self._pending: set[int] = set()
         self._computed: dict[int, tuple[Computed, Tensor]] = {}  # the tensors as well, so that no id is used again
         self._names = tensor_names(model)
+
+    @property
+    def can_ask(self) -> bool:
+        """Whether a batch was given, or somebody is there to be asked for one."""
+        return self.batch is not None or self._offer is not None
+
+    def ask(self) -> object:
+        """Return the batch, and ask for it where it is only offered; ``None`` where there is none to be had.
+
+        Raises:
+            StructuredInitError: whoever was asked has none.
+        """
+        if self._offer is not None:
+            self.batch = self._offer()
+            self._offer = None
+        return self.batch
 
     def names(self, tensor: Tensor) -> tuple[str, ...]:
         """Return every name that ``tensor`` has in the model; tied weights have several.

@@ -56,7 +56,21 @@ def state(data: ReportData) -> str:
         f"{len(data.missing)} not started" if data.missing else "",
     ]
     unfinished = failed or running or data.missing
-    return ", ".join(part for part in parts if part) + "." if unfinished else ""
+    return ", ".join(part for part in parts if part) + "." + _asked_last(data) if unfinished else ""
+
+
+def _asked_last(data: ReportData) -> str:
+    """Say how far the last command is, where it asked for less than all that its folder was ever asked for."""
+    last = data.manifest.get("asked_last")
+    if not last:
+        return ""
+    asked, complete = asked_runs({**data.manifest, **last, "added": []}), {run.key for run in data.complete}
+    seeds = listed([str(seed) for seed in last["seeds"]])
+    return (
+        f" The last command asked for {'seed' if len(last['seeds']) == 1 else 'seeds'} {seeds} of "
+        f"{count(len(last['arms']), 'initialization')}: {len(complete & set(asked))} of its {len(asked)} "
+        "runs are complete."
+    )
 
 
 def findings(found: Effects) -> list[str]:

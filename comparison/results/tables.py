@@ -284,7 +284,7 @@ def _steps(found: Reach | None) -> Cell:
     if not note and len(reached) == 1:
         note = ALONE
     elif not note:
-        note = f"{min(reached.values()):,.0f} to {max(reached.values()):,.0f}"
+        note = f"range {min(reached.values()):,.0f} to {max(reached.values()):,.0f}"
     return Cell(f"{mean:,.0f}", note)
 
 
@@ -298,6 +298,8 @@ def _speed_up(arm: ArmResult, baseline: str) -> Cell:
     bounds = f"lower bound in {arm.reach.bounds} of {ratio.samples}" if arm.reach.bounds else ""
     if ratio.samples == 1:
         return Cell(text, ", ".join(filter(None, [ALONE, bounds])))
+    if ratio.samples < FEWEST_FOR_INTERVAL:
+        return Cell(text, "; ".join(filter(None, ["2 seeds, no interval", bounds])))
     ends = f"{times(ratio.low)} to {times(ratio.high)}" if ratio.high < 1000 else f"from {times(ratio.low)}"
     return Cell(text, "; ".join(filter(None, [ends, bounds])))
 

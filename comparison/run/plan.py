@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison.results.decisions import Question
+from comparison.results.records import asked_runs
 from comparison.run.arms import Arm
 from comparison.run.run import Run
 from structured_init.errors import StructuredInitError
@@ -185,6 +186,9 @@ class Comparison:
         merged["seeds"] = sorted({*known["seeds"], *ours["seeds"]})
         merged["learning_rates"] = sorted({*known["learning_rates"], *ours["learning_rates"]})
         merged["grid"] = {key: list(dict.fromkeys([*known["grid"][key], *ours["grid"][key]])) for key in ours["grid"]}
+        fewer = {key: ours[key] for key in ("seeds", "grid", "learning_rates")} | {"arms": list(ours["arms"])}
+        if not merged["learning_rates"] and len(list(self.runs(identity=""))) < len(asked_runs(merged)):
+            merged["asked_last"] = fewer  # so that a report tells apart what this command asks for
         if "added" in known or "added" in ours:
             merged["added"] = known.get("added", [])
         return merged

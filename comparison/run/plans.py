@@ -6,9 +6,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lightning.pytorch import LightningDataModule, LightningModule
+
 from comparison.run.plan import Comparison
 from comparison.run.resolve import build
 from lightning_modules.cli.lightning_cli import CLI
+from lightning_modules.cli.samples import two_samples
 from structured_init import Initializer, InitReport, initialize
 from structured_init.errors import StructuredInitError
 
@@ -17,7 +20,8 @@ class Plans:
     """Plans initializations on their networks at the first point of the grid; nothing is written.
 
     A network is built once for all arms that have the same. It stays quick: solvers take no step, and not planned is
-    what needs samples, or what a module builds later than in its constructor.
+    what needs samples, or what a module builds later than in its constructor. Two samples are read only where attention
+    is of no known class; without data here, such an arm is not planned either.
 
     Args:
         comparison: what is compared.
@@ -27,6 +31,7 @@ class Plans:
 
     def __init__(self, comparison: Comparison, built: CLI, further: Sequence[str]) -> None:
         self.further = further
+        self.datamodule = built.datamodule
         self.models = {_network_of(comparison, next(iter(comparison.arms))): built.model}
 
     def plan(self, comparison: Comparison, label: str, initializer: Initializer) -> InitReport | None:
@@ -47,7 +52,28 @@ class Plans:
                 return None
             leave_out_iterations(initializer)
             strict = bool(comparison.changes[label].get("init.strict"))
-            return initialize(model, initializer, seed=comparison.seeds[0], dry_run=True, strict=strict)
+            offer = _Offer(model, self.datamodule)
+            try:
+                return initialize(
+                    model, initializer, seed=comparison.seeds[0], batch=offer, dry_run=True, strict=strict
+                )
+            except StructuredInitError:
+                if offer.failed and not strict:  # where the runs are, there may be data
+                    return None
+                raise
+
+
+class _Offer:
+    """Two samples for whoever asks; ``failed`` tells that there were none."""
+
+    def __init__(self, model: LightningModule, datamodule: LightningDataModule | None) -> None:
+        self.model, self.datamodule, self.failed = model, datamodule, False
+
+    def __call__(self) -> Any:
+        self.failed = True
+        inputs = two_samples(self.model, self.datamodule)
+        self.failed = False
+        return inputs
 
 
 def leave_out_iterations(part: Any) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from lightning_modules.cli.audit import write_audit
 from lightning_modules.cli.messages import refuse_unwritable
+from lightning_modules.cli.samples import two_samples
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import WeightProducts, audit, capture_attention, weight_products
@@ -60,8 +61,9 @@ class Runner(Trainer):
         """
         if initializer is None or figures is None:
             raise TypeError("show needs an initializer and the figures module")
+        samples = partial(two_samples, model, datamodule)
         if plan:
-            print(initialize(model, initializer, seed=seed, dry_run=True).table())
+            print(initialize(model, initializer, seed=seed, batch=samples, dry_run=True).table())
             return
         _check_export(export)
         folder = Path(output)
@@ -71,7 +73,7 @@ class Runner(Trainer):
         probe = _probe(model, datamodule, "no attention is drawn")
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
         views = {"as built": _view(model, probe)}
-        report = initialize(model, initializer, seed=seed)
+        report = initialize(model, initializer, seed=seed, batch=samples)
         views[label] = _view(model, probe)
         views.update({name: _view(other, probe if name == "checkpoint" else None) for name, other in others.items()})
         print(report.table())
@@ -110,7 +112,7 @@ class Runner(Trainer):
         if checkpoint:
             _load(model, checkpoint)
         else:
-            initialize(model, initializer, seed=seed)
+            initialize(model, initializer, seed=seed, batch=partial(two_samples, model, datamodule))
         # Without data the network is asked itself, whose host library the module around it hides.
         found = audit(model, batch) if batch is not None else audit(getattr(model, "network", model))
         print(found.summary())

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.analysis.tap import Adapter, AttentionTap
+from structured_init.analysis.unnamed import watched_names
 from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.names import named_plain_modules
@@ -22,6 +23,7 @@ from structured_init.undisturbed import undisturbed
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
 MEBIBYTE = 2**20
+WAY_OUT = "say how to read them with structured_init.analysis.register_capture"
 
 # Not in structured_init.sites: a site says where weights are kept, which may be known where the maps cannot be
 # listened to, and the other way round.
@@ -29,7 +31,18 @@ _ADAPTERS: Registry = Registry()
 
 
 class NoAttentionError(StructuredInitError):
-    """A model ran, and no attention map was seen."""
+    """A model ran, and no attention map was seen.
+
+    Attributes:
+        absent: whether the model was watched and has nothing that attends.
+    """
+
+    def __init__(self, message: str, absent: bool = False) -> None:
+        super().__init__(message)
+        self.absent = absent
+
+    def __reduce__(self) -> tuple:
+        return type(self), (str(self), self.absent)
 
 
 def register_capture(attention: type[nn.Module] | str) -> Callable[[Adapter], Adapter]:
@@ -66,7 +79,8 @@ def capture_attention(
     attention stays on, compiled models stay compiled. Autocast that is on applies to the model, never to the maps.
 
     Args:
-        model: any network; attention is found by listening (see ``AttentionTap``).
+        model: any network; attention is found by listening (see ``AttentionTap``), and where nothing that is known as
+            attention or called so gives a map, by watching one more pass over two samples.
         *args: what the model takes.
         layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
         max_samples: at most so many samples, the first along axis 0 of every tensor with the batch's length; the
@@ -100,9 +114,9 @@ def capture_attention(
     check_layers("capture_attention", layers)
     check_whole("capture_attention", null=True, max_samples=max_samples)
     check_positive("capture_attention", max_megabytes=max_megabytes)
-    store = _Store(layers, max_megabytes * MEBIBYTE)
     if max_samples is not None:
         args, kwargs = first_samples((args, kwargs), max_samples)
+<<<<<<< HEAD
     with undisturbed(model, seed), AttentionTap(model, store.add, _ADAPTERS, store.refuse):
         try:
             model(*args, **kwargs)
@@ -115,8 +129,21 @@ def capture_attention(
                 f"capture_attention needs what {type(model).__name__} takes, such as a tensor, got {given}: "
                 f"{' '.join(str(error).split())}"
             ) from error
+=======
+
+    def listen(attending: Sequence[str] = ()) -> _Store:
+        store = _Store(layers, max_megabytes * MEBIBYTE)
+        with undisturbed(model, seed), AttentionTap(model, store.add, _ADAPTERS, store.refuse, attending):
+            model(*args, **kwargs)
+        return store
+
+    store, failure = listen(), None
+    if not store.seen and not store.refused:
+        attending, failure = _by_watching(model, args, kwargs)
+        store = listen(attending) if attending else store
+>>>>>>> w-found
     if not store.seen:
-        raise NoAttentionError(_all_refused(store.refused) if store.refused else _nothing_seen(model))
+        raise NoAttentionError(_all_refused(store.refused)) if store.refused else failure or _nothing_seen(model)
     if refused := {name: why for name, why in store.refused.items() if store.wanted(name)}:
         warnings.warn(f"no attention map of {_reasons(refused)}", stacklevel=2)
     if not store.maps:
@@ -219,23 +246,37 @@ def first_samples(inputs: tuple, samples: int) -> tuple:
     return tree_map(cut, inputs)
 
 
-def _nothing_seen(model: nn.Module) -> str:
+def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[list[str], NoAttentionError]:
+    """Return the names of modules that attend, and what is to be raised where that does not help."""
+    try:
+        names, refused = watched_names(model, *first_samples((args, kwargs), 2))
+    except StructuredInitError:
+        return [], _nothing_seen(model)
+    if refused and not names:
+        return [], NoAttentionError(_all_refused(refused))
+    return names, _nothing_seen(model, watched=True)
+
+
+def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:
     """Name what the model has, for the one who expected attention."""
     named = [(name, module) for name, module in named_plain_modules(model) if name]
     attention = [(name, module) for name, module in named if looks_like_attention(name, module, ATTENTION)]
     if not attention:
         kinds = sorted({type(module).__name__ for _, module in named if not list(module.children())})
-        return f"no attention map was captured: {type(model).__name__} has no attention module (it has {_few(kinds)})"
+        return NoAttentionError(
+            f"no attention map was captured: {type(model).__name__} has no attention module (it has {_few(kinds)}); "
+            f"if it does attend, {WAY_OUT}",
+            absent=watched,
+        )
     kinds = [f"{name} ({type(module).__name__})" for name, module in attention]
-    return (
+    return NoAttentionError(
         "no attention map was captured: none of these modules calls F.scaled_dot_product_attention or a softmax that "
-        f"could be followed: {_few(kinds)}; say how to read them with structured_init.analysis.register_capture"
+        f"could be followed: {_few(kinds)}; {WAY_OUT}"
     )
 
 
 def _all_refused(refused: dict[str, str]) -> str:
-    way_out = "say how to read them with structured_init.analysis.register_capture"
-    return f"no attention map was captured: {_reasons(refused)}; {way_out}"
+    return f"no attention map was captured: {_reasons(refused)}; {WAY_OUT}"
 
 
 def _reasons(refused: dict[str, str]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 import torch.nn.functional as F
@@ -87,6 +87,7 @@ class AttentionTap(TorchFunctionMode):
             of the whole maps. The maps are computed only when and as far as the listener asks.
         adapters: functions (module, args, kwargs, output) → maps by class, for attention that is none of these.
         refuse: called with a module's name and the reason why its maps are not reported.
+        attending: names of modules that are attention, whatever they are called.
     """
 
     def __init__(
@@ -95,10 +96,12 @@ class AttentionTap(TorchFunctionMode):
         report: Callable[[str, Callable[[int], Tensor], tuple[int, ...]], None],
         adapters: Registry,
         refuse: Callable[[str, str], None],
+        attending: Collection[str] = (),
     ) -> None:
         """Prepare; listening starts with the ``with`` block."""
         super().__init__()
         self.model, self.report, self.adapters, self.refuse = model, report, adapters, refuse
+        self.attending = frozenset(attending)
         self.stack: list[Call] = []
         self.trail = Trail()
         self.handles: list = []
@@ -208,11 +211,14 @@ class AttentionTap(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if dim not in (-1, logits.ndim - 1) or logits.ndim < 3:
             return
-        written = (call for call in reversed(self.stack) if looks_like_attention(call.name, call.module, ATTENTION))
+        written = (call for call in reversed(self.stack) if self._attends(call))
         owner = self._site() or next(written, None)
         if owner is None or (logits.ndim != 4 and heads_of(owner.module) is None):
             return
         self.trail.begin(Origin(owner, logits), result)
+
+    def _attends(self, call: Call) -> bool:
+        return call.name in self.attending or looks_like_attention(call.name, call.module, ATTENTION)
 
     def _multiplied(self, product: Product) -> None:
         """Take note of the map that is multiplied with values, in float32 where it is the softmax as it was."""

@@ -107,10 +107,10 @@ class Trail:
 
     def _product(self, func: Callable, args: tuple, arguments: list[Tensor]) -> tuple[Tensor, int] | None:
         """Return a map and the last axis of its values, where a call multiplies the two."""
-        if len(arguments) != 2 or any(isinstance(tensor, nn.Parameter) for tensor in arguments):
-            return None
         if func in EINSUM:
             return self._summed(args[0], arguments) if isinstance(args[0], str) else None
+        if len(arguments) != 2 or any(isinstance(tensor, nn.Parameter) for tensor in arguments):
+            return None
         if func not in PRODUCTS or min(tensor.ndim for tensor in arguments) < 2:
             return None
         left, right = reversed(arguments) if func is torch.Tensor.__rmatmul__ else arguments
@@ -119,21 +119,35 @@ class Trail:
         return right.mT, left.shape[-2]
 
     def _summed(self, equation: str, arguments: list[Tensor]) -> tuple[Tensor, int] | None:
-        """Return the same of an einsum, where one axis is summed over and another is the map's alone."""
+        """Return the same of an einsum, where one axis is summed over and another is the map's alone.
+
+        Further operands, such as the output projection, may share the heads, and not the keys.
+        """
         if "->" not in equation:
             return None
         # What an ellipsis stands for leads in all of them, as numpy has it.
         inputs, output = equation.replace(" ", "").replace("...", "").split("->")
-        place = 0 if self._is_held(arguments[0]) else 1
-        mine, others = inputs.split(",")[place], inputs.split(",")[1 - place]
-        keys = [axis for axis in mine if axis in others and axis not in output]
-        queries = [axis for axis in mine if axis not in others and axis in output]
-        if len(keys) != 1 or not queries:
-            return None
-        order = [axis for axis in mine if axis not in queries + keys] + queries + keys
-        channels = [axis for axis in others if axis not in mine]
-        maps, values = arguments[place], arguments[1 - place]
-        leading = maps.ndim - len(mine)
-        maps = maps.permute([*range(leading), *(leading + mine.index(axis) for axis in order)])
-        maps = maps.flatten(-1 - len(queries), -2)  # queries in blocks
-        return maps, values.shape[others.index(channels[-1]) - len(others)] if channels else 1
+        axes = inputs.split(",")
+        place = next(place for place, tensor in enumerate(arguments) if self._is_held(tensor))
+        for other, tensor in enumerate(arguments):
+            if other == place or isinstance(tensor, nn.Parameter):
+                continue
+            rest = "".join(axes[further] for further in range(len(axes)) if further not in (place, other))
+            product = _read(arguments[place], axes[place], tensor, axes[other], output, rest)
+            if product is not None:
+                return product
+        return None
+
+
+def _read(maps: Tensor, mine: str, values: Tensor, others: str, output: str, rest: str) -> tuple[Tensor, int] | None:
+    """Return a map with queries and keys last, and the last axis of its values; None where no axis is the keys'."""
+    keys = [axis for axis in mine if axis in others and axis not in output + rest]
+    queries = [axis for axis in mine if axis not in others and axis in output]
+    if len(keys) != 1 or not queries:
+        return None
+    order = [axis for axis in mine if axis not in queries + keys] + queries + keys
+    channels = [axis for axis in others if axis not in mine]
+    leading = maps.ndim - len(mine)
+    maps = maps.permute([*range(leading), *(leading + mine.index(axis) for axis in order)])
+    maps = maps.flatten(-1 - len(queries), -2)  # queries in blocks
+    return maps, values.shape[others.index(channels[-1]) - len(others)] if channels else 1

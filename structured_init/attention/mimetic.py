@@ -27,7 +27,7 @@ from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal, spread, truncated_svd
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite, required_attention_sites
-from structured_init.sites.position import position_sites
+from structured_init.sites.position import NO_POSITIONS, position_sites
 from structured_init.sites.select import Where
 from structured_init.threads import side_by_side
 
@@ -298,7 +298,7 @@ class Mimetic(Initializer):
         """Optional part: a model without positions on a grid is reported, not refused."""
         sites = position_sites(weights)
         if not sites:
-            weights.skip("positions", "the model has no position embedding of a known class")
+            weights.skip("positions", NO_POSITIONS)
         for site in weights.each(sites):
             if site.grid is None:
                 weights.skip(site.name, "a sequence has no grid for sincos positions")

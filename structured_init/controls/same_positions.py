@@ -67,7 +67,8 @@ class _Above(Weights):
     """An overlay over an overlay: what is written to it stays in it."""
 
     def __init__(self, below: Weights) -> None:
-        super().__init__(below.model, None, below.batch, below.progress, below.batches)
+        batch = below.ask if below.batch is None and below.can_ask else below.batch
+        super().__init__(below.model, None, batch, below.progress, below.batches)
         self.watched, self.unwatched = below.watched, below.unwatched
         self._lower = below
 

@@ -30,6 +30,8 @@ ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
 
 Describe = Callable[[Any], AttentionLayout]
 
+GIVE_A_BATCH = "give `batch=…`, one or two samples, so that it is found by watching"
+
 
 def register_attention(
     cls: type[nn.Module] | str, *, grid: tuple[int, int] | None = None, prefix_tokens: int = 0
@@ -114,15 +116,19 @@ def _watched_sites(
 ) -> list[AttentionSite]:
     """Return the attention that watching finds beside what layouts were written for.
 
-    A model is watched where it has attention of unknown classes, or where a batch was given and nothing is known.
+    A model is watched where a batch was given, where it has what is called attention and is of an unknown class, and
+    where nothing is known and somebody can be asked for a batch. A name alone never decides that there is none.
     """
-    unknown = unknown_attention(weights.model, ATTENTION)
-    if not unknown and (written or weights.batch is None):
+    nothing_known = not written and weights.can_ask
+    unwatched = weights.batch is None and weights.watched is None
+    if unwatched and not nothing_known and not unknown_attention(weights.model, ATTENTION):
         return []
     known = {id(getattr(site.layout, part).weight) for site in written for part in PARTS}
     sites = []
     for found in watched_attention(weights):
         if found.layout is None or id(found.layout.query.weight) in known:
+            continue
+        if any(found.name == site.name or found.name.startswith(f"{site.name}.") for site in written):
             continue
         around = _of_length(enclosing(tokens, found.name), found.length)
         site = AttentionSite(found.name, _module_of(found.name, modules), found.layout, around, weights)
@@ -165,6 +171,8 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
     What ``where`` selects and is left alone all the same, because it is cross-attention or of a class that nobody
     described, is recorded as skipped: the report warns of it where it is more than what is written.
     """
+    if not attention_sites(weights, cross=True):
+        watched_attention(weights)  # the host library may say what the model takes, though nobody gave a batch
     chosen = attention_sites(weights, where, cross=True)
     sites = [site for site in chosen if cross or not site.cross]
     unknown = {} if callable(where) else left_unknown(weights)
@@ -209,8 +217,18 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
         return f"{who}: {weights.unwatched}; so no attention was found" + (f" ({kinds})" if kinds else "")
     if kinds:
         has = kinds + (f" ({weights.unwatched})" if weights.unwatched else "")
+<<<<<<< HEAD
     else:
         has = "; ".join(seen) or what_the_model_has(weights.model)
+=======
+    elif seen:
+        has = "; ".join(seen)
+    elif weights.batch is not None:  # nothing that attends was seen, or the model fails on the batch
+        has = weights.unwatched or f"{what_the_model_has(weights.model)}, and none is seen on the batch: {WAY_OUT}"
+    else:
+        why = f" ({weights.unwatched})" if weights.can_ask else ""
+        has = f"{what_the_model_has(weights.model)}{why}: {GIVE_A_BATCH}, or {WAY_OUT}"
+>>>>>>> w-found
     return f"{who} found no attention layer that it knows; {has}"
 
 

@@ -20,6 +20,10 @@ from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
 
 TOKENS: Registry[TokenLayout | None] = Registry()
+NO_POSITIONS = (
+    "the model has no position embedding of a known class: describe it with structured_init.register_positions, or say "
+    "positions='keep'"
+)
 
 Describe = Callable[[Any], TokenLayout | None]
 

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from torch import nn
-
 from structured_init.errors import StructuredInitError
 from structured_init.layout import PARTS
 from structured_init.plan import Weights
 from structured_init.sites.attention_site import AttentionSite
 from structured_init.sites.registry import Registry
-from structured_init.sites.unknown import unknown_attention
 from structured_init.watch.discover import watch_model
 from structured_init.watch.evidence import difference, product_diagonal
 from structured_init.watch.found import TOLERANCE, FoundAttention
@@ -24,32 +21,36 @@ UNASKED = 10**9  # parameters up to which a model is run on its host's own examp
 def watched_attention(weights: Weights) -> list[FoundAttention]:
     """Return what one forward pass shows of a model's attention; the pass is run once for an overlay.
 
-    It is run on the overlay's batch, or on what the host library offers. Where there is neither, or the model fails on
-    it, nothing is found, and ``weights.unwatched`` says why.
+    It is run on the overlay's batch, which is asked for now where it is only offered, or on what the host library
+    names. Where there is neither, or the model fails on it, nothing is found, and ``weights.unwatched`` says why.
     """
     if weights.watched is None:
-        weights.watched = []
+        weights.watched, none = [], None
         try:
             if any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in weights.model.parameters()):
                 raise StructuredInitError("a model without memory, or a sharded one, cannot be watched")
+            batch, none = _asked(weights)
             size = sum(parameter.numel() for parameter in weights.model.parameters())
-            if weights.batch is None and size > UNASKED:
+            if batch is None and size > UNASKED:
                 raise StructuredInitError(f"{size:,} parameters are not run unasked: give a batch, as batch=…")
-            weights.watched, weights.watched_mlps = watch_model(weights.model, weights.batch)
+            weights.watched, weights.watched_mlps = watch_model(weights.model, batch)
         except StructuredInitError as error:
-            weights.unwatched = str(error)
+            weights.unwatched = none or str(error)
     return weights.watched
+
+
+def _asked(weights: Weights) -> tuple[object, str | None]:
+    """Return the batch that was given or could be had, and why there is none where somebody was asked in vain."""
+    try:
+        return weights.ask(), None
+    except StructuredInitError as error:
+        return None, str(error)
 
 
 def watched_mlps(weights: Weights) -> list[FoundMlp]:
     """Return what the same pass shows of a model's MLPs."""
     watched_attention(weights)
     return weights.watched_mlps
-
-
-def needs_watching(model: nn.Module, known: Registry) -> bool:
-    """Say whether a model has attention that no layout is known of, or one that was registered elsewhere."""
-    return bool(unknown_attention(model, known)) or any(known.foreign(module) for module in model.modules())
 
 
 def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registry) -> None:
@@ -61,6 +62,9 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
     Raises:
         StructuredInitError: logits or outputs predicted from a layout are not those of the model.
     """
+    sites = list(sites)
+    if any(known.foreign(site.module) for site in sites):
+        watched_attention(weights)  # asks for a batch, with which all layouts are checked
     for site in sites:
         if site.how == "watched" or (weights.batch is None and not known.foreign(site.module)):
             continue

@@ -217,6 +217,28 @@ def test_model_without_attention_is_an_error_or_is_skipped_as_asked(tmp_path):
     trainer, _ = fit(tmp_path, callback := AttentionMapCallback(on_missing="skip"), module())
     assert trainer.state.finished
     assert not callback.records
+    assert not list(tmp_path.rglob("missing.json"))  # it does not attend
+
+
+def test_attention_that_cannot_be_captured_is_a_warning_and_noted_where_it_is_to_be_skipped(tmp_path):
+    class Attention(nn.Module):
+        """Without a softmax that could be followed."""
+
+        def forward(self, x):
+            weights = x.flatten(2) @ x.flatten(2).mT
+            return (weights - weights.logsumexp(-1, keepdim=True)).exp() @ x.flatten(2)
+
+    network = nn.Sequential(Attention(), nn.Flatten(), nn.Linear(192, 3))
+    with pytest.warns(UserWarning, match="attention: nothing is known of the moment .*register_capture"):
+        trainer, _ = fit(tmp_path, AttentionMapCallback(on_missing="skip"), Classifier(network))
+    assert trainer.state.finished
+    (noted,) = tmp_path.rglob("missing.json")
+    assert set(json.loads(noted.read_text())["attention"]) == {"before", "after"}
+
+
+def test_the_error_before_training_names_how_to_train_without_maps(tmp_path):
+    with pytest.raises(StructuredInitError, match="on_missing='skip'"):
+        fit(tmp_path, AttentionMapCallback(), Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 3))))
 
 
 @pytest.mark.parametrize(

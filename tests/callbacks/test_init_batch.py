@@ -346,12 +346,52 @@ class Unheard(Model):
 @WHENS
 def test_attention_that_nobody_described_is_found_on_training_samples(when, tmp_path):
     callback, model = InitCallback(Mimetic(positions="keep", vo_alpha=0.0, vo_beta=0.5), when=when), Unheard()
+    without_training(callback, model, tmp_path)
+    attention = model.network.attn
+    product = attention.v.weight.T @ attention.out.weight.T
+    torch.testing.assert_close(product, -0.5 * torch.eye(8), atol=1e-5, rtol=0)
+    assert callback.report.attention == {"network.attn": True}
+
+
+class EinAtt(Attending):
+    """The same attention of a class that no word gives away."""
+
+
+class Unnamed(Model):
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential(EinAtt(), nn.Flatten(), nn.Linear(24, 3))
+
+
+def without_training(callback, model, tmp_path):
     trainer = pl.Trainer(
         max_steps=0, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         callbacks=[callback], default_root_dir=tmp_path, enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(model, DataLoader(Numbers(), batch_size=4))
-    attention = model.network.attn
+
+
+@WHENS
+def test_attention_is_found_whatever_its_class_is_called(when, tmp_path):
+    callback, model = InitCallback(Mimetic(positions="keep", vo_alpha=0.0, vo_beta=0.5), when=when), Unnamed()
+    without_training(callback, model, tmp_path)
+    attention = model.network[0]
     product = attention.v.weight.T @ attention.out.weight.T
     torch.testing.assert_close(product, -0.5 * torch.eye(8), atol=1e-5, rtol=0)
-    assert callback.report.attention == {"network.attn": True}
+    assert callback.report.attention == {"network.0": True}
+
+
+def test_a_network_is_not_run_where_no_initializer_asks_for_attention(tmp_path):
+    model, runs = Unnamed(), []
+    model.network.register_forward_hook(lambda *_: runs.append(1))
+    without_training(InitCallback(KaimingUniform()), model, tmp_path)
+    assert runs == []
+
+
+def test_where_no_sample_is_to_be_had_the_error_says_why_and_the_way_out(tmp_path):
+    class Named(Unnamed):
+        def probe_inputs(self, batch):
+            return {"inputs": batch[0]}
+
+    with pytest.raises(StructuredInitError, match=r"Named\.probe_inputs\(batch\) gives dict.*register_attention"):
+        without_training(InitCallback(Mimetic(positions="keep")), Named(), tmp_path)

@@ -255,7 +255,10 @@ def test_a_users_class_works_after_ten_lines(registry):
     report = initialize(model, Mimetic())
     sites = attention_sites(model)
     assert [(site.name, site.grid, site.prefix_tokens) for site in sites] == [("0", (2, 3), 1), ("1", (2, 3), 1)]
-    assert report.skipped == {"positions": "the model has no position embedding of a known class"}
+    assert report.skipped == {
+        "positions": "the model has no position embedding of a known class: describe it with "
+        "structured_init.register_positions, or say positions='keep'"
+    }
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     for site, module in zip(sites, model, strict=True):
         total = 0.0
@@ -294,8 +297,9 @@ def test_a_convolutional_net_is_refused_with_what_it_has():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Linear(4, 2))
     with pytest.raises(StructuredInitError) as caught:
         initialize(model, Mimetic())
-    assert (
-        str(caught.value) == "Mimetic found no attention layer that it knows; the model has BatchNorm2d, Conv2d, Linear"
+    assert str(caught.value) == (
+        "Mimetic found no attention layer that it knows; the model has BatchNorm2d, Conv2d, Linear: give `batch=…`, "
+        "one or two samples, so that it is found by watching, or describe it with structured_init.register_attention"
     )
 
 

@@ -18,10 +18,11 @@ SCALE = "One colour scale for all pictures of a view, its square root, so that w
 
 @register_panel("Attention, before and after", label="Attention")
 def attention(data: ReportData) -> list[Piece] | None:
-    """Return the maps to choose from; None where no run has any."""
+    """Return the maps to choose from, or why there are none; None where no run was to have any."""
     maps, profiles = attention_maps(data.shown)
     if not maps:
-        return None
+        reasons = dict.fromkeys(why for run in data.runs for why in run.missing.get("attention", {}).values())
+        return [f"Attention was not captured: {'; '.join(reasons)}."] if reasons else None
     layers = short(list(next(iter(next(iter(maps.values())).values()))))
     top = largest(maps)
     means = {

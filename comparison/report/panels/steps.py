@@ -37,7 +37,8 @@ def _how(found: Effects) -> str:
         f"{found.metric.on_validation.replace('/', ' ')}{kept}{split}. Curves are linear between evaluations. The "
         "speed-up above is the baseline’s steps divided by the arm’s, paired within a seed, as geometric mean with a t "
         "interval of the logarithms; where the baseline’s own run does not reach the target, its whole length "
-        "counts and the speed-up is a lower bound."
+        "counts and the speed-up is a lower bound. Of two seeds there is no interval. Beside the steps stands their "
+        "range over the seeds, from the least to the most: it is no interval."
     )
 
 

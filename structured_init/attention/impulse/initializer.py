@@ -17,6 +17,7 @@ from structured_init.errors import StructuredInitError, nearest
 from structured_init.initializer import Initializer
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite, attention_sites, required_attention_sites
+from structured_init.sites.position import NO_POSITIONS
 from structured_init.sites.select import Where
 
 SHARED = "Impulse"  # the name under which a shared solution draws
@@ -157,7 +158,7 @@ class Impulse(Initializer):
         """Optional part: a tower without positions is reported here, and refused by the solvers that need them."""
         for positions in weights.each(towers):
             if positions is None:
-                weights.skip("positions", "the model has no position embedding of a known class")
+                weights.skip("positions", NO_POSITIONS)
             else:
                 value = self._solver.own_positions().value(positions.site, rng)
                 positions.site.write(value, "Impulse: positions")

@@ -145,6 +145,23 @@ def test_an_unfinished_comparison_says_what_is_missing(comparison, known_effects
     assert "6 of 9 runs are complete" in (folder / "report.md").read_text()
 
 
+def test_a_comparison_continued_with_fewer_seeds_says_how_far_those_are(comparison, known_effects):
+    folder = comparison(known_effects, leave_out=[("mimetic", 1), ("mimetic", 2)], pieces=())
+    manifest = json.loads((folder / "comparison.json").read_text())
+    last = {"arms": list(manifest["arms"]), "seeds": [0, 1], "grid": {}, "learning_rates": []}
+    (folder / "comparison.json").write_text(json.dumps({**manifest, "asked_last": last}))
+    text = write_report(folder)[0].read_text()
+    assert "7 of 9 runs are complete, 2 not started." in text
+    assert "The last command asked for seeds 0 and 1 of 3 initializations: 5 of its 6 runs are complete." in text
+
+
+def test_attention_that_no_run_could_capture_is_said_with_its_reason(comparison, known_effects):
+    folder = comparison(known_effects, pieces=())
+    why = json.dumps({"attention": {"before": "no softmax could be followed"}})
+    (folder / "runs" / "sincos" / "seed_1" / "missing.json").write_text(why)
+    assert "Attention was not captured: no softmax could be followed." in write_report(folder)[0].read_text()
+
+
 @pytest.mark.parametrize(
     ("values", "said"),
     [

@@ -118,6 +118,14 @@ def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
     assert "≥" in text
 
 
+def test_two_seeds_show_no_interval_of_the_speed_up_and_a_range_of_steps_that_is_called_so(comparison):
+    folder = comparison({"default": {0: 0.6, 1: 0.7}, "sincos": {0: 0.9, 1: 0.8}}, pieces=())
+    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
+    row = headline_table(found).rows[1]
+    assert row[-1].note.startswith("2 seeds, no interval")
+    assert row[-2].note.startswith("range ")
+
+
 def test_a_mistyped_metric_or_an_empty_folder_says_that_nothing_is_complete(comparison):
     folder = comparison({"default": {0: 0.6}}, pieces=())
     assert "no complete run" in headline(folder, {**read_manifest(folder), "metric": "test/other"})

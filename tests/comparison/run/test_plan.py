@@ -1,4 +1,5 @@
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -73,6 +74,10 @@ def test_a_folder_grows_by_starts_seeds_and_values(tmp_path):
     assert list(grown["arms"]) == ["default", "sincos"]
     assert (grown["seeds"], grown["grid"]) == ([0, 1, 2], {"k": ["1", "5"]})
     assert grown["identity"] == first.manifest()["identity"]
+    assert grown["asked_last"]["seeds"] == list(more.seeds)
+    first.write({**grown, "seeds": [0, 1, 2, 3]})
+    fewer = dataclasses.replace(more, seeds=[0, 1])
+    assert fewer.grown(fewer.known())["asked_last"]["seeds"] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +177,7 @@ def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path,
     asked = comparison(tmp_path, "mine=mimetic", changes={"mine": {"init.strict": strict}})
     refused = pytest.raises(StructuredInitError, match=r"'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
     with refused if strict else contextlib.nullcontext():
-        Plans(asked, SimpleNamespace(model=model), []).plan(asked, "mine", Mimetic(positions="keep"))
+        Plans(asked, SimpleNamespace(model=model, datamodule=None), []).plan(asked, "mine", Mimetic(positions="keep"))
 
 
 def test_a_control_that_cannot_be_is_left_out_with_the_reason():

@@ -262,6 +262,9 @@ PRODUCTS = {
     "bmm": lambda maps, values: torch.bmm(maps.flatten(0, 1), values.flatten(0, 1)),
     "einsum": lambda maps, values: torch.einsum("bhij,bhjd->bihd", maps, values),
     "einsum with an ellipsis": lambda maps, values: torch.einsum("...ij,...jd->...id", maps, values),
+    "einsum with the output projection": lambda maps, values: torch.einsum(
+        "bhij,bhjd,hde->bie", maps, values, nn.Parameter(torch.ones(2, 4, 3))
+    ),
     "einsum, values first": lambda maps, values: torch.einsum("bhjd,bhij->bhid", values, maps),
 }
 

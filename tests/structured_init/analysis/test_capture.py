@@ -314,3 +314,35 @@ def test_what_is_no_input_is_one_line_and_a_bug_keeps_its_own_error(vit):
         capture_attention(vit)
     with pytest.raises(AssertionError, match="Input height"):
         capture_attention(vit, torch.randn(1, 3, 15, 16))
+
+
+class EinAtt(nn.Module):
+    """Attention of a class that no word gives away; keys, queries and values are one linear map's."""
+
+    def __init__(self):
+        super().__init__()
+        self.maps = nn.ParameterList(torch.randn(2, 8, 4) / 3 for _ in range(4))
+
+    def logits(self, x):
+        return torch.einsum("bnd,hdk,hek,bme->bhnm", x, self.maps[0], self.maps[1], x)
+
+    def forward(self, x):
+        query, key, value = (torch.einsum("bnd,hdk->bhnk", x, each) for each in self.maps[:3])
+        attention = torch.einsum("bhnk,bhmk->bhnm", query, key).softmax(-1)
+        return torch.einsum("bhnm,bhmk,hdk->bnd", attention, value, self.maps[3])
+
+
+def test_attention_is_captured_whatever_its_class_is_called():
+    model, x = nn.Sequential(EinAtt(), nn.LayerNorm(8), EinAtt()), torch.randn(3, 5, 8)
+    maps = capture_attention(model, x)
+    assert list(maps) == ["0", "2"]
+    torch.testing.assert_close(maps["0"], model[0].logits(x).softmax(-1).detach())
+
+
+def test_a_model_that_was_watched_and_does_not_attend_is_told_apart():
+    with pytest.raises(NoAttentionError) as caught:
+        capture_attention(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), torch.randn(1, 3, 8, 8))
+    assert caught.value.absent
+    with pytest.raises(NoAttentionError) as caught:
+        capture_attention(nn.Sequential(Unheard()), torch.randn(1, 4, 8))
+    assert "register_capture" in str(caught.value)
