@@ -116,32 +116,17 @@ def capture_attention(
     check_positive("capture_attention", max_megabytes=max_megabytes)
     if max_samples is not None:
         args, kwargs = first_samples((args, kwargs), max_samples)
-<<<<<<< HEAD
-    with undisturbed(model, seed), AttentionTap(model, store.add, _ADAPTERS, store.refuse):
-        try:
-            model(*args, **kwargs)
-        except Exception as error:
-            tensor = any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs)))
-            if tensor or isinstance(error, StructuredInitError):
-                raise
-            given = ", ".join(type(each).__name__ for each in (*args, *kwargs.values())) or "nothing"
-            raise StructuredInitError(
-                f"capture_attention needs what {type(model).__name__} takes, such as a tensor, got {given}: "
-                f"{' '.join(str(error).split())}"
-            ) from error
-=======
 
     def listen(attending: Sequence[str] = ()) -> _Store:
         store = _Store(layers, max_megabytes * MEBIBYTE)
         with undisturbed(model, seed), AttentionTap(model, store.add, _ADAPTERS, store.refuse, attending):
-            model(*args, **kwargs)
+            _run(model, args, kwargs)
         return store
 
     store, failure = listen(), None
     if not store.seen and not store.refused:
         attending, failure = _by_watching(model, args, kwargs)
         store = listen(attending) if attending else store
->>>>>>> w-found
     if not store.seen:
         raise NoAttentionError(_all_refused(store.refused)) if store.refused else failure or _nothing_seen(model)
     if refused := {name: why for name, why in store.refused.items() if store.wanted(name)}:
@@ -171,6 +156,21 @@ def check_layers(who: str, layers: Any) -> None:
         raise StructuredInitError(f"{who}: layers is a list of names or numbers, as in ['*.0.attn'], got {layers!r}")
     if not layers:
         raise StructuredInitError(f"{who}: layers is empty, which asks for nothing; null asks for all")
+
+
+def _run(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    """Run the model; where it fails and was given no tensor, say what it was given."""
+    try:
+        model(*args, **kwargs)
+    except Exception as error:
+        tensor = any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs)))
+        if tensor or isinstance(error, StructuredInitError):
+            raise
+        given = ", ".join(type(each).__name__ for each in (*args, *kwargs.values())) or "nothing"
+        raise StructuredInitError(
+            f"capture_attention needs what {type(model).__name__} takes, such as a tensor, got {given}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
 
 
 class _Store:

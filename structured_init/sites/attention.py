@@ -217,18 +217,13 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
         return f"{who}: {weights.unwatched}; so no attention was found" + (f" ({kinds})" if kinds else "")
     if kinds:
         has = kinds + (f" ({weights.unwatched})" if weights.unwatched else "")
-<<<<<<< HEAD
-    else:
-        has = "; ".join(seen) or what_the_model_has(weights.model)
-=======
     elif seen:
         has = "; ".join(seen)
-    elif weights.batch is not None:  # nothing that attends was seen, or the model fails on the batch
-        has = weights.unwatched or f"{what_the_model_has(weights.model)}, and none is seen on the batch: {WAY_OUT}"
+    elif weights.batch is not None:  # nothing that attends was seen
+        has = f"{what_the_model_has(weights.model)}, and none is seen on the batch: {WAY_OUT}"
     else:
         why = f" ({weights.unwatched})" if weights.can_ask else ""
         has = f"{what_the_model_has(weights.model)}{why}: {GIVE_A_BATCH}, or {WAY_OUT}"
->>>>>>> w-found
     return f"{who} found no attention layer that it knows; {has}"
 
 
