@@ -35,13 +35,12 @@ class Statistics:
         parts = value.flatten().split(CHUNK)
         count = max(value.numel(), 1)
         total = square = 0.0
-        for part in parts:  # both while the processor has it at hand; torch sums in pairs, which loses next to nothing
-            total += part.sum().item()
+        for part in parts:  # both while the processor has it at hand
+            total += part.sum(dtype=torch.float64).item()
             square += torch.dot(part, part).item()
         mean = total / count
         if (variance := square / count - mean * mean) > FAR * square / count:
             return cls(mean, math.sqrt(variance), math.sqrt(square / count))
-        mean = sum(part.sum(dtype=torch.float64).item() for part in parts) / count  # sums may have overflown
         square = deviation = 0.0
         for part in (part.to(torch.float64, copy=True) for part in parts):
             square += torch.linalg.vector_norm(part).item() ** 2

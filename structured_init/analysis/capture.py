@@ -250,8 +250,8 @@ def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[list[str]
     """Return the names of modules that attend, and what is to be raised where that does not help."""
     try:
         names, refused = watched_names(model, *first_samples((args, kwargs), 2))
-    except StructuredInitError:
-        return [], _nothing_seen(model)
+    except StructuredInitError:  # the model cannot be watched, so names alone say whether it attends
+        return [], _nothing_seen(model, watched=True)
     if refused and not names:
         return [], NoAttentionError(_all_refused(refused))
     return names, _nothing_seen(model, watched=True)

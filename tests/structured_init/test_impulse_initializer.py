@@ -185,7 +185,11 @@ def test_the_first_layer_may_have_another_pseudo_input(pooled_vit):
 
 def test_a_model_without_positions_can_be_solved_for_noise(pooled_vit):
     report = initialize(pooled_vit(pos_embed="none"), Impulse(solver=AdamSolver(iterations=2, pseudo_input="U")))
-    assert report.skipped == {"positions": "the model has no position embedding of a known class"}
+    assert list(report.skipped) == ["positions"]
+    assert report.skipped["positions"] == (
+        "the model has no position embedding of a known class: describe it with "
+        "structured_init.register_positions, or say positions='keep'"
+    )
     assert len(report.changed) == 2
 
 

@@ -227,4 +227,7 @@ def test_the_summary_names_positions_that_were_left_and_parts_that_were_skipped(
     assert initialize(tiny_vit(), Mimetic()).unset_positions == []
     assert initialize(tiny_vit(), KaimingUniform()).unset_positions == []  # it never asks for attention
     without = initialize(tiny_vit(pos_embed="none"), Mimetic())
-    assert without.summary().endswith("; skipped positions (the model has no position embedding of a known class)")
+    assert without.summary().endswith(
+        "; skipped positions (the model has no position embedding of a known class: describe it with "
+        "structured_init.register_positions, or say positions='keep')"
+    )
