@@ -24,6 +24,7 @@ from comparison.results.tables import number
 HERE = Path(__file__).parent
 CLAIMS, RESULTS = HERE / "claims.json", HERE / "results"
 LEVEL = 0.05
+OWN = "holds"  # what has not been published cannot be replicated
 WORDS = {"better": "replicates", "worse": "contrary", "equivalent": "equivalent to zero", "undecided": "undecided"}
 Run = tuple[int | str, ...]  # its seed and its place of the grid
 
@@ -83,7 +84,8 @@ class Verdict:
     @property
     def word(self) -> str:
         """The verdict in a word or three."""
-        return WORDS[self.contrasts[0].kind]
+        kind = self.contrasts[0].kind
+        return OWN if kind == "better" and self.claim["source"].startswith("ours") else WORDS[kind]
 
 
 def judge(claim: Mapping[str, Any], results: Path = RESULTS) -> Verdict | None:
@@ -185,6 +187,8 @@ def _counted(
 
 def runs_for(ours: Share, theirs: Share, error: float, most: int = 1000) -> int | None:
     """Return the runs of each arm at which shares like these differ by Fisher's exact test; None up to ``most``."""
+    if ours.count * theirs.runs == theirs.count * ours.runs:
+        return None
     for runs in range(max(ours.runs, theirs.runs), most + 1):
         one, two = (share(round(each.count / each.runs * runs), runs) for each in (ours, theirs))
         if fisher(one, two) < error:

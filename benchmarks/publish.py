@@ -77,7 +77,7 @@ def _curves(metric: str) -> str:
 
 def thinned(report: str, shown: Sequence[str]) -> str:
     """Return a report that shows some of its pictures and says how the others are made."""
-    if REST.partition("{")[0] in report:  # it was thinned out before
+    if REST.rpartition("}")[2] in report:  # it was thinned out before
         raise StructuredInitError("this report was published before: publish from the folder of the comparison")
     lines = report.splitlines()
     pictures = [number for number, line in enumerate(lines) if line.startswith(PICTURE)]

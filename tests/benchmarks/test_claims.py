@@ -16,7 +16,8 @@ from comparison.results.success import share
 
 ROOT = Path(CLAIMS).parents[1]
 KNOWN = json.loads(CLAIMS.read_text(encoding="utf-8"))
-JUDGED = {claim["name"]: claim for claim in KNOWN["claims"] if judge(claim) is not None}
+VERDICTS = {claim["name"]: verdict for claim in KNOWN["claims"] if (verdict := judge(claim)) is not None}
+JUDGED = {name: verdict.claim for name, verdict in VERDICTS.items()}
 
 
 def values(claim, arm):
@@ -56,14 +57,15 @@ def words_of(claim):
 
 @pytest.mark.parametrize("name", JUDGED)
 def test_a_verdict_is_what_the_values_per_seed_say(name):
-    verdict = judge(JUDGED[name])
+    verdict = VERDICTS[name]
     assert [each.kind for each in verdict.contrasts] == list(words_of(JUDGED[name]))
-    assert verdict.word == WORDS[verdict.contrasts[0].kind]
+    own = verdict.claim["source"].startswith("ours") and verdict.contrasts[0].kind == "better"
+    assert verdict.word == ("holds" if own else WORDS[verdict.contrasts[0].kind])
 
 
 def test_an_undecided_difference_says_how_many_seeds_it_takes():
-    for claim in JUDGED.values():
-        for each in judge(claim).contrasts:
+    for name, claim in JUDGED.items():
+        for each in VERDICTS[name].contrasts:
             if each.kind == "undecided" and "success" not in claim:
                 assert each.needed > 2
 
@@ -80,7 +82,7 @@ def test_shares_say_how_many_runs_would_tell_them_apart(ours, theirs, runs):
 
 
 def test_the_committed_page_is_the_one_of_the_committed_numbers():
-    verdicts = [judge(claim) for claim in JUDGED.values()]
+    verdicts = list(VERDICTS.values())
     assert (ROOT / "docs" / "claims.md").read_text(encoding="utf-8") == page(KNOWN, verdicts)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert short(verdicts) in readme
@@ -118,13 +120,13 @@ def test_a_gain_says_which_controls_it_is_not_shown_to_exceed(tmp_path):
     manifest = {"metric": "test/accuracy", "mode": "max", "command": "compare"}
     (tmp_path / "x" / "comparison.json").write_text(json.dumps(manifest))
     (tmp_path / "x" / "results.json").write_text(json.dumps({"runs": [{}]}))
-    assert "**replicates**; beyond same positions not shown" in page({"rule": ""}, [judge(claim, tmp_path)])
+    assert "**holds**; beyond same positions not shown" in page({"rule": ""}, [judge(claim, tmp_path)])
     alone = claim | {"references": {"default": "a"}}
-    assert "**replicates**, no control was run" in page({"rule": ""}, [judge(alone, tmp_path)])
+    assert "**holds**, no control was run" in page({"rule": ""}, [judge(alone, tmp_path)])
 
 
 def test_a_claim_without_runs_is_named_with_its_rule_and_its_cost():
-    verdicts = [judge(claim) for claim in JUDGED.values()]
+    verdicts = list(VERDICTS.values())
     waiting = [claim for claim in KNOWN["claims"] if claim["name"] not in JUDGED]
     text = page(KNOWN, verdicts).partition("## Not run yet")[2].partition("## How each was run")[0]
     assert text.count("- **") == len(waiting)
@@ -134,5 +136,5 @@ def test_a_claim_without_runs_is_named_with_its_rule_and_its_cost():
 
 
 def test_runs_at_several_places_of_the_grid_are_counted_together():
-    verdict = judge(JUDGED["mamba2_recall_states"])
+    verdict = VERDICTS["mamba2_recall_states"]
     assert [each.text for each in verdict.contrasts] == ["5 of 9 against 6 of 9", "5 of 9 against 4 of 9"]
