@@ -30,7 +30,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "# Claims",
         "",
         f"What papers and we say of initializations, and what our runs say about it. {len(verdicts)} claims: {said}. "
-        f"Of those that replicate or hold against the default, {shown} are shown beyond every control that the row names.",
+        f"Of those that replicate or hold against the default, {shown} are shown beyond all controls of the row.",
         "",
         "    python -m benchmarks.claims_page",
         "",
@@ -95,7 +95,7 @@ def _ordered(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 def _controls(verdict: Verdict) -> str:
     if len(verdict.contrasts) == 1:
-        return "none was run"
+        return "none was run" if verdict.contrasts[0].name == "default" else "–"
     return (
         "yes"
         if verdict.shown

@@ -86,6 +86,10 @@ def test_a_folder_without_a_report_and_one_with_runs_are_refused(finished, tmp_p
         publish.publish(tmp_path / "published", tmp_path / "published")
 
 
+def test_a_report_that_speaks_of_something_is_not_taken_for_a_published_one():
+    assert publish.thinned("# A report\n\nOf all runs two diverged.\n", []) is not None
+
+
 def test_the_command_says_how_large_it_is(finished, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["publish", str(finished), str(tmp_path / "out"), "--figures", "attention"])
     publish.main()
