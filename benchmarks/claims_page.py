@@ -96,13 +96,9 @@ def _ordered(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def _controls(verdict: Verdict) -> str:
     if len(verdict.contrasts) == 1:
         return "none was run" if verdict.contrasts[0].name == "default" else "–"
-    return (
-        "yes"
-        if verdict.shown
-        else "no"
-        if verdict.contrasts[0].kind != "better"
-        else f"not {' or '.join(verdict.missing)}"
-    )
+    if verdict.shown:
+        return "yes"
+    return f"not {' or '.join(verdict.missing)}" if verdict.contrasts[0].kind == "better" else "no"
 
 
 def _unit(verdict: Verdict) -> str:
