@@ -155,6 +155,8 @@ def _measured(
     interval, margin = t_interval(differences, level), claim["margin"]
     kind = _kind(interval, margin, metric)
     digits = max(1, -math.floor(math.log10(margin)))
+    if interval.excludes_zero and round(abs(interval.mean), digits) <= round(interval.half_width, digits):
+        digits += 1  # so that it can be seen
     text = f"{number(interval.mean, digits, signed=True)} ± {number(interval.half_width, digits)}"
     if kind != "undecided":
         return Contrast(name, kind, text)
