@@ -152,7 +152,7 @@ def _details(verdict: Verdict) -> list[str]:
 def _price(verdict: Verdict, contrast: Contrast) -> str:
     """Say what it would cost to decide a difference."""
     if contrast.needed is None:
-        return f"Against {contrast.name}: no number of runs decides shares like these."
+        return f"Against {contrast.name}: {contrast.text}, which more runs of this kind do not decide."
     counted = "success" in verdict.claim
     what = "these shares take" if counted else f"± {verdict.claim['margin']:g} takes"
     kind = "runs of each" if counted else "seeds"
