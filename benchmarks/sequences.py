@@ -82,18 +82,19 @@ QUESTIONS: dict[str, Question] = {
     ),
     "characters_long": Question(
         "Characters of Shakespeare, 3,000 steps: does the gain persist, shrink to a head start, or turn?",
-        ["-c", "gpt_shakespeare_short", "--inits", TEXT, *BOTH, *THREE, *steps(3000, 150)],
+        ["-c", "gpt_shakespeare_short", "--inits", "default,previous_token", *BOTH, *FIVE, *steps(3000, 150)],
     ),
     "python_docs_long": Question(
         "Characters of Python's documentation, 3,000 steps: the same?",
-        ["-c", "gpt_python_docs_short", "--inits", TEXT, *BOTH, *THREE, *steps(3000, 150)],
+        ["-c", "gpt_python_docs_short", "--inits", "default,previous_token", *BOTH, *FIVE, *steps(3000, 150)],
     ),
     **{
         f"bpe_{count}": Question(
             f"WikiText-2 with a byte-pair vocabulary of 2,048, {count:,} steps: which mix of offsets never loses?",
-            ["-c", "gpt_wikitext_short", "--inits", f"{TEXT},{ONE}", *BOTH, *THREE, *steps(count, 125)],
+            ["-c", "gpt_wikitext_short", "--inits", f"{TEXT},{ONE}", *controls, *FIVE, *steps(count, 125)],
         )
-        for count in (500, 1000, 2000, 5000)
+        # A loss needs no control; a gain does.
+        for count, controls in ((500, []), (1000, []), (2000, BOTH), (5000, BOTH))
     },
     "learning_rates": Question(
         "Characters of Shakespeare, with the learning rate swept for every arm",
