@@ -7,14 +7,13 @@ seed; :mod:`benchmarks.claims_page` writes it down.
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.committed import Committed, committed
 from comparison.results.metric import Metric
 from comparison.results.paired import Interval, paired_values, t_interval
 from comparison.results.power import pairs_for
@@ -57,9 +56,7 @@ class Verdict:
         seeds: of the arm.
         runs: of the arm: its seeds at every place of the grid.
         minutes: of training, of all runs of the row.
-        comparison: its manifest.
-        metric: that decides.
-        environment: versions and hardware.
+        committed: the runs themselves.
     """
 
     claim: Mapping[str, Any]
@@ -67,9 +64,7 @@ class Verdict:
     seeds: int
     runs: int
     minutes: float
-    comparison: Mapping[str, Any]
-    metric: Metric
-    environment: Mapping[str, Any]
+    committed: Committed
 
     @property
     def missing(self) -> list[str]:
@@ -90,53 +85,30 @@ class Verdict:
 
 def judge(claim: Mapping[str, Any], results: Path = RESULTS) -> Verdict | None:
     """Return the verdict on a claim; None where its comparison is not committed, or lacks an arm."""
-    folder = results / claim["results"]
-    if not (folder / "results.csv").is_file():
+    runs = committed(claim, results)
+    if runs is None:
         return None
-    manifest = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
     arms = [claim["arm"], *claim["references"].values()]
-    rows = [row for row in _rows(folder, claim) if row["arm"] in arms]
-    metric = Metric(claim.get("metric", manifest["metric"]), manifest["mode"])
-    values = {arm: _values(rows, arm, metric, list(manifest.get("grid") or ())) for arm in arms}
+    values = {arm: _values(runs, arm) for arm in arms}
     if not all(values.values()):
         return None
     level = 1 - LEVEL / len(claim["references"])
     compare = _counted if "success" in claim else _measured
     contrasts = [
-        compare(name, values[claim["arm"]], values[reference], claim, metric, level)
+        compare(name, values[claim["arm"]], values[reference], claim, runs.metric, level)
         for name, reference in claim["references"].items()
     ]
-    runs = json.loads((folder / "results.json").read_text(encoding="utf-8"))["runs"]
-    minutes = sum(float(row["seconds"]) for row in rows if row["seconds"]) / 60
+    minutes = sum(float(row["seconds"]) for row in runs.rows if row["arm"] in arms and row["seconds"]) / 60
     seeds = len({seed for seed, *_ in values[claim["arm"]]})
-    return Verdict(claim, contrasts, seeds, len(values[claim["arm"]]), minutes, manifest, metric, _environment(runs[0]))
+    return Verdict(claim, contrasts, seeds, len(values[claim["arm"]]), minutes, runs)
 
 
-def _environment(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    return run.get("environment") or run.get("surroundings") or {}
-
-
-def _rows(folder: Path, claim: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the runs that count, at the claim's place of the grid."""
-    with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    place = claim.get("point", {})
-    return [
-        row
-        for row in rows
-        if row.get("chosen", "True") != "False" and all(_same(row[key], value) for key, value in place.items())
-    ]
-
-
-def _same(text: str, value: str) -> bool:
-    return text == value or (text.replace(".", "").isdigit() and float(text) == float(value))
-
-
-def _values(rows: Sequence[Mapping[str, str]], arm: str, metric: Metric, grid: Sequence[str]) -> dict[Run, float]:
+def _values(runs: Committed, arm: str) -> dict[Run, float]:
     """Return final values by run, as shown; a run without a number counts as the worst there is."""
+    metric = runs.metric
     worst = -math.inf if metric.mode == "max" else math.inf
-    own = [row for row in rows if row["arm"] == arm and row.get(metric.name)]
-    numbers = {(int(row["seed"]), *(row[key] for key in grid)): float(row[metric.name]) for row in own}
+    own = [row for row in runs.rows if row["arm"] == arm and row.get(metric.name)]
+    numbers = {(int(row["seed"]), *(row[key] for key in runs.grid)): float(row[metric.name]) for row in own}
     return {run: metric.factor * value if math.isfinite(value) else worst for run, value in numbers.items()}
 
 

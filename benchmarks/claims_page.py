@@ -102,7 +102,7 @@ def _controls(verdict: Verdict) -> str:
 
 
 def _unit(verdict: Verdict) -> str:
-    metric = verdict.metric
+    metric = verdict.committed.metric
     return "" if "success" in verdict.claim else f" {metric.unit or metric.words.partition(' ')[2]}"
 
 
@@ -135,16 +135,16 @@ def _beyond(verdict: Verdict) -> str:
 
 
 def _details(verdict: Verdict) -> list[str]:
-    claim, known = verdict.claim, verdict.environment
+    claim, runs, known = verdict.claim, verdict.committed, verdict.committed.environment
     named = ("python", "torch", "timm", "transformers", "lightning")
     versions = ", ".join(f"{key} {known[key]}" for key in named if key in known)
     prices = [f"{_price(verdict, each)}" for each in verdict.contrasts if each.kind == "undecided"]
     return [
-        f"**{claim['name']}**: [{claim['results']}](../benchmarks/results/{claim['results']}/report.md), "
-        f"{verdict.metric.name}, {verdict.minutes:.0f} minutes of one thread for these arms on "
+        f"**{claim['name']}**: [{claim['results']}](../benchmarks/results/{runs.page}), "
+        f"{runs.metric.name}, {verdict.minutes:.0f} minutes of one thread for these arms on "
         f"{known.get('processor', 'an unnamed processor')}; {versions}. {' '.join(prices)}".rstrip(),
         "",
-        f"    {verdict.comparison['command']}",
+        f"    {runs.command}",
         "",
     ]
 

@@ -21,7 +21,11 @@ JUDGED = {name: verdict.claim for name, verdict in VERDICTS.items()}
 
 
 def values(claim, arm):
-    """Final values by seed, from the committed table."""
+    """Final values by seed, from the committed table, or from the file of an experiment that is no comparison."""
+    if "group" in claim:
+        known = json.loads((RESULTS / f"{claim['results']}.json").read_text())["runs"][claim["group"]]
+        own = {run["seed"]: 100 * run["metrics"][claim["metric"]] for run in known if run["conv"] == arm}
+        return pd.Series(own)
     table = pd.read_csv(RESULTS / claim["results"] / "results.csv")
     if "chosen" in table:
         table = table[table["chosen"].astype(bool)]
@@ -35,8 +39,9 @@ def values(claim, arm):
 
 def words_of(claim):
     """The verdict against every reference, by scipy's own tests."""
-    manifest = json.loads((RESULTS / claim["results"] / "comparison.json").read_text())
-    sign, references = (1 if manifest["mode"] == "max" else -1), claim["references"]
+    folder = RESULTS / claim["results"] / "comparison.json"
+    mode = json.loads(folder.read_text())["mode"] if folder.is_file() else "max"
+    sign, references = (1 if mode == "max" else -1), claim["references"]
     arm, level = values(claim, claim["arm"]), 0.05 / len(references)
     for reference in references.values():
         other = values(claim, reference)
