@@ -2,7 +2,8 @@
 
     python -m benchmarks.publish runs/digits benchmarks/results/compare_digits --figures attention
 
-Learning curves of the compared metric over steps are always among them. The report says how all others are made again.
+Learning curves of the compared metric over steps are always among the pictures. The report says how all others are made
+again. Of the numbers, curves on the training split stay behind, and a folder outside of the repository is named ``runs``.
 """
 
 from __future__ import annotations
@@ -49,8 +50,11 @@ def publish(source: Path, target: Path, figures: Sequence[str] = ()) -> list[Pat
     drawn = {path.stem: path for path in sorted((source / "figures").glob("*.png"))}
     numbers = {name: (source / name).read_text(encoding="utf-8") for name in NUMBERS if (source / name).is_file()}
     shown = chosen(list(drawn), [_curves(json.loads(numbers["comparison.json"])["metric"])], figures)
-    for name, text in {**numbers, REPORT: thinned((source / REPORT).read_text(encoding="utf-8"), shown)}.items():
-        write_text(target / name, text)
+    if "curves.csv" in numbers:
+        numbers["curves.csv"] = without_training(numbers["curves.csv"])
+    report = thinned((source / REPORT).read_text(encoding="utf-8"), shown)
+    for name, text in {**numbers, REPORT: report}.items():
+        write_text(target / name, text.replace(f"{source.resolve().parent}/", "runs/"))
     pictures = [target / "figures" / f"{name}.png" for name in shown]
     for picture in pictures:
         compress(drawn[picture.stem], picture)
@@ -69,6 +73,11 @@ def chosen(drawn: Sequence[str], always: Sequence[str], figures: Sequence[str]) 
         if not any(fnmatch(name, pattern) for name in drawn):
             raise StructuredInitError(f"no picture is called '{pattern}': there are {', '.join(drawn)}")
     return [name for name in drawn if any(fnmatch(name, pattern) for pattern in (*always, *figures))]
+
+
+def without_training(curves: str) -> str:
+    """Return learning curves without the rows of a metric ``train/…``."""
+    return "".join(line for line in curves.splitlines(keepends=True) if ",train/" not in line)
 
 
 def _curves(metric: str) -> str:

@@ -43,6 +43,16 @@ def test_numbers_and_the_chosen_pictures_are_copied_and_nothing_else(finished, t
     assert (target / "curves.csv").read_text() == "curves.csv"
 
 
+def test_curves_of_training_and_folders_of_this_machine_stay_behind(finished, tmp_path):
+    (finished / "curves.csv").write_text("arm,metric,value\na,train/loss,1\na,val/loss,2\n")
+    command = f"structured-init compare --output {tmp_path}/finished"
+    (finished / "comparison.json").write_text(json.dumps({"metric": "test/accuracy", "command": command}))
+    publish.publish(finished, tmp_path / "published")
+    assert (tmp_path / "published" / "curves.csv").read_text() == "arm,metric,value\na,val/loss,2\n"
+    known = json.loads((tmp_path / "published" / "comparison.json").read_text())
+    assert known["command"] == "structured-init compare --output runs/finished"
+
+
 def test_the_report_shows_what_is_kept_and_says_how_the_others_are_made(finished, tmp_path):
     publish.publish(finished, tmp_path / "published")
     text = (tmp_path / "published" / "report.md").read_text()
