@@ -121,7 +121,15 @@ def keep_documented_files(app: Any, env: Any) -> None:
     env.documented_files = documented_files | getattr(env, "documented_files", set())
 
 
+def name_report(app: Any, docname: str, source: list[str]) -> None:
+    """Put the folder of a published comparison before its title: several compare the same experiment."""
+    folder, _, page = docname.removeprefix("benchmarks/results/").rpartition("/")
+    if docname.startswith("benchmarks/results/") and page == "report":
+        source[0] = re.sub(r"\A# ", f"# {folder}: ", source[0])
+
+
 def setup(app: Any) -> None:
     """Connect to Sphinx."""
+    app.connect("source-read", name_report)
     app.connect("autodoc-process-docstring", as_rst, priority=1000)  # behind napoleon
     app.connect("env-updated", keep_documented_files)
