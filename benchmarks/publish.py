@@ -2,8 +2,8 @@
 
     python -m benchmarks.publish runs/digits benchmarks/results/compare_digits --figures attention
 
-Learning curves of the compared metric over steps are always among the pictures. The report says how all others are made
-again. Of the numbers, curves on the training split stay behind, and a folder outside of the repository is named ``runs``.
+Learning curves of the compared metric over steps are always among the pictures. The report says how all others are
+made again. Curves on the training split stay behind, and a folder outside of the repository is named ``runs``.
 """
 
 from __future__ import annotations

@@ -80,6 +80,13 @@ QUESTIONS: dict[str, Question] = {
         "Characters of Python's documentation, 600 steps: the same?",
         ["-c", "gpt_python_docs_short", "--inits", f"{TEXT},{ONE}", *BOTH, *FIVE],
     ),
+    "architecture": Question(
+        "The same beside what people build in: a token shift, a short convolution before attention",
+        [
+            *["-c", "gpt_shakespeare_short", *BOTH, *FIVE, "--inits"],
+            "default,previous_token,token_mixing/token_shift,token_mixing/short_convolution",
+        ],
+    ),
     "characters_long": Question(
         "Characters of Shakespeare, 3,000 steps: does the gain persist, shrink to a head start, or turn?",
         ["-c", "gpt_shakespeare_short", "--inits", "default,previous_token", *BOTH, *FIVE, *steps(3000, 150)],

@@ -14,6 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
+from lightning_modules.networks.token_mixing import mix_before_attention
 from lightning_modules.networks.transformers_network import first_position, transformers_network
 from lightning_modules.tasks.language.checks import check_batch, check_data, check_language_arguments
 from lightning_modules.tasks.language.generation import generate
@@ -59,6 +60,8 @@ class LanguageModel(Task):
         sample_temperature: divides the logits of a sample; 0 takes the likeliest token.
         sample_top_k: a sample draws among so many likeliest tokens; all where null.
         sample_seed: of the samples' own generator: training is the same bit by bit with and without them.
+        token_mixing: let attention of a causal network read a mixing of each token with those before it:
+            ``token_shift`` or ``short_convolution``; a change of the network, to compare initializations with.
         gradient_checkpointing: keep no activations inside the layers; compute them again.
         optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
         warmup_epochs: epochs of linear warmup; may be a fraction.
@@ -89,6 +92,7 @@ class LanguageModel(Task):
         sample_temperature: float = 1.0,
         sample_top_k: int | None = None,
         sample_seed: int = 0,
+        token_mixing: str | None = None,
         gradient_checkpointing: bool = False,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1),
         warmup_epochs: float = 0.0,
@@ -99,6 +103,8 @@ class LanguageModel(Task):
         decay_all: bool = False,
     ) -> None:
         check_language_arguments(objective, label_smoothing, z_loss, sample_tokens, sample_temperature, sample_top_k)
+        if token_mixing and objective != "causal":
+            raise StructuredInitError("token_mixing is for causal models: each token is mixed with those before it")
         self.network_args, self.pretrained = dict(network_args or {}), pretrained
         self.vocab_size, self.block_size, self.objective = vocab_size, block_size, objective
         self.label_smoothing, self.z_loss = label_smoothing, z_loss
@@ -106,6 +112,8 @@ class LanguageModel(Task):
         self.sample_temperature, self.sample_top_k = sample_temperature, sample_top_k
         self._given_network = (network,)  # in a tuple: a bare module would register before super().__init__
         super().__init__(optimizer, warmup_epochs, warmup_lr, min_lr, compile, lr_schedule, decay_all)
+        if token_mixing:
+            mix_before_attention(self.network, token_mixing)
         if gradient_checkpointing:
             enable_gradient_checkpointing(self.network)
         self.train_metrics = token_metrics("train/")
