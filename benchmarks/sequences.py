@@ -98,10 +98,9 @@ QUESTIONS: dict[str, Question] = {
     **{
         f"bpe_{count}": Question(
             f"WikiText-2 with a byte-pair vocabulary of 2,048, {count:,} steps: which mix of offsets never loses?",
-            ["-c", "gpt_wikitext_short", "--inits", f"{TEXT},{ONE}", *controls, *FIVE, *steps(count, 125)],
+            ["-c", "gpt_wikitext_short", "--inits", f"{TEXT},{ONE}", *BOTH, *FIVE, *steps(count, 125)],
         )
-        # A loss needs no control; a gain does.
-        for count, controls in ((500, []), (1000, []), (2000, BOTH), (5000, BOTH))
+        for count in (500, 1000, 2000, 5000)
     },
     "learning_rates": Question(
         "Characters of Shakespeare, with the learning rate swept for every arm",
