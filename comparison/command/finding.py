@@ -144,7 +144,8 @@ class _Racing:
             shares = sorted({request.share for request in wanted})
             arms = len({request.arm for request in wanted})
             to = "to the end" if shares == [1.0] else f"to {shares[-1]:.0%} of the steps"
-            self.console.print(f"{len(waiting)} runs of {arms} candidates, {to}.")
+            trained = f"{len(waiting)} run{'s' * (len(waiting) != 1)} of {arms} candidate{'s' * (arms != 1)}"
+            self.console.print(f"{trained}, {to}.")
             launch(waiting, self.launcher, lambda run: None, self._ended, self.limit)
         left = [run for run in runs.values() if not run.complete and not run.failure_file.is_file()]
         if left:

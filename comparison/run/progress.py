@@ -54,7 +54,7 @@ class Lines:
         self.seconds: list[float] = []  # that runs have taken here
         self.per_seed = len(runs) // len({run.settings["seed"] for run in runs}) if runs else 0
         already = f", {self.done} of them complete" if self.done else ""
-        console.print(f"{len(runs)} runs{already}" + (f", {places} at a time" if places else ""))
+        console.print(f"{len(runs)} run{'s' * (len(runs) != 1)}{already}" + (f", {places} at a time" if places else ""))
 
     def started(self, run: Run) -> None:
         self.running[run] = time.perf_counter(), epoch(run) or 0
