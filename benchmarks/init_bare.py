@@ -124,8 +124,8 @@ def table(record: dict[str, Any]) -> str:
         "near that, and the rest are statistics for the report, and values that are drawn beside the model and copied",
         "into it. The file is there because memory may not hold the model twice. It goes through the system's cache,",
         "which takes new pages for every byte of it: where the system has some at hand that costs half a bare loop,",
-        "where a virtual machine must ask its host for each, up to four. Writing past the cache would cost the processor",
-        "less, and have everybody wait for the disk.",
+        "where a virtual machine must ask its host for each, up to four. Writing past the cache would cost the",
+        "processor less, and have everybody wait for the disk.",
         "",
         ", ".join(f"{name} {value}" for name, value in record["surroundings"].items()),
     ]
