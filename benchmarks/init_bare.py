@@ -10,6 +10,7 @@ python -m benchmarks.init_bare --output benchmarks/results
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -38,16 +39,17 @@ def main() -> None:
     measure_parts("init_bare", MEASURES, table, parse())
 
 
-def beside(network: str, threads: int, arguments: argparse.Namespace) -> dict[str, Times]:
+def beside(network: str, threads: int, arguments: argparse.Namespace) -> dict[str, Any]:
     """Time the bare loop, the whole call, and what of it is no drawing, in seconds of the processor and the clock."""
     model = timm.create_model(NETWORKS[network])
     torch.set_num_threads(threads)
     try:
         for work in sides(model).values():
             work()  # memory is there
+        load = os.getloadavg()[0]
         clock: Times = {name: [] for name in sides(model)}
         timed = {name: partial(both, work, clock[name]) for name, work in sides(model).items()}
-        return {"processor": alternate(timed, arguments.repeats), "clock": clock}
+        return {"processor": alternate(timed, arguments.repeats), "clock": clock, "load": load}
     finally:
         torch.set_num_threads(1)
 
@@ -130,11 +132,13 @@ def table(record: dict[str, Any]) -> str:
         ", ".join(f"{name} {value}" for name, value in record["surroundings"].items()),
     ]
     for name in MEASURES:
-        lines += ["", f"## {name}", "", *rows(record[name])] if name in record else []
+        if name in record:
+            busy = f"{record[name]['load']:.1f} other processes were running when it began."
+            lines += ["", f"## {name}", "", busy, "", *rows(record[name])]
     return "\n".join(lines)
 
 
-def rows(times: dict[str, Times]) -> list[str]:
+def rows(times: dict[str, Any]) -> list[str]:
     """Return medians, spread and ratios to the bare loop."""
     lines = [
         "| | processor, s: median | least – most | n | times the bare loop | clock, s: median | times the bare loop |",
