@@ -1,7 +1,8 @@
 """What an orthogonal convolution costs: training and evaluation beside a plain convolution and the published formula.
 
-All take turns in every round, so that what else the machine does meets them alike. Seconds are those of the processor
-on the CPU (all threads together), so that other processes do not count, and of the clock on a GPU.
+All take turns in every round, so that what else the machine does meets them alike. On the CPU, seconds are those of the
+processor in the calling thread, so that other processes do not count, and what other threads take over saves some; what
+it waits for does not count if threads sleep meanwhile (OMP_WAIT_POLICY=passive). On a GPU they are those of the clock.
 
 - ``plain``: ``nn.Conv2d`` with zero padding, the usual one; ``circular``: the same with circular padding.
 - ``Cayley``: this project's layer. ``published``: the same function as the paper writes it, without what makes ours
@@ -10,6 +11,7 @@ on the CPU (all threads together), so that other processes do not count, and of 
   rearrangement of the rest can bring it.
 
 python -m benchmarks.cayley_speed --output runs/cayley_speed
+OMP_WAIT_POLICY=passive python -m benchmarks.cayley_speed --threads 2 --output runs/cayley_speed_two_threads
 python -m benchmarks.cayley_speed --device cuda --output runs/cayley_speed_gpu
 """
 
@@ -122,9 +124,9 @@ def piece(kind: str, mode: str, channels: int, x: Tensor) -> Callable[[], object
 def timed(function: Callable[[], object], device: torch.device) -> float:
     """Return the seconds that a call takes."""
     if device.type != "cuda":
-        begin = time.process_time()
+        begin = time.thread_time()
         function()
-        return time.process_time() - begin
+        return time.thread_time() - begin
     torch.cuda.synchronize(device)
     begin = time.perf_counter()
     function()

@@ -14,7 +14,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules, plain_names
 from structured_init.parametrized import Computed, describe_computed, find_computed
 from structured_init.progress import Progress
-from structured_init.writer import Writer, check, full_value, is_own_memory
+from structured_init.writer import Writer, check, full_value
 
 T = TypeVar("T")
 CHUNK = 2**16  # numbers measured at a time: no second copy of a large tensor
@@ -31,16 +31,17 @@ class Statistics:
 
     @classmethod
     def of(cls, value: Tensor) -> Statistics:
-        """Measure ``value``, part by part, summed in float64; numbers far from zero beside their spread, twice."""
+        """Measure ``value`` part by part; numbers far from zero beside their spread once more, in float64."""
         parts = value.flatten().split(CHUNK)
         count = max(value.numel(), 1)
         total = square = 0.0
         for part in parts:  # both while the processor has it at hand
-            total += part.sum(dtype=torch.float64).item()
+            total += part.sum().item()
             square += torch.dot(part, part).item()
         mean = total / count
         if (variance := square / count - mean * mean) > FAR * square / count:
             return cls(mean, math.sqrt(variance), math.sqrt(square / count))
+        mean = sum(part.sum(dtype=torch.float64).item() for part in parts) / count
         square = deviation = 0.0
         for part in (part.to(torch.float64, copy=True) for part in parts):
             square += torch.linalg.vector_norm(part).item() ** 2
@@ -166,30 +167,36 @@ class Weights:
             tensor: a floating-point parameter or buffer of the model.
             by: who and why, for the report.
         """
-        return self._overlay(tensor, by, blank=False)
-
-    def blank(self, tensor: Tensor, by: str) -> Tensor:
-        """Return the overlay's own tensor to set the whole of; what stands in it may be anything."""
-        return self._overlay(tensor, by, blank=True)
-
-    def _overlay(self, tensor: Tensor, by: str, *, blank: bool) -> Tensor:
-        name = self.names(tensor)[0]
-        if not tensor.is_floating_point():
-            raise StructuredInitError(f"'{name}' holds {tensor.dtype}, not floating-point numbers")
-        update = self.updates.setdefault(id(tensor), Update(tensor, None))
+        update = self._update(tensor, by)
         if update.value is None:
-            below = self._below(tensor, own=not blank)
-            update.before = update.before or Statistics.of(below)
-            update.value = torch.empty_like(below) if blank and is_own_memory(below, tensor) else below
+            update.value = self._below(tensor, own=True)
+            update.before = update.before or Statistics.of(update.value)
+        return update.value
+
+    def write(self, tensor: Tensor, value: Tensor, by: str, *, own: bool = False) -> None:
+        """Set the whole of ``tensor``. Shapes must agree; dtype and device are the tensor's own.
+
+        Args:
+            tensor: a floating-point parameter or buffer of the model.
+            value: the full value.
+            by: who and why, for the report.
+            own: the value was made for this alone: it is kept as it is, without a copy, and flushing says if its
+                numbers are not finite.
+        """
+        check(tensor, value, self.names(tensor)[0], finite=own)
+        update = self._update(tensor, by)
+        update.before = update.before or Statistics.of(self._below(tensor))
+        dtype = torch.promote_types(tensor.dtype, torch.float32)
+        update.value = value.detach().to("cpu", dtype, copy=not own)
+
+    def _update(self, tensor: Tensor, by: str) -> Update:
+        if not tensor.is_floating_point():
+            raise StructuredInitError(f"'{self.names(tensor)[0]}' holds {tensor.dtype}, not floating-point numbers")
+        update = self.updates.setdefault(id(tensor), Update(tensor, None))
         if by not in update.by:
             update.by.append(by)
         self._pending.add(id(tensor))
-        return update.value
-
-    def write(self, tensor: Tensor, value: Tensor, by: str) -> None:
-        """Set the whole of ``tensor``. Shapes must agree; dtype and device are the tensor's own."""
-        check(tensor, value, self.names(tensor)[0])
-        self.blank(tensor, by).copy_(value)
+        return update
 
     def each(self, items: Iterable[T]) -> Iterator[T]:
         """Iterate over sites or modules and flush after each: this is what bounds memory by one layer."""

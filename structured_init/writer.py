@@ -152,12 +152,15 @@ def full_value(tensor: Tensor, name: str, *, own: bool = False) -> Tensor:
     if isinstance(value, DTensor):
         value = value.full_tensor()
     full = value.to("cpu", torch.promote_types(value.dtype, torch.float32))
-    return full.clone() if own and is_own_memory(full, tensor) else full
+    return full.clone() if own and full.data_ptr() == _local(tensor).data_ptr() else full
 
 
-def is_own_memory(full: Tensor, tensor: Tensor) -> bool:
-    """Say whether a full value lies in the tensor's own memory, or was copied from there."""
-    return full.data_ptr() == _local(tensor).data_ptr()
+def empty_value(tensor: Tensor) -> Tensor:
+    """Return memory for a tensor's full value, as :func:`full_value` gives it; what stands in it may be anything."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    if isinstance(tensor, DTensor):
+        return torch.empty(tensor.shape, dtype=dtype, device="cpu")
+    return torch.empty_like(tensor.detach(), dtype=dtype, device="cpu")  # in the order of its memory
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,8 @@ from structured_init.initializer import Initializer
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.registry import class_path, what_the_model_has
+from structured_init.threads import side_by_side
+from structured_init.writer import empty_value
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED_LINEAR = "transformers.pytorch_utils.Conv1D"  # stores (in, out)
@@ -83,14 +87,26 @@ def uniform_fan_in(tensor: Tensor, fan_in: int, generator: torch.Generator) -> N
 
 def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, weight: Fill, bias: Fill) -> None:
     """Fill weights and biases of every known layer, each from the generator of its own name."""
-    found = False
-    for _, module in weights.each(list(named_plain_modules(weights.model))):
-        for tensor, fan_in, fill in _tensors(module, convolutions, weight, bias):
-            found = True
-            name = weights.names(tensor)[0]
-            fill(weights.blank(tensor, who), fan_in, rng.generator(name, who))
-    if not found:
+    modules = list(named_plain_modules(weights.model))
+    known = ((name, list(_tensors(module, convolutions, weight, bias))) for name, module in modules)
+    layers = [(name, tensors) for name, tensors in known if tensors]
+    if not layers:
         raise StructuredInitError(f"{who} found no linear or convolutional layer; {what_the_model_has(weights.model)}")
+    jobs = (partial(_filled, weights, rng, who, tensors) for _, tensors in layers)
+    largest = max(sum(tensor.numel() for tensor, *_ in tensors) for _, tensors in layers)
+    with closing(side_by_side(jobs, scratch=8 * largest)) as found:  # what is drawn, and what waits to be written
+        for (_, tensors), values in zip(weights.each(layers), found, strict=True):
+            for tensor, *_ in tensors:
+                weights.write(tensor, values.pop(0), who, own=True)
+
+
+def _filled(weights: Weights, rng: Draws, who: str, tensors: list[tuple[Tensor, int, Fill]]) -> list[Tensor]:
+    values = []
+    for tensor, fan_in, fill in tensors:
+        value = empty_value(tensor)
+        fill(value, fan_in, rng.generator(weights.names(tensor)[0], who))
+        values.append(value)
+    return values
 
 
 def _tensors(module: nn.Module, convolutions: bool, weight: Fill, bias: Fill) -> Iterator[tuple[Tensor, int, Fill]]:

@@ -34,8 +34,10 @@ def test_without_the_file_nothing_is_kept_and_afterwards_it_is_again():
 
 
 def test_the_table_has_ratios_to_the_bare_loop():
-    times = {"bare loop": [1.0, 2.0, 3.0], "initialize": [5.0]}
-    assert init_bare.rows(times)[3] == "| initialize | 5 | 5 – 5 | 1 | 2.50 |"
+    processor = {"bare loop": [1.0, 2.0, 3.0], "initialize": [5.0]}
+    times = {"processor": processor, "clock": {"bare loop": [4.0], "initialize": [6.0]}, "load": 0.5}
+    assert init_bare.rows(times)[3] == "| initialize | 5 | 5 – 5 | 1 | 2.50 | 6 | 1.50 |"
     record = {"surroundings": {"threads": 1}, "ViT-S, 1 thread": times}
     assert "## ViT-S, 1 thread" in init_bare.table(record)
+    assert "0.5 other processes were running" in init_bare.table(record)
     assert "ViT-L" not in init_bare.table(record)

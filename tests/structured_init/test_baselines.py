@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -144,3 +146,34 @@ def test_a_model_without_layers_is_refused_with_what_it_has():
 def test_a_standard_deviation_that_is_none_is_one_line(std):
     with pytest.raises(StructuredInitError, match=f"TruncatedNormal: std must be positive, got {std}"):
         TruncatedNormal(std=std)
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("initializer", [KaimingUniform(), TruncatedNormal(convolutions=True)])
+def test_the_number_of_threads_changes_no_bit(initializer, tiny_vit, request):
+    one, two = (tiny_vit(seed=3).to(memory_format=torch.channels_last) for _ in range(2))
+    initialize(one, initializer)
+    request.getfixturevalue("two_threads")
+    initialize(two, initializer)
+    assert all(map(torch.equal, one.parameters(), two.parameters()))
+
+
+def test_with_two_threads_two_layers_are_drawn_at_once(tiny_vit, two_threads, monkeypatch):
+    model, draw, meeting, met = tiny_vit(), torch.Tensor.uniform_, threading.Barrier(2, timeout=20), set()
+
+    def together(tensor, *bounds, **keywords):
+        if threading.get_ident() not in met:
+            meeting.wait()  # for the other thread, which fails if it never comes
+            met.add(threading.get_ident())
+        return draw(tensor, *bounds, **keywords)
+
+    monkeypatch.setattr(torch.Tensor, "uniform_", together)
+    initialize(model, KaimingUniform())
+    assert len(met) == 2
+    assert threading.main_thread().ident not in met

@@ -272,9 +272,11 @@ def test_the_overlay_holds_one_layer_at_a_time(tiny_vit, start, monkeypatch):
 def test_what_is_set_whole_is_reported_beside_what_stood_there_and_lies_elsewhere_until_it_is_written(dtype):
     class Whole(Initializer):
         def plan(self, weights, *, rng, batch=None):
-            blank = weights.blank(weights.model.weight, "Whole")
-            assert blank.dtype == torch.float32
-            blank.fill_(4.0)
+            whole = torch.full((2, 3), 4.0)
+            weights.write(weights.model.weight, whole, "Whole", own=True)
+            kept = weights.read(weights.model.weight)
+            assert kept.dtype == torch.float32
+            assert kept.data_ptr() == whole.data_ptr()
             assert torch.equal(weights.model.weight, before)
             weights.edit(weights.model.weight, "Whole")[0, 0] = 2.0  # sees what was set
 
