@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
+from structured_init.sites.mlp_rule import mlps_by_rule
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
 from structured_init.sites.watched import watched_mlps
+from structured_init.watch.mlp import FoundMlp
 
 WAY_OUT = "describe it with structured_init.register_mlp"
 NAMES = ("mlp", "ffn", "feed_forward", "feedforward")
@@ -65,10 +67,12 @@ class MlpSite:
         name: the module's name in the model, e.g. ``"blocks.0.mlp"``.
         module: the host's module.
         layout: where it keeps its first layer.
-        how: how it is known: ``"written"`` for its class, or ``"watched"``.
+        how: how it is known: ``"written"`` for its class, by ``"rule"``, or ``"watched"``.
+        checked: whether it was seen to be an MLP in a run of its module or of the model.
     """
 
-    how = "written"
+    how: Literal["written", "rule", "watched"] = "written"
+    checked: bool = False
 
     def __init__(self, name: str, module: nn.Module, layout: MlpLayout, weights: Weights) -> None:
         self.name = name
@@ -119,9 +123,10 @@ def register_mlp(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
 def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
     """Find every MLP, in the order of the model.
 
-    MLPs of known classes are found as they are. A model is watched in one forward pass (see
-    :func:`structured_init.watch.mlp.found_mlps`) where more of it is called an MLP, or where a batch was given
-    and nothing is known.
+    MLPs of known classes are found as they are, and others by their structure, which a run of their module alone on
+    random tokens confirms (see :mod:`structured_init.sites.mlp_rule`). The whole model is watched in one forward pass
+    (see :func:`structured_init.watch.mlp.found_mlps`) where more of it may be an MLP, or where a batch was given and
+    nothing is known.
 
     Args:
         model: a model, to read its present weights, or an overlay, to write as well.
@@ -137,24 +142,35 @@ def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
         for name, module in modules.items()
         if (describe := MLP.find(module)) is not None
     ]
-    if unknown_mlps(weights.model) or (not sites and weights.batch is not None):
-        place = {id(module): number for number, module in enumerate(modules.values())}
-        sites = sorted([*sites, *_watched(weights, sites, modules)], key=lambda site: place[id(site.module)])
+    sites += _found(_by_rule(weights, sites), sites, weights, modules, "rule")
+    if unknown_mlps(weights.model, [site.name for site in sites]) or (not sites and weights.batch is not None):
+        sites += _found(watched_mlps(weights), sites, weights, modules, "watched")
+    place = {id(module): number for number, module in enumerate(modules.values())}
+    sites = sorted(sites, key=lambda site: place[id(site.module)])
     return [site for site in sites if selects(where, site.name, site)]
 
 
-def _watched(weights: Weights, written: list[MlpSite], modules: dict[str, nn.Module]) -> list[MlpSite]:
-    """Return the MLPs that a forward pass shows beside what layouts were written for."""
-    known = {id(site.layout.first.weight) for site in written}
+def _by_rule(weights: Weights, written: list[MlpSite]) -> list[FoundMlp]:
+    """Return the MLPs that their structure suggests beside what layouts were written for; modules are run once."""
+    if weights.ruled_mlps is None:
+        weights.ruled_mlps = mlps_by_rule(weights.model, [site.name for site in written])
+    return weights.ruled_mlps
+
+
+def _found(
+    mlps: Iterable[FoundMlp], known: list[MlpSite], weights: Weights, modules: dict[str, nn.Module], how: str
+) -> list[MlpSite]:
+    """Return the sites of MLPs that were seen, of those whose first layer is not known otherwise."""
+    weights_known = {id(site.layout.first.weight) for site in known}
     sites = []
-    for found in watched_mlps(weights):
-        if found.first is not None and id(found.first.weight) not in known:
+    for found in mlps:
+        if found.first is not None and id(found.first.weight) not in weights_known:
             layers = (
                 None if each is None else FirstLayer(each.weight, each.axis, each.start, each.size)
                 for each in (found.first, found.gate)
             )
             site = MlpSite(found.name, modules[found.name], MlpLayout(*layers), weights)
-            site.how = "watched"
+            site.how, site.checked = how, True
             sites.append(site)
     return sites
 

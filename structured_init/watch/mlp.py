@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from structured_init.watch import codes
 from structured_init.watch.assemble import NORMS, PLAIN, POOLS, TURNS, common
 from structured_init.watch.elementwise import SILENT
-from structured_init.watch.records import GATED, LATE, Linear, Tag
+from structured_init.watch.records import GATED, LATE, MIXED, Linear, Tag
 from structured_init.watch.watch import WatchMode
 
 
@@ -116,6 +116,11 @@ def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None, str] |
 
 def _function(path: frozenset[str]) -> str:
     return ", ".join(sorted(path - PLAIN - NORMS - POOLS - TURNS - SILENT - {GATED}))
+
+
+def is_plain(path: frozenset[str]) -> bool:
+    """Say whether nothing but factors, norms and dropout happened to a tensor."""
+    return not path & {GATED, LATE, MIXED} and not POOLS & path and not _function(path)
 
 
 def _single(first: Linear) -> bool:
