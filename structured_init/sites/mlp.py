@@ -17,13 +17,13 @@ from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.mlp_rule import mlps_by_rule
+from structured_init.sites.mlp_unknown import called_mlps, why_none
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
 from structured_init.sites.watched import watched_mlps
 from structured_init.watch.mlp import FoundMlp
 
 WAY_OUT = "describe it with structured_init.register_mlp"
-NAMES = ("mlp", "ffn", "feed_forward", "feedforward")
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,7 @@ def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
 
     MLPs of known classes are found as they are, and others by their structure, which a run of their module alone on
     random tokens confirms (see :mod:`structured_init.sites.mlp_rule`). The whole model is watched in one forward pass
-    (see :func:`structured_init.watch.mlp.found_mlps`) where more of it may be an MLP, or where a batch was given and
-    nothing is known.
+    (see :func:`structured_init.watch.mlp.found_mlps`) where a batch was given, or more of it is called an MLP.
 
     Args:
         model: a model, to read its present weights, or an overlay, to write as well.
@@ -137,17 +136,23 @@ def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
     """
     weights = model if isinstance(model, Weights) else Weights(model)
     modules = dict(named_plain_modules(weights.model))
+    sites = mlp_sites_unwatched(weights)
+    if weights.batch is not None or unknown_mlps(weights.model, [site.name for site in sites]):
+        sites += _found(watched_mlps(weights), sites, weights, modules, "watched")
+    place = {id(module): number for number, module in enumerate(modules.values())}
+    sites = sorted(sites, key=lambda site: place[id(site.module)])
+    return [site for site in sites if selects(where, site.name, site)]
+
+
+def mlp_sites_unwatched(weights: Weights) -> list[MlpSite]:
+    """Find the MLPs that are known without a pass of the whole model: by their class, then by their structure."""
+    modules = dict(named_plain_modules(weights.model))
     sites = [
         MlpSite(name, module, describe(module), weights)
         for name, module in modules.items()
         if (describe := MLP.find(module)) is not None
     ]
-    sites += _found(_by_rule(weights, sites), sites, weights, modules, "rule")
-    if unknown_mlps(weights.model, [site.name for site in sites]) or (not sites and weights.batch is not None):
-        sites += _found(watched_mlps(weights), sites, weights, modules, "watched")
-    place = {id(module): number for number, module in enumerate(modules.values())}
-    sites = sorted(sites, key=lambda site: place[id(site.module)])
-    return [site for site in sites if selects(where, site.name, site)]
+    return sites + _found(_by_rule(weights, sites), sites, weights, modules, "rule")
 
 
 def _by_rule(weights: Weights, written: list[MlpSite]) -> list[FoundMlp]:
@@ -180,46 +185,36 @@ def required_mlp_sites(weights: Weights, where: Where, who: str) -> list[MlpSite
 
     What is called an MLP and is of a class that nobody described is recorded as skipped.
     """
-    sites = mlp_sites(weights, where)
-    unknown = unknown_mlps(weights.model, [site.name for site in mlp_sites(weights)])
+    everywhere = mlp_sites(weights)
+    sites = [site for site in everywhere if selects(where, site.name, site)]
+    called = called_mlps(weights.model, MLP, [site.name for site in everywhere])
     if not sites:
-        if where is not None and (everywhere := mlp_sites(weights)):
+        if where is not None and everywhere:
             names = ", ".join(site.name for site in everywhere[:4]) + (", …" if len(everywhere) > 4 else "")
             raise StructuredInitError(f"{who}: where={where!r} selects none of the {len(everywhere)} MLPs ({names})")
-        kinds = ", ".join(sorted(set(unknown.values())))
-        has = f"the model has {kinds}" if unknown else what_the_model_has(weights.model)
-        raise StructuredInitError(f"{who} found no MLP that it knows; {has}: {WAY_OUT}")
-    for name, kind in unknown.items():
+        raise StructuredInitError(f"{who} found no MLP that it knows; {_instead(called.values(), weights.model)}")
+    for name, module in called.items():
         if not callable(where) and selects(where, name, None):
-            weights.skip(name, f"{kind} is not known: {WAY_OUT}")
+            weights.skip(name, f"{type(module).__name__} {why_none(module) or f'is not known: {WAY_OUT}'}")
     return sites
 
 
+def _instead(called: Iterable[nn.Module], model: nn.Module) -> str:
+    """Say what a model without a known MLP has, and the way out where there is one."""
+    reasons = {type(module).__name__: why_none(module) for module in called}
+    kinds = ", ".join(sorted(kind for kind, why in reasons.items() if why is None))
+    parts = [f"{kind} {why}" for kind, why in sorted(reasons.items()) if why is not None]
+    if kinds or not parts:
+        parts.append(f"the model has {kinds}: {WAY_OUT}" if kinds else f"{what_the_model_has(model)}: {WAY_OUT}")
+    return "; ".join(parts)
+
+
 def unknown_mlps(model: nn.Module, found: Iterable[str] = ()) -> dict[str, str]:
-    """Return name → class of what is called an MLP and has parameters, but is, holds and lies in no known one.
+    """Return name → class of what is called an MLP, may be one by its weights, and is no known one.
 
     Args:
         model: any model.
         found: names of MLPs that are known otherwise than by their class.
     """
-    known, suspects = list(found), {}
-    for name, module in named_plain_modules(model):
-        kind = type(module).__name__
-        if MLP.find(module) is not None:
-            known.append(name)
-        elif _called_mlp(name, kind) and next(module.parameters(), None) is not None:
-            suspects[name] = kind
-    return {
-        name: kind
-        for name, kind in suspects.items()
-        if not any(name == site or _within(name, site) or _within(site, name) for site in known)
-        and not any(_within(other, name) for other in suspects)
-    }
-
-
-def _called_mlp(name: str, kind: str) -> bool:
-    return name.rpartition(".")[2] in NAMES or any(word in kind.lower() for word in ("mlp", "ffn", "feedforward"))
-
-
-def _within(inner: str, outer: str) -> bool:
-    return inner != outer and (outer == "" or inner.startswith(f"{outer}."))
+    called = called_mlps(model, MLP, found)
+    return {name: type(module).__name__ for name, module in called.items() if why_none(module) is None}

@@ -37,7 +37,9 @@ def mlps_by_rule(model: nn.Module, known: Collection[str]) -> list[FoundMlp]:
     taken, found = list(known), {}
     with undisturbed(model):
         for name in sorted(may_be, key=lambda name: -name.count(".")):  # inner ones first
-            if any(within(name, other) or within(other, name) for other in taken) or not in_a_block(name, modules, maps):
+            if any(within(name, other) or within(other, name) for other in taken) or not in_a_block(
+                name, modules, maps
+            ):
                 continue
             if alone := mlps_alone(modules[name]):
                 taken.append(name)
