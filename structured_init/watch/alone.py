@@ -37,8 +37,7 @@ def mlps_alone(module: nn.Module) -> list[FoundMlp]:
             except Exception:
                 continue
             _joined(seen, tokens, out)
-            if found := found_mlps(seen, owners):
-                return found
+            return found_mlps(seen, owners)  # other axes than those it takes first might mean something else to it
     return []
 
 

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from structured_init.watch import codes
 from structured_init.watch.assemble import NORMS, PLAIN, POOLS, TURNS, common
-from structured_init.watch.elementwise import SILENT
-from structured_init.watch.records import GATED, LATE, MIXED, TWICE, Linear, Tag
+from structured_init.watch.elementwise import POOLING, SILENT
+from structured_init.watch.records import GATED, LATE, MIXED, POOLED, TWICE, Linear, Tag
 from structured_init.watch.watch import WatchMode
 
 # Names of batch norm in evaluation mode, which differ between devices and with what gradients are asked for.
 BATCH_NORMS = frozenset({"_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "cudnn_batch_norm"})
 ALL_NORMS = NORMS | BATCH_NORMS
+SUMMING = POOLING | {"sum", "mean"}
 
 
 @dataclass(frozen=True)
@@ -100,13 +101,15 @@ def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None, str] |
     inputs, width = second.y.shape[-1], len(second.taken)
     if not (isinstance(first, Linear) and second.joined) or first.block.inputs != inputs or _single(first):
         return None
-    if TWICE in second.path or LATE in second.path or (POOLS & second.path and ALL_NORMS & second.path):
+    if {TWICE, LATE} & second.path or _summed(second.path) or (POOLS & second.path and ALL_NORMS & second.path):
         return None
     plain, narrow = codes.source(second.taken).unique().numel() == 1, 2 * width <= inputs
     if GATED not in second.path:
         function = _function(second.path)
         return ((first, codes.place(second.taken)), None, function) if function and plain and not narrow else None
     if second.factors is None:
+        return None
+    if any(_summed(tag.path) for tag in second.factors):
         return None
     units = [_units(seen, tag) for tag in second.factors]
     if None in units or any(linear.block.inputs != inputs for linear, _ in units):
@@ -120,6 +123,11 @@ def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None, str] |
 
 def _function(path: frozenset[str]) -> str:
     return ", ".join(sorted(path - PLAIN - ALL_NORMS - POOLS - TURNS - SILENT - {GATED}))
+
+
+def _summed(path: frozenset[str]) -> bool:
+    """Say whether tokens were summed, as the context of linear attention is, and not only convolved."""
+    return POOLED in path and bool(path & SUMMING)
 
 
 def is_plain(path: frozenset[str]) -> bool:

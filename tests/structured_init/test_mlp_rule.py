@@ -180,6 +180,18 @@ class Attention(nn.Module):
         return self.out(F.scaled_dot_product_attention(x, key, value))
 
 
+class LinearAttention(nn.Module):
+    """As in MobileViTv2: values through a function, times one context of all tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.out = nn.Linear(D, 2 * D), nn.Linear(D, D)
+
+    def forward(self, x):
+        key, value = self.both(x).chunk(2, -1)
+        return self.out(F.relu(value) * (key * 2).sum(1, keepdim=True).expand_as(value))
+
+
 class Experts(nn.Module):
     """A mixture whose experts share a weight of three axes."""
 
@@ -191,7 +203,18 @@ class Experts(nn.Module):
         return (F.gelu(x @ self.up[:, None]) @ self.down[:, None]).sum(0)
 
 
-REFUSED = [Squeeze, Adapter, Head, EndsInAFunction, WithoutAFunction, NormAlone, HalvesAdded, Attention, Experts]
+REFUSED = [
+    Squeeze,
+    Adapter,
+    Head,
+    EndsInAFunction,
+    WithoutAFunction,
+    NormAlone,
+    HalvesAdded,
+    Attention,
+    LinearAttention,
+    Experts,
+]
 
 
 @pytest.mark.parametrize("kind", REFUSED)
