@@ -196,7 +196,7 @@ def page(result: dict[str, object]) -> str:
         f"of the host's own eager attention, to {EQUAL:g}, how many of them it shows, or how far they differ: of other",
         "hosts than transformers what is compared is the factor that multiplies the values, behind talking heads or a",
         "mixture of maps. *MLPs*, *depthwise* and *scans* (state-space layers) are known of those there are, by what",
-        "they are called or how they are built.",
+        "they are called or how they are built; experts that share a weight of three axes count as no MLPs.",
         "*Seconds* and *forwards* are what finding costs, on one thread and in forward passes. Batch norms have the",
         "statistics of the batch; a model of transformers is drawn with a standard deviation of 0.2, so that maps are",
         "not uniform. `--resume` goes on where a run ended; a row without MLPs is of the version before.",

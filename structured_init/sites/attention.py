@@ -23,6 +23,7 @@ from structured_init.sites.geometry import checked_layout
 from structured_init.sites.position import token_layouts
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
+from structured_init.sites.unexplained import may_attend
 from structured_init.sites.unknown import WAY_OUT, unknown_attention
 from structured_init.sites.watched import check_sites, watched_attention
 
@@ -117,11 +118,11 @@ def _watched_sites(
     """Return the attention that watching finds beside what layouts were written for.
 
     A model is watched where a batch was given, where it has what is called attention and is of an unknown class, and
-    where nothing is known and somebody can be asked for a batch. A name alone never decides that there is none.
+    where somebody can be asked for a batch and nothing is known, or linear maps are left that could be attention.
+    A name alone never decides that there is none.
     """
-    nothing_known = not written and weights.can_ask
     unwatched = weights.batch is None and weights.watched is None
-    if unwatched and not nothing_known and not unknown_attention(weights.model, ATTENTION):
+    if unwatched and not unknown_attention(weights.model, ATTENTION) and not _worth_asking(weights, written):
         return []
     known = {id(getattr(site.layout, part).weight) for site in written for part in PARTS}
     sites = []
@@ -136,6 +137,11 @@ def _watched_sites(
         site.how, site.checked = "watched", True
         sites.append(site)
     return sites
+
+
+def _worth_asking(weights: Weights, written: list[AttentionSite]) -> bool:
+    """Say whether somebody can be asked for a batch, and there may be attention beside what layouts are written for."""
+    return weights.can_ask and (not written or may_attend(weights, [site.name for site in written]))
 
 
 def _of_length(tokens: TokenLayout | None, length: int) -> TokenLayout | None:

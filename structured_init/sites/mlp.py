@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
+from structured_init.sites.mlp_rule import mlps_by_rule
+from structured_init.sites.mlp_unknown import called_mlps, why_none
 from structured_init.sites.registry import Registry, what_the_model_has
 from structured_init.sites.select import Where, selects
 from structured_init.sites.watched import watched_mlps
+from structured_init.watch.mlp import FoundMlp
 
 WAY_OUT = "describe it with structured_init.register_mlp"
-NAMES = ("mlp", "ffn", "feed_forward", "feedforward")
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,12 @@ class MlpSite:
         name: the module's name in the model, e.g. ``"blocks.0.mlp"``.
         module: the host's module.
         layout: where it keeps its first layer.
-        how: how it is known: ``"written"`` for its class, or ``"watched"``.
+        how: how it is known: ``"written"`` for its class, by ``"rule"``, or ``"watched"``.
+        checked: whether it was seen to be an MLP in a run of its module or of the model.
     """
 
-    how = "written"
+    how: Literal["written", "rule", "watched"] = "written"
+    checked: bool = False
 
     def __init__(self, name: str, module: nn.Module, layout: MlpLayout, weights: Weights) -> None:
         self.name = name
@@ -119,9 +123,9 @@ def register_mlp(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
 def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
     """Find every MLP, in the order of the model.
 
-    MLPs of known classes are found as they are. A model is watched in one forward pass (see
-    :func:`structured_init.watch.mlp.found_mlps`) where more of it is called an MLP, or where a batch was given
-    and nothing is known.
+    MLPs of known classes are found as they are, and others by their structure, which a run of their module alone on
+    random tokens confirms (see :mod:`structured_init.sites.mlp_rule`). The whole model is watched in one forward pass
+    (see :func:`structured_init.watch.mlp.found_mlps`) where a batch was given, or more of it is called an MLP.
 
     Args:
         model: a model, to read its present weights, or an overlay, to write as well.
@@ -132,29 +136,46 @@ def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
     """
     weights = model if isinstance(model, Weights) else Weights(model)
     modules = dict(named_plain_modules(weights.model))
+    sites = mlp_sites_unwatched(weights)
+    if weights.batch is not None or unknown_mlps(weights.model, [site.name for site in sites]):
+        sites += _found(watched_mlps(weights), sites, weights, modules, "watched")
+    place = {id(module): number for number, module in enumerate(modules.values())}
+    sites = sorted(sites, key=lambda site: place[id(site.module)])
+    return [site for site in sites if selects(where, site.name, site)]
+
+
+def mlp_sites_unwatched(weights: Weights) -> list[MlpSite]:
+    """Find the MLPs that are known without a pass of the whole model: by their class, then by their structure."""
+    modules = dict(named_plain_modules(weights.model))
     sites = [
         MlpSite(name, module, describe(module), weights)
         for name, module in modules.items()
         if (describe := MLP.find(module)) is not None
     ]
-    if unknown_mlps(weights.model) or (not sites and weights.batch is not None):
-        place = {id(module): number for number, module in enumerate(modules.values())}
-        sites = sorted([*sites, *_watched(weights, sites, modules)], key=lambda site: place[id(site.module)])
-    return [site for site in sites if selects(where, site.name, site)]
+    return sites + _found(_by_rule(weights, sites), sites, weights, modules, "rule")
 
 
-def _watched(weights: Weights, written: list[MlpSite], modules: dict[str, nn.Module]) -> list[MlpSite]:
-    """Return the MLPs that a forward pass shows beside what layouts were written for."""
-    known = {id(site.layout.first.weight) for site in written}
+def _by_rule(weights: Weights, written: list[MlpSite]) -> list[FoundMlp]:
+    """Return the MLPs that their structure suggests beside what layouts were written for; modules are run once."""
+    if weights.ruled_mlps is None:
+        weights.ruled_mlps = mlps_by_rule(weights.model, [site.name for site in written])
+    return weights.ruled_mlps
+
+
+def _found(
+    mlps: Iterable[FoundMlp], known: list[MlpSite], weights: Weights, modules: dict[str, nn.Module], how: str
+) -> list[MlpSite]:
+    """Return the sites of MLPs that were seen, of those whose first layer is not known otherwise."""
+    weights_known = {id(site.layout.first.weight) for site in known}
     sites = []
-    for found in watched_mlps(weights):
-        if found.first is not None and id(found.first.weight) not in known:
+    for found in mlps:
+        if found.first is not None and id(found.first.weight) not in weights_known:
             layers = (
                 None if each is None else FirstLayer(each.weight, each.axis, each.start, each.size)
                 for each in (found.first, found.gate)
             )
             site = MlpSite(found.name, modules[found.name], MlpLayout(*layers), weights)
-            site.how = "watched"
+            site.how, site.checked = how, True
             sites.append(site)
     return sites
 
@@ -164,46 +185,36 @@ def required_mlp_sites(weights: Weights, where: Where, who: str) -> list[MlpSite
 
     What is called an MLP and is of a class that nobody described is recorded as skipped.
     """
-    sites = mlp_sites(weights, where)
-    unknown = unknown_mlps(weights.model, [site.name for site in mlp_sites(weights)])
+    everywhere = mlp_sites(weights)
+    sites = [site for site in everywhere if selects(where, site.name, site)]
+    called = called_mlps(weights.model, MLP, [site.name for site in everywhere])
     if not sites:
-        if where is not None and (everywhere := mlp_sites(weights)):
+        if where is not None and everywhere:
             names = ", ".join(site.name for site in everywhere[:4]) + (", …" if len(everywhere) > 4 else "")
             raise StructuredInitError(f"{who}: where={where!r} selects none of the {len(everywhere)} MLPs ({names})")
-        kinds = ", ".join(sorted(set(unknown.values())))
-        has = f"the model has {kinds}" if unknown else what_the_model_has(weights.model)
-        raise StructuredInitError(f"{who} found no MLP that it knows; {has}: {WAY_OUT}")
-    for name, kind in unknown.items():
+        raise StructuredInitError(f"{who} found no MLP that it knows; {_instead(called.values(), weights.model)}")
+    for name, module in called.items():
         if not callable(where) and selects(where, name, None):
-            weights.skip(name, f"{kind} is not known: {WAY_OUT}")
+            weights.skip(name, f"{type(module).__name__} {why_none(module) or f'is not known: {WAY_OUT}'}")
     return sites
 
 
+def _instead(called: Iterable[nn.Module], model: nn.Module) -> str:
+    """Say what a model without a known MLP has, and the way out where there is one."""
+    reasons = {type(module).__name__: why_none(module) for module in called}
+    kinds = ", ".join(sorted(kind for kind, why in reasons.items() if why is None))
+    parts = [f"{kind} {why}" for kind, why in sorted(reasons.items()) if why is not None]
+    if kinds or not parts:
+        parts.append(f"the model has {kinds}: {WAY_OUT}" if kinds else f"{what_the_model_has(model)}: {WAY_OUT}")
+    return "; ".join(parts)
+
+
 def unknown_mlps(model: nn.Module, found: Iterable[str] = ()) -> dict[str, str]:
-    """Return name → class of what is called an MLP and has parameters, but is, holds and lies in no known one.
+    """Return name → class of what is called an MLP, may be one by its weights, and is no known one.
 
     Args:
         model: any model.
         found: names of MLPs that are known otherwise than by their class.
     """
-    known, suspects = list(found), {}
-    for name, module in named_plain_modules(model):
-        kind = type(module).__name__
-        if MLP.find(module) is not None:
-            known.append(name)
-        elif _called_mlp(name, kind) and next(module.parameters(), None) is not None:
-            suspects[name] = kind
-    return {
-        name: kind
-        for name, kind in suspects.items()
-        if not any(name == site or _within(name, site) or _within(site, name) for site in known)
-        and not any(_within(other, name) for other in suspects)
-    }
-
-
-def _called_mlp(name: str, kind: str) -> bool:
-    return name.rpartition(".")[2] in NAMES or any(word in kind.lower() for word in ("mlp", "ffn", "feedforward"))
-
-
-def _within(inner: str, outer: str) -> bool:
-    return inner != outer and (outer == "" or inner.startswith(f"{outer}."))
+    called = called_mlps(model, MLP, found)
+    return {name: type(module).__name__ for name, module in called.items() if why_none(module) is None}

@@ -17,7 +17,7 @@ from structured_init.watch.causal import agreed
 from structured_init.watch.elementwise import LINEAR, NORMING, POOLING, SOFTMAX
 from structured_init.watch.found import NoLayout
 from structured_init.watch.heads import content, distinct, in_groups, made_by, resolved, sorted_alike, taken_by
-from structured_init.watch.records import AVERAGED, MIXED, POOLED, TWICE, Linear, Product, Sum
+from structured_init.watch.records import AVERAGED, GATED, ITSELF, MIXED, POOLED, TWICE, Linear, Product, Sum
 from structured_init.watch.relation import is_cross
 from structured_init.watch.watch import WatchMode
 
@@ -120,6 +120,11 @@ def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
     return found
 
 
+def _spoken(path: frozenset[str]) -> str:
+    """Return the names of operations for a message; a product of a tensor with itself is a gate too."""
+    return ", ".join(sorted({GATED if name == ITSELF else name for name in path}))
+
+
 def _call(seen: WatchMode, sum_: Sum) -> Call:
     """Follow the heads of one call to their linear maps."""
     first = seen.source(sum_.maps_tag)
@@ -134,7 +139,7 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
             else _of_several(seen, product)
         )
     if between := sum_.maps_tag.path - ON_LOGITS:
-        raise NoLayout(f"its logits or maps go through {', '.join(sorted(between))}")
+        raise NoLayout(f"its logits or maps go through {_spoken(between)}")
     if first.softened > 1:
         raise NoLayout("its softmax is taken more than once")
     if sum_.over_queries:
@@ -148,7 +153,7 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
     for what, tag in tags.items():
         free = seen.pointwise if what == "values" else frozenset()
         if between := tag.path - PLAIN - NORMS - POOLS - TURNS - free:
-            raise NoLayout(f"its {what} go through {', '.join(sorted(between))} behind their linear map")
+            raise NoLayout(f"its {what} go through {_spoken(between)} behind their linear map")
     linears = [made_by(seen, what, table, tags[what]) for what, table in tables.items()]
     output, taken = taken_by(seen, sum_, torch.tensor(numbers))
     query, key, value = (codes.place(table) for table in tables.values())

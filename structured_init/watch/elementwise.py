@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from structured_init.watch import codes
 from structured_init.watch.functions import pointwise, proportional
-from structured_init.watch.records import AVERAGED, GATED, POOLED, TWICE, Linear, Other, Pass, Product, Sum, Tag
-from structured_init.watch.sums import added
+from structured_init.watch.records import AVERAGED, GATED, ITSELF, POOLED, TWICE, Linear, Other, Pass, Product, Sum, Tag
+from structured_init.watch.sums import added, same_numbers
 from structured_init.watch.tags import pooled, single, tensors
 
 SUMS = frozenset({"add", "add_", "sub", "sub_"})
@@ -52,7 +52,7 @@ def keep(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Ta
             leaf.shape == out.shape and seen.tag(leaf) is None for leaf in tensors(args)
         )
         if name in TIMES and (mixed or (len(active) == 2 and _gated(seen, *active) and not _a_token_each(seen, args))):
-            path |= {GATED}
+            path |= {ITSELF if len(active) == 2 and same_numbers(*active) else GATED}
         if name in SUMS and mixed:  # tokens of unknown origin: a residual stream
             seen.tags[out] = Tag(codes.unknown(out), None, path)
         elif name in SUMS and len(active) == 2:

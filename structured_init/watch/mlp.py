@@ -14,9 +14,14 @@ from torch import Tensor, nn
 
 from structured_init.watch import codes
 from structured_init.watch.assemble import NORMS, PLAIN, POOLS, TURNS, common
-from structured_init.watch.elementwise import SILENT
-from structured_init.watch.records import GATED, LATE, Linear, Tag
+from structured_init.watch.elementwise import POOLING, SILENT
+from structured_init.watch.records import GATED, LATE, MIXED, POOLED, TWICE, Linear, Tag
 from structured_init.watch.watch import WatchMode
+
+# Names of batch norm in evaluation mode, which differ between devices and with what gradients are asked for.
+BATCH_NORMS = frozenset({"_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "cudnn_batch_norm"})
+ALL_NORMS = NORMS | BATCH_NORMS
+SUMMING = POOLING | {"sum", "mean"}
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,8 @@ def found_mlps(seen: WatchMode, owners: dict[int, str]) -> list[FoundMlp]:
 
     An MLP makes F numbers of the D of a token, puts each through a function or multiplies it with one that went through
     a function, makes D numbers of them, and adds them to other activations. Maps of one pooled token are none, nor are
-    two maps with a convolution between them that is normalized or stands behind the function: those mix tokens.
+    two maps with a convolution between them that is normalized or stands behind the function: those mix tokens. A
+    bottleneck without a gate, of half of D or less, is an adapter.
 
     Args:
         seen: the pass.
@@ -92,30 +98,41 @@ def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None, str] |
     if second.taken is None or len(second.block.starts) > 1:
         return None
     first = seen.sources[int(codes.source(second.taken[0]))]
-    width = second.y.shape[-1]
-    if not (isinstance(first, Linear) and second.joined) or first.block.inputs != width or _single(first):
+    inputs, width = second.y.shape[-1], len(second.taken)
+    if not (isinstance(first, Linear) and second.joined) or first.block.inputs != inputs or _single(first):
         return None
-    if LATE in second.path or (POOLS & second.path and NORMS & second.path):
+    if {TWICE, LATE} & second.path or _summed(second.path) or (POOLS & second.path and ALL_NORMS & second.path):
         return None
+    plain, narrow = codes.source(second.taken).unique().numel() == 1, 2 * width <= inputs
     if GATED not in second.path:
-        plain = codes.source(second.taken).unique().numel() == 1
         function = _function(second.path)
-        return ((first, codes.place(second.taken)), None, function) if function and plain else None
+        return ((first, codes.place(second.taken)), None, function) if function and plain and not narrow else None
     if second.factors is None:
         return None
+    if any(_summed(tag.path) for tag in second.factors):
+        return None
     units = [_units(seen, tag) for tag in second.factors]
+    if None in units or any(linear.block.inputs != inputs for linear, _ in units):
+        return None
     functions = [_function(tag.path) for tag in second.factors]
-    if None in units or bool(functions[0]) == bool(functions[1]):
+    if bool(functions[0]) == bool(functions[1]):
         return None
     value, gate = (1, 0) if functions[0] else (0, 1)
-    if any(linear.block.inputs != width for linear, _ in units):
-        return None
-    same = units[0][0] is units[1][0] and torch.equal(units[0][1], units[1][1])  # GELU written as x · Φ(x)
-    return units[value], None if same else units[gate], functions[gate]
+    return units[value], units[gate], functions[gate]
 
 
 def _function(path: frozenset[str]) -> str:
-    return ", ".join(sorted(path - PLAIN - NORMS - POOLS - TURNS - SILENT - {GATED}))
+    return ", ".join(sorted(path - PLAIN - ALL_NORMS - POOLS - TURNS - SILENT - {GATED}))
+
+
+def _summed(path: frozenset[str]) -> bool:
+    """Say whether tokens were summed, as the context of linear attention is, and not only convolved."""
+    return POOLED in path and bool(path & SUMMING)
+
+
+def is_plain(path: frozenset[str]) -> bool:
+    """Say whether nothing but factors, norms and dropout happened to a tensor."""
+    return not path & {GATED, LATE, MIXED} and not POOLS & path and not _function(path)
 
 
 def _single(first: Linear) -> bool:

@@ -21,6 +21,7 @@ ROWS = 64  # queries of each head whose logits and outputs are kept to be compar
 # Entries of a path that are no operation's name.
 MIXED, TWICE = "mixed by a linear map", "added to itself"
 AVERAGED, POOLED, GATED = "channels averaged", "tokens pooled", "a gate"
+ITSELF = "multiplied by itself"
 LATE = "tokens mixed behind a function"
 
 

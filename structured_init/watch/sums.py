@@ -36,7 +36,8 @@ def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
 
     alike = codes.together(lambda one, two: codes.source(one) == codes.source(two), first.codes, second.codes)
     whole = codes.together(either, first.codes, second.codes)
-    return Tag(whole, second.codes, path | {TWICE}) if codes.compact(alike).all() else Tag(whole, None, path)
+    turns = codes.compact(alike).all() and not same_numbers(first, second)
+    return Tag(whole, second.codes, path | {TWICE}) if turns else Tag(whole, None, path)
 
 
 def _own(seen: Pass, sum_: Sum, beside: Tag) -> str | None:
@@ -50,3 +51,9 @@ def _own(seen: Pass, sum_: Sum, beside: Tag) -> str | None:
         if other is seen.source(tag) and torch.isin(channels, codes.compact(tag.codes)).all():
             return f"a convolution of its {what}, added" if POOLED in beside.path else f"its {what}, added"
     return None
+
+
+def same_numbers(first: Tag, second: Tag) -> bool:
+    """Say whether two tensors were made of the same numbers, each of one: then x · f(x) and x + f(x) are so too."""
+    same = codes.together(torch.eq, first.codes, second.codes)
+    return first.other is None and second.other is None and bool(codes.compact(same).all())

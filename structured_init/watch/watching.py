@@ -25,7 +25,7 @@ def watching(model: nn.Module) -> Iterator[WatchMode]:
     fast = torch.backends.mha.get_fastpath_enabled()
     for name, module in named_plain_modules(model):
         handles.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name), prepend=True))
-        handles.append(module.register_forward_hook(lambda *_: stack.pop() and None, always_call=True))
+        handles.append(module.register_forward_hook(lambda *_: left(stack), always_call=True))
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         with ExitStack() as modes:
@@ -36,3 +36,8 @@ def watching(model: nn.Module) -> Iterator[WatchMode]:
         torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:
             handle.remove()
+
+
+def left(running: list[str]) -> None:
+    """Take note that the innermost module has ended; a hook that returned its name would replace what it gave."""
+    running.pop()

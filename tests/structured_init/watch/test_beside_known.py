@@ -1,0 +1,64 @@
+"""Attention without a telling name is found beside layers that are known, where somebody can be asked for a batch."""
+
+from __future__ import annotations
+
+import timm
+import torch
+from torch import nn
+
+from structured_init import Mimetic, Weights, attention_sites, initialize
+
+D, HEADS = 12, 2
+
+
+class Mixer(nn.Module):
+    """Attention by hand; nothing is called so."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(D, 3 * D), nn.Linear(D, D)
+
+    def forward(self, x):
+        a, b, c = self.one(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        weights = (a @ b.mT * (D / HEADS) ** -0.5).softmax(-1)
+        return x + self.two((weights @ c).transpose(1, 2).flatten(2))
+
+
+def mixed(*extra):
+    torch.manual_seed(0)
+    known = [timm.models.vision_transformer.Block(D, HEADS) for _ in range(2)]
+    return nn.Sequential(known[0], *extra, known[1])
+
+
+def batch_counted(calls):
+    calls.append(1)
+    return torch.randn(2, 7, D)
+
+
+def test_two_known_layers_and_two_of_a_class_of_ones_own_are_four():
+    model, calls = mixed(Mixer(), Mixer()), []
+    sites = attention_sites(Weights(model, batch=lambda: batch_counted(calls)))
+    assert [(site.name, site.how) for site in sites] == [
+        ("0.attn", "written"),
+        ("1", "watched"),
+        ("2", "watched"),
+        ("3.attn", "written"),
+    ]
+    value = model[1].one.weight[2 * D :].view(HEADS, D // HEADS, D)
+    torch.testing.assert_close(sites[1].value, value.mT)
+    assert calls == [1]
+
+
+def test_an_initializer_writes_to_all_of_them():
+    model = mixed(Mixer(), Mixer())
+    before = [mixer.one.weight.detach().clone() for mixer in model[1:3]]
+    initialize(model, Mimetic(positions="keep"), batch=lambda: torch.randn(2, 7, D))
+    assert all(not torch.equal(mixer.one.weight, old) for mixer, old in zip(model[1:3], before, strict=True))
+
+
+def test_nobody_is_asked_where_all_linear_maps_are_explained():
+    calls = []
+    head = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, 3))
+    sites = attention_sites(Weights(mixed(nn.LayerNorm(D), head), batch=lambda: batch_counted(calls)))
+    assert [site.name for site in sites] == ["0.attn", "3.attn"]
+    assert calls == []
