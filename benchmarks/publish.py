@@ -9,6 +9,8 @@ made again. Curves on the training split stay behind, and a folder outside of th
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
 from collections.abc import Sequence
 from fnmatch import fnmatch
@@ -76,8 +78,14 @@ def chosen(drawn: Sequence[str], always: Sequence[str], figures: Sequence[str]) 
 
 
 def without_training(curves: str) -> str:
-    """Return learning curves without the rows of a metric ``train/…``."""
-    return "".join(line for line in curves.splitlines(keepends=True) if ",train/" not in line)
+    """Return learning curves without the rows of a metric ``train/…``, values to six digits and seconds to a tenth."""
+    head, *rows = csv.reader(curves.splitlines())
+    digits = {head.index(name): form for name, form in (("value", ".6g"), ("seconds", ".1f")) if name in head}
+    kept = [row for row in rows if not any(cell.startswith("train/") for cell in row)]
+    short = [[format(float(x), digits[n]) if n in digits and x else x for n, x in enumerate(row)] for row in kept]
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([head, *short])
+    return file.getvalue()
 
 
 def _curves(metric: str) -> str:

@@ -40,15 +40,17 @@ def test_numbers_and_the_chosen_pictures_are_copied_and_nothing_else(finished, t
     found = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
     pictures = {"figures/attention.png", "figures/curves_val_accuracy_by_step.png"}
     assert found == {"comparison.json", "results.csv", "results.json", "curves.csv", "report.md", *pictures}
-    assert (target / "curves.csv").read_text() == "curves.csv"
+    assert (target / "curves.csv").read_text() == "curves.csv\n"
 
 
 def test_curves_of_training_and_folders_of_this_machine_stay_behind(finished, tmp_path):
-    (finished / "curves.csv").write_text("arm,metric,value\na,train/loss,1\na,val/loss,2\n")
+    rows = ["arm,seconds,metric,value", "a,1.25,train/loss,1", "a,2.3125,val/loss,2.00000049", "a,,val/loss,nan"]
+    (finished / "curves.csv").write_text("\n".join(rows))
     command = f"structured-init compare --output {tmp_path}/finished"
     (finished / "comparison.json").write_text(json.dumps({"metric": "test/accuracy", "command": command}))
     publish.publish(finished, tmp_path / "published")
-    assert (tmp_path / "published" / "curves.csv").read_text() == "arm,metric,value\na,val/loss,2\n"
+    curves = (tmp_path / "published" / "curves.csv").read_text()
+    assert curves == "arm,seconds,metric,value\na,2.3,val/loss,2\na,,val/loss,nan\n"
     known = json.loads((tmp_path / "published" / "comparison.json").read_text())
     assert known["command"] == "structured-init compare --output runs/finished"
 
