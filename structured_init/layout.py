@@ -70,15 +70,22 @@ class Projection:
 class StridedProjection:
     """One of the four matrices where it is no block of rows or columns: heads in any order, channels in any stride.
 
-    Interleaved heads, parameters of three axes (heads, width, head_dim) and convolutions of kernel 1 are such, and
-    queries of several heads that stand before the key that they share.
+    Use it for a parameter of three or more axes, for interleaved heads, for convolutions of kernel 1, and for queries
+    of several heads that stand before the key that they share.
 
     Attributes:
-        weight: the host's parameter, of any shape.
-        starts: for every head, the index (of the flattened parameter) of its entry (0, 0).
+        weight: the host's parameter itself, of any shape.
+        starts: for every head, the index of its entry (0, 0) in the flattened parameter.
         head_dim: how many channels a head has.
-        width: D, the size of the other axis.
-        steps: from one channel of a head to the next, and from one entry of the other axis to the next.
+        width: D, how many numbers of a token each channel reads; of the output projection, writes.
+        steps: strides in the flattened parameter, from one channel of a head to the next and from one of the D numbers
+            to the next.
+
+    Example:
+        >>> qkv = torch.zeros(3, 4, 32, 8)  # (query, key, value) × heads × D × head_dim
+        >>> key = StridedProjection(qkv, tuple((4 + head) * 32 * 8 for head in range(4)), 8, 32, steps=(1, 8))
+        >>> key.heads
+        4
     """
 
     weight: Tensor = field(repr=False)
@@ -167,8 +174,8 @@ class AttentionLayout:
         residual_depth: where the host divides the output projection's own start by √(this many residual branches).
         mixes_heads: the host mixes the heads' logits or maps, so no head is on its own.
         cross: keys and values come from other tokens than queries.
-        causal: no token sees those behind it, or some do; ``None`` where the module's ``is_causal``, or a forward pass,
-            tells. What a forward pass shows counts more than what is written here.
+        causal: ``True`` where no token attends to later ones, ``False`` where some do; ``None`` takes it from the
+            module's ``is_causal`` or from a forward pass. What a forward pass shows overrules what is written here.
         tokens: the tokens between which it attends, where they are not those of the model around it: a window, or a
             class token that alone asks.
     """

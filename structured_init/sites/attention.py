@@ -76,10 +76,11 @@ def register_attention(
 
 
 def attention_sites(model: nn.Module | Weights, where: Where = None, *, cross: bool = False) -> list[AttentionSite]:
-    """Find every attention layer of a known class, in the order of the model.
+    """Find every attention layer of a known class, in the order of the model; with a batch, also of unknown ones.
 
     Args:
-        model: a model, to read its present weights, or an overlay, to write as well.
+        model: a model, to read its present weights, or an overlay, to write as well. ``Weights(model, batch=batch)`` is
+            one in which attention of unknown classes is found by running the model once.
         where: which of them; see :func:`structured_init.sites.select.selects`.
         cross: take also those whose keys and values come from other tokens than their queries.
 

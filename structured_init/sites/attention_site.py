@@ -29,7 +29,7 @@ class AttentionSite:
         prefix_tokens: tokens before the grid.
         branch_scale: the mean |LayerScale| on its way into the residual stream; ``None`` where there is none.
         how: how its layout is known: ``"written"`` for its class, or ``"watched"`` in a forward pass.
-        checked: whether logits and outputs predicted from its layout were those of a forward pass.
+        checked: whether its layout was compared with a forward pass and found right; ``False``: it was not compared.
     """
 
     branch_scale: float | None = None

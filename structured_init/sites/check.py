@@ -11,7 +11,9 @@ from structured_init.sites.watched import compare_layout, same_attention, watche
 
 
 def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[float, float]]:
-    """Compare what every attention layout predicts with what one forward pass of the model computes.
+    """Compare the four matrices of every attention layout with what one forward pass of the model computes.
+
+    What a layout says beside its matrices (``scale``, ``causal``, norms) is not compared.
 
     Args:
         model: any network whose attention is known.
@@ -23,7 +25,7 @@ def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[f
         not run, or that cannot be followed, are missing.
 
     Raises:
-        StructuredInitError: a layout is not what the model computes: both diagonals are named; there is no batch, or
+        StructuredInitError: a layout is not what the model computes; there is no batch, or
             the model fails on it; no attention was seen, or none that could be followed.
 
     Example:

@@ -69,7 +69,10 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
         if site.how == "watched" or (weights.batch is None and not known.foreign(site.module)):
             continue
         found = same_attention(site, watched_attention(weights))
-        if found is not None:
+        if found is None:
+            why = weights.unwatched or "its attention was not seen in the forward pass"
+            weights.note(site.name, f"its layout was not compared with a forward pass: {why}")
+        else:
             compare_layout(site, found, Weights(weights.model))
             site.checked = True
             if found.layout.causal is not None:

@@ -13,8 +13,10 @@ from structured_init import (
     AttentionLayout,
     Mimetic,
     Projection,
+    StridedProjection,
     StructuredInitError,
     attention_sites,
+    check_attention,
     initialize,
     register_attention,
 )
@@ -134,3 +136,69 @@ def test_a_plain_square_parameter_is_taken_on_trust(register):
     module = MyAttention()
     module.own = nn.Parameter(torch.eye(8))
     assert len(attention_sites(nn.Sequential(module))) == 1
+
+
+class EinsumAttention(nn.Module):
+    """Queries, keys and values in one parameter of four axes, (3, heads, D, head_dim)."""
+
+    def __init__(self, dim=12, heads=2, head_dim=4):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.qkv = nn.Parameter(torch.randn(3, heads, dim, head_dim, generator=generator) * dim**-0.5)
+        self.mix = nn.Parameter(torch.randn(heads, head_dim, dim, generator=generator) * dim**-0.5)
+
+    def forward(self, x):
+        q, k, v = torch.einsum("bnd,shdk->sbhnk", x, self.qkv)
+        maps = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)
+        return x + torch.einsum("bhnm,bhmk,hkd->bnd", maps, v, self.mix)
+
+
+def strided(module, order=(0, 1, 2), steps=(1, 4)):
+    """Its layout, by the definition of the four axes."""
+    heads, dim, head_dim = module.qkv.shape[1:]
+    parts = [
+        StridedProjection(
+            module.qkv, tuple((n * heads + h) * dim * head_dim for h in range(heads)), head_dim, dim, steps
+        )
+        for n in order
+    ]
+    starts = tuple(h * head_dim * dim for h in range(heads))
+    return AttentionLayout(*parts, output=StridedProjection(module.mix, starts, head_dim, dim, (dim, 1)))
+
+
+def test_a_parameter_of_four_axes_is_described_and_checked(register):
+    register_attention(EinsumAttention)(strided)
+    model = nn.Sequential(EinsumAttention(), EinsumAttention())
+    site = attention_sites(model)[0]
+    assert torch.equal(site.value, model[0].qkv[2])
+    assert torch.equal(site.output, model[0].mix)
+    errors = check_attention(model, torch.randn(2, 5, 12))
+    assert max(max(each) for each in errors.values()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"order": (0, 1, 3)}, r"value takes entries 288 to 383 of a flattened weight of shape \(3, 2, 12, 4\)"),
+        ({"steps": (1, 12)}, "value takes entries 192 to 375 of a flattened"),
+        ({"steps": (-1, 4)}, "query needs starts and steps that are not negative"),
+    ],
+)
+def test_entries_outside_of_a_parameter_are_refused(register, changes, said):
+    register_attention(EinsumAttention)(lambda module: strided(module, **changes))
+    with pytest.raises(StructuredInitError, match=f"the layout of EinsumAttention: {said}"):
+        attention_sites(EinsumAttention())
+
+
+def test_values_taken_for_keys_are_refused_on_a_batch(register):
+    register_attention(EinsumAttention)(lambda module: strided(module, order=(0, 2, 1)))
+    with pytest.raises(StructuredInitError, match="is not what the model computes"):
+        check_attention(EinsumAttention(), torch.randn(2, 5, 12))
+
+
+def test_a_description_that_was_not_compared_with_the_model_is_noted(register):
+    register_attention(EinsumAttention)(strided)
+    model = nn.Sequential(EinsumAttention())
+    alone = initialize(model, Mimetic(positions="keep"), seed=0)
+    assert "not compared with a forward pass" in alone.notes["0"]
+    assert "0" not in initialize(model, Mimetic(positions="keep"), seed=0, batch=torch.randn(2, 5, 12)).notes
