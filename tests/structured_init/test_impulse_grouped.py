@@ -143,7 +143,7 @@ def test_adam_optimizes_the_key_that_heads_share(host):
     start = Impulse(solver=AdamSolver(iterations=1500), offsets="fixed")
     model = host(2)
     notes = initialize(model, start).notes
-    assert "; 2 heads share each key: their maps' mean squared error is 0.01" in notes["blocks.0.attn"]
+    assert "2 heads share each key: their maps' mean squared error is 0.01" in notes["blocks.0.attn"]
     offsets = start.head_offsets(attention_sites(model)[0], Draws(0))
     assert masses(model, offsets).min() > 3 / 64
     assert (masses(model, offsets) > 1.4 * masses(model, offsets.flip(0))).all()
