@@ -1,0 +1,107 @@
+"""What finding attention by watching costs, in forward passes of the same model on the same batch.
+
+python -m benchmarks.finding_speed --output benchmarks/results
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import timm
+import torch
+import transformers
+from torch import Tensor, nn
+
+from benchmarks.timing import SEED, alternate, measure_parts, seconds
+from structured_init import discover_attention
+
+SAMPLES, TOKENS, WISHED = 2, 256, 3
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    measure_parts("finding_speed", {name: partial(beside, build) for name, build in MODELS.items()}, table, parse())
+
+
+def vision(name: str) -> tuple[nn.Module, Tensor]:
+    """Return a model of timm and images as large as it takes."""
+    model = timm.create_model(name).eval()
+    return model, torch.randn(SAMPLES, *model.pretrained_cfg["input_size"])
+
+
+def language(name: str) -> tuple[nn.Module, Tensor]:
+    """Return a model of transformers in its usual size, and random tokens."""
+    config = transformers.AutoConfig.for_model(name)
+    model = transformers.AutoModel.from_config(config).eval()
+    return model, torch.randint(config.vocab_size, (SAMPLES, TOKENS))
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "ViT-B": partial(vision, "vit_base_patch16_224"),
+    "Swin-T": partial(vision, "swin_tiny_patch4_window7_224"),
+    "MobileViT-S": partial(vision, "mobilevit_s"),
+    "GPT-2": partial(language, "gpt2"),
+    "BERT-B": partial(language, "bert"),
+}
+
+
+def beside(build: Callable[[], tuple[nn.Module, Tensor]], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time a forward pass and finding on one batch, in turns, in seconds of the processor."""
+    torch.manual_seed(SEED)
+    model, batch = build()
+    found = [layer for layer in discover_attention(model, batch) if layer.layout is not None]
+    with torch.no_grad():
+        model(batch)
+        sides = {"forward": partial(model, batch), "finding": partial(discover_attention, model, batch)}
+        times = alternate({name: partial(seconds, work) for name, work in sides.items()}, arguments.repeats)
+    return {"layers": len(found), **times}
+
+
+def table(record: dict[str, Any]) -> str:
+    """Return one row for each model."""
+    lines = [
+        "# Finding attention, in forward passes",
+        "",
+        "    python -m benchmarks.finding_speed --output benchmarks/results",
+    ]
+    lines += [
+        "",
+        f"`discover_attention` beside a forward pass without gradients, {SAMPLES} images or {SAMPLES} texts of {TOKENS}"
+        f" tokens: seconds of the processor, medians. At most {WISHED} passes are wished for.",
+        "",
+        ", ".join(f"{name} {value}" for name, value in record["surroundings"].items()),
+        "",
+        "| model | layers found | forward, s | finding, s | n | passes | least – most |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    lines += [row(name, record[name]) for name in MODELS if name in record]
+    return "\n".join(lines)
+
+
+def row(name: str, found: dict[str, Any]) -> str:
+    """Return the row of one model; passes are ratios of neighbouring measurements."""
+    forward, finding = found["forward"], found["finding"]
+    passes = [a / b for a, b in zip(finding, forward, strict=True)]
+    spread = f"{min(passes):.2f} – {max(passes):.2f}"
+    return (
+        f"| {name} | {found['layers']} | {median(forward):.3g} | {median(finding):.3g} | {len(passes)} | "
+        f"{median(passes):.2f} | {spread} |"
+    )
+
+
+def parse() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=tuple(MODELS), default=list(MODELS))
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--output", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
