@@ -59,13 +59,13 @@ def _waiting(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[str
     """List the claims that have no runs yet, whose rule is written down already."""
     judged = [verdict.claim["name"] for verdict in verdicts]
     missing = [claim for claim in claims.get("claims", ()) if claim["name"] not in judged]
-    rows = [
-        f"- **{claim['name']}**: {claim['claim']} {claim['setting']}; against {', '.join(claim['references'])}; "
-        f"{_bound(claim)}. {claim.get('cost', '')}".rstrip()
-        for claim in missing
-    ]
-    head = "Written down before any run: claim, references, margin or success, and what the runs cost."
-    return ["## Not run yet", "", head, "", *rows, ""] if rows else []
+    rows = []
+    for claim in missing:
+        against = f"against {', '.join(claim['references'])}; {_bound(claim)}"
+        rows += [f"**{claim['name']}**: {claim['claim']} {claim['setting']}; {against}. {claim['cost']}", ""]
+        rows += [f"    {claim['command']}", ""]
+    head = "Written down before any run: claim, references, margin or success, what the runs cost, and their command."
+    return ["## Not run yet", "", head, "", *rows] if rows else []
 
 
 def _bound(claim: Mapping[str, Any]) -> str:

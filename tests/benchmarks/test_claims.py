@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from pathlib import Path
 
 import pandas as pd
@@ -13,6 +14,7 @@ from scipy import stats
 from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge, runs_for
 from benchmarks.claims_page import into, page, short
 from comparison.results.success import share
+from comparison.run.arms import parse_arms
 
 ROOT = Path(CLAIMS).parents[1]
 KNOWN = json.loads(CLAIMS.read_text(encoding="utf-8"))
@@ -134,10 +136,13 @@ def test_a_claim_without_runs_is_named_with_its_rule_and_its_cost():
     verdicts = list(VERDICTS.values())
     waiting = [claim for claim in KNOWN["claims"] if claim["name"] not in JUDGED]
     text = page(KNOWN, verdicts).partition("## Not run yet")[2].partition("## How each was run")[0]
-    assert text.count("- **") == len(waiting)
+    assert text.count("\n**") == len(waiting)
     for claim in waiting:
         assert claim["rule_written"] == "before"
         assert claim["cost"] in text
+        assert f"--output runs/{claim['results']}\n" in text
+        arms = parse_arms(shlex.split(claim["command"])[shlex.split(claim["command"]).index("--inits") + 1])
+        assert {claim["arm"], *claim["references"].values()} <= {*arms, *(f"{arm}_scrambled" for arm in arms)}
 
 
 def test_runs_at_several_places_of_the_grid_are_counted_together():
