@@ -14,6 +14,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 import torch
+from hypothesis import settings
 
 from lightning_modules.cli import main
 
@@ -21,6 +22,10 @@ sys.path.append(str(Path(__file__).parent))
 import warm_process
 
 torch.set_num_threads(1)
+settings.register_profile(
+    "steady", deadline=None, derandomize=True
+)  # the same examples each time, on a busy machine too
+settings.load_profile("steady")
 TINY = """
 model:
   class_path: ImageClassifier
