@@ -88,7 +88,7 @@ def test_a_large_model_is_not_run_unasked(monkeypatch):
     monkeypatch.setattr("structured_init.sites.watched.UNASKED", 100)
     config = transformers.FalconConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
     model = transformers.FalconModel(config)
-    with pytest.raises(StructuredInitError, match=r"parameters are not run unasked: give a batch, as batch=…"):
+    with pytest.raises(StructuredInitError, match=r"parameters are too many to run unasked: give a batch, as batch=…"):
         initialize(model, Mimetic(positions="keep"))
     assert initialize(model, Mimetic(positions="keep"), batch=torch.arange(6)[None]).attention
 
