@@ -200,7 +200,7 @@ def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | N
     manifest = read_manifest(folder)
     if is_published(folder):
         raise StructuredInitError(
-            f"'{folder}' holds a report without its runs: the report can only be regenerated from its runs; "
+            f"'{folder}' holds a report without its runs: a report can only be regenerated from its runs; "
             "load_results and load_curves read its tables"
         )
     results = load_results(folder)

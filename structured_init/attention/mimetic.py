@@ -309,5 +309,6 @@ class Mimetic(Initializer):
 def _square(site: AttentionSite, product: str, rows: int, columns: int) -> None:
     if rows != columns:
         raise StructuredInitError(
-            f"Mimetic: the {product} product of '{site.name}' maps width {rows} to {columns}, but αZ + βI is square"
+            f"Mimetic: the {product} product of '{site.name}' maps width {rows} to {columns},"
+            " but αZ + βI must be square"
         )

@@ -94,8 +94,8 @@ def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights)
         said, real = (product_diagonal(layout, weights) for layout in (ours, true))
         raise StructuredInitError(
             f"the layout of {kind} ('{site.name}') disagrees with what the model computes: the logits it predicts "
-            f"differ by {logits:.2g}, the outputs by {outputs:.2g}; the mean diagonal of W_v W_o is {said:.3g} by the layout and "
-            f"{real:.3g} in the model"
+            f"differ by {logits:.2g}, the outputs by {outputs:.2g}; the mean diagonal of W_v W_o is {said:.3g} by "
+            f"the layout and {real:.3g} in the model"
         )
     return logits, outputs
 
