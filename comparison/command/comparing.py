@@ -78,7 +78,7 @@ def _compare(
         for name, reason in failed.items():
             console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
     if left:
-        console.print(f"The time is up: {left}. Run the same command again to continue.")
+        console.print(f"The time is up: {left}. Run it again to continue.")
         raise SystemExit(LEFT)
     if failed:
         raise SystemExit(1)

@@ -149,9 +149,7 @@ class _Racing:
             launch(waiting, self.launcher, lambda run: None, self._ended, self.limit)
         left = [run for run in runs.values() if not run.complete and not run.failure_file.is_file()]
         if left:
-            self.console.print(
-                f"The time is up: {len(left)} runs left of this stage. Run the same command again to continue."
-            )
+            self.console.print(f"The time is up: {len(left)} runs left of this stage. Run it again to continue.")
             raise SystemExit(LEFT)
         return {request: self._outcome(run) for request, run in runs.items()}
 

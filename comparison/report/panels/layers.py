@@ -33,7 +33,11 @@ def layers(data: ReportData) -> list[Piece] | None:
         WHAT,
         Html(Markup('<div class="legend">{}</div>').format(marks)),
         *(_figure(data, name, values[name], short(names)) for name in order),
-        *([note(f"No line is drawn where a run's attention is not finite: {listed(sorted(lost))}.")] if lost else []),
+        *(
+            [note(f"No line is drawn where the attention of a run is not finite: {listed(sorted(lost))}.")]
+            if lost
+            else []
+        ),
     ]
 
 
