@@ -26,7 +26,7 @@ def note_missing(trainer: Trainer, what: str, phase: str, error: Exception) -> N
     folder = Path(trainer.log_dir or trainer.default_root_dir)  # a collective: every rank asks
     kind = "" if isinstance(error, StructuredInitError) else f"{type(error).__name__}: "
     reason = (kind + one_line(error))[:500]
-    rank_zero_warn(f"{what}: nothing is known of the moment '{phase}': {reason}")
+    rank_zero_warn(f"{what}: nothing was recorded at '{phase}': {reason}")
     if not trainer.is_global_zero or trainer.fast_dev_run:
         return
     file = folder / MISSING_FILE

@@ -52,7 +52,7 @@ class FilterCallback(BeforeAndAfter):
         if is_sharded(trainer):
             if phase == "before" and depthwise_conv_sites(pl_module):
                 rank_zero_info(
-                    f"filters: not written, no rank holds all of them under {type(trainer.strategy).__name__}"
+                    f"filters are not written: no rank holds all of them under {type(trainer.strategy).__name__}"
                 )
             return None
         return write_on_rank_zero(

@@ -121,7 +121,7 @@ class InitCallback(Callback):
         if account.get("initializer", repr(self.initializer)) != repr(self.initializer):
             rank_zero_warn(
                 f"the model was already initialized with {account['initializer']} and keeps it; "
-                "build a new model to start anew"
+                "build a new model to initialize again"
             )
         if account:
             publish(account, trainer)
@@ -201,7 +201,7 @@ def refuse_what_checkpoints_lose(report: InitReport, model: LightningModule) -> 
     for entry in report.changed:
         if not saved.intersection(entry.names):
             raise StructuredInitError(
-                f"'{entry.names[0]}' is no part of a checkpoint, so its new value would be lost: register it again, "
+                f"'{entry.names[0]}' is not part of a checkpoint, so its new value would be lost: register it again, "
                 "persistent, with register_buffer(name, buffer)"
             )
 

@@ -54,7 +54,7 @@ class WeightProductsCallback(BeforeAndAfter):
         if is_sharded(trainer):
             if phase == "before" and attention_sites(pl_module):
                 name = type(trainer.strategy).__name__
-                rank_zero_info(f"weight products: not written, no rank holds all of them under {name}")
+                rank_zero_info(f"weight products are not written: no rank holds all of them under {name}")
             return None
         return write_on_rank_zero(
             trainer,

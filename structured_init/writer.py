@@ -94,8 +94,8 @@ class Writer:
             self._file.flush()
         except OSError as error:
             raise StructuredInitError(
-                f"'{name}' could not be kept for the case of a failure ({error.strerror}): the temporary file in"
-                f" {tempfile.gettempdir()} takes as much as the initialization sets; TMPDIR says where it stands"
+                f"'{name}' could not be backed up ({error.strerror}): the temporary file in"
+                f" {tempfile.gettempdir()} needs as much space as the weights to be set; TMPDIR chooses its folder"
             ) from error
         self._journal[id(target)] = (target, offset)
 

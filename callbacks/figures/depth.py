@@ -38,7 +38,7 @@ def depth_figure(
     for axis in axes[len(statistics) :]:
         axis.set_visible(False)
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.suptitle("Attention over depth: line, mean of the heads; dots, heads", fontsize=10, color=INK)
+    figure.suptitle("Attention over depth: lines are means over heads, dots are heads", fontsize=10, color=INK)
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     return figure
 

@@ -53,7 +53,7 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
             axis.axvline(place - 0.5, color="#9a9a9a", linewidth=0.25)
         return f"trace {covariance.trace():.3g}"
 
-    title = "Covariance of the filters: a block per weight, in it that weight's covariance with all weights"
+    title = "Covariance of the filters: each block shows one weight's covariance with all weights"
     return _panels(moments, title, panel, max_layers, 1.75, DIVERGING, (-1, 1), "covariance, own scale")
 
 

@@ -75,7 +75,7 @@ def token_figure(
     of_heads, of_layers = max(len(each) for each in layers.values()), len(layers)
     drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {of_heads} heads"
     drawn += f", {len(names)} of {of_layers} layers"
-    said = "Attention of one text: a row is the token that looks, a column the token it sees"
+    said = "Attention of one text: a row is the attending token, a column the attended one"
     figure.suptitle(f"{said}\n{drawn}", fontsize=10)
     return figure
 

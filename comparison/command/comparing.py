@@ -46,7 +46,7 @@ def run_comparison(options: argparse.Namespace, further: Sequence[str], command:
     try:
         _compare(options, further, command, console, limit)
     except KeyboardInterrupt:
-        console.print("\nStopped. The same command goes on where the runs were.")
+        console.print("\nStopped. Run the same command again to continue.")
         raise SystemExit(130) from None
 
 
@@ -74,11 +74,11 @@ def _compare(
     if not left or any(comparison.folder.glob("runs/**/result.json")):
         _report(comparison, options, console)
     if failed:
-        console.print(f"{len(failed)} of the runs failed; the same command tries them again:")
+        console.print(f"{len(failed)} of the runs failed. Run the same command again to retry them:")
         for name, reason in failed.items():
             console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
     if left:
-        console.print(f"The time is up: {left}. The same command goes on.")
+        console.print(f"The time is up: {left}. Run it again to continue.")
         raise SystemExit(LEFT)
     if failed:
         raise SystemExit(1)
@@ -99,7 +99,7 @@ def _train(
     if comparison.learning_rates and not left:
         choices = choose(comparison, runs)
         write_choices(comparison, choices)
-        console.print("The learning rates are chosen; now the test split is read.")
+        console.print("The learning rates are chosen. The test split is read now.")
         chosen = chosen_runs(choices, runs)
         failed |= _follow(comparison, manifest, chosen, launcher, console, limit)
         left = _left(chosen, failed)
@@ -141,7 +141,7 @@ def _decide(
         seconds = seconds_of(folder)
         if not affordable(seconds, len(added), budget):
             spent = f"{duration(sum(seconds))} of {duration(budget)} are spent"
-            console.print(f"The budget ends here: {spent}, and {len(added)} runs more would go beyond.")
+            console.print(f"The budget ends here: {spent}, and {len(added)} more runs would exceed it.")
             return failed, ""
         manifest["added"] += added
         comparison.write(manifest)

@@ -61,7 +61,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         for rate in rates
         for label, arm in comparison.arms.items()
     }
-    console.print(f"{len(names)} candidates, the default among them; {len(left_out)} left out, as find.json says.")
+    console.print(f"{len(names)} candidates, including the default; {len(left_out)} were left out, see find.json.")
     with variables(limit.environment):
         launcher = launcher_of(options)
         try:
@@ -72,7 +72,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
                 racing = _Racing(comparison, names, manifest["identity"], launcher, console, limit)
                 found = racing.run(options.budget * RACING, _rungs(options.shares))
         except KeyboardInterrupt:
-            console.print("\nStopped. The same command goes on where the runs were.")
+            console.print("\nStopped. Run the same command again to continue.")
             raise SystemExit(130) from None
         finally:
             launcher.close()
@@ -149,7 +149,7 @@ class _Racing:
             launch(waiting, self.launcher, lambda run: None, self._ended, self.limit)
         left = [run for run in runs.values() if not run.complete and not run.failure_file.is_file()]
         if left:
-            self.console.print(f"The time is up: {len(left)} runs left of this stage. The same command goes on.")
+            self.console.print(f"The time is up: {len(left)} runs left of this stage. Run it again to continue.")
             raise SystemExit(LEFT)
         return {request: self._outcome(run) for request, run in runs.items()}
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 from comparison.run.time_limit import parse_duration
 from structured_init.errors import StructuredInitError
 
-SUCCESS = "count the runs that reach X of the metric, such as 0.95, where results are all or nothing"
+SUCCESS = "count the runs whose metric reaches X, such as 0.95; for results that are all or nothing"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,34 +35,59 @@ def compare_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="structured-init compare",
         description="Train an experiment from several initializations with the same seeds; report paired differences.",
-        epilog="Any further --key value goes to every run. The same command again goes on where it was stopped.",
+        epilog="Any further --key value goes to every run. Run the same command again to continue a stopped one.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
     add = parser.add_argument
-    add("-c", "--config", action="append", required=True, metavar="EXPERIMENT", help="a configuration; several layer")
-    add("--inits", required=True, metavar="A,B,…", help="such as default,wide=impulse{kernel_size=5},mine.yaml")
-    add("--seeds", metavar="0,1,2", help="or 0-4 (default: 0,1,2; with --margin or --precision 0-4, the first look)")
-    decide = "better, worse, or equivalent within this: add seeds until every difference is, such as 0.5 points"
+    add(
+        "-c",
+        "--config",
+        action="append",
+        required=True,
+        metavar="EXPERIMENT",
+        help="a configuration; later ones override earlier ones",
+    )
+    add(
+        "--inits",
+        required=True,
+        metavar="A,B,…",
+        help="initializations, such as default,wide=impulse{kernel_size=5},mine.yaml",
+    )
+    add("--seeds", metavar="0,1,2", help="or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)")
+    decide = "add seeds until every difference is better, worse, or equivalent within M, such as 0.5 points"
     add("--margin", type=_positive_number, metavar="M", help=decide)
-    size = "add seeds until every difference is known to ± this, such as 0.5 points"
+    size = "add seeds until every difference is known to ± H, such as 0.5 points"
     add("--precision", type=_positive_number, metavar="H", help=size)
-    add("--max-seeds", type=_positive, metavar="N", help="that --margin or --precision may take (default: 40)")
-    total = "training time that --margin or --precision may take, of all runs together, such as 3h"
+    add(
+        "--max-seeds", type=_positive, metavar="N", help="most seeds that --margin or --precision may use (default: 40)"
+    )
+    total = "most training time that --margin or --precision may use, summed over all runs, such as 3h"
     add("--budget", type=parse_duration, metavar="T", help=total)
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
-    add("--baseline", metavar="INIT", help="what differences refer to (default: 'default', else the first)")
-    add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")
+    add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
+    add("--control", metavar="INIT", help="same-positions control, for all arms or as INIT=CONTROL,… (default: found)")
     add(
         "--controls",
         choices=("auto", "none"),
         default="none",
-        help="auto: add the same-positions and the scrambled arm of every structured one (default: none)",
+        help="auto: add a same-positions and a scrambled control for every structured arm (default: none)",
     )
-    add("--grid", action="append", default=[], metavar="KEY=a,b", help="repeat all of it at each value; several cross")
-    add("--learning-rates", default="", metavar="a,b", help="choose one per initialization on the validation split")
+    add(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="KEY=a,b",
+        help="repeat the comparison at each value; several options are crossed",
+    )
+    add(
+        "--learning-rates",
+        default="",
+        metavar="a,b",
+        help="choose the best for each initialization on the validation split",
+    )
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
-    add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: the task's)")
+    add("--mode", choices=("max", "min"), help="whether larger or smaller is better (default: the task's)")
     add("--success", type=_number, metavar="X", help=SUCCESS)
     _add_training(parser)
     add("--no-open", action="store_true", help="do not show the report in a browser")
@@ -74,24 +99,44 @@ def find_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="structured-init find",
         description="Race initializations on the validation split; show the winner on fresh seeds and the test split.",
-        epilog="Any further --key value goes to every run. The same command again goes on where it was stopped.",
+        epilog="Any further --key value goes to every run. Run the same command again to continue a stopped one.",
         allow_abbrev=False,
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
     )
     add = parser.add_argument
-    add("-c", "--config", action="append", required=True, metavar="EXPERIMENT", help="a configuration; several layer")
-    add("--among", default="auto", metavar="A,B,…", help="as --inits of compare (default: auto, all that fit)")
+    add(
+        "-c",
+        "--config",
+        action="append",
+        required=True,
+        metavar="EXPERIMENT",
+        help="a configuration; later ones override earlier ones",
+    )
+    add(
+        "--among",
+        default="auto",
+        metavar="A,B,…",
+        help="candidates, as --inits of compare (default: auto, all that fit the network)",
+    )
     add("--output", required=True, metavar="DIR", help="folder of the search")
-    total = "training time of all runs together, half of it for the race, such as 2h (default: no end)"
+    total = "training time, summed over all runs, half of it for the race, such as 2h (default: no limit)"
     add("--budget", type=parse_duration, default=math.inf, metavar="T", help=total)
-    add("--baseline", default="default", metavar="INIT", help="what you have (default: default)")
-    add("--learning-rates", default="", metavar="a,b", help="race every candidate and the default at each")
-    add("--margin", type=_positive_number, default=0.5, metavar="M", help="of the evidence (default: 0.5)")
-    add("--max-seeds", type=_positive, default=40, metavar="N", help="of the evidence (default: 40)")
-    parts = "parts of the training at which candidates are dropped (default: 0.2,0.5,1); 1 trains each to the end"
+    add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")
+    add("--learning-rates", default="", metavar="a,b", help="race every candidate and the baseline at each")
+    add(
+        "--margin",
+        type=_positive_number,
+        default=0.5,
+        metavar="M",
+        help="--margin of the final comparison (default: 0.5)",
+    )
+    add(
+        "--max-seeds", type=_positive, default=40, metavar="N", help="--max-seeds of the final comparison (default: 40)"
+    )
+    parts = "fractions of training at which candidates are dropped (default: 0.2,0.5,1); 1 trains all to the end"
     add("--shares", type=_shares, default="0.2,0.5,1", metavar="a,1", help=parts)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
-    add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: the task's)")
+    add("--mode", choices=("max", "min"), help="whether larger or smaller is better (default: the task's)")
     _add_training(parser)
     return parser
 
@@ -105,14 +150,14 @@ def report_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("folder", metavar="PATH", help="folder of the comparison; table.csv, or what else runs were logged in")
-    add("--baseline", metavar="INIT", help="what differences refer to (default: the comparison's)")
-    add("--metric", metavar="NAME", help="of runs made elsewhere, where they have several")
-    add("--mode", choices=("max", "min"), help="whether more or less of it is better (default: by its name)")
+    add("folder", metavar="PATH", help="folder of a comparison, or a table (.csv) or log of runs made elsewhere")
+    add("--baseline", metavar="INIT", help="arm that all others are compared to (default: the comparison's)")
+    add("--metric", metavar="NAME", help="metric of runs made elsewhere, if they have several")
+    add("--mode", choices=("max", "min"), help="whether larger or smaller is better (default: guessed from its name)")
     add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
-    add("--control", metavar="INIT", help="same-positions control, of all or as INIT=CONTROL,… (default: found)")
+    add("--control", metavar="INIT", help="same-positions control, for all arms or as INIT=CONTROL,… (default: found)")
     add("--success", type=_number, metavar="X", help=SUCCESS)
-    add("--output", metavar="FILE", help="the page (default: DIR/report.html, table_report/report.html)")
+    add("--output", metavar="FILE", help="file of the page (default: DIR/report.html, or table_report/report.html)")
     return parser
 
 
@@ -120,12 +165,24 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     """Add the options of where runs are trained and how long."""
     add = parser.add_argument
     add("--parallel", type=_positive, default=1, metavar="N", help="runs at a time on this machine (default: 1)")
-    add("--threads", type=_positive, default=1, metavar="N", help="per run, part of its identity (default: 1)")
+    add(
+        "--threads",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="CPU threads per run; other numbers give other bits (default: 1)",
+    )
     add("--launcher", choices=("local", "ray"), default="local", help="where runs are trained (default: local)")
-    add("--ray-address", metavar="A", help="of a Ray cluster; without it one is started here")
-    add("--cpus-per-run", type=_positive_number, default=1, metavar="N", help="that Ray reserves (default: 1)")
-    add("--gpus-per-run", type=_number, default=0, metavar="N", help="of each run (default: 0)")
-    limit = "such as 55m, 2h or 01:30:00: stop in time, with exit code 75; the same command goes on"
+    add("--ray-address", metavar="A", help="address of a Ray cluster (default: start one here)")
+    add(
+        "--cpus-per-run",
+        type=_positive_number,
+        default=1,
+        metavar="N",
+        help="CPUs that Ray reserves per run (default: 1)",
+    )
+    add("--gpus-per-run", type=_number, default=0, metavar="N", help="GPUs of each run (default: 0)")
+    limit = "stop before this time, such as 55m, 2h or 01:30:00, with exit code 75; the same command continues"
     add("--time-limit", type=parse_duration, default=math.inf, metavar="T", help=limit)
 
 
@@ -136,7 +193,7 @@ def _shares(text: str) -> str:
     except ValueError:
         shares = []
     if not 1 <= len(shares) <= 3 or shares != sorted({*shares}) or shares[0] <= 0 or shares[-1] != 1:
-        raise argparse.ArgumentTypeError(f"expected growing parts that end in 1, such as 0.2,0.5,1, got '{text}'")
+        raise argparse.ArgumentTypeError(f"expected growing fractions that end in 1, such as 0.2,0.5,1, got '{text}'")
     return text
 
 

@@ -49,7 +49,9 @@ def why(data: ReportData, found: Effects, best: ArmResult | None) -> list[str]:
             f"({number(one, digits)} against {number(other, digits)})"
         )
     elif best:
-        parts.append(f"{best.name} differs from {found.baseline} in nothing that was measured of attention and weights")
+        parts.append(
+            f"{best.name} does not differ from {found.baseline} in any measured property of attention or weights"
+        )
     parts.append(_tied(tie, found, len(known)))
     text = "; ".join(parts)
     return [f"{text if best else text[0].upper() + text[1:]}."]
@@ -58,19 +60,19 @@ def why(data: ReportData, found: Effects, best: ArmResult | None) -> list[str]:
 def _tied(tie: Tie | None, found: Effects, tested: int) -> str:
     if tie is None:
         arms = count(len(found.arms), "arm")
-        return f"with {arms} the numbers tie nothing of attention and weights to the result, which takes five"
+        return f"with {arms}, no property of attention or weights can be tied to the result; that takes five arms"
     quantity, moment = tie.quantity
     size = f"rank correlation {number(tie.correlation, 2, signed=True)}"
     among = f"{p_text(tie.p_value)} among {count(tie.tested, 'quantity').replace('quantitys', 'quantities')}"
     if tie.p_value >= LEVEL:
         return (
-            f"over {tie.arms} arms the numbers tie nothing of attention and weights to the result: "
-            f"what goes with it most is the {quantity} {moment} training ({size}, {among})"
+            f"over {tie.arms} arms, no property of attention or weights is significantly correlated with the result: "
+            f"the strongest correlation is with the {quantity} {moment} training ({size}, {among})"
         )
     more = "more" if (tie.correlation > 0) == (found.metric.mode == "max") else "less"
     return (
         f"over {tie.arms} arms, better results go with {more} of the {quantity} {moment} training ({size}, {among}), "
-        "which need not be their cause"
+        "which is a correlation and need not be the cause"
     )
 
 
@@ -84,9 +86,9 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
     worse = f" Worse: {listed(losses)}." if few else f" {len(losses)} arms are worse." if losses else ""
     if effect.is_gain:
         which = "the other is" if len(pairs) == 2 else f"{gains - 1} of the other {len(pairs) - 1} are"
-        others = f"; {which} better too, by less" if gains > 1 else ""
+        others = f"; {which} also better, by less" if gains > 1 else ""
         return f"{arm.name} is better than {found.baseline}: {difference} of {words}{others}.{worse}"
-    why = ", not judged since it has diverged in some seeds" if effect.unjudged else ""
+    why = ", not judged because it diverged in some seeds" if effect.unjudged else ""
     if len(pairs) == 1:
         return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}.{worse}"
     best = f"the largest difference is {arm.name}’s, {difference}{why}"
@@ -98,7 +100,7 @@ def _sure(found: Effects, pairs: list[Pair], best: Pair) -> str:
     seeds = count(effect.interval.samples, "pair")
     among = f" among {len(pairs)} arms" if len(pairs) > 1 else ""
     sure = f"adjusted {p_text(effect.adjusted)}{among}" if effect.adjusted is not None else "no test"
-    stands = f"{'That' if effect.is_gain else 'This'} stands on {seeds} of runs ({sure})"
+    stands = f"{'That' if effect.is_gain else 'This'} is based on {seeds} of runs ({sure})"
     return f"{stands}.{diverged_sentence(found)}"
 
 

@@ -167,7 +167,7 @@ def read_report_data(
     manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves
     if baseline is not None and baseline not in manifest["arms"]:
         raise StructuredInitError(
-            f"the baseline '{baseline}' is no arm of this comparison: {nearest(baseline, manifest['arms'])}"
+            f"the baseline '{baseline}' is not an arm of this comparison: {nearest(baseline, manifest['arms'])}"
         )
     success = manifest.get("success") if success is None else check_success(success, manifest["metric"])
     manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
@@ -200,7 +200,7 @@ def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | N
     manifest = read_manifest(folder)
     if is_published(folder):
         raise StructuredInitError(
-            f"'{folder}' holds a report without its runs, of which alone it can be written again; "
+            f"'{folder}' holds a report without its runs: a report can only be regenerated from its runs; "
             "load_results and load_curves read its tables"
         )
     results = load_results(folder)

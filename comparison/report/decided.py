@@ -50,8 +50,8 @@ def level_text(question: Question) -> str:
         else f"group-sequential: valid after every seed, narrowest at {question.horizon}"
     )
     return (
-        f"± of a difference is the half width of an interval that allows for adding seeds ({rule}); those to the same "
-        f"reference hold together at {LEVEL}."
+        f"± of a difference is the half width of an interval that allows for adding seeds ({rule}). All intervals to "
+        f"the same reference hold jointly at {LEVEL}."
     )
 
 

@@ -14,8 +14,8 @@ from comparison.results.tables import decimals, diverged_text, interval_text, p_
 
 LEVEL = "95 %"
 REFERENCES = {
-    "scrambled": "itself scrambled, which keeps the size of all weights and loses their alignment",
-    "control": "its control, which has the same positions and no attention part",
+    "scrambled": "its scrambled control, which keeps the size of all weights and destroys their alignment",
+    "control": "its control, which has the same positions but no initialization of attention",
 }
 
 
@@ -33,7 +33,7 @@ def lead(data: ReportData) -> str:
     rates = ", each with the learning rate chosen for it on the validation split" if manifest["learning_rates"] else ""
     return (
         f"{count(initializations, 'initialization')} of {title(data)}{grid}, {upto}{count(seeds, 'seed')}{rates}: "
-        f"final {data.metric.words}, runs of a seed differing in their initialization and in nothing else."
+        f"final {data.metric.words}; runs with the same seed differ only in their initialization."
     )
 
 
@@ -89,7 +89,7 @@ def diverged_sentence(found: Effects) -> str:
 
 def _diverged(found: Effects) -> list[str]:
     without_rate = [f"{arm.name} ({diverged_text(arm)})" for arm in found.arms if arm.no_rate]
-    sentences = [f"No learning rate gave a number in every seed: {listed(without_rate)}."] if without_rate else []
+    sentences = [f"No learning rate avoided divergence in every seed: {listed(without_rate)}."] if without_rate else []
     diverged = [arm for arm in found.arms if arm.diverged]
     if not diverged:
         return sentences
@@ -97,8 +97,8 @@ def _diverged(found: Effects) -> list[str]:
     lost = [arm for arm in diverged if arm.lost]
     if lost:
         sentences.append(
-            f"Means and differences of {listed([arm.name for arm in lost])} stand on the seeds that ended in a number "
-            "alone, and what diverged is nowhere said to be better."
+            f"Means and differences of {listed([arm.name for arm in lost])} use only the seeds that did not "
+            "diverge, and an arm that diverged is never called better."
         )
     return sentences
 
@@ -117,14 +117,16 @@ def _differences(found: Effects) -> list[str]:
         ]
     paired = [effect for arm in found.arms for effect in arm.differences]
     if not paired:
-        number = " that ended in a number" if any(arm.lost for arm in found.arms) else ""
-        return [f"No arm shares a complete seed{number} with {found.baseline} yet, so nothing is paired."]
+        number = " that did not diverge" if any(arm.lost for arm in found.arms) else ""
+        return [f"No arm shares a complete seed{number} with {found.baseline} yet, so nothing can be paired."]
     if all(effect.interval.samples == 1 for effect in paired):
-        one = "one pair with numbers" if any(arm.lost for arm in found.arms) else "one seed"
-        return [f"There is {one}, so there is no interval: the table shows values, and nothing is shown to differ."]
+        one = "one pair that did not diverge" if any(arm.lost for arm in found.arms) else "one seed"
+        return [
+            f"There is only {one}, so there is no interval: the table shows values, but no difference is established."
+        ]
     few = all(effect.interval.samples < FEWEST_FOR_INTERVAL for effect in paired)
     if few and found.question is None and not any(arm.diverged for arm in found.arms):
-        return ["Two seeds are no result: run at least 5. The table shows values, and nothing is shown to differ."]
+        return ["Two seeds are too few: run at least 5. The table shows values, but no difference is established."]
     # What a structured initialization is worth stands first: its difference to the controls.
     sentences = [
         *(_against(found, to, reference) for to, reference in REFERENCES.items()),
@@ -136,8 +138,9 @@ def _differences(found: Effects) -> list[str]:
     if intervals > 1 and found.question is None:  # what was asked is decided for all arms together
         families = " and of those to the controls" if any(arm.control or arm.scrambled for arm in found.arms) else ""
         sentences.append(
-            f"Better and worse hold for all differences to {found.baseline}{families} together (Holm’s method, 5 %). "
-            f"Each {LEVEL} interval stands for itself: one in twenty misses the truth."
+            f"“Better” and “worse” are corrected for testing all differences to {found.baseline}{families} "
+            "(Holm’s method, 5 %). "
+            f"The {LEVEL} intervals are not: on average, one in twenty misses the truth."
         )
     return [sentence for sentence in sentences if sentence]
 
@@ -196,12 +199,10 @@ def _against(found: Effects, to: str, reference: str) -> str:
         )
     if unjudged:
         than = "" if parts else f" against {reference}"
-        parts.append(
-            f"not judged{than}: {_by(found, unjudged)} (the side that looks better has diverged in some seeds)"
-        )
+        parts.append(f"not judged{than}: {_by(found, unjudged)} (the side that looks better diverged in some seeds)")
     if few:
         than = "" if parts else f" against {reference}"
-        parts.append(f"two seeds are no result{than}: {_by(found, few)} (run at least 5)")
+        parts.append(f"two seeds are too few{than}: {_by(found, few)} (run at least 5)")
     text = "; ".join(parts)
     return text[0].upper() + text[1:] + "."
 

@@ -29,8 +29,8 @@ def suggestion(found: Effects) -> list[str]:
     if threshold is None:
         return []
     return [
-        f"Results look all or nothing: runs of one arm end far apart and none in between, so a mean is the value of no "
-        f"run; --success {threshold:g} counts the runs that succeed."
+        f"Results look all or nothing: runs of one arm end far apart with none in between, so a mean describes "
+        f"no run; --success {threshold:g} counts the runs that succeed."
     ]
 
 
@@ -56,7 +56,7 @@ def _too_few(found: Successes, pairs: Sequence[tuple[ArmSuccess, Contrast]]) -> 
     if runs >= needed:
         return []
     return [
-        f"With {count(runs, 'seed')} not even all against none can be told apart"
+        f"With {count(runs, 'seed')} even “all succeed” cannot be told from “none succeeds”"
         f"{f' among {len(pairs)} arms' if len(pairs) > 1 else ''}: run at least {needed}."
     ]
 

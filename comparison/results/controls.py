@@ -65,7 +65,7 @@ def check_controls(controls: Mapping[str, str] | str | None, manifest: Manifest)
     """
     named = {controls} if isinstance(controls, str) else {name for pair in (controls or {}).items() for name in pair}
     for name in sorted(named - set(manifest["arms"])):
-        raise StructuredInitError(f"'{name}' is no arm of this comparison: {nearest(name, manifest['arms'])}")
+        raise StructuredInitError(f"'{name}' is not an arm of this comparison: {nearest(name, manifest['arms'])}")
     if isinstance(controls, str):
         controls = {arm: controls for arm in manifest["arms"] if arm not in (controls, manifest["baseline"])}
     return dict(controls or {})

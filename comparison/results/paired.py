@@ -87,7 +87,7 @@ def bootstrap_interval(
     n = len(values)
     if n < FEWEST_FOR_BOOTSTRAP:
         raise StructuredInitError(
-            f"a bootstrap of {n} values covers the truth less often than it says: "
+            f"a bootstrap of {n} values covers the truth less often than it claims: "
             f"give at least {FEWEST_FOR_BOOTSTRAP}, or take t_interval"
         )
     found = stats.bootstrap(

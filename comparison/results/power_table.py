@@ -48,7 +48,7 @@ def power_sentence(found: Effects) -> str:
         f"± {width:g}{unit} takes {_between([float(one.seeds[width]) for one in known], 0)} seeds"
         for width in known[0].seeds
     ]
-    few = f" Run at least {ENOUGH} seeds: of fewer the deviation is hardly known."
+    few = f" Run at least {ENOUGH} seeds: with fewer, the deviation is poorly known."
     return (
         f"Paired differences have a standard deviation of {_between([one.deviation for one in known])}{unit}. With "
         f"{_between([float(one.pairs) for one in known], 0)} pairs an effect of "

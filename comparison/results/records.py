@@ -244,7 +244,7 @@ def _stored(path: Path, manifest: Manifest) -> pd.DataFrame:
         raise StructuredInitError(f"cannot read '{path}': {error}") from error
     for column in ("arm", "seed", *manifest["grid"]):
         if column not in table:
-            raise StructuredInitError(f"cannot read '{path}': it has no column '{column}', so no report has written it")
+            raise StructuredInitError(f"cannot read '{path}': it has no column '{column}', so no report wrote it")
     return table
 
 

@@ -105,17 +105,17 @@ def read_json(path: Path, *required: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise StructuredInitError(f"cannot read '{path}': {error}") from error
     if not isinstance(content, dict):
-        raise StructuredInitError(f"cannot read '{path}': it holds no keys but a {type(content).__name__}")
+        raise StructuredInitError(f"cannot read '{path}': it holds a {type(content).__name__}, not keys and values")
     for key in required:
         if key not in content:
-            raise StructuredInitError(f"cannot read '{path}': it has no '{key}', so no comparison has written it")
+            raise StructuredInitError(f"cannot read '{path}': it has no '{key}', so no comparison wrote it")
     return content
 
 
 def _missing(path: Path) -> dict[str, dict[str, str]]:
     content = read_json(path)
     if not all(isinstance(moments, dict) for moments in content.values()):
-        raise StructuredInitError(f"cannot read '{path}': it is no table of what → moment → why")
+        raise StructuredInitError(f"cannot read '{path}': it is not a table of what → moment → why")
     return content
 
 

@@ -80,7 +80,7 @@ def _arm(entry: str) -> Arm:
         label = "_".join(words)
     label = label.strip()
     if not re.fullmatch(r"\w[\w.+-]*", label):
-        raise StructuredInitError(f"'{label}' cannot be a label: letters, digits and . _ + - are, as in mine={init}")
+        raise StructuredInitError(f"'{label}' cannot be a label: use letters, digits and . _ + -, as in mine={init}")
     return Arm(label, init, overrides)
 
 

@@ -49,9 +49,7 @@ def with_controls(
                 remarks.append(f"{other} is the same-positions control of {label}")
             elif control.label in arms:
                 if arms[control.label] != control:
-                    raise StructuredInitError(
-                        f"--controls auto needs the label '{control.label}': name that arm otherwise"
-                    )
+                    raise StructuredInitError(f"--controls auto needs the label '{control.label}': rename that arm")
             elif ending == SAME_POSITIONS and reports[label] is None:
                 remarks.append(f"{label} needs samples to be planned: give its same-positions control yourself")
             else:

@@ -119,7 +119,7 @@ def parse_seeds(text: str) -> list[int]:
             raise StructuredInitError(f"cannot read the seeds '{text}': write 0,1,2 or 0-4")
         seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
     if not seeds or len(set(seeds)) < len(seeds):
-        raise StructuredInitError(f"the seeds '{text}' are none, or name one twice")
+        raise StructuredInitError(f"the seeds '{text}' are empty, or name one twice")
     return seeds
 
 
@@ -170,7 +170,9 @@ def _references(
         mode = known["mode"]
     baseline = options.baseline or known.get("baseline") or ("default" if "default" in arms else next(iter(arms)))
     if baseline not in arms:
-        raise StructuredInitError(f"--baseline '{baseline}' is none of the initializations: {nearest(baseline, arms)}")
+        raise StructuredInitError(
+            f"--baseline '{baseline}' is not among the initializations: {nearest(baseline, arms)}"
+        )
     controls = parse_controls(options.control) or known.get("controls", {})
     controls = check_controls(controls, {"arms": arms, "baseline": baseline})
     success = known.get("success") if options.success is None else check_success(options.success, metric)
@@ -210,7 +212,7 @@ def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Se
     """
     split, _, name = comparison.metric.partition("/")
     if split not in ("val", "test") or not name:
-        raise StructuredInitError(f"--metric is 'test/…' or 'val/…', not '{comparison.metric}'")
+        raise StructuredInitError(f"--metric must be 'test/…' or 'val/…', not '{comparison.metric}'")
     first, *_ = comparison.arms.values()
     place, *others = comparison.points()
     for rate in comparison.learning_rates:

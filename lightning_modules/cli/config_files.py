@@ -29,14 +29,14 @@ def check_config(path: str) -> str:
         raise StructuredInitError(f"cannot read '{path}': {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise StructuredInitError(
-            f"'{path}' is no configuration: byte {error.start} is no UTF-8 text; a checkpoint is given with --ckpt_path"
+            f"'{path}' is not a configuration: byte {error.start} is not UTF-8 text; give a checkpoint with --ckpt_path"
         ) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise StructuredInitError(f"'{path}'{where}: {_problem(path, error)}") from error
     except yaml.YAMLError as error:
-        raise StructuredInitError(f"'{path}' is no YAML: {error}") from error
+        raise StructuredInitError(f"'{path}' is not YAML: {error}") from error
     if not isinstance(root, yaml.MappingNode):
         found = "is empty" if root is None else "holds no keys"
         raise StructuredInitError(f"'{path}' {found}: a configuration has sections such as 'model:' and 'trainer:'")
@@ -91,5 +91,5 @@ def _check_key(path: str, key: yaml.Node) -> None:
     """Refuse a key that is a number, a list or nothing: ``{lr: 0,001}`` has the key 001."""
     if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
         raise StructuredInitError(
-            f"'{path}', line {key.start_mark.line + 1}: the key {key.value} is no name; a decimal is written 0.001"
+            f"'{path}', line {key.start_mark.line + 1}: the key {key.value} is not a name; write a decimal as 0.001"
         )

@@ -61,7 +61,7 @@ class Configuration:
         if self.control:
             inner = whole.get("init", {}).get("initializer")
             if inner is None:
-                raise StructuredInitError(f"'{self.files[-1]}' names no initializer to make a control of")
+                raise StructuredInitError(f"'{self.files[-1]}' sets no initializer, so no control of it can be made")
             inner = {"class_path": inner} if isinstance(inner, str) else inner
             whole["init"]["initializer"] = {"class_path": self.control, "init_args": {"initializer": inner}}
         return whole
@@ -172,7 +172,7 @@ def _shipped_name(name: str) -> str:
 def _with_layers(file: Path, above: tuple[Path, ...] = ()) -> tuple[Path, ...]:
     """Return a file after those it is layered over, each before what is layered over it."""
     if file in above:
-        raise StructuredInitError(f"'{file}' is layered over itself: take it out of 'layers'")
+        raise StructuredInitError(f"'{file}' includes itself: remove it from 'layers'")
     check_config(str(file))
     return (*_layers(file, (*above, file)), file)
 

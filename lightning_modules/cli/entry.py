@@ -41,7 +41,7 @@ def main(args: list[str] | None = None) -> CLI | None:
         with quiet():
             added = added_commands().get(args[0]) if args else None
             if added is None and args and args[0] in ADDED:
-                raise StructuredInitError(f"'{args[0]}' is found once the project is installed: pip install -e .")
+                raise StructuredInitError(f"'{args[0]}' needs the project to be installed: pip install -e .")
             return added.load()(args[1:]) if added else _lightning(args)
     except Exception as error:
         said = error if isinstance(error, StructuredInitError) else _answer(error)

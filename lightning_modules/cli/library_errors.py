@@ -80,7 +80,7 @@ def check_trainer(trainer: Any) -> None:
     for key, least in LEAST.items():
         given = trainer.get(key)
         if given is not None and given < least:
-            raise StructuredInitError(f"trainer.{key} is {given}: it is at least {least}")
+            raise StructuredInitError(f"trainer.{key} is {given}: it must be at least {least}")
     if (trainer.get("min_epochs") or 0) > (trainer.get("max_epochs") or 0) >= 1:
         raise StructuredInitError(
             f"trainer.min_epochs is {trainer.min_epochs}, more than trainer.max_epochs, {trainer.max_epochs}"
@@ -106,9 +106,9 @@ def _check_devices(devices: Any, accelerator: Any) -> None:
     if not isinstance(devices, int):
         return
     if devices == 0 or devices < -1:
-        raise StructuredInitError(f"trainer.devices is {devices}: it is at least 1; -1 takes all GPUs")
+        raise StructuredInitError(f"trainer.devices is {devices}: it must be at least 1, or -1 for all GPUs")
     cores = os.cpu_count() or 1
     if accelerator == "cpu" and devices > max(64, 2 * cores):
         raise StructuredInitError(
-            f"trainer.devices is {devices}: on a processor it is a number of processes, and there are {cores} cores"
+            f"trainer.devices is {devices}: on a CPU it is the number of processes, and this machine has {cores} cores"
         )

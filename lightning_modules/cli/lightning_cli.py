@@ -107,7 +107,7 @@ class CLI(CommandLine, LightningCLI):
         for key in ("seed_everything", "init.seed"):
             seed = section.get(key) if isinstance(section.get("init"), Namespace) else None
             if seed is not None and not 0 <= seed < 2**32:
-                raise StructuredInitError(f"{key} is {seed}: a seed is a whole number from 0 to {2**32 - 1}")
+                raise StructuredInitError(f"{key} is {seed}: a seed must be a whole number from 0 to {2**32 - 1}")
 
     def check_checkpoint(self) -> None:
         """Check the file only: ``Task.on_load_checkpoint`` compares the arguments and refuses a difference.
@@ -120,7 +120,7 @@ class CLI(CommandLine, LightningCLI):
         if path and path not in ("last", "best", "hpc", "registry") and "://" not in str(path):
             checkpoint = read_checkpoint(path)
             if self.config.subcommand == "fit" and "optimizer_states" not in checkpoint:
-                raise StructuredInitError(f"'{path}' holds weights alone: a training cannot be resumed from it")
+                raise StructuredInitError(f"'{path}' holds only weights: training cannot be resumed from it")
 
     def before_instantiate_classes(self) -> None:
         """Never run code that a checkpoint holds, unless asked to; and watch networks being built.

@@ -96,7 +96,7 @@ def check_augmentation(crop_padding: int, crop_scale: Sequence[float] | None, ra
         raise StructuredInitError(f"crop_padding={crop_padding} is negative: it is a number of pixels, 0 for none")
     check_type("random_erasing", random_erasing, int, float)
     if not 0 <= random_erasing <= 1:
-        raise StructuredInitError(f"random_erasing={random_erasing} is no probability, which lies in [0, 1]")
+        raise StructuredInitError(f"random_erasing={random_erasing} is not a probability in [0, 1]")
     if crop_scale is not None:
         _check_scale(crop_scale)
 

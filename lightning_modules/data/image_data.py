@@ -211,7 +211,7 @@ class ImageData(SeededData):
         for name in ("image_size", "in_channels", "num_classes"):
             check_type(name, getattr(self, f"_{name}"), int, type(None))
         if self._image_size is not None and self._image_size < 1:
-            raise StructuredInitError(f"image_size={self._image_size} is not a number of pixels: it is at least 1")
+            raise StructuredInitError(f"image_size={self._image_size} is not a number of pixels: it must be at least 1")
         if self._in_channels not in (None, 1, 3):
             raise StructuredInitError(f"in_channels={self._in_channels} is neither 1 nor 3")
         if (self._mean is None) != (self._std is None):

@@ -97,7 +97,7 @@ class ResumableLoader(DataLoader[Any]):
             if state.get(name, value) != value:
                 raise StructuredInitError(
                     f"the checkpoint was made in the middle of an epoch with {name.replace('_', ' ')} {state[name]}, "
-                    f"now it is {value}: resume with the same, or start anew from its weights"
+                    f"now it is {value}: resume with the same, or start a new run from its weights"
                 )
         self._resume = int(state["epoch"]), int(state["position"])
 

@@ -35,19 +35,19 @@ class SeededData(L.LightningDataModule, ABC):
     ) -> None:
         super().__init__()
         if not isinstance(name, str | os.PathLike):
-            raise StructuredInitError(f"name is that of a dataset or a folder, such as 'digits', got {name!r}")
+            raise StructuredInitError(f"name must be that of a dataset or a folder, such as 'digits', got {name!r}")
         for argument, value in (("batch_size", batch_size), ("num_workers", num_workers)):
             check_type(argument, value, int)
         for argument, value in (("eval_batch_size", eval_batch_size), ("seed", seed)):
             check_type(argument, value, int, type(None))
         if seed is not None and seed < 0:
-            raise StructuredInitError(f"seed={seed} is negative: a seed is a whole number from 0")
+            raise StructuredInitError(f"seed={seed} is negative: a seed must be a whole number from 0")
         self.name = name
         self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.num_workers = num_workers
         if min(self.batch_size, self.eval_batch_size) < 1 or self.num_workers < 0:
-            raise StructuredInitError("batch_size is at least 1 and num_workers at least 0")
+            raise StructuredInitError("batch_size must be at least 1 and num_workers at least 0")
 
     def __str__(self) -> str:
         """Return class and name: Lightning's own would open every part, and the command line asks for it."""

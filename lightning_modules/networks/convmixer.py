@@ -67,7 +67,7 @@ def convmixer(
     sizes = {"dim": dim, "depth": depth, "kernel_size": kernel_size, "patch_size": patch_size}
     for name, size in sizes.items():
         if size < 1:
-            raise StructuredInitError(f"{name} of a ConvMixer is at least 1, not {size}")
+            raise StructuredInitError(f"{name} of a ConvMixer must be at least 1, not {size}")
     if image_size % patch_size:
         raise StructuredInitError(f"patch_size {patch_size} does not divide image_size {image_size}")
     network = ConvMixer(**sizes, num_classes=num_classes, in_chans=in_channels, **timm_args)

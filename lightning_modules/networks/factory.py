@@ -53,7 +53,7 @@ def create_network(
         StructuredInitError: the name or an argument is unknown (the nearest is named), or the sizes do not fit.
     """
     if not isinstance(name, str):
-        raise StructuredInitError(f"a network is named by text, such as {next(iter(PRESETS))}, got {name}")
+        raise StructuredInitError(f"network must be a name, such as {next(iter(PRESETS))}, got {name}")
     _check_sizes(name, network_args)
     sizes = {"num_classes": num_classes, "image_size": image_size}
     if compact_arguments(name) is None and (token_softmax := network_args.pop("token_softmax", None)) is not None:
@@ -90,7 +90,9 @@ def _check_sizes(name: str, network_args: Mapping[str, Any]) -> None:
         value = network_args[argument]
         least = 0 if argument == "depth" else 1
         if isinstance(value, (str, float)) or (isinstance(value, int) and value < least):
-            raise StructuredInitError(f"{argument} of network '{name}' is {value}: it is a whole number from {least}")
+            raise StructuredInitError(
+                f"{argument} of network '{name}' is {value}: it must be a whole number from {least}"
+            )
 
 
 def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Module:

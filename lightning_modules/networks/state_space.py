@@ -113,7 +113,7 @@ def import_mamba_ssm(name: str = "mamba_ssm") -> Any:
         if (error.name or "").partition(".")[0] == "mamba_ssm":
             raise StructuredInitError(
                 "mamba-ssm is not installed: pip install 'structured-init[mamba]' on a machine with CUDA, or take "
-                "transformers' Mamba, which needs nothing (host: transformers)"
+                "transformers' Mamba, which needs no extra package (host: transformers)"
             ) from error
         raise StructuredInitError(
             f"mamba-ssm is installed, but cannot be imported without '{error.name or error}', a part of its CUDA "

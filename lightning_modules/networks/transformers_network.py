@@ -137,7 +137,7 @@ def _build(
     kind: str, purpose: Purpose, config_class: type[PreTrainedConfig], fields: dict[str, Any]
 ) -> PreTrainedModel:
     if kind in POSITIONS_BEHIND_PADDING and fields.get("pad_token_id") is None:
-        raise StructuredInitError(f"network '{kind}' needs network_args.pad_token_id: its positions begin behind it")
+        raise StructuredInitError(f"network '{kind}' needs network_args.pad_token_id: its positions start after it")
     implementation = {NOT_A_FIELD: fields.pop(NOT_A_FIELD)} if NOT_A_FIELD in fields else {}
     try:
         config = config_class(**fields)

@@ -37,7 +37,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch raises a dozen kinds, one per damaged byte
         reason = "it holds Python objects, which are never run" if "weights_only" in str(error) else "it is damaged"
-        raise StructuredInitError(f"cannot read checkpoint '{path}': {reason}, or it is no checkpoint") from error
+        raise StructuredInitError(f"cannot read checkpoint '{path}': {reason}, or it is not a checkpoint") from error
     if not isinstance(checkpoint, dict) or not {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
         raise StructuredInitError(f"'{path}' is not a checkpoint of this program (it has no 'state_dict' of Lightning)")
     return checkpoint
@@ -107,11 +107,11 @@ def refuse_other_weights(saved: Mapping[str, Tensor], present: Mapping[str, Tens
     """
     for name in [*present, *saved]:
         if name not in saved:
-            raise StructuredInitError(f"the checkpoint is of another network: it has no '{name}'")
+            raise StructuredInitError(f"the checkpoint belongs to another network: it has no '{name}'")
         if name not in present:
-            raise StructuredInitError(f"the checkpoint is of another network: it has '{name}', which this one has not")
+            raise StructuredInitError(f"the checkpoint belongs to another network: it has '{name}', this one lacks it")
         shapes = [tuple(getattr(side[name], "shape", ())) for side in (saved, present)]
         if shapes[0] != shapes[1]:
             raise StructuredInitError(
-                f"the checkpoint is of another network: '{name}' has shape {shapes[0]} there, {shapes[1]} here"
+                f"the checkpoint belongs to another network: '{name}' has shape {shapes[0]} there, {shapes[1]} here"
             )

@@ -77,7 +77,7 @@ def build_optimizer(build: Callable[..., Optimizer], groups: list[dict[str, Any]
         right = next((text for word, text in RANGES.items() if word in said.lower()), None)
         raise StructuredInitError(f"model.optimizer: {said}{f'; {right}' if right else ''}") from error
     if isinstance(optimizer, torch.optim.SparseAdam):
-        raise StructuredInitError("model.optimizer: SparseAdam trains sparse gradients alone: take Adam or AdamW")
+        raise StructuredInitError("model.optimizer: SparseAdam only handles sparse gradients: use Adam or AdamW")
     return optimizer
 
 
@@ -100,7 +100,7 @@ def check_rates(**values: float) -> None:
     """
     for name, value in values.items():
         if not 0 <= value < math.inf:
-            raise StructuredInitError(f"{name} is {value:g}: it is 0 or more")
+            raise StructuredInitError(f"{name} is {value:g}: it must be 0 or more")
 
 
 def _decays(name: str, parameter: nn.Parameter) -> bool:
@@ -198,5 +198,5 @@ def check_schedule(points: Sequence[Sequence[float]] | None, warmup_epochs: floa
     check_points(points)
     if warmup_epochs:
         raise StructuredInitError(
-            f"lr_schedule says the whole curve, so warmup_epochs={warmup_epochs:g} would do nothing: leave one out"
+            f"lr_schedule sets the whole curve, so warmup_epochs={warmup_epochs:g} would do nothing: leave one out"
         )

@@ -119,7 +119,7 @@ class Task(LightningModule):
         batches = self.trainer.num_training_batches
         if not math.isfinite(batches):
             raise StructuredInitError(
-                f"warmup_epochs={self.warmup_epochs:g} needs the length of an epoch, which the data do not know: "
+                f"warmup_epochs={self.warmup_epochs:g} needs the length of an epoch, which the data do not report: "
                 "give trainer.limit_train_batches"
             )
         return math.ceil(batches / self.trainer.accumulate_grad_batches)

@@ -129,7 +129,7 @@ def refuse_channels(
     for tokens, channels in _readings(inputs):
         between_channels = queries == keys and heads * queries == channels and value_dim == tokens
         if between_channels and channels in widths and keys != tokens:
-            raise AxesError(f"its maps {host} lie between the {queries} channels of a head, not between tokens")
+            raise AxesError(f"its maps {host} relate the {queries} channels of a head, not tokens")
 
 
 def heads_of(module: nn.Module) -> int | None:

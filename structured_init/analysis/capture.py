@@ -155,7 +155,7 @@ def check_layers(who: str, layers: Any) -> None:
     if not listed or not all(isinstance(layer, str | int) for layer in layers):
         raise StructuredInitError(f"{who}: layers is a list of names or numbers, as in ['*.0.attn'], got {layers!r}")
     if not layers:
-        raise StructuredInitError(f"{who}: layers is empty, which asks for nothing; null asks for all")
+        raise StructuredInitError(f"{who}: layers is empty and selects nothing; null selects all")
 
 
 def _run(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:

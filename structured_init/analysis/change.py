@@ -60,7 +60,7 @@ def structure_products(before: Maps, after: Maps, prefix_tokens: int = 0, causal
     """Return the three sums that ``structure_left`` is made of, in float64; they add up over batches."""
     if before.shape != after.shape:
         raise StructuredInitError(
-            f"maps before and after must be of the same samples, got shapes {tuple(before.shape)} and "
+            f"maps before and after must come from the same samples, got shapes {tuple(before.shape)} and "
             f"{tuple(after.shape)}"
         )
     first, second = (patch_maps(maps.double(), prefix_tokens) for maps in (before, after))

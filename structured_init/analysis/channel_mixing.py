@@ -116,11 +116,11 @@ def _check(inputs: Tensor, filters: Tensor, targets: Tensor, channels: Tensor) -
         raise StructuredInitError(f"there are {len(filters)} filters for {width} channels: give one per channel")
     if filters.shape[1:] != targets.shape[1:] or len(targets) != len(channels):
         raise StructuredInitError(
-            f"targets must be of the filters' size {tuple(filters.shape[1:])} and one per channel index, got "
+            f"targets must have the filters' size {tuple(filters.shape[1:])} and one per channel index, got "
             f"{tuple(targets.shape)} for {len(channels)} indices"
         )
     if filters.shape[1] % 2 == 0 or filters.shape[2] % 2 == 0:
-        raise StructuredInitError(f"filters must be of odd size, got {tuple(filters.shape[1:])}")
+        raise StructuredInitError(f"filters must have an odd size, got {tuple(filters.shape[1:])}")
     if batch * rows * columns <= width:
         raise StructuredInitError(
             f"{batch * rows * columns} pixels do not determine a mixing of {width} channels: give more images"

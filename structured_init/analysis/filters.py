@@ -107,7 +107,7 @@ def filter_change(before: Filters, after: Float[Tensor, "others _ _"]) -> dict[s
     """
     if before.shape != after.shape:
         raise StructuredInitError(
-            f"filters before and after must be of one layer, got shapes {tuple(before.shape)} and {tuple(after.shape)}"
+            f"filters before and after must be of the same layer, got {tuple(before.shape)} and {tuple(after.shape)}"
         )
     first, second = before.double().flatten(1), after.double().flatten(1)
     moments = [empirical_covariance(filters, centred=False).flatten() for filters in (before, after)]

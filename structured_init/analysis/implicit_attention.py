@@ -59,7 +59,7 @@ def implicit_attention(
         mask: (B, L), 0 where a token is padding.
 
     Raises:
-        StructuredInitError: the class is not known, or does not say what its scan is given.
+        StructuredInitError: the class is not known, or does not report the inputs of its scan.
     """
     selection, A = _selection(module, hidden, mask)
     return scan_matrix(selection.step, A, selection.B, selection.C), selection
@@ -96,7 +96,7 @@ def _selection(module: nn.Module, hidden: Tensor, mask: Tensor | None) -> tuple[
     layout = describe(module) if describe is not None else None
     if layout is None or layout.select is None:
         raise StructuredInitError(
-            f"implicit attention: {class_path(type(module))} does not say what its scan is given: {WAY_OUT}"
+            f"implicit attention: {class_path(type(module))} does not report the inputs of its scan: {WAY_OUT}"
         )
     if mask is not None:
         hidden = hidden * mask[..., None]

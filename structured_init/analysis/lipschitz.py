@@ -102,7 +102,7 @@ def lipschitz_report(model: nn.Module, inputs: Tensor) -> LipschitzReport:
                 continue
             seen = shapes.get(id(module), [])
             if not seen and not isinstance(module, nn.Linear | CayleyLinear):
-                report.skipped[name] = "it saw no input"
+                report.skipped[name] = "it received no input"
             for shape in seen or [(1, module.in_features)] * isinstance(module, nn.Linear | CayleyLinear):
                 found = layer_extremes(module, shape)
                 if found is None:

@@ -79,7 +79,7 @@ class Bounds:
         """
         if id(module) not in self._shapes:
             kind, name = type(module).__name__, self._names.get(id(module), "?")
-            raise StructuredInitError(f"no Lipschitz bound is known for {kind} ({name}): it saw no input")
+            raise StructuredInitError(f"no Lipschitz bound is known for {kind} ({name}): it received no input")
         return self._shapes[id(module)]
 
 

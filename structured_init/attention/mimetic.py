@@ -181,7 +181,7 @@ class Mimetic(Initializer):
             raise StructuredInitError("Mimetic: value_scale 'stream' has nothing to scale: value_output is off")
         if not query_key and not value_output and positions == "keep":
             raise StructuredInitError(
-                "Mimetic: query_key and value_output are off and positions kept: there is nothing to write"
+                "Mimetic: query_key and value_output are off and positions are kept: there is nothing to write"
             )
         self.query_key = query_key
         self.qk_alpha = qk_alpha
@@ -309,5 +309,6 @@ class Mimetic(Initializer):
 def _square(site: AttentionSite, product: str, rows: int, columns: int) -> None:
     if rows != columns:
         raise StructuredInitError(
-            f"Mimetic: the {product} product of '{site.name}' maps width {rows} to {columns}, where αZ + βI is square"
+            f"Mimetic: the {product} product of '{site.name}' maps width {rows} to {columns},"
+            " but αZ + βI must be square"
         )

@@ -138,7 +138,7 @@ class Skipless(Initializer):
         if rows != columns:
             raise StructuredInitError(
                 f"Skipless: the query–key product of '{site.name}' maps width {rows} to {columns},"
-                " where αZ + βI is square"
+                " but αZ + βI must be square"
             )
         return lambda generator: noisy_identity(
             rows, self.qk_alpha, self.qk_beta, noise=self.noise, generator=generator

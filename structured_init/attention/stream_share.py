@@ -78,7 +78,9 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
     for site in weights.each(sites):
         branch = found[site.name]
         if not branch.factor:
-            raise StructuredInitError(f"'{site.name}' adds nothing to the stream, which no factor makes a share of it")
+            raise StructuredInitError(
+                f"'{site.name}' adds nothing to the residual stream, so no factor gives it the share asked for"
+            )
         root = math.sqrt(branch.factor)
         site.value, site.output = root * site.value, root * site.output
         site.note(

@@ -42,7 +42,7 @@ class Control(Initializer):
             raise StructuredInitError(f"{name} takes an Initializer object such as Mimetic(), got {initializer!r}")
         if not is_structured(initializer):
             raise StructuredInitError(
-                f"{name}: {initializer!r} writes a baseline and positions alone, so there is nothing to control for"
+                f"{name}: {initializer!r} writes only a baseline and positions, so there is nothing to control for"
             )
         self.initializer = initializer
 

@@ -114,7 +114,7 @@ class CayleyConv2d(CayleyLayer):
             )
         if height % self.stride or width % self.stride:
             raise StructuredInitError(
-                f"CayleyConv2d: the input {height}×{width} is no multiple of the stride {self.stride}"
+                f"CayleyConv2d: the input {height}×{width} is not a multiple of the stride {self.stride}"
             )
         return height // self.stride, width // self.stride
 

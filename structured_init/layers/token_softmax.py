@@ -116,7 +116,8 @@ def _per_query(
         log_sums = shifted.logcumsumexp(-2)[..., : query.shape[-2], :]
         if query.shape[-2] > value.shape[-2]:
             raise StructuredInitError(
-                f"a causal softmax over {value.shape[-2]} tokens has no {query.shape[-2]} queries: give a mask instead"
+                f"a causal softmax over {value.shape[-2]} tokens cannot serve {query.shape[-2]} queries: "
+                "give a mask instead"
             )
         per_sum = (-log_sums).exp()
     else:

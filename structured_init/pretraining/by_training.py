@@ -112,7 +112,7 @@ def objective_of(host: Host, asked: Objective | None, who: str) -> Objective:
         StructuredInitError: the next token is to be foretold where tokens see it.
     """
     if asked == "next" and not host.causal:
-        raise StructuredInitError(f"{who}: the tokens of this model see the next one: objective must be masked")
+        raise StructuredInitError(f"{who}: the tokens of this model attend to later ones: objective must be masked")
     return asked or ("next" if host.causal else "masked")
 
 

@@ -84,7 +84,7 @@ class ProceduralWarmup(ByTraining):
                 f"ProceduralWarmup: unknown sequences '{sequences}': {nearest(sequences, SEQUENCES)}"
             )
         if parts is not None and "embeddings" in parts:
-            raise StructuredInitError("ProceduralWarmup: embeddings are temporary and no part that could be taken")
+            raise StructuredInitError("ProceduralWarmup: embeddings are temporary and cannot be taken as a part")
         check_whole("ProceduralWarmup", kinds=kinds)
         check_whole("ProceduralWarmup", least=2, length=length)
         check_whole("ProceduralWarmup", null=True, width=width)

@@ -126,14 +126,14 @@ def endless(batches: Iterable[Any] | None) -> Iterator[tuple[Tensor, Tensor | No
             "which takes them from the training data"
         )
     if isinstance(batches, Iterator):
-        raise StructuredInitError("SelfPretraining: batches can be had once only: give a list or a DataLoader")
+        raise StructuredInitError("SelfPretraining: batches can be iterated only once: give a list or a DataLoader")
     while True:
         any_left = False
         for batch in batches:
             any_left = True
             yield inputs_and_mask(batch)
         if not any_left:
-            raise StructuredInitError("SelfPretraining: there is no batch among the batches")
+            raise StructuredInitError("SelfPretraining: batches is empty")
 
 
 def inputs_and_mask(batch: Any) -> tuple[Tensor, Tensor | None]:

@@ -231,7 +231,7 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
     else:
         why = f" ({weights.unwatched})" if weights.can_ask else ""
         has = f"{what_the_model_has(weights.model)}{why}: {GIVE_A_BATCH}, or {WAY_OUT}"
-    return f"{who} found no attention layer that it knows; {has}"
+    return f"{who} found no attention layer that it recognizes; {has}"
 
 
 def _few(sites: list[AttentionSite], limit: int = 4) -> str:

@@ -192,7 +192,7 @@ def required_mlp_sites(weights: Weights, where: Where, who: str) -> list[MlpSite
         if where is not None and everywhere:
             names = ", ".join(site.name for site in everywhere[:4]) + (", …" if len(everywhere) > 4 else "")
             raise StructuredInitError(f"{who}: where={where!r} selects none of the {len(everywhere)} MLPs ({names})")
-        raise StructuredInitError(f"{who} found no MLP that it knows; {_instead(called.values(), weights.model)}")
+        raise StructuredInitError(f"{who} found no MLP that it recognizes; {_instead(called.values(), weights.model)}")
     for name, module in called.items():
         if not callable(where) and selects(where, name, None):
             weights.skip(name, f"{type(module).__name__} {why_none(module) or f'is not known: {WAY_OUT}'}")

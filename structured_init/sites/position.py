@@ -133,6 +133,6 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
     if token_layouts(weights.model):
         raise StructuredInitError(f"{who} found no positions: the model was built without any")
     raise StructuredInitError(
-        f"{who} found no position embedding that it knows; {what_the_model_has(weights.model)}:"
+        f"{who} found no position embedding that it recognizes; {what_the_model_has(weights.model)}:"
         " describe the model with structured_init.register_positions"
     )

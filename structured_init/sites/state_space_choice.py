@@ -43,7 +43,7 @@ def required_state_space_sites(
         has = f"{has}: {WAY_OUT}"
         if any(kind in REASONS for kind in kinds):
             has = "; ".join(map(why_unknown, kinds))
-        raise StructuredInitError(f"{who} found no state-space layer that it knows; {has}")
+        raise StructuredInitError(f"{who} found no state-space layer that it recognizes; {has}")
     count = len(everywhere)
     if wrong := [layer for layer in layers or [] if not -count <= layer < count]:
         raise StructuredInitError(
@@ -76,7 +76,7 @@ def refuse_uneven_groups(site: StateSpaceSite, who: str) -> None:
         valid = f"{', '.join(map(str, most))} or {last}" if most else str(last)
         raise StructuredInitError(
             f"{who}: '{site.name}' has {groups} groups of B and C for {heads} head{'s' * (heads > 1)}, and cannot"
-            f" run: the number of groups must divide that of heads, so be {valid}"
+            f" run: the number of groups must divide the number of heads, so it must be {valid}"
         )
 
 

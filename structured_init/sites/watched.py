@@ -28,11 +28,11 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
         weights.watched, none = [], None
         try:
             if any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in weights.model.parameters()):
-                raise StructuredInitError("a model without memory, or a sharded one, cannot be watched")
+                raise StructuredInitError("a model on the meta device, or a sharded one, cannot be run")
             batch, none = _asked(weights)
             size = sum(parameter.numel() for parameter in weights.model.parameters())
             if batch is None and size > UNASKED:
-                raise StructuredInitError(f"{size:,} parameters are not run unasked: give a batch, as batch=…")
+                raise StructuredInitError(f"{size:,} parameters are too many to run unasked: give a batch, as batch=…")
             weights.watched, weights.watched_mlps = watch_model(weights.model, batch)
         except StructuredInitError as error:
             weights.unwatched = none or str(error)
@@ -93,9 +93,9 @@ def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights)
     if max(logits, outputs) > tolerance:
         said, real = (product_diagonal(layout, weights) for layout in (ours, true))
         raise StructuredInitError(
-            f"the layout of {kind} ('{site.name}') is not what the model computes: the logits it predicts differ by "
-            f"{logits:.2g}, the outputs by {outputs:.2g}; the mean diagonal of W_v W_o is {said:.3g} by it and "
-            f"{real:.3g} in the model"
+            f"the layout of {kind} ('{site.name}') disagrees with what the model computes: the logits it predicts "
+            f"differ by {logits:.2g}, the outputs by {outputs:.2g}; the mean diagonal of W_v W_o is {said:.3g} by "
+            f"the layout and {real:.3g} in the model"
         )
     return logits, outputs
 

@@ -236,8 +236,8 @@ class MimeticStateSpace(Initializer):
             if site.layout.match_norm:
                 way = "no scale of W_B and W_C prevents it where the host normalizes b and c; a smaller step_value does"
             site.warn(
-                f"the scan's output grows to {present.late:.3g} (rms) in 256 random tokens, from {before.late:.3g}"
-                f" before, and on with the length: half precision may overflow; {way}"
+                f"the scan's output grows to {present.late:.3g} (RMS) in 256 random tokens, from {before.late:.3g}"
+                f" before, and keeps growing with the length: half precision may overflow; {way}"
             )
             return present
         reached, factor = keep_within(site, limit)

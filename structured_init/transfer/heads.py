@@ -99,7 +99,7 @@ def _parts(site: AttentionSite, other: AttentionSite) -> Iterator[tuple[str, Pro
         value_inside = uniform_indices(ours.value.head_dim, theirs.value.head_dim)
     except ValueError:
         raise StructuredInitError(
-            f"WeightSelection: '{site.name}' has more heads, wider heads or more queries to a key than in the teacher"
+            f"WeightSelection: '{site.name}' has more heads, wider heads or more queries per key than the teacher"
         ) from None
     yield "query", ours.query, theirs.query, query, inside
     yield "key", ours.key, theirs.key, key, inside

@@ -98,7 +98,7 @@ def _file(path: str, who: str) -> dict[str, Tensor]:
         raise StructuredInitError(f"{who}: cannot read '{path}': {error}") from error
     except Exception as error:  # torch raises a dozen kinds, one per damaged byte
         reason = "it holds Python objects, which are never run" if "weights_only" in str(error) else "it is damaged"
-        raise StructuredInitError(f"{who}: cannot read '{path}': {reason}, or it is no checkpoint") from error
+        raise StructuredInitError(f"{who}: cannot read '{path}': {reason}, or it is not a checkpoint") from error
     tensors = content.get("state_dict", content) if isinstance(content, dict) else {}
     if not any(isinstance(value, Tensor) for value in tensors.values()):
         raise StructuredInitError(f"{who}: '{path}' holds neither a 'state_dict' nor a dictionary of tensors")

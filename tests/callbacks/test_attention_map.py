@@ -229,7 +229,7 @@ def test_attention_that_cannot_be_captured_is_a_warning_and_noted_where_it_is_to
             return (weights - weights.logsumexp(-1, keepdim=True)).exp() @ x.flatten(2)
 
     network = nn.Sequential(Attention(), nn.Flatten(), nn.Linear(192, 3))
-    with pytest.warns(UserWarning, match="attention: nothing is known of the moment .*register_capture"):
+    with pytest.warns(UserWarning, match="attention: nothing was recorded at .*register_capture"):
         trainer, _ = fit(tmp_path, AttentionMapCallback(on_missing="skip"), Classifier(network))
     assert trainer.state.finished
     (noted,) = tmp_path.rglob("missing.json")

@@ -49,7 +49,7 @@ SEEN = ["--trainer.callbacks+=RepresentationCallback", "--attention.every_n_epoc
 def test_what_cannot_be_looked_at_is_a_warning_and_an_entry(cli, folder, breaking, what, moment, error):
     breaking(what, moment, error)
     kind = "" if isinstance(error, StructuredInitError) else "RuntimeError: "
-    with pytest.warns(UserWarning, match=f"{what}: nothing is known of the moment '{moment}': {kind}linalg.svd: no"):
+    with pytest.warns(UserWarning, match=f"{what}: nothing was recorded at '{moment}': {kind}linalg.svd: no"):
         run = cli("fit", *SMALL, *SEEN)
     assert run.trainer.state.finished
     (missing,) = folder.rglob("missing.json")

@@ -220,9 +220,9 @@ def test_a_grid_is_crossed_with_starts_and_seeds(compare, folder):
         ),
         (["--inits", "default", "--grid", "data.fraction=0.5,2"], "fraction=2.0 is not in (0, 1]"),
         (["--inits", "default", "--metric", "test/acuracy"], "the task logs no 'test/acuracy': did you mean"),
-        (["--inits", "default", "--metric", "accuracy"], "--metric is 'test/…' or 'val/…', not 'accuracy'"),
-        (["--inits", "default", "--baseline", "sincos"], "--baseline 'sincos' is none of the initializations"),
-        (["--inits", "default,codes", "--control", "sincos"], "'sincos' is no arm of this comparison"),
+        (["--inits", "default", "--metric", "accuracy"], "--metric must be 'test/…' or 'val/…', not 'accuracy'"),
+        (["--inits", "default", "--baseline", "sincos"], "--baseline 'sincos' is not among the initializations"),
+        (["--inits", "default,codes", "--control", "sincos"], "'sincos' is not an arm of this comparison"),
         (["--inits", "default", "--trainer.max_epoch=1"], "unknown key 'trainer.max_epoch'"),
         (["--inits", "default", "--seds", "1"], "unknown option '--seds': did you mean 'seeds'?"),
         (

@@ -129,7 +129,7 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
     ("words", "message"),
     [
         (["--among", "sincs"], "there is no initialization 'sincs'"),
-        (["--shares", "0.5,0.2"], "expected growing parts that end in 1, such as 0.2,0.5,1, got '0.5,0.2'"),
+        (["--shares", "0.5,0.2"], "expected growing fractions that end in 1, such as 0.2,0.5,1, got '0.5,0.2'"),
         (["--margin", "0"], "argument --margin: expected a number above 0"),
     ],
 )

@@ -298,7 +298,8 @@ def test_a_convolutional_net_is_refused_with_what_it_has():
     with pytest.raises(StructuredInitError) as caught:
         initialize(model, Mimetic())
     assert str(caught.value) == (
-        "Mimetic found no attention layer that it knows; the model has BatchNorm2d, Conv2d, Linear: give `batch=…`, "
+        "Mimetic found no attention layer that it recognizes; the model has BatchNorm2d, Conv2d, Linear: "
+        "give `batch=…`, "
         "one or two samples, so that it is found by watching, or describe it with structured_init.register_attention"
     )
 

@@ -141,5 +141,5 @@ def test_a_users_attribute_of_that_name_elsewhere_is_no_cross_attention():
 
 
 def test_a_transformer_has_no_positions_and_says_so():
-    with pytest.raises(StructuredInitError, match="Positions found no position embedding that it knows"):
+    with pytest.raises(StructuredInitError, match="Positions found no position embedding that it recognizes"):
         initialize(transformer(), Positions())

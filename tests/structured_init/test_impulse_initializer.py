@@ -220,9 +220,9 @@ def broken(model, how):
     [
         (Impulse(solver=SHORT), {"class_token": True}, "", "'blocks.0.attn' has 1 class or register tokens"),
         (Impulse(5), {}, "", "a 5×5 kernel is larger than the 4×4 grid of 'blocks.0.attn'"),
-        (Impulse(offsets="covering"), {}, "", "covering asks for 9 offsets of 2 heads"),
-        (Impulse(), {"pos_embed": "none"}, "", "has no positions that it knows"),
-        (Impulse(solver="separable"), {"pos_embed": "none"}, "", "has no positions that it knows"),
+        (Impulse(offsets="covering"), {}, "", "covering needs at least 9 heads, got 2"),
+        (Impulse(), {"pos_embed": "none"}, "", "no position embedding was recognized"),
+        (Impulse(solver="separable"), {"pos_embed": "none"}, "", "no position embedding was recognized"),
         (Impulse(), {}, "positions", "'pos_embed' holds 15 grid positions, which a 4×4 grid does not match"),
         (Impulse(), {}, "grid", "the 2×2 grid of 'blocks.0.attn' does not match the positions 'pos_embed' on 4×4"),
         (Impulse(solver=AdamSolver(pseudo_input="batch")), {}, "", "needs real images: initialize"),

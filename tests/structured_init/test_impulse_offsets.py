@@ -49,7 +49,7 @@ def test_covering_takes_every_offset_once_before_any_again(heads, seed):
 
 
 def test_more_offsets_than_heads_is_one_line():
-    with pytest.raises(StructuredInitError, match="covering asks for 25 offsets of 24 heads"):
+    with pytest.raises(StructuredInitError, match="covering needs at least 25 heads, got 24"):
         drawn("covering", 24, 5)
 
 

@@ -126,12 +126,16 @@ def test_two_circuits_have_heads_and_subspaces_of_their_own(twice):
 @pytest.mark.parametrize(
     ("build", "options", "message"),
     [
-        (lambda: gpt2(n_layer=1), {}, "'h.0.attn' is the only layer of its tower: it takes two"),
+        (
+            lambda: gpt2(n_layer=1),
+            {},
+            "'h.0.attn' is the only attention layer of its stack: an induction circuit takes two",
+        ),
         (gpt2, {"circuits": 3}, "3 circuits for the 2 keys of 'h.0.attn'"),
         (
             lambda: transformers.BertModel(transformers.BertConfig(**WIDTH, **TEXT, **SIZE)),
             {},
-            "looks both ways, where what follows is no prediction: use PreviousToken",
+            "is not causal, so it predicts no next token: use PreviousToken",
         ),
         (
             lambda: nn.TransformerEncoder(

@@ -192,7 +192,7 @@ def test_entries_outside_of_a_parameter_are_refused(register, changes, said):
 
 def test_values_taken_for_keys_are_refused_on_a_batch(register):
     register_attention(EinsumAttention)(lambda module: strided(module, order=(0, 2, 1)))
-    with pytest.raises(StructuredInitError, match="is not what the model computes"):
+    with pytest.raises(StructuredInitError, match="disagrees with what the model computes"):
         check_attention(EinsumAttention(), torch.randn(2, 5, 12))
 
 

@@ -200,7 +200,7 @@ def test_an_argument_out_of_range_is_one_line(as_installed, arguments, message):
 def test_a_model_without_state_space_layers_is_refused_and_left_alone():
     model = nn.Sequential(nn.Embedding(3, 4), nn.Linear(4, 4))
     before = model[0].weight.clone()
-    with pytest.raises(StructuredInitError, match="MambaReference found no state-space layer that it knows"):
+    with pytest.raises(StructuredInitError, match="MambaReference found no state-space layer that it recognizes"):
         initialize(model, MambaReference())
     assert torch.equal(model[0].weight, before)
 

@@ -275,10 +275,10 @@ class OwnMixer(nn.Module):
         (
             lambda: nn.ModuleDict({"m": OwnMixer()}),
             {},
-            "found no state-space layer that it knows; the model has OwnMixer: describe it with "
+            "found no state-space layer that it recognizes; the model has OwnMixer: describe it with "
             "structured_init.register_state_space",
         ),
-        (lambda: nn.Linear(2, 2), {}, "found no state-space layer that it knows; the model has Linear"),
+        (lambda: nn.Linear(2, 2), {}, "found no state-space layer that it recognizes; the model has Linear"),
         (mamba, {"layers": [0, 3]}, "names layer 3, but the model's 3 state-space layers are numbered 0 to 2"),
         (mamba, {"layers": [-4]}, "names layer -4, but the model's 3 state-space layers are numbered 0 to 2"),
         (mamba, {"where": "x.*"}, "where='x.*' selects none of the 3 state-space layers (backbone.layers.0.mixer"),
@@ -286,7 +286,7 @@ class OwnMixer(nn.Module):
             lambda: mamba2(n_groups=8),
             {},
             "'backbone.layers.0.mixer' has 8 groups of B and C for 4 heads, and cannot run: the number of groups must "
-            "divide that of heads, so be 1, 2 or 4",
+            "divide the number of heads, so it must be 1, 2 or 4",
         ),
         (
             lambda: mamba2(n_groups=3, num_heads=1, head_dim=24),

@@ -227,7 +227,8 @@ class MyVariant(MyFeedForward):
 def test_an_unknown_mlp_is_refused_in_one_line_until_it_is_described(registry):
     model = nn.ModuleDict({"block": nn.ModuleDict({"mlp": MyVariant()}), "out": nn.Linear(4, 2)})
     message = (
-        "MlpMean found no MLP that it knows; the model has MyVariant: describe it with structured_init.register_mlp"
+        "MlpMean found no MLP that it recognizes; the model has MyVariant: "
+        "describe it with structured_init.register_mlp"
     )
     with pytest.raises(StructuredInitError, match=f"^{message}$"):
         initialize(model, MlpMean(0.1))
@@ -236,7 +237,9 @@ def test_an_unknown_mlp_is_refused_in_one_line_until_it_is_described(registry):
 
 
 def test_a_model_without_anything_like_an_mlp_says_what_it_has():
-    message = "MlpMean found no MLP that it knows; the model has Linear: describe it with structured_init.register_mlp"
+    message = (
+        "MlpMean found no MLP that it recognizes; the model has Linear: describe it with structured_init.register_mlp"
+    )
     with pytest.raises(StructuredInitError, match=f"^{message}$"):
         initialize(nn.Sequential(nn.Linear(2, 2)), MlpMean(0.1))
 

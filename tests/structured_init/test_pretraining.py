@@ -218,7 +218,7 @@ class TwoTowers(nn.Module):
     ("model", "initializer", "batches", "message"),
     [
         (vit, SelfPretraining(), None, r"needs the task's inputs: initialize\(model, initializer, batches=loader\)"),
-        (vit, SelfPretraining(), [], "there is no batch among the batches"),
+        (vit, SelfPretraining(), [], "batches is empty"),
         (vit, SelfPretraining(), iter([images()]), "can be had once only"),
         (vit, SelfPretraining(), [{"label": 3}], "with input_ids or pixel_values"),
         (vit, SelfPretraining(), [torch.zeros(2, 1, 3, 3)], "cannot train the layers 'blocks': it does not run on"),

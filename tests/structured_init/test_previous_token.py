@@ -365,8 +365,8 @@ def test_a_head_reads_from_where_it_does_not_write(dim, sources):
         ({"offsets": [1, 2, 3]}, r"3 offsets for the 2 heads of 'h.0.attn'"),
         ({"offsets": [96]}, r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
         ({"offsets": [8], "context": 8}, r"offset 8 lies outside of the 8 tokens that 'h.0.attn' sees"),
-        ({"offsets": [-1]}, r"offset -1 looks ahead, where the mask of 'h.0.attn' hides everything"),
-        ({"offsets": [[1, 0]]}, r"offset \[1, 0\] leads to another row, and 'h.0.attn' sees a sequence"),
+        ({"offsets": [-1]}, r"offset -1 looks ahead, but 'h.0.attn' is causal"),
+        ({"offsets": [[1, 0]]}, r"offset \[1, 0\] points to another row, but 'h.0.attn' processes a sequence"),
         ({"where": "h.7.attn"}, r"where='h.7.attn' selects none of the 2 attention layers"),
     ],
 )
@@ -381,7 +381,7 @@ def test_what_a_host_cannot_hold_is_one_line(options, message):
     [
         ({"offsets": [None]}, "offsets name no head that looks anywhere"),
         ({"offsets": 1}, r"offsets is a list, with one for each of the first heads, such as \[1, 2\], got 1$"),
-        ({"offsets": [1, 0]}, "offset 0 is the token itself, and no token before"),
+        ({"offsets": [1, 0]}, "offset 0 is the token itself, not an earlier one"),
         ({"offsets": [[0, 0]]}, r"offset \[0, 0\] is the token itself"),
         ({"offsets": [0.5]}, "offsets must be numbers of tokens such as 1"),
         ({"share": 1.0}, "share must lie between 0 and 1"),
@@ -423,9 +423,7 @@ def test_one_row_of_patches_is_a_sequence():
 
 def test_alibi_has_one_offset():
     model = transformers.BloomModel(config("Bloom", hidden_size=16, n_layer=1, n_head=2, **TEXT))
-    with pytest.raises(
-        StructuredInitError, match=r"ALiBi falls off with the distance, so heads of .* at offset 1 alone"
-    ):
+    with pytest.raises(StructuredInitError, match=r"ALiBi decays with distance, so heads of .* at offset 1 alone"):
         initialize(model, PreviousToken(offsets=[2]))
 
 
@@ -461,8 +459,6 @@ def test_positions_that_checkpoints_leave_out_are_a_warning():
 
     model = seeded(Small)
     report = initialize(model, PreviousToken(causal=True))
-    assert report.warnings == [
-        "'pos_embed' is left out of checkpoints: a model that is loaded again has the host's positions"
-    ]
+    assert report.warnings == ["'pos_embed' is not saved in checkpoints: a reloaded model has its original positions"]
     assert "1: 0." in report.notes["layers.0.self_attn"]
     assert "2: 0." in report.notes["layers.0.self_attn"]  # causal, as was said

@@ -165,7 +165,7 @@ def test_every_host_gets_the_products(host):
 
 def test_cross_attention_between_two_widths_has_no_identity_and_is_refused():
     model = nn.ModuleDict({"attn": nn.MultiheadAttention(12, 3, kdim=20, vdim=20, dtype=torch.float64)})
-    message = "the query–key product of 'attn' maps width 12 to 20, where αZ \\+ βI is square"
+    message = "the query–key product of 'attn' maps width 12 to 20, but αZ \\+ βI must be square"
     with pytest.raises(StructuredInitError, match=message):
         initialize(model, Skipless(cross=True))
     initialize(model, Skipless(cross=True, query_key=False))

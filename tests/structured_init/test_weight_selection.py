@@ -338,7 +338,7 @@ def test_per_head_needs_heads_that_fit_and_are_known(tiny_vit, teacher):
     message = "which a dictionary of .* tensors does not tell: give a module or a model name of timm"
     with pytest.raises(StructuredInitError, match=message):
         initialize(tiny_vit(), WeightSelection(teacher.state_dict(), per_head=True))
-    message = "'blocks.0.attn' has more heads, wider heads or more queries to a key than in the teacher"
+    message = "'blocks.0.attn' has more heads, wider heads or more queries per key than the teacher"
     with pytest.raises(StructuredInitError, match=message):
         initialize(tiny_vit(num_heads=8), WeightSelection(teacher, per_head=True))
     scaled = tiny_vit(embed_dim=32, num_heads=4, scale_attn_norm=True)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 ENOUGH = 10  # seeds at every place, with which the intervals cover nearly what they say
 LABEL = 0.135  # inches that the name of an arm takes beside the lines
 WHAT = (
-    "All places of the grid together, as they are: a place with larger values counts for more in the mean, not in the "
-    "probability. The interquartile mean is that of the middle half of all runs."
+    "All places of the grid are pooled without rescaling: a place with larger values weighs more in the mean, but not "
+    "in the probability. The interquartile mean is the mean of the middle half of all runs."
 )
 
 
@@ -97,6 +97,6 @@ def _how(found: Aggregate) -> str:
     )
     return (
         f"{found.places} places of the grid. Probability: that a run is better than one of {found.baseline} at the "
-        "same place, all pairs of runs, averaged over places. Intervals: 95 %, seeds drawn again at every place "
+        "same place, over all pairs of runs, averaged over places. Intervals: 95 %, seeds are resampled at every place "
         f"(stratified bootstrap). The method is that of Agarwal et al. 2021.{few}"
     )

@@ -12,8 +12,8 @@ from comparison.report.registry import Html, Piece, note, register_panel
 from comparison.report.sentences import listed, plain
 
 WHAT = (
-    "Each line is the mean over heads and seeds, of circuits’ scores that of the best heads; left before training,"
-    " right after, on one scale."
+    "Each line is the mean over heads and seeds; for scores of circuits it is the mean of the best heads. Left: before"
+    " training. Right: after. Both have one scale."
 )
 
 
@@ -33,7 +33,11 @@ def layers(data: ReportData) -> list[Piece] | None:
         WHAT,
         Html(Markup('<div class="legend">{}</div>').format(marks)),
         *(_figure(data, name, values[name], short(names)) for name in order),
-        *([note(f"No line where the attention of a run has no numbers: {listed(sorted(lost))}.")] if lost else []),
+        *(
+            [note(f"No line is drawn where the attention of a run is not finite: {listed(sorted(lost))}.")]
+            if lost
+            else []
+        ),
     ]
 
 

@@ -8,8 +8,8 @@ from comparison.results.records import chosen_learning_rates
 from comparison.results.tables import learning_rate_table
 
 WHY = (
-    "An initialization and its learning rate belong together: each arm has the one that was best on the validation "
-    "split, on average over its seeds."
+    "Each arm is trained with its own learning rate: the one that was best on the validation split, averaged over "
+    "its seeds."
 )
 
 

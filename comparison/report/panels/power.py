@@ -7,8 +7,8 @@ from comparison.report.registry import Piece, heading, note, register_panel, tab
 from comparison.results.power_table import power_sentence, power_table
 
 HOW = (
-    "Power is that of a paired t test at 5 %, by the noncentral t distribution, as if the deviation found were the "
-    "true one; seeds are those at which a 95 % t interval has that half width."
+    "Power is that of a paired t-test at 5 % (noncentral t distribution), if the standard deviation found is the true "
+    "one. “Seeds” is how many it takes for a 95 % t interval of that half width."
 )
 
 

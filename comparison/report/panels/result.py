@@ -22,20 +22,20 @@ READING = (
     "share data order, augmentation and dropout. Final values, not best ones; the test split was read once."
 )
 READING_ELSEWHERE = (
-    "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed: the narrower, "
-    "the more the runs of a seed share. Final values, not best ones."
+    "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed: the more the "
+    "runs of a seed share, the narrower the interval. Final values, not best ones."
 )
 FAMILY = (
-    " p is of the paired t-test, adjusted by Holm’s method for all arms of its column: of comparisons in which no arm "
-    "differs, one in twenty finds any that does."
+    " p: paired t-test, adjusted by Holm’s method for all arms of its column. If no arm differs, one comparison in "
+    "twenty finds a difference in any of them."
 )
 TYPE = " Bold: the adjusted p is below 0.05. Grey: it is not, the interval has no width, or an arm diverged."
 COUNTING = (
-    "A run counts by its final value; one that diverged has not succeeded. Beside a count stands the exact 95 % "
-    "interval of the share (Clopper and Pearson); p is of Fisher’s exact test, adjusted by Holm’s method for all arms "
-    "of its column. Steps are those of the first validation that is as good, linear between evaluations; a run that "
-    "never gets there counts as one that would take longer (Kaplan and Meier), and ends at a tick in the picture. The "
-    "interval of the median is that of Brookmeyer and Crowley."
+    "A run succeeds by its final value; a run that diverged has not succeeded. Each count has the exact 95 % interval "
+    "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all arms of its column. "
+    "Steps are counted to the first validation that is as good, interpolated linearly between evaluations. A run that "
+    "never gets there is censored (Kaplan and Meier) and ends at a tick in the picture. The interval of the median is "
+    "that of Brookmeyer and Crowley."
 )
 
 

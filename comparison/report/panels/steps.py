@@ -35,10 +35,10 @@ def _how(found: Effects) -> str:
     return (
         f"The target, {target_text(found, decimals(found))}, is the mean of {found.baseline}’s final "
         f"{found.metric.on_validation.replace('/', ' ')}{kept}{split}. Curves are linear between evaluations. The "
-        "speed-up above is the baseline’s steps divided by the arm’s, paired within a seed, as geometric mean with a t "
-        "interval of the logarithms; where the baseline’s own run does not reach the target, its whole length "
-        "counts and the speed-up is a lower bound. Of two seeds there is no interval. Beside the steps stands their "
-        "range over the seeds, from the least to the most: it is no interval."
+        "speed-up above is the baseline’s steps divided by the arm’s, paired within a seed, as a geometric mean with a "
+        "t interval of the logarithms; where the baseline’s own run does not reach the target, its whole length "
+        "counts and the speed-up is a lower bound. Two seeds give no interval. The range beside "
+        "the steps goes from the fewest to the most over the seeds; it is not a confidence interval."
     )
 
 

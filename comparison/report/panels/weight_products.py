@@ -24,10 +24,10 @@ from structured_init.analysis import WeightProducts
 
 WHAT = Html(
     Markup(
-        "<p><i>W<sub>q</sub>W<sub>k</sub></i><sup>⊤</sup> decides who looks at whom, <i>W<sub>v</sub>W<sub>o</sub></i> "
-        "what is passed on.</p>"
+        "<p><i>W<sub>q</sub>W<sub>k</sub></i><sup>⊤</sup> decides which token attends to which, "
+        "<i>W<sub>v</sub>W<sub>o</sub></i> what is passed on.</p>"
     ),
-    "W_q W_kᵀ decides who looks at whom, W_v W_o what is passed on.",
+    "W_q W_kᵀ decides which token attends to which, W_v W_o what is passed on.",
 )
 SCALE = "Upper left corners; red is positive, blue negative; each arm and moment has its own scale, named below it."
 

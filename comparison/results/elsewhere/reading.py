@@ -38,7 +38,7 @@ def read_elsewhere(path: Path, pattern: str | None = None) -> Runs:
     if path.is_dir() and any(next(path.rglob(f"*{end}"), None) for end in HISTORIES):
         return read_wandb(path, pattern)
     raise StructuredInitError(
-        f"'{path}' is nothing that a report can be made of: give the folder of a comparison, a table (.csv) with the "
+        f"'{path}' cannot be read as results: give the folder of a comparison, a table (.csv) with the "
         "columns arm, seed and a metric, a folder of TensorBoard's event files, MLflow's mlruns, or histories of "
         "Weights & Biases (.json)"
     )

@@ -63,7 +63,7 @@ def read_table(path: Path, pattern: str | None = None) -> Runs:
                 how = "" if step else "add a column 'step', or "
                 there = "" if at is None else f", step {at:g}"
                 raise StructuredInitError(
-                    f"'{path}', lines {before} and {row.line}: arm '{key[0]}', seed {key[1]}{there} stands twice: "
+                    f"'{path}', lines {before} and {row.line}: arm '{key[0]}', seed {key[1]}{there} occurs twice: "
                     f"{how}give each run a seed of its own"
                 )
             runs.setdefault(key, {}).setdefault(name, []).append((at, _number(path, row, column)))
@@ -84,7 +84,7 @@ def _read(path: Path) -> tuple[list[str], list[_Row]]:
                     continue
                 if len(cells) != len(columns):
                     raise StructuredInitError(
-                        f"'{path}', line {reader.line_num}: {len(cells)} cells, the first line names {len(columns)}"
+                        f"'{path}', line {reader.line_num}: {len(cells)} cells, but the header has {len(columns)}"
                     )
                 pairs = zip(columns, (cell.strip() for cell in cells), strict=True)
                 rows.append(_Row(reader.line_num, dict(pairs)))
@@ -105,7 +105,7 @@ def _key(path: Path, row: _Row, known: dict[str, str], by_name: bool, pattern: s
         raise StructuredInitError(f"'{path}', line {row.line}: the arm is empty")
     if seed is None:
         raise StructuredInitError(
-            f"'{path}', line {row.line}: the seed '{row.cells[known['seed']]}' is no whole number"
+            f"'{path}', line {row.line}: the seed '{row.cells[known['seed']]}' is not a whole number"
         )
     return arm, seed
 
@@ -115,7 +115,7 @@ def _number(path: Path, row: _Row, column: str) -> float:
         return float(row.cells[column])
     except ValueError:
         raise StructuredInitError(
-            f"'{path}', line {row.line}: '{row.cells[column]}' in the column '{column}' is no number"
+            f"'{path}', line {row.line}: '{row.cells[column]}' in the column '{column}' is not a number"
         ) from None
 
 

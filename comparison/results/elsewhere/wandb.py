@@ -61,7 +61,7 @@ def _logged(content: Any, file: Path) -> Logged:
         rows = [{name: column.get(place) for name, column in content.items()} for place in places]
     if not _is_rows(rows):
         raise StructuredInitError(
-            f'\'{file}\' is no history of a run: it should be a list of rows such as {{"{STEP}": 0, "loss": 1.2}}'
+            f'\'{file}\' is not a history of a run: it should be a list of rows such as {{"{STEP}": 0, "loss": 1.2}}'
         )
     return _metrics(rows)
 

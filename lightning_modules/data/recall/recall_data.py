@@ -114,10 +114,11 @@ class RecallData(SeededData):
             if count < 1:
                 raise StructuredInitError(f"{name} must be at least 1, got {count}")
         if self.val_examples < 0:
-            raise StructuredInitError(f"val_examples must be at least 0, got {self.val_examples}; 0 is no validation")
+            raise StructuredInitError(f"val_examples must be at least 0, got {self.val_examples}; 0 is for none")
         if not 1 <= self.min_length <= self.max_length:
             raise StructuredInitError(
-                f"min_length={self.min_length} and max_length={self.max_length} are no range of lengths from 1 on"
+                f"min_length={self.min_length} and max_length={self.max_length} "
+                "are not a range: 1 ≤ min_length ≤ max_length is needed"
             )
         if not self.test_lengths:
             raise StructuredInitError("test_lengths is empty; null tests on 1, 2 and 4 times max_length")
@@ -130,7 +131,7 @@ class RecallData(SeededData):
                     raise StructuredInitError(f"{name}: {error}") from None
         if self.packed and not self.task.packable:
             raise StructuredInitError(
-                f"examples of '{self.name}' cannot be packed, only those of copying: packed=false"
+                f"examples of '{self.name}' cannot be packed, only those of copying can: set packed=false"
             )
         longest = self.task.num_tokens(self.max_length) + 1
         if self.packed and self.context_length < longest:

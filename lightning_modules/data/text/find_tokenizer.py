@@ -57,8 +57,8 @@ def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts
         return _cached(name, vocab_size, training_text(), cache)
     if name == "unigram":
         raise StructuredInitError(
-            "tokenizer 'unigram' is not trained here, since the tokenizers library gives other pieces each time: give "
-            "the tokenizer.json of one that was trained, or use bpe or wordpiece"
+            "tokenizer 'unigram' cannot be trained here, because the tokenizers library finds different "
+            "pieces each time: give the tokenizer.json of a trained one, or use bpe or wordpiece"
         )
     path = Path(name).expanduser()
     if path.is_file():

@@ -105,7 +105,7 @@ class StreamLoader:
             if state.get(name, value) != value:
                 raise StructuredInitError(
                     f"the checkpoint was made in the middle of a stream with {name.replace('_', ' ')} {state[name]}, "
-                    f"now it is {value}: resume with the same, or start anew from its weights"
+                    f"now it is {value}: resume with the same, or start a new run from its weights"
                 )
         self._epoch = int(state["epoch"])
         self._start = self._furthest = int(state["position"]), tuple(state["places"][self.groups.rank])

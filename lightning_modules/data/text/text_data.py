@@ -239,7 +239,7 @@ class TextData(SeededData):
         for name, value in (("block_size", self.block_size), ("vocab_size", self._vocab_size)):
             check_type(name, value, int)
         if self._vocab_size < 1:
-            raise StructuredInitError(f"vocab_size={self._vocab_size} is no number of tokens: it is at least 1")
+            raise StructuredInitError(f"vocab_size={self._vocab_size} is not a number of tokens: it must be at least 1")
         if self.block_size < 2:
             raise StructuredInitError(f"block_size={self.block_size} is less than 2: nothing could be predicted")
         if self.max_tokens is not None and self.max_tokens < 2:

@@ -191,7 +191,7 @@ def _check(
 ) -> None:
     if min(embed_dim, depth, num_heads) < 1 or embed_dim % num_heads:
         raise StructuredInitError(
-            f"embed_dim {embed_dim} is no multiple of num_heads {num_heads}, or depth {depth} is below 1"
+            f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}, or depth {depth} is below 1"
         )
     for name, value, choices in (("positions", positions, POSITIONS), ("norm_order", norm_order, NORM_ORDERS)):
         if value not in choices:

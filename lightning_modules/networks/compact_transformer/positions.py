@@ -31,7 +31,7 @@ def interpolated(positions: Tensor, prefix_tokens: int, grid: tuple[int, int]) -
     old = positions.shape[1] - prefix_tokens
     side = round(old**0.5)
     if side**2 != old:
-        raise StructuredInitError(f"{old} positions are no square grid: they cannot be interpolated to {grid}")
+        raise StructuredInitError(f"{old} positions are not a square grid: they cannot be interpolated to {grid}")
     return resample_abs_pos_embed(
         positions, list(grid), [side, side], prefix_tokens, interpolation="bilinear", antialias=False
     )

@@ -103,7 +103,7 @@ class PatchTokenizer(nn.Module):
     def __init__(self, in_channels: int, embed_dim: int, patch_size: int) -> None:
         super().__init__()
         if patch_size < 1:
-            raise StructuredInitError(f"patch_size is at least 1, not {patch_size}")
+            raise StructuredInitError(f"patch_size must be at least 1, not {patch_size}")
         self.patch_size = patch_size
         # Nested and named as in CCT, so that one map of names serves both.
         self.conv_layers = nn.Sequential(nn.Sequential(nn.Conv2d(in_channels, embed_dim, patch_size, patch_size)))

@@ -64,11 +64,11 @@ def load_weights(network: nn.Module, source: str | os.PathLike[str] | Mapping[st
         if name in left:
             continue
         if name not in state or name not in present:
-            has, where = ("no ", "") if name not in state else ("", ", which this one has not")
-            raise StructuredInitError(f"the weights are of another network: they have {has}'{name}'{where}")
+            has, where = ("no ", "") if name not in state else ("", ", which this one lacks")
+            raise StructuredInitError(f"the weights belong to another network: they have {has}'{name}'{where}")
         if state[name].shape != present[name].shape:
             raise StructuredInitError(
-                f"the weights are of another network: '{name}' has shape {tuple(state[name].shape)} there, "
+                f"the weights belong to another network: '{name}' has shape {tuple(state[name].shape)} there, "
                 f"{tuple(present[name].shape)} here"
             )
     network.load_state_dict({**present, **state})
@@ -87,7 +87,7 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
         raise StructuredInitError(f"cannot read weights '{path}': {error}") from error
     except Exception as error:  # torch raises a dozen kinds, one per damaged byte
         reason = "it holds Python objects, which are never run" if "weights_only" in str(error) else "it is damaged"
-        raise StructuredInitError(f"cannot read weights '{path}': {reason}, or it is no file of weights") from error
+        raise StructuredInitError(f"cannot read weights '{path}': {reason}, or it is not a file of weights") from error
     for key in ("state_dict", "model"):  # Lightning and timm; others
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

@@ -111,7 +111,7 @@ def wide_resnet(
     """
     _divides("wide_resnet_10_10", 16, image_size)
     if depth < 10 or (depth - 4) % 6:
-        raise StructuredInitError(f"depth {depth} of 'wide_resnet_10_10' is none of 10, 16, 22, …")
+        raise StructuredInitError(f"depth {depth} of 'wide_resnet_10_10' must be one of 10, 16, 22, …")
     p = choose(**choices)
     first = p.channels(16)
     widths = [p.channels(16 * widen_factor * 2**group) for group in range(3)]
@@ -152,7 +152,7 @@ def choose(
         StructuredInitError: a name is unknown, or the width is not positive.
     """
     if not width > 0:
-        raise StructuredInitError(f"width is a positive factor, not {width}")
+        raise StructuredInitError(f"width must be a positive factor, not {width}")
     layer = linear_by(linear, conv)
     last = unit_row_linear if unit_rows else layer
     return _Parts(convolution_by(conv, conv_args), layer, activation_by(activation), last, width)

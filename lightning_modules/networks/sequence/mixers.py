@@ -24,7 +24,7 @@ class Mixer(nn.Module):
         num_heads: H, a divisor of D.
 
     Raises:
-        StructuredInitError: D is no multiple of H.
+        StructuredInitError: D is not a multiple of H.
     """
 
     def __init__(self, embed_dim: int, num_heads: int) -> None:

@@ -39,7 +39,7 @@ class CertifiedAccuracy(Metric):
     def __init__(self, epsilon: float, lipschitz: float, distances: Tensor | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not (math.isfinite(epsilon) and epsilon >= 0):
-            raise StructuredInitError(f"epsilon is a radius of 0 or more, not {epsilon}")
+            raise StructuredInitError(f"epsilon must be a radius of 0 or more, not {epsilon}")
         self.epsilon = float(epsilon)
         self.distances = distances
         self.lipschitz = lipschitz
@@ -54,7 +54,7 @@ class CertifiedAccuracy(Metric):
     @lipschitz.setter
     def lipschitz(self, bound: float) -> None:
         if not bound >= 0:
-            raise StructuredInitError(f"a Lipschitz bound is 0 or more, not {bound}")
+            raise StructuredInitError(f"a Lipschitz bound must be 0 or more, not {bound}")
         self._lipschitz = float(bound)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:

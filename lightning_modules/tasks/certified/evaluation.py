@@ -136,7 +136,7 @@ class RobustnessMetrics(nn.Module):
         self.broken.reset()
         if broken:
             raise StructuredInitError(
-                f"PGD changed {broken} certified predictions, so the Lipschitz bound that they stand on does not hold: "
+                f"PGD changed {broken} certified predictions, so the Lipschitz bound behind them does not hold: "
                 "a rule given to register_lipschitz is wrong"
             )
 

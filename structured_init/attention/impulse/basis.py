@@ -38,7 +38,8 @@ class Basis(NamedTuple):
         kept = int((self.singular > cutoff * self.singular[0]).sum())
         if not kept:
             raise StructuredInitError(
-                "Impulse: the positions are all zero, so nothing tells tokens apart: write some, as with Positions()"
+                "Impulse: the position embedding is all zero, so tokens cannot be told apart: "
+                "initialize it first, as with Positions()"
             )
         kept = kept if rank is None else min(kept, rank)
         return Basis(self.left[:, :kept], self.singular[:kept], self.right[:, :kept])

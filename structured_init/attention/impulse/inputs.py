@@ -66,5 +66,5 @@ def real_tokens(
     finally:
         handle.remove()
     if not seen:
-        raise StructuredInitError(f"Impulse: '{site.name}' is not called on the batch given")
+        raise StructuredInitError(f"Impulse: '{site.name}' does not run on the given batch")
     return seen[0]

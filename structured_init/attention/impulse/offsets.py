@@ -40,13 +40,13 @@ def draw_offsets(order: Order, heads: int, kernel_size: int, *, generator: torch
     elif order == "fixed":
         if kernel_size != 3:
             raise StructuredInitError(
-                f"Impulse: the fixed order is that of a 3×3 kernel, got kernel_size {kernel_size}: use random offsets"
+                f"Impulse: the fixed order is only for a 3×3 kernel, got kernel_size {kernel_size}: use random offsets"
             )
         index = torch.tensor(FIXED_ORDER)[torch.arange(heads) % count]
     else:
         if heads < count:
             raise StructuredInitError(
-                f"Impulse: covering asks for {count} offsets of {heads} heads: use random offsets or more heads"
+                f"Impulse: covering needs at least {count} heads, got {heads}: use random offsets or more heads"
             )
         index = torch.randperm(count, generator=generator)[torch.arange(heads) % count]
     return torch.stack([index // kernel_size, index % kernel_size], dim=1) - kernel_size // 2

@@ -113,8 +113,8 @@ class AdamSolver(ImpulseSolver):
         site = task.site
         if site.prefix_tokens:
             raise StructuredInitError(
-                f"AdamSolver: '{site.name}' has {site.prefix_tokens} class or register tokens, for which the solution"
-                " has no place: use mean pooling without a class token, or solver 'svd' or 'separable'"
+                f"AdamSolver: '{site.name}' has {site.prefix_tokens} class or register tokens, which the solver"
+                " cannot handle: use mean pooling without a class token, or solver 'svd' or 'separable'"
             )
         scale = site.scale if self.scale is None else self.scale
         inputs, targets = self._inputs(task), impulse_maps(task.offsets, task.grid, border=task.border)

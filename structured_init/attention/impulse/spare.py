@@ -59,7 +59,9 @@ class SparePositions(Initializer):
         for site in weights.each(sites):
             known = positions[site.name]
             if known is None:
-                raise StructuredInitError(f"SparePositions: the model of '{site.name}' has no positions that it knows")
+                raise StructuredInitError(
+                    f"SparePositions: no position embedding was recognized in the model of '{site.name}'"
+                )
             span = position_span(known.value)
             if span.shape[1] >= site.embed_dim:
                 raise StructuredInitError(

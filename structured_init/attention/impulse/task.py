@@ -88,8 +88,9 @@ class Task:
         """
         if self.positions is None:
             raise StructuredInitError(
-                f"Impulse: the model of '{self.site.name}' has no positions that it knows: build it with some, describe"
-                " them with structured_init.register_positions, or use AdamSolver with pseudo_input 'U', 'G' or 'batch'"
+                f"Impulse: no position embedding was recognized in the model of '{self.site.name}':"
+                " build it with one, describe it with structured_init.register_positions, or use "
+                "AdamSolver with pseudo_input 'U', 'G' or 'batch'"
             )
         return self.positions
 

@@ -99,7 +99,9 @@ class Induction(Initializer):
     def _pair(self, layers: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Job, Job]:
         site = layers[0]
         if len(layers) < 2:
-            raise StructuredInitError(f"Induction: '{site.name}' is the only layer of its tower: it takes two")
+            raise StructuredInitError(
+                f"Induction: '{site.name}' is the only attention layer of its stack: an induction circuit takes two"
+            )
         keys = min(layer.num_key_value_heads for layer in layers[:2])
         if self.circuits > keys:
             raise StructuredInitError(f"Induction: {self.circuits} circuits for the {keys} keys of '{site.name}'")
@@ -110,11 +112,11 @@ class Induction(Initializer):
         if not first.causal:
             if self.causal is None and is_causal(site) is None:
                 raise StructuredInitError(
-                    f"Induction: nothing says whether '{site.name}' is causal, as it must be: give a batch, or say"
+                    f"Induction: it is unknown whether '{site.name}' is causal, as it must be: give a batch, or pass"
                     " causal=True if it is"
                 )
             raise StructuredInitError(
-                f"Induction: '{site.name}' looks both ways, where what follows is no prediction: use PreviousToken"
+                f"Induction: '{site.name}' is not causal, so it predicts no next token: use PreviousToken"
             )
         return first, self._second(layers[1], first)
 

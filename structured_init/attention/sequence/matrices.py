@@ -118,8 +118,8 @@ def common_direction(job: Job) -> Float64[Tensor, " D"]:
     tables = stream_into(site, weights).embeddings
     if not tables:
         raise StructuredInitError(
-            f"PreviousToken: '{site.name}' turns queries and keys without biases, which needs a direction common to all"
-            " token embeddings, and no token embedding of its width was found"
+            f"PreviousToken: '{site.name}' rotates queries and keys that have no biases, which needs a direction"
+            " common to all token embeddings, and no token embedding of its width was found"
         )
     name = weights.names(tables[0])[0]
     direction = torch.randn(

@@ -61,11 +61,11 @@ def check_kind(asked: Sequence[Asked] | None) -> None:
     for each in asked or ():
         if each is not None and not any(_pair(each)):
             raise StructuredInitError(
-                f"PreviousToken: offset {each!r} is the token itself, and no token before: use null for a head that is"
-                " left to the host"
+                f"PreviousToken: offset {each!r} is the token itself, not an earlier one: use null to leave a head"
+                " as it is"
             )
     if asked is not None and all(each is None for each in asked):
-        raise StructuredInitError("PreviousToken: offsets name no head that looks anywhere: give one, such as [1]")
+        raise StructuredInitError("PreviousToken: every offset is null, so no head is written: give one, such as [1]")
 
 
 def spoken(offset: Offset) -> str:
@@ -87,12 +87,12 @@ def _check(offset: Offset, name: str, size: tuple[int, int], causal: bool) -> No
     rows, columns = size
     if offset[0] and rows == 1:
         raise StructuredInitError(
-            f"PreviousToken: offset {spoken(offset)} leads to another row, and '{name}' sees a sequence"
+            f"PreviousToken: offset {spoken(offset)} points to another row, but '{name}' processes a sequence"
         )
     if causal and offset[1] < 0:
         raise StructuredInitError(
-            f"PreviousToken: offset {spoken(offset)} looks ahead, where the mask of '{name}' hides everything:"
-            " use positive offsets, the number of tokens before"
+            f"PreviousToken: offset {spoken(offset)} looks ahead, but '{name}' is causal:"
+            " use positive offsets, which count tokens back"
         )
     if abs(offset[0]) >= rows or abs(offset[1]) >= columns:
         tokens = f"{columns} tokens" if rows == 1 else f"{rows}×{columns} tokens"

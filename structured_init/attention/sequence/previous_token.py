@@ -193,7 +193,7 @@ def _of_alibi(asked: list | None, site: AttentionSite, positions: AttentionPosit
         return [None] * steepest + [1]
     if any(offset not in (1, None) for offset in asked):
         raise StructuredInitError(
-            f"PreviousToken: ALiBi falls off with the distance, so heads of '{site.name}' can look at offset 1 alone"
+            f"PreviousToken: ALiBi decays with distance, so heads of '{site.name}' can look at offset 1 alone"
         )
     return asked
 

@@ -87,9 +87,7 @@ def through_absolute(job: Job, gain: float | None) -> tuple[Outcome, float]:
     everywhere = codes.at(torch.arange(table.num_tokens), site.embed_dim)
     table.write(gain * stream.rms * everywhere, "PreviousToken: positions")
     if not table.saved:
-        job.weights.warn(
-            f"'{table.name}' is left out of checkpoints: a model that is loaded again has the host's positions"
-        )
+        job.weights.warn(f"'{table.name}' is not saved in checkpoints: a reloaded model has its original positions")
 
     def weight(key: int, offset: int) -> Tensor:
         return absolute.offset_head(codes, chosen[key], offset, site.embed_dim, site.head_dim)

@@ -94,10 +94,12 @@ class FilterCovariance(Initializer):
             raise StructuredInitError(f"{WHO}: shrinkage is for learned covariances: the closed form needs none")
         if covariances is not None and psd == "strict":
             raise StructuredInitError(
-                f"{WHO}: psd='strict' is a closed form; learned covariances take clip or absolute"
+                f"{WHO}: psd='strict' is for the closed form; learned covariances take clip or absolute"
             )
         if not isinstance(covariances, str | Path | LearnedCovariances | None):
-            raise StructuredInitError(f"{WHO}: covariances is a path or what was estimated, got {covariances!r}")
+            raise StructuredInitError(
+                f"{WHO}: covariances must be a path or the result of estimate_covariances, got {covariances!r}"
+            )
         refuse_missing(covariances, WHO)
         self.sigma0 = sigma0
         self.v = v

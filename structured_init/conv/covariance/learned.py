@@ -119,7 +119,7 @@ class LearnedCovariances:
             StructuredInitError: the path does not end in ``.safetensors``, or cannot be written.
         """
         if not str(path).endswith(SUFFIX):
-            raise StructuredInitError(f"covariances are kept in a {SUFFIX} file, got '{path}'")
+            raise StructuredInitError(f"covariances are saved in a {SUFFIX} file, got '{path}'")
         about = [
             {"name": each.name, "depth": each.depth, "kernel_size": each.kernel_size, "count": each.count}
             for each in self.layers
@@ -137,7 +137,7 @@ class LearnedCovariances:
         """
         if (found := stored(path)) is None:
             raise StructuredInitError(
-                f"'{path}' holds no filter covariances: estimate_covariances makes them of weights"
+                f"'{path}' holds no filter covariances: estimate_covariances computes them from weights"
             )
         return found
 

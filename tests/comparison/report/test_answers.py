@@ -84,17 +84,19 @@ def test_three_sentences_say_which_by_how_much_how_sure_and_why(comparison, know
     )
     assert which.startswith(
         f"mimetic is better than default: +{np.mean(gains):.1f} ± {half:.1f} points of test accuracy; the other is "
-        "better too, by less. That stands on 3 pairs of runs (adjusted p"
+        "also better, by less. That is based on 3 pairs of runs (adjusted p"
     )
     assert "differs most from default in the attention to itself before training (0.60 against 0.10)" in why
-    assert why.endswith("with 3 arms the numbers tie nothing of attention and weights to the result, which takes five.")
+    assert why.endswith(
+        "with 3 arms, no property of attention or weights can be tied to the result; that takes five arms."
+    )
 
 
 def test_where_nothing_is_shown_the_first_sentence_says_so(comparison):
     values = {"default": {0: 0.8, 1: 0.81, 2: 0.82}, "sincos": {0: 0.81, 1: 0.80, 2: 0.84}}
     which, sure = said(comparison(values, pieces=()))
     assert which == "sincos is not shown to improve on default in test accuracy: +0.7 ± 3.8 points."
-    assert sure == "This stands on 3 pairs of runs (adjusted p = 0.53)."
+    assert sure == "This is based on 3 pairs of runs (adjusted p = 0.53)."
 
 
 def test_successes_answer_where_they_are_counted(comparison):

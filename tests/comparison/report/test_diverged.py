@@ -55,11 +55,11 @@ def test_the_report_is_whole_and_says_what_diverged(diverged):
     for section in ("result", "curves", "steps", "attention", "layers", "similarity", "initializations", "runs"):
         assert f'<section id="{section}">' in html
     assert "Diverged: wild in 1 of 3 seeds and wilder in 3 of 3 seeds." in html
-    assert "Means and differences of wild and wilder stand on the seeds that ended in a number alone" in html
+    assert "Means and differences of wild and wilder use only the seeds that did not diverge" in html
     assert "Not judged against default: wild" in html.replace("\N{NO-BREAK SPACE}", " ")
     assert "better than default" not in html.lower()
     assert "1 of 3 diverged" in (diverged / "report.md").read_text()
-    assert "No line where the attention of a run has no numbers: wild and wilder." in html
+    assert "No line is drawn where the attention of a run is not finite: wild and wilder." in html
 
 
 def test_the_json_of_a_report_has_null_and_no_nan(diverged):
@@ -83,7 +83,7 @@ def test_a_comparison_in_which_all_diverged_has_a_report(comparison):
         poison(run)
     html = write_report(folder)[0].read_text()
     assert "Diverged: default in 3 of 3 seeds and wild in 3 of 3 seeds." in html
-    assert "nothing is paired" in html
+    assert "nothing can be paired" in html
 
 
 def test_a_published_table_keeps_what_diverged(diverged):

@@ -166,8 +166,8 @@ def test_attention_that_no_run_could_capture_is_said_with_its_reason(comparison,
     ("values", "said"),
     [
         ({"default": {0: 0.8}}, "nothing to compare"),
-        ({"default": {0: 0.8}, "sincos": {0: 0.9}}, "There is one seed, so there is no interval"),
-        ({"default": {0: 0.8}, "sincos": {1: 0.9}}, "nothing is paired"),
+        ({"default": {0: 0.8}, "sincos": {0: 0.9}}, "There is only one seed, so there is no interval"),
+        ({"default": {0: 0.8}, "sincos": {1: 0.9}}, "nothing can be paired"),
     ],
 )
 def test_little_is_reported_as_little(comparison, values, said):

@@ -140,12 +140,12 @@ def test_names_and_settings_tell_arm_and_seed(name, pattern, settings, expected)
     ("text", "message"),
     [
         ("arms,seed,acc\na,0,1\n", r"no column 'arm' \(it has arms, seed, acc\): did you mean 'arms'\?"),
-        ("arm,seed,acc\na,x,1\n", "line 2: the seed 'x' is no whole number"),
-        ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is no number"),
-        ("arm,seed,acc\na,0,1\na,0,2\n", "lines 2 and 3: arm 'a', seed 0 stands twice: add a column 'step', or give"),
-        ("arm,seed,step,acc\na,0,1,1\na,0,1,2\n", "arm 'a', seed 0, step 1 stands twice: give each run a seed"),
+        ("arm,seed,acc\na,x,1\n", "line 2: the seed 'x' is not a whole number"),
+        ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is not a number"),
+        ("arm,seed,acc\na,0,1\na,0,2\n", "lines 2 and 3: arm 'a', seed 0 occurs twice: add a column 'step', or give"),
+        ("arm,seed,step,acc\na,0,1,1\na,0,1,2\n", "arm 'a', seed 0, step 1 occurs twice: give each run a seed"),
         ("arm,seed,note\na,0,x\n", "no column of numbers beside arm, seed"),
-        ("arm,seed,acc\na,0\n", "line 2: 2 cells, the first line names 3"),
+        ("arm,seed,acc\na,0\n", "line 2: 2 cells, but the header has 3"),
         ("arm,seed,acc\n", "has no rows"),
         ("arm,seed,acc\n,0,1\n", "line 2: the arm is empty"),
         ("Name,acc\ncrab,1\n", "cannot tell the arm and the seed of the run 'crab': name runs as in mimetic_seed_0"),
@@ -162,7 +162,7 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
     path = written(tmp_path / "table.csv", "arm,seed,loss,acc\na,0,1,2\nb,0,2,1\n")
     with pytest.raises(StructuredInitError, match=r"did you mean 'table.csv'\?"):
         read_elsewhere(tmp_path / "tabel.csv")
-    with pytest.raises(StructuredInitError, match="is nothing that a report can be made of: give the"):
+    with pytest.raises(StructuredInitError, match="cannot be read as results: give the"):
         read_elsewhere(written(tmp_path / "table.txt", "x"))
     runs = read_elsewhere(path)
     with pytest.raises(StructuredInitError, match="several metrics, 'loss', 'acc': choose one with --metric"):
@@ -173,12 +173,12 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
     with pytest.raises(StructuredInitError, match=r"has to have \{arm\} and \{seed\} once each"):
         named("a", "{arm}")
     twice = written(tmp_path / "two.csv", "Name,acc\na_0,1\na-0,2\n")
-    with pytest.raises(StructuredInitError, match="arm 'a', seed 0 stands twice"):
+    with pytest.raises(StructuredInitError, match="arm 'a', seed 0 occurs twice"):
         read_elsewhere(twice)
     two = written(tmp_path / "two.json", json.dumps({"a_0": [{"x": 1}], "a-0": [{"x": 1}]}))
     with pytest.raises(StructuredInitError, match="'a_0' and 'a-0' are both arm 'a', seed 0"):
         read_elsewhere(two)
-    with pytest.raises(StructuredInitError, match="is no history of a run"):
+    with pytest.raises(StructuredInitError, match="is not a history of a run"):
         read_elsewhere(written(tmp_path / "h_0.json", '{"a_0": 3}'))
 
 

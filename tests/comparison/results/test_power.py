@@ -65,7 +65,7 @@ def test_a_report_says_what_it_could_have_seen(comparison):
     said = power_sentence(found)
     assert "a standard deviation of 1.0 points. With 3 pairs an effect of 3.3 points is seen" in said
     assert "± 0.5 points takes 18 seeds" in said
-    assert said.endswith("Run at least 5 seeds: of fewer the deviation is hardly known.")
+    assert said.endswith("Run at least 5 seeds: with fewer, the deviation is poorly known.")
 
 
 def test_two_seeds_show_no_interval_but_what_to_do(comparison):

@@ -105,13 +105,13 @@ RUN = "runs/default/seed_0"
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("comparison.json", "[1]", "it holds no keys but a list"),
-        ("comparison.json", "{}", "it has no 'arms', so no comparison has written it"),
-        (f"{RUN}.settings.json", "{}", "it has no 'arm', so no comparison has written it"),
-        (f"{RUN}/result.json", "[]", "it holds no keys but a list"),
-        (f"{RUN}/result.json", "{}", "it has no 'metrics', so no comparison has written it"),
-        (f"{RUN}/missing.json", "[1]", "it holds no keys but a list"),
-        (f"{RUN}/missing.json", '{"attention": "gone"}', "it is no table of what → moment → why"),
+        ("comparison.json", "[1]", "it holds a list, not keys and values"),
+        ("comparison.json", "{}", "it has no 'arms', so no comparison wrote it"),
+        (f"{RUN}.settings.json", "{}", "it has no 'arm', so no comparison wrote it"),
+        (f"{RUN}/result.json", "[]", "it holds a list, not keys and values"),
+        (f"{RUN}/result.json", "{}", "it has no 'metrics', so no comparison wrote it"),
+        (f"{RUN}/missing.json", "[1]", "it holds a list, not keys and values"),
+        (f"{RUN}/missing.json", '{"attention": "gone"}', "it is not a table of what → moment → why"),
     ],
 )
 def test_a_file_that_no_comparison_has_written_is_one_line(comparison, file, text, said):

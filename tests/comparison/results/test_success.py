@@ -107,7 +107,9 @@ def test_the_table_and_the_sentences_say_who_succeeds_more_often():
     assert "default 0 of 6, mimetic 6 of 6 and half 3 of 6." in said
     assert "More often than default: mimetic (adjusted p = 0.004); not told apart: half." in said
     few = success_findings(successes(found({arm: values[:3] for arm, values in arms.items()}), 0.8))
-    assert few[-1] == "With 3 seeds not even all against none can be told apart among 2 arms: run at least 5."
+    assert (
+        few[-1] == "With 3 seeds even “all succeed” cannot be told from “none succeeds” among 2 arms: run at least 5."
+    )
 
 
 def table_lines(counted):

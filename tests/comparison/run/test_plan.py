@@ -195,5 +195,5 @@ def test_a_control_that_cannot_be_is_left_out_with_the_reason():
 def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():
     arms = parse_arms("skipless,skipless_positions=sincos")
     initializers = {"skipless": Skipless(), "skipless_positions": Positions()}
-    with pytest.raises(StructuredInitError, match="needs the label 'skipless_positions': name that arm otherwise"):
+    with pytest.raises(StructuredInitError, match="needs the label 'skipless_positions': rename that arm"):
         with_controls(arms, initializers, {"skipless": REPORT, "skipless_positions": None}, lambda arm: None)

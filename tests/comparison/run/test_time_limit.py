@@ -338,7 +338,7 @@ def test_the_command_stops_in_time_and_goes_on_to_the_same_results(compare, fold
     assert compare("--seeds", "0,1", "--time-limit", "55m") == 75
     said = capsys.readouterr().out
     assert "default, seed 0: stopped after step 2\ndefault, seed 1: stopped before its first step" in said
-    assert "The time is up: 0 of 2 runs are complete, 2 left. The same command goes on." in said.splitlines()[-1]
+    assert "The time is up: 0 of 2 runs are complete, 2 left. Run it again to continue." in said.splitlines()[-1]
     assert "failed" not in said
     assert DEADLINE not in os.environ
     assert not list(folder.glob("out/runs/**/result.json"))

@@ -164,7 +164,7 @@ def test_two_starts_see_the_same_batches_and_share_what_neither_sets(cli):
         (  # a path, and not what the file says
             ["--init.initializer=FilterCovariance", "--init.initializer.covariances=tiny.yaml"],
             "FilterCovariance: cannot read 'tiny.yaml': it holds Python objects, which are never run, "
-            "or it is no checkpoint",
+            "or it is not a checkpoint",
         ),
         (
             ["--model.network=vit_nano_patch2_9"],
@@ -293,4 +293,4 @@ def test_a_clone_that_is_not_installed_says_how_compare_is_found(monkeypatch, co
 
     monkeypatch.setattr(entry, "added_commands", dict)
     said = complaint(main, ["compare", "--help"])
-    assert said == "'compare' is found once the project is installed: pip install -e ."
+    assert said == "'compare' needs the project to be installed: pip install -e ."

@@ -201,7 +201,7 @@ def test_the_users_files_are_layered_too_by_path_or_by_name(tmp_path, monkeypatc
 def test_a_file_that_is_layered_over_itself_or_over_nothing_known_is_one_line(tmp_path):
     (tmp_path / "a.yaml").write_text("layers: [b.yaml]")
     (tmp_path / "b.yaml").write_text("layers: [a.yaml]")
-    with pytest.raises(StructuredInitError, match=r"a.yaml' is layered over itself: take it out of 'layers'$"):
+    with pytest.raises(StructuredInitError, match=r"a.yaml' includes itself: remove it from 'layers'$"):
         expand(["fit", "-c", str(tmp_path / "a.yaml")])
     (tmp_path / "b.yaml").write_text("layers: [data/cifr10]")
     with pytest.raises(StructuredInitError, match="did you mean 'data/cifar10'"):

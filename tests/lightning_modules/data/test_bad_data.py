@@ -92,14 +92,14 @@ def test_corrupt_parquet_is_named(pictures, cut):
         ({"eval_batch_size": 0}, "batch_size is at least 1"),
         ({"batch_size": 3.5}, "batch_size=3.5 is not a whole number"),
         ({"num_workers": 0.5}, "num_workers=0.5 is not a whole number"),
-        ({"seed": -1}, "seed=-1 is negative: a seed is a whole number from 0"),
-        ({"name": None}, "name is that of a dataset or a folder, such as 'digits', got None"),
+        ({"seed": -1}, "seed=-1 is negative: a seed must be a whole number from 0"),
+        ({"name": None}, "name must be that of a dataset or a folder, such as 'digits', got None"),
         ({"image_size": "8"}, "image_size='8' is not a whole number or null"),
         ({"fraction": "0.1"}, "fraction='0.1' is not a number"),
         ({"mean": [0.5], "std": [0.0]}, "std=[0.0] is not positive in every channel"),
         ({"crop_padding": -1}, "crop_padding=-1 is negative"),
         ({"crop_scale": [1.0, 0.5]}, "crop_scale=[1.0, 0.5] is not [smallest, largest] share of the area"),
-        ({"random_erasing": 2.0}, "random_erasing=2.0 is no probability, which lies in [0, 1]"),
+        ({"random_erasing": 2.0}, "random_erasing=2.0 is not a probability in [0, 1]"),
     ],
 )
 def test_argument_out_of_its_range(as_installed, arguments, said):

@@ -261,7 +261,7 @@ def test_default_mimetic_and_impulse_start_compact_transformers(kind):
         ("cct_2_3x2_32", {"stride": 9, "padding": 0}, "leaves no token of image_size 32: .* meet 2 pixels"),
         ("cct_2_3x2_32", {"stride": 0}, "stride of at least 1"),
         ("cvt_2_4_32", {"stride": 2}, "patches have no stride or padding of their own"),
-        ("cct_2_3x2_32", {"num_heads": 3}, "embed_dim 128 is no multiple of num_heads 3"),
+        ("cct_2_3x2_32", {"num_heads": 3}, "embed_dim 128 is not a multiple of num_heads 3"),
         ("cct_2_3x2_32", {"positions": "sin"}, "unknown positions 'sin': did you mean 'sine'"),
         ("cct_2_3x2_32", {"norm_order": "post"}, "unknown norm_order 'post': choose from pre, published"),
         ("cct_2_3x2_32", {"stochastic_depth": 1.0}, r"stochastic_depth must be in \[0, 1\), not 1.0"),

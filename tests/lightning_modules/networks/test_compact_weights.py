@@ -146,11 +146,11 @@ def test_text_networks_take_weights_too():
     ("change", "message"),
     [
         (lambda s: s.pop("classifier.norm.bias"), "they have no 'encoder.norm.bias'"),
-        (lambda s: s.update({"classifier.x": torch.ones(1)}), "they have 'encoder.x', which this one has not"),
+        (lambda s: s.update({"classifier.x": torch.ones(1)}), "they have 'encoder.x', which this one lacks"),
         (lambda s: s.update({"classifier.norm.bias": torch.ones(3)}), r"'encoder.norm.bias' has shape \(3,\) there"),
         (
             lambda s: s.update({"classifier.positional_emb": torch.ones(1, 50, 128)}),
-            "50 positions are no square grid",
+            "50 positions are not a square grid",
         ),
     ],
 )
@@ -168,7 +168,7 @@ def test_weights_of_another_network_are_refused_and_nothing_is_loaded(change, me
     ("content", "message"),
     [
         (None, "there is no file of weights"),
-        (b"no", "cannot read weights .* or it is no file of weights"),
+        (b"no", "cannot read weights .* or it is not a file of weights"),
         ([1], "holds no state dict"),
     ],
 )

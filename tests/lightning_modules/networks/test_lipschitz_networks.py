@@ -162,10 +162,10 @@ def test_a_library_that_is_missing_is_named_with_its_extra(monkeypatch):
         ("kw_large", {"linear": "caley"}, "unknown linear 'caley': did you mean 'cayley'?"),
         ("kw_large", {"activation": "maxmin"}, "unknown activation 'maxmin': did you mean 'max_min'?"),
         ("kw_large", {"conv": "torch.nn.Conv5d"}, "conv 'torch.nn.Conv5d' cannot be imported: .*Conv5d"),
-        ("kw_large", {"width": 0}, "width is a positive factor, not 0"),
+        ("kw_large", {"width": 0}, "width must be a positive factor, not 0"),
         ("kw_large", {"image_size": 30}, "'kw_large' takes images whose side is a multiple of 4, not 30"),
         ("resnet9", {"image_size": 8}, "'resnet9' takes images whose side is a multiple of 16, not 8"),
-        ("wide_resnet_10_10", {"depth": 12}, "depth 12 of 'wide_resnet_10_10' is none of 10, 16, 22"),
+        ("wide_resnet_10_10", {"depth": 12}, "depth 12 of 'wide_resnet_10_10' must be one of 10, 16, 22"),
     ],
 )
 def test_a_mistake_is_answered_in_one_line_with_what_would_be_right(name, arguments, message):

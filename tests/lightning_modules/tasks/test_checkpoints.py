@@ -80,7 +80,7 @@ def test_weights_of_another_network_are_refused_by_the_first_name_that_differs()
     here = {"a": torch.ones(2), "b": torch.ones(3)}
     for there, message in (
         ({"a": torch.ones(2)}, "it has no 'b'"),
-        ({**here, "c": torch.ones(1)}, "it has 'c', which this one has not"),
+        ({**here, "c": torch.ones(1)}, "it has 'c', this one lacks it"),
         ({"a": torch.ones(2), "b": torch.ones(4)}, r"'b' has shape \(4,\) there, \(3,\) here"),
     ):
         with pytest.raises(StructuredInitError, match=message):

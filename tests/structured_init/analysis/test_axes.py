@@ -215,7 +215,7 @@ CHANNELS = {
 def test_attention_between_channels_is_refused(name, fused):
     attention, x, channels = CHANNELS[name]()
     attention.fused_attn = fused
-    said = rf"captured: attn: its maps \(3, 2, 6, 6\) lie between the {channels} channels of a head, not between tokens"
+    said = rf"captured: attn: its maps \(3, 2, 6, 6\) relate the {channels} channels of a head, not tokens"
     with pytest.raises(NoAttentionError, match=said):
         capture_attention(Host(attention), x)
 
@@ -234,7 +234,7 @@ def test_a_softmax_that_is_multiplied_with_no_values_is_refused():
 def test_layers_that_are_refused_beside_others_are_named_in_a_warning():
     torch.manual_seed(0)
     model = davit.DaVit(depths=(1, 1), embed_dims=(8, 16), num_heads=(2, 4), window_size=2, num_classes=3)
-    said = r"no attention map of stages.0.blocks.0.1.attn: its maps \(2, 2, 4, 4\) lie between the 4 channels"
+    said = r"no attention map of stages.0.blocks.0.1.attn: its maps \(2, 2, 4, 4\) relate the 4 channels"
     with pytest.warns(UserWarning, match=said):
         maps = capture_attention(model, sample(2, 3, 32, 32))
     assert list(maps) == ["stages.0.blocks.0.0.attn", "stages.1.blocks.0.0.attn"]

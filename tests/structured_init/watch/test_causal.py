@@ -195,7 +195,7 @@ def test_where_nothing_says_it_the_report_does(described):
     told = initialize(nano(), PreviousToken()).notes[FIRST]
     assert "-1: " in told
     assert "taken for bidirectional; if it is causal, say causal=True" in told
-    with pytest.raises(StructuredInitError, match=r"nothing says whether 'stack.0.1' is causal.*say causal=True"):
+    with pytest.raises(StructuredInitError, match=r"it is unknown whether 'stack.0.1' is causal.*pass causal=True"):
         initialize(nano(), Induction())
     assert "bidirectional" not in initialize(nano(), PreviousToken(causal=False)).notes[FIRST]
 

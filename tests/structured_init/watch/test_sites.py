@@ -88,7 +88,7 @@ def test_a_large_model_is_not_run_unasked(monkeypatch):
     monkeypatch.setattr("structured_init.sites.watched.UNASKED", 100)
     config = transformers.FalconConfig(vocab_size=40, hidden_size=16, num_hidden_layers=1, num_attention_heads=4)
     model = transformers.FalconModel(config)
-    with pytest.raises(StructuredInitError, match=r"parameters are not run unasked: give a batch, as batch=…"):
+    with pytest.raises(StructuredInitError, match=r"parameters are too many to run unasked: give a batch, as batch=…"):
         initialize(model, Mimetic(positions="keep"))
     assert initialize(model, Mimetic(positions="keep"), batch=torch.arange(6)[None]).attention
 
@@ -152,7 +152,7 @@ def test_a_forgotten_axis_is_one_line_with_both_diagonals(described):
         initialize(model, Mimetic(positions="keep"), batch=tokens)
     message = str(caught.value)
     assert "\n" not in message
-    assert message.startswith("the layout of SquareApart ('blocks.0.attn') is not what the model computes")
+    assert message.startswith("the layout of SquareApart ('blocks.0.attn') disagrees with what the model computes")
     first = model.blocks[0]["attn"]
     wrong_diagonal, right = (first.v.T @ first.o).trace() / 12, (first.v.T @ first.o.T).trace() / 12
     assert f"is {wrong_diagonal:.3g} by it and {right:.3g} in the model" in message

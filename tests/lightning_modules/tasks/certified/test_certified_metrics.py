@@ -85,10 +85,10 @@ def test_the_states_of_processes_add_up():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((-0.1, 1.0), "epsilon is a radius of 0 or more, not -0.1"),
-        ((math.nan, 1.0), "epsilon is a radius of 0 or more, not nan"),
-        ((0.1, -1.0), "a Lipschitz bound is 0 or more, not -1.0"),
-        ((0.1, math.nan), "a Lipschitz bound is 0 or more, not nan"),
+        ((-0.1, 1.0), "epsilon must be a radius of 0 or more, not -0.1"),
+        ((math.nan, 1.0), "epsilon must be a radius of 0 or more, not nan"),
+        ((0.1, -1.0), "a Lipschitz bound must be 0 or more, not -1.0"),
+        ((0.1, math.nan), "a Lipschitz bound must be 0 or more, not nan"),
     ],
 )
 def test_a_radius_or_a_bound_that_is_none_is_refused(arguments, message):

@@ -73,7 +73,7 @@ def test_weights_of_a_folder_are_loaded_and_none_without_a_name(tmp_path):
         ("llama", {"max_position_embeddings": 8, "block_size": 9}, "longer than the 8 positions of 'llama'"),
         ("gpt2", {"vocab_size": 10, "tokenizer_size": 11}, "tokenizer has 11 tokens, the embedding of 'gpt2' 10 rows"),
         ("gpt2", {"pretrained": "nobody/nothing-of-this-name"}, "cannot load pretrained 'nobody/nothing-of-this-name'"),
-        ("roberta", {"purpose": "masked"}, "needs network_args.pad_token_id: its positions begin behind it"),
+        ("roberta", {"purpose": "masked"}, "needs network_args.pad_token_id: its positions start after it"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_answered_in_one_line(name, arguments, message):
