@@ -140,8 +140,8 @@ def _decide(
             return failed, ""
         seconds = seconds_of(folder)
         if not affordable(seconds, len(added), budget):
-            spent = f"{duration(sum(seconds))} of {duration(budget)} are spent"
-            console.print(f"The budget ends here: {spent}, and {len(added)} more runs would exceed it.")
+            spent = f"the runs took {duration(sum(seconds))}, {duration(budget)} were allowed"
+            console.print(f"The budget is used up: {spent}, and {len(added)} more runs would go beyond it.")
             return failed, ""
         manifest["added"] += added
         comparison.write(manifest)

@@ -61,7 +61,9 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         for rate in rates
         for label, arm in comparison.arms.items()
     }
-    console.print(f"{len(names)} candidates, including the default; {len(left_out)} were left out, see find.json.")
+    console.print(
+        f"{len(names)} candidates, including the default; {len(left_out)} were left out: find.json will say why."
+    )
     with variables(limit.environment):
         launcher = launcher_of(options)
         try:
@@ -271,6 +273,7 @@ def _rungs(shares: str) -> list[Rung]:
 def _plain(found: Race) -> dict[str, Any]:
     return {
         "winner": found.winner,
+        "tried": list(found.reached),
         "in_the_race_to_the_end": found.arms,
         "dropped": found.dropped,
         "gains": found.gains,
@@ -280,5 +283,11 @@ def _plain(found: Race) -> dict[str, Any]:
 
 def _end(folder: Path, record: Mapping[str, Any], text: str, console: Console) -> None:
     write_json(folder / "find.json", {**record, "verdict": text})
-    text = f"{len(record['candidates'])} candidates, {duration(record['seconds'])} of training. {text}"
+    count, tried = len(record["candidates"]), len(record["tried"])
+    what = (
+        f"{count} candidates"
+        if tried == count
+        else f"{tried} of {count} candidates tried, the budget did not reach the others"
+    )
+    text = f"{what}; {duration(record['seconds'])} of training. {text}"
     console.print(text, markup=False, soft_wrap=True)

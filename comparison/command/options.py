@@ -155,7 +155,12 @@ def report_parser() -> argparse.ArgumentParser:
     add("--metric", metavar="NAME", help="metric of runs made elsewhere, if they have several")
     add("--mode", choices=("max", "min"), help="whether larger or smaller is better (default: guessed from its name)")
     add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
-    add("--control", metavar="INIT", help="same-positions control, for all arms or as INIT=CONTROL,… (default: found)")
+    add(
+        "--control",
+        metavar="INIT",
+        help="control, for all arms or as INIT=CONTROL,…: a scrambled one if its name ends in _scrambled, else one with"
+        " the same positions (default: found)",
+    )
     add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--output", metavar="FILE", help="file of the page (default: DIR/report.html, or table_report/report.html)")
     return parser

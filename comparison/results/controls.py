@@ -19,6 +19,7 @@ from structured_init.errors import StructuredInitError, nearest
 POSITIONS = ("Positions", "SamePositions")
 PLAIN = (*POSITIONS, "KaimingUniform", "TruncatedNormal")
 STATISTICS = ("mean", "std", "rms")
+SCRAMBLED, SAME_POSITIONS = "_scrambled", "_positions"  # how the names of controls end
 
 Report = Mapping[str, Any]
 

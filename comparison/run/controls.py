@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from comparison.results.controls import is_control
+from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, is_control
 from comparison.run.arms import Arm
 from structured_init import Initializer, InitReport
 from structured_init.controls import is_structured
 from structured_init.errors import StructuredInitError
-
-SCRAMBLED, SAME_POSITIONS = "_scrambled", "_positions"
 
 Plan = Callable[[Arm], InitReport | None]
 

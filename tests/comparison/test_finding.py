@@ -122,6 +122,8 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
     monkeypatch.setattr(Pretend, "gains", gains)
     search("--max-seeds", "10")
     assert "Keep your default." in capsys.readouterr().out
+    said = json.loads((folder / "out" / "find.json").read_text())
+    assert sorted(said["tried"]) == sorted(said["candidates"])
     assert not (folder / "out" / "found.yaml").exists()
 
 

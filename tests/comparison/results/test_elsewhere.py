@@ -204,3 +204,16 @@ def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkey
     assert '<section id="curves">' in html
     with pytest.raises(StructuredInitError, match="did you mean 'mimetic'"):
         write_report(table, baseline="mimetik")
+
+
+def test_a_control_of_a_table_is_scrambled_where_its_name_says_so(tmp_path):
+    rows = [
+        f"{arm},{seed},{value + 0.01 * seed}"
+        for arm, value in {"default": 0.5, "mine": 0.7, "mine_scrambled": 0.6}.items()
+        for seed in range(3)
+    ]
+    path = written(tmp_path / "table.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
+    data = read_report_data(path, controls={"mine": "mine_scrambled"})
+    assert (data.controls, data.scrambled) == ({}, {"mine": "mine_scrambled"})
+    data = read_report_data(path, controls={"mine": "default"})
+    assert (data.controls, data.scrambled) == ({"mine": "default"}, {})
