@@ -89,7 +89,7 @@ def diverged_sentence(found: Effects) -> str:
 
 def _diverged(found: Effects) -> list[str]:
     without_rate = [f"{arm.name} ({diverged_text(arm)})" for arm in found.arms if arm.no_rate]
-    sentences = [f"No learning rate avoided divergence in every seed: {listed(without_rate)}."] if without_rate else []
+    sentences = [f"No learning rate gave a number in every seed: {listed(without_rate)}."] if without_rate else []
     diverged = [arm for arm in found.arms if arm.diverged]
     if not diverged:
         return sentences

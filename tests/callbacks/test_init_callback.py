@@ -248,7 +248,7 @@ def test_failure_half_way_leaves_the_model_as_it_was_and_free_to_be_started(trai
 def test_buffer_that_checkpoints_do_not_hold_is_refused(trainer, when):
     model = Classifier()
     model.register_buffer("shift", model.shift, persistent=False)
-    with pytest.raises(StructuredInitError, match=r"^'shift' is no part of a checkpoint.* register_buffer\(.*\)$"):
+    with pytest.raises(StructuredInitError, match=r"^'shift' is not part of a checkpoint.* register_buffer\(.*\)$"):
         trainer(InitCallback(Constant(), when=when)).fit(model)
     model.register_buffer("shift", model.shift, persistent=True)  # the way out
     watch = Watch()

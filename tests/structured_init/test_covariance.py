@@ -377,7 +377,7 @@ def test_a_planned_freezing_is_counted_before_it_is_done():
         ({"normalize": 0.0}, "normalize must be null, trace or a positive energy, got 0.0"),
         ({"shrinkage": 1.5, "covariances": "x.pt"}, r"shrinkage must lie in \[0, 1\], got 1.5"),
         ({"shrinkage": 0.1}, "shrinkage is for learned covariances"),
-        ({"psd": "strict", "covariances": "x.pt"}, "psd='strict' is a closed form"),
+        ({"psd": "strict", "covariances": "x.pt"}, "psd='strict' is for the closed form"),
         ({"covariances": ""}, "covariances is empty: give the path of a trained network's checkpoint"),
     ],
 )

@@ -242,7 +242,7 @@ def test_what_cannot_be_started_is_one_line_and_leaves_the_model_as_it_was(poole
 def test_positions_that_are_all_zero_are_one_line(tiny_vit, solver):
     model = tiny_vit()
     nn.init.zeros_(model.pos_embed)
-    with pytest.raises(StructuredInitError, match=r"^Impulse: the positions are all zero"):
+    with pytest.raises(StructuredInitError, match=r"^Impulse: the position embedding is all zero"):
         initialize(model, Impulse(solver=solver, positions="keep"))
 
 

@@ -54,7 +54,7 @@ def test_more_offsets_than_heads_is_one_line():
 
 
 def test_the_fixed_order_exists_for_three_by_three_only():
-    with pytest.raises(StructuredInitError, match="that of a 3×3 kernel, got kernel_size 5"):
+    with pytest.raises(StructuredInitError, match="only for a 3×3 kernel, got kernel_size 5"):
         drawn("fixed", 9, 5)
 
 

@@ -56,7 +56,9 @@ def test_neither_reading_nor_writing_is_refused():
 def test_positions_that_fill_the_width_and_models_without_positions_are_one_line(tiny_vit):
     with pytest.raises(StructuredInitError, match="'pos_embed' takes all 8 directions"):
         initialize(tiny_vit(embed_dim=8), SparePositions())
-    with pytest.raises(StructuredInitError, match=r"the model of 'blocks\.0\.attn' has no positions"):
+    with pytest.raises(
+        StructuredInitError, match=r"no position embedding was recognized in the model of 'blocks\.0\.attn'"
+    ):
         initialize(tiny_vit(pos_embed="none"), SparePositions())
 
 

@@ -252,9 +252,11 @@ def test_what_else_can_be_wrong_is_one_line(tmp_path):
     with pytest.raises(StructuredInitError, match=r"^cannot read filter covariances from '.*covariances.safetensors'"):
         initialize(convmixer(), FilterCovariance(covariances=str(path)))
     save_file(convmixer().state_dict(), path)
-    with pytest.raises(StructuredInitError, match=r"holds no filter covariances: estimate_covariances makes them"):
+    with pytest.raises(
+        StructuredInitError, match=r"holds no filter covariances: estimate_covariances computes them from weights"
+    ):
         LearnedCovariances.load(path)
-    with pytest.raises(StructuredInitError, match=r"kept in a .safetensors file, got '.*covariances.pt'"):
+    with pytest.raises(StructuredInitError, match=r"saved in a .safetensors file, got '.*covariances.pt'"):
         learned(positive(9, 0)).save(tmp_path / "covariances.pt")
     with pytest.raises(
         StructuredInitError, match=r"^estimate_covariances: Sequential has no depthwise convolution; the"

@@ -143,7 +143,7 @@ def test_what_was_planned_before_is_in_effect_when_it_is_measured():
         ({"stream_share": math.inf}, "stream_share"),
         (
             {"value_scale": "stream", "vo_alpha": 0.0, "vo_beta": 0.0},
-            "'transformer.h.0.attn' adds nothing to the stream",
+            "'transformer.h.0.attn' adds nothing to the residual stream",
         ),
     ],
 )

@@ -219,10 +219,10 @@ class TwoTowers(nn.Module):
     [
         (vit, SelfPretraining(), None, r"needs the task's inputs: initialize\(model, initializer, batches=loader\)"),
         (vit, SelfPretraining(), [], "batches is empty"),
-        (vit, SelfPretraining(), iter([images()]), "can be had once only"),
+        (vit, SelfPretraining(), iter([images()]), "can be iterated only once"),
         (vit, SelfPretraining(), [{"label": 3}], "with input_ids or pixel_values"),
         (vit, SelfPretraining(), [torch.zeros(2, 1, 3, 3)], "cannot train the layers 'blocks': it does not run on"),
-        (vit, ProceduralWarmup(objective="next"), None, "see the next one: objective must be masked"),
+        (vit, ProceduralWarmup(objective="next"), None, "attend to later ones: objective must be masked"),
         (vit, ProceduralWarmup(learning_rate=1e30, iterations=9), None, "the loss is (nan|inf) in step .* of 9"),
         (TwoTowers, ProceduralWarmup(), None, r"the model has 2 \(left.blocks, right.blocks\)"),
     ],

@@ -379,7 +379,7 @@ def test_what_a_host_cannot_hold_is_one_line(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"offsets": [None]}, "offsets name no head that looks anywhere"),
+        ({"offsets": [None]}, "every offset is null, so no head is written"),
         ({"offsets": 1}, r"offsets is a list, with one for each of the first heads, such as \[1, 2\], got 1$"),
         ({"offsets": [1, 0]}, "offset 0 is the token itself, not an earlier one"),
         ({"offsets": [[0, 0]]}, r"offset \[0, 0\] is the token itself"),

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from comparison.report import write_report
+from comparison.report.data import read_report_data
 from comparison.results.elsewhere import comparison_of, read_elsewhere
 from comparison.results.elsewhere.runs import named
 from lightning_modules.cli import main

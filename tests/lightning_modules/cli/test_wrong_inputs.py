@@ -56,7 +56,10 @@ TRAINER = [
     ("--trainer.devices=0", "trainer.devices is 0: it must be at least 1, or -1 for all GPUs"),
     ("--trainer.devices=-3", "trainer.devices is -3: it must be at least 1, or -1 for all GPUs"),
     ("--trainer.devices=two", "trainer.devices is 'two': give a number, a list such as [0,1], or auto"),
-    ("--trainer.devices=100000", "trainer.devices is 100000: on a processor it is a number of processes, and there*"),
+    (
+        "--trainer.devices=100000",
+        "trainer.devices is 100000: on a CPU it is the number of processes, and this machine has*",
+    ),
     ("--trainer.precision=17", "trainer.precision: expected 64, 32 or 16, got 17"),
     ("--trainer.precision=fp16", "trainer.precision: expected *16-true, 16-mixed*, got fp16"),
     ("--trainer.max_epochs=-5", "`max_epochs` must be a non-negative integer or -1. You passed in -5."),

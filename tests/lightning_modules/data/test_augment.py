@@ -77,7 +77,7 @@ def test_erasing_replaces_a_part_by_noise():
         ({"rand_augment": "rnd-m9"}, "rand_augment='rnd-m9' is not a RandAugment policy of timm"),
         ({"crop_scale": [0.0, 1.0]}, "crop_scale=.* share of the area"),
         ({"crop_padding": -1}, "crop_padding=-1 is negative: it is a number of pixels, 0 for none"),
-        ({"random_erasing": 2.0}, "random_erasing=2.0 is no probability"),
+        ({"random_erasing": 2.0}, "random_erasing=2.0 is not a probability"),
     ],
 )
 def test_wrong_arguments_are_said(arguments, message):

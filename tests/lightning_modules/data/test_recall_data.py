@@ -299,7 +299,7 @@ def test_every_epoch_comes_in_full_batches_and_a_resumed_one_goes_on():
             "SelectiveCopying: 16 data tokens do not fit into a length of 3",
         ),
         ({"task": "needle", "min_length": 4}, "NeedleRetrieval: a mark and 4 values do not fit into a length of 4"),
-        ({"min_length": 60}, "min_length=60 and max_length=50 are no range of lengths"),
+        ({"min_length": 60}, "min_length=60 and max_length=50 are not a range"),
         ({"test_lengths": []}, "test_lengths is empty"),
         ({"test_lengths": [0]}, "test_lengths: Copying: length must be at least 1, got 0"),
         ({"train_examples": 0}, "train_examples must be at least 1, got 0"),

@@ -78,5 +78,7 @@ def test_summary_of_causal_maps_knows_that_they_are():
 
 
 def test_maps_of_other_samples_are_an_error(as_installed):
-    with pytest.raises(StructuredInitError, match=r"must be of the same samples, got shapes \(3, 2, 9, 9\) and \(2, 2"):
+    with pytest.raises(
+        StructuredInitError, match=r"must come from the same samples, got shapes \(3, 2, 9, 9\) and \(2, 2"
+    ):
         structure_left(random_maps(0), random_maps(1)[:2])

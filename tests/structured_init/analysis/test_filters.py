@@ -136,5 +136,5 @@ def test_permuted_filters_keep_their_covariance_and_nothing_else(seed):
 
 
 def test_what_cannot_be_computed_is_said():
-    with pytest.raises(StructuredInitError, match=r"shapes \(2, 3, 3\) and \(2, 5, 5\)"):
+    with pytest.raises(StructuredInitError, match=r"of the same layer, got \(2, 3, 3\) and \(2, 5, 5\)"):
         filter_change(torch.ones(2, 3, 3), torch.ones(2, 5, 5))

@@ -107,6 +107,6 @@ def test_capturing_changes_neither_output_nor_parameters():
 
 
 def test_another_class_is_refused_in_one_line():
-    message = r"implicit attention: torch.nn.modules.linear.Linear does not say .*register_state_space"
+    message = r"implicit attention: torch.nn.modules.linear.Linear does not report .*register_state_space"
     with pytest.raises(StructuredInitError, match=message):
         implicit_attention(nn.Linear(3, 3), torch.zeros(1, 2, 3))

@@ -182,8 +182,8 @@ def test_a_relative_bias_table_holds_no_positions_to_keep():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Scrambled(Positions()), r"Scrambled: Positions\(.*\) writes a baseline and positions alone"),
-        (lambda: SamePositions(KaimingUniform()), "SamePositions: KaimingUniform.* writes a baseline"),
+        (lambda: Scrambled(Positions()), r"Scrambled: Positions\(.*\) writes only a baseline and positions"),
+        (lambda: SamePositions(KaimingUniform()), "SamePositions: KaimingUniform.* writes only a baseline"),
         (
             lambda: Scrambled(Mimetic(), query_key=False, value_output=False, filters=False, matrices=False),
             "query_key, value_output, filters and matrices are all off",

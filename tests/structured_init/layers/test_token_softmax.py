@@ -133,7 +133,7 @@ def test_values_too_far_apart_for_any_exponential_are_refused():
 
 def test_more_causal_queries_than_tokens_are_refused():
     query, key, value = projections(0)
-    with pytest.raises(StructuredInitError, match="4 tokens has no 5 queries"):
+    with pytest.raises(StructuredInitError, match="4 tokens cannot serve 5 queries"):
         TokenSoftmaxValue().attend(query, key[:, :, :4], value[:, :, :4], is_causal=True)
 
 

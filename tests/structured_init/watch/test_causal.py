@@ -154,7 +154,7 @@ def test_heads_of_a_causal_model_of_ones_own_look_back_alone(attend):
 
 def test_induction_is_written_where_the_mask_was_seen():
     assert "attention on what followed" in initialize(nano(), Induction(), batch=BATCH).notes["stack.1.1"]
-    with pytest.raises(StructuredInitError, match="looks both ways"):
+    with pytest.raises(StructuredInitError, match="is not causal"):
         initialize(nano(both_ways), Induction(), batch=BATCH)
 
 
@@ -166,7 +166,7 @@ def test_what_the_user_says_counts_more_than_what_was_seen():
         "attention on what followed"
         in initialize(nano(both_ways), Induction(causal=True), batch=BATCH).notes["stack.1.1"]
     )
-    with pytest.raises(StructuredInitError, match="looks both ways"):
+    with pytest.raises(StructuredInitError, match="is not causal"):
         initialize(nano(), Induction(causal=False), batch=BATCH)
 
 

@@ -155,7 +155,7 @@ def test_a_forgotten_axis_is_one_line_with_both_diagonals(described):
     assert message.startswith("the layout of SquareApart ('blocks.0.attn') disagrees with what the model computes")
     first = model.blocks[0]["attn"]
     wrong_diagonal, right = (first.v.T @ first.o).trace() / 12, (first.v.T @ first.o.T).trace() / 12
-    assert f"is {wrong_diagonal:.3g} by it and {right:.3g} in the model" in message
+    assert f"is {wrong_diagonal:.3g} by the layout and {right:.3g} in the model" in message
     assert all(map(torch.equal, before, model.parameters()))
 
 
