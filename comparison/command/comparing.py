@@ -141,7 +141,8 @@ def _decide(
         seconds = seconds_of(folder)
         if not affordable(seconds, len(added), budget):
             spent = f"the runs took {duration(sum(seconds))}, {duration(budget)} were allowed"
-            console.print(f"The budget is used up: {spent}, and {len(added)} more runs would go beyond it.")
+            text = f"The budget is used up: {spent}, and {len(added)} more runs would go beyond it."
+            console.print(text, markup=False, soft_wrap=True)
             return failed, ""
         manifest["added"] += added
         comparison.write(manifest)

@@ -150,7 +150,10 @@ def test_the_limit_of_seeds_is_kept_and_the_price_is_named(quickly, compare, fol
     assert "no further seed would decide them within the limit" in said
     compare("--inits", "default,sincos", "--precision", "0.2", "--max-seeds", "200", "--budget", "20m")
     assert len(Pretend.trained) == 20  # of a minute each
-    assert "The budget ends here: 20 min of 20 min are spent" in capsys.readouterr().out
+    assert (
+        "The budget is used up: the runs took 20 min, 20 min were allowed, and 2 more runs would"
+        in capsys.readouterr().out
+    )
 
 
 def test_several_places_are_kept_busy_and_a_cluster_gets_half_of_what_is_needed(quickly, compare, monkeypatch):
