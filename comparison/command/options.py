@@ -11,6 +11,10 @@ from typing import NoReturn
 from comparison.run.time_limit import parse_duration
 from structured_init.errors import StructuredInitError
 
+CONTROL = (
+    "control, for all arms or as INIT=CONTROL,…: a scrambled one if its name ends in _scrambled, else one with the same"
+    " positions (default: found)"
+)
 SUCCESS = "count the runs whose metric reaches X, such as 0.95; for results that are all or nothing"
 
 
@@ -66,7 +70,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--budget", type=parse_duration, metavar="T", help=total)
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
-    add("--control", metavar="INIT", help="same-positions control, for all arms or as INIT=CONTROL,… (default: found)")
+    add("--control", metavar="INIT", help=CONTROL)
     add(
         "--controls",
         choices=("auto", "none"),
@@ -155,12 +159,7 @@ def report_parser() -> argparse.ArgumentParser:
     add("--metric", metavar="NAME", help="metric of runs made elsewhere, if they have several")
     add("--mode", choices=("max", "min"), help="whether larger or smaller is better (default: guessed from its name)")
     add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
-    add(
-        "--control",
-        metavar="INIT",
-        help="control, for all arms or as INIT=CONTROL,…: a scrambled one if its name ends in _scrambled, else one with"
-        " the same positions (default: found)",
-    )
+    add("--control", metavar="INIT", help=CONTROL)
     add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--output", metavar="FILE", help="file of the page (default: DIR/report.html, or table_report/report.html)")
     return parser

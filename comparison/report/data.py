@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from comparison.report.theme import Style, styles
-from comparison.results.controls import SCRAMBLED, check_controls, find_controls, find_scrambled
+from comparison.results.controls import check_controls, find_controls, find_scrambled, named
 from comparison.results.effects import Effects, effects
 from comparison.results.elsewhere import Elsewhere, comparison_of, mode_of, read_elsewhere
 from comparison.results.metric import Metric
@@ -171,11 +171,9 @@ def read_report_data(
         )
     success = manifest.get("success") if success is None else check_success(success, manifest["metric"])
     manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
-    named = check_controls(controls, manifest)
-    by_name = {arm: control for arm, control in named.items() if control.endswith(SCRAMBLED)}
-    scrambled = {**find_scrambled(manifest, runs), **by_name}
-    named = {arm: control for arm, control in named.items() if arm not in by_name}
-    known = {**find_controls(manifest, runs), **named}
+    if controls:
+        manifest = {**manifest, "controls": {**named(manifest), **check_controls(controls, manifest)}}
+    known, scrambled = find_controls(manifest, runs), find_scrambled(manifest, runs)
     differences = effects(results, manifest, known, curves, chosen_learning_rates(folder), scrambled)
     data = ReportData(
         folder=Path(folder),

@@ -40,22 +40,28 @@ def find_controls(manifest: Manifest, runs: Iterable[RunRecord]) -> dict[str, st
         for arm in reports
         if (control := next((other for other in reports if _matches(reports[other], reports[arm])), None))
     }
-    return {**found, **check_controls(manifest["controls"], manifest)}
+    return {**found, **{arm: other for arm, other in named(manifest).items() if not other.endswith(SCRAMBLED)}}
 
 
 def find_scrambled(manifest: Manifest, runs: Iterable[RunRecord]) -> dict[str, str]:
-    """Return arm → the arm that is the same initialization scrambled, as the init reports say."""
+    """Return arm → the same initialization scrambled: as the init reports say, or as the user named it."""
     shown: dict[str, str] = {}
     for run in runs:
         path = run.folder / "init_report.json"
         if run.arm in manifest["arms"] and run.arm not in shown and path.is_file():
             shown[run.arm] = read_json(path, "initializer")["initializer"]
-    return {
+    found = {
         arm: other
         for arm, initializer in shown.items()
         for other, text in shown.items()
         if text.startswith(f"Scrambled(initializer={initializer}, ")
     }
+    return {**found, **{arm: other for arm, other in named(manifest).items() if other.endswith(SCRAMBLED)}}
+
+
+def named(manifest: Manifest) -> dict[str, str]:
+    """Return arm → control as the user named them; one whose name ends in ``_scrambled`` is a scrambled one."""
+    return check_controls(manifest.get("controls"), manifest)
 
 
 def check_controls(controls: Mapping[str, str] | str | None, manifest: Manifest) -> dict[str, str]:
