@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks import experiment_tables, sequences
+from benchmarks import experiment_tables, sequence_questions, sequences
 from comparison.command import compare
 from comparison.results.records import find_runs, load_curves, load_results
 from structured_init.errors import StructuredInitError
@@ -158,7 +158,9 @@ EXPERIMENTS = {
     "deformation": Experiment(
         deformation, lambda found, _: experiment_tables.deformation(pd.concat(found.values())), experiment_tables.draw
     ),
-    "sequences": Experiment(lambda options: sequences.commands(options.only), lambda _, folder: sequences.page(folder)),
+    "sequences": Experiment(
+        lambda options: sequence_questions.commands(options.only), lambda _, folder: sequences.page(folder)
+    ),
 }
 
 

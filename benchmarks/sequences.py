@@ -1,211 +1,135 @@
-"""Where previous-token and induction heads matter: the comparisons behind ``results/sequences.md``, and the page.
+"""The page of results of previous-token and induction heads: one section for each question that has runs.
 
 python -m benchmarks.experiments sequences --output runs/sequences        # all of it: days of two cores
 python -m benchmarks.experiments sequences --only characters recall_8_pairs --output runs/sequences
-python -m benchmarks.sequences runs/sequences --output benchmarks/results  # the page, from what there is
-
-Each comparison has both controls beside its arms: the same positions, and the same weights scrambled.
+python -m benchmarks.sequences runs/sequences --output runs               # the page, from what there is
+python -m benchmarks.sequences benchmarks/results/sequences --output benchmarks/results  # the one that is committed
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from comparison.results.controls import find_scrambled
-from comparison.results.effects import curves_by_seed
+from benchmarks.sequence_questions import QUESTIONS
+from comparison.results.controls import SAME_POSITIONS, SCRAMBLED
+from comparison.results.effects import ArmResult, Effect, Effects, curves_by_seed, effects
 from comparison.results.metric import Metric
 from comparison.results.records import (
     Manifest,
     at_point,
-    find_runs,
     load_curves,
     load_results,
     point_label,
     points,
     read_manifest,
 )
-from comparison.results.tables import headline, number
+from comparison.results.tables import decimals, headline, interval_text, number
 from comparison.results.targets import Curve, final_mean, steps_to
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
 
-TEXT = "default,previous_token,two=previous_token{offsets=[1,2]}"
-ONE = "one=previous_token{offsets=[1]}"
-BOTH = ["--controls", "auto"]
-FIVE, THREE = ["--seeds", "0-4"], ["--seeds", "0-2"]
-LAYERS, WIDTH, HEADS = (
-    f"model.init_args.network_args.{name}" for name in ("num_hidden_layers", "hidden_size", "num_attention_heads")
-)
-PAIRS, LENGTH = "data.init_args.task_args.num_pairs", "data.init_args.{}_length"
-HALVES = (0.25, 0.5, 0.75, 1.0)  # of the way from the baseline's first evaluation to its last
+WAY = (0.25, 0.5, 0.75, 1.0)  # of the baseline, from its first evaluation to its last
+TITLE = "# Sequences: previous-token and induction heads"
+CARD = Path(__file__).parents[1] / "docs" / "previous_token.md"
+HOW = """Means over seeds ± half of the 95 % t interval. Differences are paired within a seed. **Bold** is a gain,
+*italic* a loss, among all arms of its comparison (Holm's method); the others are open. Less is better in perplexity,
+more in exact match. An initialization costs nothing per step, so steps stand for time wherever arms have the same
+network."""
 
 
-@dataclass(frozen=True)
-class Question:
-    """One comparison.
-
-    Attributes:
-        asks: what it is to answer.
-        words: arguments of ``structured-init compare``.
-    """
-
-    asks: str
-    words: list[str]
-
-
-def recall(host: str, inits: str, pairs: int, length: int) -> list[str]:
-    """Return the arguments of associative recall of so many pairs in so many tokens, tested at that length."""
-    lengths = [word for end in ("min", "max") for word in (f"--{LENGTH.format(end)}", str(length))]
-    lengths += ["--data.init_args.test_lengths", f"[{length}]"]
-    return ["-c", host, "--inits", inits, *BOTH, *THREE, f"--{PAIRS}", str(pairs), *lengths]
-
-
-def steps(count: int, of_epoch: int) -> list[str]:
-    """Return the arguments that train for so many steps where an epoch is limited to some."""
-    return ["--trainer.max_epochs", str(count // of_epoch)]
-
-
-QUESTIONS: dict[str, Question] = {
-    "characters": Question(
-        "Characters of Shakespeare, 600 steps: how much, beside its controls?",
-        ["-c", "gpt_shakespeare_short", "--inits", f"{TEXT},{ONE}", *BOTH, *FIVE],
-    ),
-    "python_docs": Question(
-        "Characters of Python's documentation, 600 steps: the same?",
-        ["-c", "gpt_python_docs_short", "--inits", f"{TEXT},{ONE}", *BOTH, *FIVE],
-    ),
-    "architecture": Question(
-        "The same beside what people build in: a token shift, a short convolution before attention",
-        [
-            *["-c", "gpt_shakespeare_short", *BOTH, *FIVE, "--inits"],
-            "default,previous_token,token_mixing/token_shift,token_mixing/short_convolution",
-        ],
-    ),
-    "characters_long": Question(
-        "Characters of Shakespeare, 3,000 steps: does the gain persist, shrink to a head start, or turn?",
-        ["-c", "gpt_shakespeare_short", "--inits", "default,previous_token", *BOTH, *FIVE, *steps(3000, 150)],
-    ),
-    "python_docs_long": Question(
-        "Characters of Python's documentation, 3,000 steps: the same?",
-        ["-c", "gpt_python_docs_short", "--inits", "default,previous_token", *BOTH, *FIVE, *steps(3000, 150)],
-    ),
-    **{
-        f"bpe_{count}": Question(
-            f"WikiText-2 with a byte-pair vocabulary of 2,048, {count:,} steps: which mix of offsets never loses?",
-            ["-c", "gpt_wikitext_short", "--inits", f"{TEXT},{ONE}", *BOTH, *FIVE, *steps(count, 125)],
-        )
-        for count in (500, 1000, 2000, 5000)
-    },
-    "learning_rates": Question(
-        "Characters of Shakespeare, with the learning rate swept for every arm",
-        ["-c", "gpt_shakespeare_short", "--inits", TEXT, *BOTH, *THREE, "--learning-rates", "1e-3,3e-3,1e-2"],
-    ),
-    "depth": Question(
-        "Characters of Shakespeare, 2 to 12 layers",
-        ["-c", "gpt_shakespeare_short", "--inits", TEXT, *BOTH, *THREE, "--grid", f"{LAYERS}=2,4,8,12"],
-    ),
-    "width": Question(
-        "Six layers of width 384, as in the long experiment on Shakespeare: does it transfer?",
-        [
-            *["-c", "gpt_shakespeare_short", "--inits", "default,previous_token", *BOTH, "--seeds", "0-1"],
-            *[f"--{WIDTH}", "384", f"--{LAYERS}", "6", f"--{HEADS}", "6"],
-            *["--model.init_args.optimizer.init_args.lr", "1e-3", *steps(1500, 150)],
-        ],
-    ),
-    "mimetic": Question(
-        "Is there a mimetic initialization that helps language, once its values have the right size?",
-        [
-            *["-c", "gpt_shakespeare_short", *THREE, *BOTH, "--inits"],
-            "default,mimetic_language,mimetic_stream,mimetic_stream_all,value_output_stream,"
-            "small=mimetic_stream_all{stream_share=0.15},negative=value_output_stream{vo_sign=-1}",
-        ],
-    ),
-    **{
-        f"recall_{pairs}_pairs": Question(
-            f"Associative recall of {pairs} pairs in {8 * pairs} tokens, 1,600 steps",
-            recall("gpt_mqar_short", "default,previous_token,induction", pairs, 8 * pairs),
-        )
-        for pairs in (4, 8, 16, 32)
-    },
-    **{
-        f"recall_{length}_tokens": Question(
-            f"Associative recall of 8 pairs in {length} tokens",
-            recall("gpt_mqar_short", "default,induction", 8, length),
-        )
-        for length in (128, 256, 512)
-    },
-    "recall_llama": Question(
-        "Associative recall of 8 pairs in 64 tokens, under rotary positions",
-        recall("llama_mqar_short", "default,previous_token,induction", 8, 64),
-    ),
-    "recall_mamba2": Question(
-        "The same by Mamba-2, with and without its own mimetic initialization",
-        [
-            *["-c", "mamba2_mqar_short", "--inits", "default,mimetic_state_space", *THREE],
-            *["--grid", "model.init_args.network_args.state_size=16,32,64"],
-        ],
-    ),
-    **{
-        f"encoder_{name}": Question(
-            f"An encoder from scratch on {words}: heads that look both ways, or back alone",
-            [
-                *["-c", f"bert_{name}_short", *BOTH, *FIVE, "--inits"],
-                "default,previous_token,neighbours=previous_token{offsets=[1,-1]},back=previous_token{offsets=[1,2]}",
-            ],
-        )
-        for name, words in (("trec", "TREC's questions"), ("sst2", "SST-2"))
-    },
-}
-
-
-def commands(only: list[str] | None) -> dict[str, list[str]]:
-    """Return the comparisons that are asked for, all where ``None``.
-
-    Raises:
-        StructuredInitError: one of them is none.
-    """
-    unknown = set(only or ()) - set(QUESTIONS)
-    if unknown:
-        raise StructuredInitError(f"sequences has no comparison '{min(unknown)}': it has {', '.join(QUESTIONS)}")
-    return {name: QUESTIONS[name].words for name in only or QUESTIONS}
-
-
-def page(folder: Path) -> str:
-    """Return the page of all comparisons that have any complete run: question by question, in their order.
+def page(folder: Path, output: Path | None = None) -> str:
+    """Return the page of all comparisons that have any complete run: a summary, then question by question.
 
     Args:
         folder: with one comparison each, under its name.
+        output: the folder that the page is written to, to which links are relative; that above ``folder`` where None.
 
     Raises:
         StructuredInitError: there is none.
     """
-    parts = [section(name, folder / name) for name in QUESTIONS if (folder / name / "comparison.json").is_file()]
-    if not any(parts):
+    names = [name for name in QUESTIONS if (folder / name / "comparison.json").is_file()]
+    known = {name: folder / name for name in names if len(load_results(folder / name))}
+    if not known:
         raise StructuredInitError(f"'{folder}' has no complete run of a comparison such as '{next(iter(QUESTIONS))}'")
-    how = "Means over seeds ± half of the 95 % t interval; differences are paired within a seed."
-    head = ["# Sequences: previous-token and induction heads", "", "    python -m benchmarks.experiments sequences", ""]
-    return "\n".join([*head, how, "", *filter(None, parts)])
+    here = output or folder.parent
+    card = f"What each initialization is, and when not to use it: [previous token]({os.path.relpath(CARD, here)})."
+    lines = [TITLE, "", HOW, "", card, "", *summary(known), ""]
+    for name, place in known.items():
+        lines += section(name, place, os.path.relpath(place, here))
+    return "\n".join(lines).rstrip()
 
 
-def section(name: str, folder: Path) -> str:
-    """Return the heading, the table of differences and that of targets of one comparison; empty without runs."""
-    results, manifest, curves = load_results(folder), read_manifest(folder), load_curves(folder)
-    if not len(results):
+def summary(known: Mapping[str, Path]) -> list[str]:
+    """Return the first table: a row for each arm that is neither baseline nor control, with all its differences.
+
+    Args:
+        known: name of the question → folder of its comparison.
+    """
+    columns = ("question", "arm", "seeds", "baseline", "arm's", "− baseline", "− same positions", "− scrambled")
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+    for name, place in known.items():
+        manifest = read_manifest(place)
+        positions, scrambled = (_ending(manifest, end) for end in (SAME_POSITIONS, SCRAMBLED))
+        for found in effects(load_results(place), manifest, positions, scrambled=scrambled):
+            where = f"[{name}](#{name})" + (f", {point_label(found.point)}" if found.point else "")
+            skipped = {found.baseline, *positions.values(), *scrambled.values()}
+            lines += [_summarized(where, arm, found) for arm in found.arms if arm.name not in skipped]
+    return lines
+
+
+def _ending(manifest: Manifest, end: str) -> dict[str, str]:
+    """Arm → its control that ends so: a committed comparison has no init reports that would tell."""
+    arms = manifest["arms"]
+    return {arm: f"{arm}{end}" for arm in arms if f"{arm}{end}" in arms}
+
+
+def _summarized(where: str, arm: ArmResult, found: Effects) -> str:
+    digits = decimals(found)
+    values = {each.name: each.value for each in found.arms}
+    cells = [where, f"`{arm.name}`", str(arm.seeds)]
+    for name in (found.baseline, arm.name):
+        value = values.get(name)
+        cells.append("" if value is None else interval_text(value, digits))
+    cells += [_difference(effect, digits) for effect in (arm.baseline, arm.control, arm.scrambled)]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _difference(effect: Effect | None, digits: int) -> str:
+    if effect is None:
         return ""
-    scrambled = find_scrambled(manifest, find_runs(folder))
-    table = headline(folder, manifest, curves=curves, scrambled=scrambled)
-    asked = f"`{name}`: {QUESTIONS[name].asks}"
-    return "\n".join([f"## {asked}", "", table, "", *targets(manifest, curves)])
+    mark = {True: "**", False: "*", None: ""}[effect.is_gain]
+    return f"{mark}{interval_text(effect.interval, digits, signed=True)}{mark}"
+
+
+def section(name: str, folder: Path, link: str) -> list[str]:
+    """Return the lines of one comparison: what is asked, command, differences, targets, learning curve.
+
+    Args:
+        name: of the question.
+        folder: of its comparison.
+        link: to that folder, from the page.
+    """
+    manifest, question = read_manifest(folder), QUESTIONS[name]
+    positions, scrambled = (_ending(manifest, end) for end in (SAME_POSITIONS, SCRAMBLED))
+    lines = [f"## {name}", "", question.asks, ""]
+    lines += [f"`python -m benchmarks.experiments sequences --only {name} --output runs/sequences`", ""]
+    lines += [headline(folder, manifest, positions, scrambled=scrambled), "", *targets(manifest, load_curves(folder))]
+    for picture in sorted(folder.glob("figures/curves_val_*_by_step.png")):
+        lines += [
+            f"![Validation over optimizer steps: {', '.join(manifest['arms'])}]({link}/figures/{picture.name})",
+            "",
+        ]
+    return lines
 
 
 def targets(manifest: Manifest, curves: pd.DataFrame) -> list[str]:
-    """Return a table of the steps and seconds that each arm takes to what the baseline has along its own way.
+    """Return a table of the steps that each arm takes to what the baseline has along its own way.
 
     The targets lie at a quarter, half, three quarters and all of the way from the baseline's first evaluation to its
     last, in the metric of the comparison on the validation split.
@@ -218,16 +142,16 @@ def targets(manifest: Manifest, curves: pd.DataFrame) -> list[str]:
     metric = Metric(Metric(manifest["metric"], manifest["mode"]).on_validation, manifest["mode"])
     for point in points(manifest):
         known = at_point(curves[curves["chosen"].astype(bool)], point)
-        by_step, by_second = (curves_by_seed(known, metric.name, axis) for axis in ("step", "seconds"))
+        by_step = curves_by_seed(known, metric.name)
         values = _values(by_step.get(manifest["baseline"], {}))
         if values is None:
             continue
         label = f"**{point_label(point)}**: s" if point else "S"
         wanted = [number(metric.factor * value, 2) for value in values]
-        lines += [f"{label}teps (seconds) to {metric.label} of the baseline on its way:", ""]
+        lines += [f"{label}teps to the {metric.label} that the baseline has on its way:", ""]
         lines += ["| arm | " + " | ".join(wanted) + " |", "|---" * (1 + len(wanted)) + "|"]
         for arm, of_seeds in by_step.items():
-            cells = [_cell(of_seeds, by_second.get(arm, {}), value, manifest["mode"]) for value in values]
+            cells = [_cell(of_seeds, value, manifest["mode"]) for value in values]
             lines.append(f"| {arm} | " + " | ".join(cells) + " |")
         lines.append("")
     return lines
@@ -240,23 +164,17 @@ def _values(of_seeds: Mapping[int, Curve]) -> list[float] | None:
     if last is None or not starts or any(len(curve) < 2 for curve in of_seeds.values()):
         return None
     first = math.fsum(starts) / len(starts)
-    return [first + share * (last - first) for share in HALVES]
+    return [first + share * (last - first) for share in WAY] if last != first else None
 
 
-def _cell(by_step: Mapping[int, Curve], by_second: Mapping[int, Curve], target: float, mode: str) -> str:
+def _cell(of_seeds: Mapping[int, Curve], target: float, mode: str) -> str:
     """The mean over the seeds that get there, and how many do not."""
-    reached, missing = _mean(by_step, target, mode)
-    if reached is None:
-        return "not reached"
-    seconds, _ = _mean(by_second, target, mode)
-    text = f"{reached:,.0f}" + ("" if seconds is None else f" ({seconds:,.0f} s)")
-    return text + (f", not by {missing} of {len(by_step)}" if missing else "")
-
-
-def _mean(of_seeds: Mapping[int, Curve], target: float, mode: str) -> tuple[float | None, int]:
     places = [steps_to(curve, target, mode) for curve in of_seeds.values()]
     found = [place for place in places if place is not None]
-    return (math.fsum(found) / len(found) if found else None), len(places) - len(found)
+    if not found:
+        return "not reached"
+    missing = len(places) - len(found)
+    return f"{math.fsum(found) / len(found):,.0f}" + (f", not by {missing} of {len(places)}" if missing else "")
 
 
 def main() -> None:
@@ -265,7 +183,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="with the comparisons, as benchmarks.experiments has written them")
     parser.add_argument("--output", type=Path, required=True)
     options = parser.parse_args()
-    write_text(options.output / "sequences.md", page(options.folder) + "\n")
+    write_text(options.output / "sequences.md", page(options.folder, options.output) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,12 @@
 import json
 import re
 from argparse import Namespace
+from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from benchmarks import sequences
+from benchmarks import sequence_questions, sequences
 from benchmarks.experiments import EXPERIMENTS
 from comparison.command import compare_parser
 from comparison.run.arms import parse_arms
@@ -54,25 +55,41 @@ def cells(text, arm):
     return [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if line.startswith(f"| {arm} |")]
 
 
+def test_the_summary_has_a_row_for_each_arm_that_is_no_control(folder):
+    """Paired differences are exact in each seed: 2 − 4 to the default, 2 − 5 to itself scrambled."""
+    text = sequences.page(folder)
+    (row, *_) = [line for line in text.splitlines() if line.startswith("| [characters](#characters)")]
+    assert "| `previous_token` | 2 | 4.05" in row
+    assert "| −2.0" in row
+    assert "−3.0" in row.rsplit("|", 2)[1]
+    assert "`previous_token_scrambled`" not in text.partition("## characters")[0]
+
+
 def test_a_question_has_its_differences_to_the_default_and_to_itself_scrambled(folder):
     text = sequences.page(folder)
-    assert "## `characters`: Characters of Shakespeare, 600 steps" in text
+    assert "## characters\n\nCharacters of Shakespeare, 600 steps" in text
     assert "python_docs" not in text  # not trained yet
     row, _ = cells(text, "previous_token")
     assert row[1].startswith("2")
     assert row[2].startswith("2.05")
-    assert "−2.0" in row[3]  # paired: exact in each seed
+    assert "−2.0" in row[3]
     assert "−3.0" in row[4]
     assert "previous_token_scrambled" in row[4]
 
 
-def test_targets_lie_on_the_baselines_way_and_have_steps_and_seconds(folder):
+def test_targets_lie_on_the_baselines_way(folder):
     """From 8.05 to 4.05: 7.05, 6.05, 5.05 and 4.05, which a curve of −2 in 10 steps has at 15, 20, 25 and 30."""
     text = sequences.page(folder)
     assert "| arm | 7.05 | 6.05 | 5.05 | 4.05 |" in text
-    assert cells(text, "default")[1][1:] == ["15 (30 s)", "20 (40 s)", "25 (50 s)", "30 (60 s), not by 1 of 2"]
-    assert cells(text, "previous_token")[1][1:] == ["10 (20 s)", "10 (20 s)", "15 (30 s)", "20 (40 s)"]
+    assert cells(text, "default")[1][1:] == ["15", "20", "25", "30, not by 1 of 2"]
+    assert cells(text, "previous_token")[1][1:] == ["10", "10", "15", "20"]
     assert cells(text, "previous_token_scrambled")[1][-1] == "not reached"
+
+
+def test_the_committed_page_is_that_of_the_committed_results():
+    results = Path(sequences.__file__).with_name("results")
+    committed = (results / "sequences.md").read_text(encoding="utf-8")
+    assert committed == sequences.page(results / "sequences", results) + "\n"
 
 
 def test_a_folder_without_runs_has_no_page(tmp_path):
@@ -84,17 +101,17 @@ def test_every_question_is_known_by_name_and_those_that_are_not_are_refused():
     found = EXPERIMENTS["sequences"].commands(Namespace(only=["depth", "recall_8_pairs"]))
     assert list(found) == ["depth", "recall_8_pairs"]
     with pytest.raises(StructuredInitError, match=r"^sequences has no comparison 'dept': it has characters, "):
-        sequences.commands(["dept"])
+        sequence_questions.commands(["dept"])
 
 
 def test_every_structured_comparison_brings_its_controls_and_seeds():
-    for name, words in sequences.commands(None).items():
+    for name, words in sequence_questions.commands(None).items():
         options, _ = compare_parser().parse_known_args([*words, "--output", "out"])
         structured = set(parse_arms(options.inits)) - {"default", "mimetic_state_space"}
         assert options.controls == "auto" or not structured, name
         assert options.seeds.startswith("0-")
-    recalled = {name: words for name, words in sequences.commands(None).items() if "pairs" in name}
-    pairs = {name: words[words.index(f"--{sequences.PAIRS}") + 1] for name, words in recalled.items()}
+    recalled = {name: words for name, words in sequence_questions.commands(None).items() if "pairs" in name}
+    pairs = {name: words[words.index(f"--{sequence_questions.PAIRS}") + 1] for name, words in recalled.items()}
     assert pairs == {f"recall_{each}_pairs": each for each in ("4", "8", "16", "32")}
 
 
