@@ -3,7 +3,8 @@
     python -m benchmarks.publish runs/digits benchmarks/results/compare_digits --figures attention
 
 Learning curves of the compared metric over steps are always among the pictures. The report says how all others are
-made again. Curves on the training split stay behind, and a folder outside of the repository is named ``runs``.
+made again. Curves of training and of a loss that is not compared stay behind, and a folder outside of the repository is
+named ``runs``.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def publish(source: Path, target: Path, figures: Sequence[str] = ()) -> list[Pat
     numbers = {name: (source / name).read_text(encoding="utf-8") for name in NUMBERS if (source / name).is_file()}
     shown = chosen(list(drawn), [_curves(json.loads(numbers["comparison.json"])["metric"])], figures)
     if "curves.csv" in numbers:
-        numbers["curves.csv"] = without_training(numbers["curves.csv"])
+        numbers["curves.csv"] = shortened(numbers["curves.csv"], json.loads(numbers["comparison.json"])["metric"])
     report = thinned((source / REPORT).read_text(encoding="utf-8"), shown)
     for name, text in {**numbers, REPORT: report}.items():
         write_text(target / name, text.replace(f"{source.resolve().parent}/", "runs/"))
@@ -77,15 +78,27 @@ def chosen(drawn: Sequence[str], always: Sequence[str], figures: Sequence[str]) 
     return [name for name in drawn if any(fnmatch(name, pattern) for pattern in (*always, *figures))]
 
 
-def without_training(curves: str) -> str:
-    """Return learning curves without the rows of a metric ``train/…``, values to six digits and seconds to a tenth."""
+def shortened(curves: str, metric: str) -> str:
+    """Return the learning curves that are kept: values to six digits and seconds to a tenth.
+
+    Rows of training go, and those of the validation loss where another metric is compared.
+
+    Args:
+        curves: table in CSV, a row for each value.
+        metric: that is compared, ``"test/accuracy"``.
+    """
     head, *rows = csv.reader(curves.splitlines())
     digits = {head.index(name): form for name, form in (("value", ".6g"), ("seconds", ".1f")) if name in head}
-    kept = [row for row in rows if not any(cell.startswith("train/") for cell in row)]
+    compared = metric.rpartition("/")[2] == "loss"
+    kept = [row for row in rows if not any(_goes(cell, compared) for cell in row)]
     short = [[format(float(x), digits[n]) if n in digits and x else x for n, x in enumerate(row)] for row in kept]
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([head, *short])
     return file.getvalue()
+
+
+def _goes(cell: str, loss_is_compared: bool) -> bool:
+    return cell.startswith("train/") or (cell == "val/loss" and not loss_is_compared)
 
 
 def _curves(metric: str) -> str:

@@ -12,6 +12,7 @@ from PIL import Image
 from benchmarks import publish
 from structured_init import StructuredInitError
 
+LOSS = "a,2.3,val/loss,2\na,,val/loss,nan\na,3.0,val/accuracy,0.5\n"
 DRAWN = ("curves_val_accuracy_by_samples", "curves_val_accuracy_by_step", "attention")
 
 
@@ -43,14 +44,19 @@ def test_numbers_and_the_chosen_pictures_are_copied_and_nothing_else(finished, t
     assert (target / "curves.csv").read_text() == "curves.csv\n"
 
 
-def test_curves_of_training_and_folders_of_this_machine_stay_behind(finished, tmp_path):
+@pytest.mark.parametrize(("metric", "kept"), [("test/accuracy", "a,3.0,val/accuracy,0.5\n"), ("test/loss", LOSS)])
+def test_curves_of_training_and_of_a_loss_that_is_not_compared_stay_behind(finished, tmp_path, metric, kept):
     rows = ["arm,seconds,metric,value", "a,1.25,train/loss,1", "a,2.3125,val/loss,2.00000049", "a,,val/loss,nan"]
-    (finished / "curves.csv").write_text("\n".join(rows))
+    (finished / "curves.csv").write_text("\n".join([*rows, "a,3,val/accuracy,0.5"]))
+    (finished / "comparison.json").write_text(json.dumps({"metric": metric}))
+    publish.publish(finished, tmp_path / "published", ["curves*"])
+    assert (tmp_path / "published" / "curves.csv").read_text() == "arm,seconds,metric,value\n" + kept
+
+
+def test_folders_of_this_machine_stay_behind(finished, tmp_path):
     command = f"structured-init compare --output {tmp_path}/finished"
     (finished / "comparison.json").write_text(json.dumps({"metric": "test/accuracy", "command": command}))
     publish.publish(finished, tmp_path / "published")
-    curves = (tmp_path / "published" / "curves.csv").read_text()
-    assert curves == "arm,seconds,metric,value\na,2.3,val/loss,2\na,,val/loss,nan\n"
     known = json.loads((tmp_path / "published" / "comparison.json").read_text())
     assert known["command"] == "structured-init compare --output runs/finished"
 
