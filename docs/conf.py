@@ -40,6 +40,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "mathml",
+    "presets",
     "source_pages",
 ]
 

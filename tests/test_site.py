@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -43,3 +44,32 @@ def test_every_link_of_a_page_leads_to_a_file(page):
 def test_nothing_of_the_site_comes_from_another_server():
     for file in [*DOCS.rglob("*.css"), *DOCS.rglob("*.html"), DOCS / "conf.py"]:
         assert "://" not in file.read_text(encoding="utf-8"), file
+
+
+@pytest.fixture(scope="module")
+def preset_page():
+    """The page of presets as it is when the site is built."""
+    spec = importlib.util.spec_from_file_location("preset_tables", DOCS / "extensions" / "presets.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.filled((DOCS / "presets.md").read_text(encoding="utf-8"))
+
+
+def test_every_preset_and_every_variant_stands_on_the_page_of_presets(preset_page):
+    listed = re.findall(r"^\| \[?`(\w+)`", preset_page, re.MULTILINE)
+    folders = (ROOT / "configs" / "init", ROOT / "configs" / "token_mixing")
+    variants = re.findall(r"^  (\w+): ", (ROOT / "configs" / "aliases.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted([*variants, *(file.stem for folder in folders for file in folder.glob("*.yaml"))])
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "init").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_preset_says_what_it_does_for_which_networks_and_where_its_card_is(preset_page, file):
+    text = file.read_text(encoding="utf-8")
+    (row,) = (line for line in preset_page.splitlines() if f"[`{file.stem}`]" in line)
+    _, _, does, networks, classes, card, controlled, _ = re.split(r" ?\| ?", row)
+    assert len(does) > 20
+    assert re.findall(r"^#.*", text)[0].startswith(f"# {does[:20]}")
+    assert networks
+    assert set(re.findall(r"`(\w+)`", classes)) <= set(re.findall(r"class_path: (\w+)", text))
+    assert (DOCS / re.search(r"\((.+)\)", card)[1]).is_file()
+    assert all((file.parent / f"{name}.yaml").is_file() for name in re.findall(r"`(\w+)`", controlled))
