@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from comparison.command.options import compare_parser
+from lightning_modules.cli.config_names import find_config
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -73,3 +78,34 @@ def test_a_preset_says_what_it_does_for_which_networks_and_where_its_card_is(pre
     assert set(re.findall(r"`(\w+)`", classes)) <= set(re.findall(r"class_path: (\w+)", text))
     assert (DOCS / re.search(r"\((.+)\)", card)[1]).is_file()
     assert all((file.parent / f"{name}.yaml").is_file() for name in re.findall(r"`(\w+)`", controlled))
+
+
+def scripts(page: Path) -> list[str]:
+    """The shell scripts of a page."""
+    return re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if scripts(page)], ids=lambda path: path.stem)
+def test_scripts_have_no_error_of_syntax(page):
+    for script in scripts(page):
+        checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(75, "requeue 41\n"), (0, ""), (1, "")])
+def test_the_script_for_slurm_goes_back_into_the_queue_while_runs_are_left(tmp_path, code, requeued):
+    (script,) = scripts(DOCS / "compare.md")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text(f'PATH="{tmp_path}:$PATH"\n')
+    programs = {"structured-init": f'printf "%s\\n" "$@" >asked\nexit {code}', "scontrol": 'echo "$@"'}
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "41", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=job, text=True, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, requeued, "")
+    asked = (tmp_path / "asked").read_text().split("\n")
+    assert asked[:3] == ["compare", "-c", "vit_cifar10_short"]
+    given = compare_parser().parse_args(asked[1:-1])  # an option that compare does not have ends here
+    assert given.output == "runs/vit_cifar10_short"
+    assert find_config(asked[2]).files[-1].is_file()
