@@ -71,12 +71,14 @@ def test_every_preset_and_every_variant_stands_on_the_page_of_presets(preset_pag
 def test_a_preset_says_what_it_does_for_which_networks_and_where_its_card_is(preset_page, file):
     text = file.read_text(encoding="utf-8")
     (row,) = (line for line in preset_page.splitlines() if f"[`{file.stem}`]" in line)
-    _, _, does, networks, classes, card, controlled, _ = re.split(r" ?\| ?", row)
+    _, _, does, networks, classes, _ = re.split(r" ?\| ?", row)
+    does, _, controlled = does.partition(". **Control** of ")
     assert len(does) > 20
     assert re.findall(r"^#.*", text)[0].startswith(f"# {does[:20]}")
     assert networks
     assert set(re.findall(r"`(\w+)`", classes)) <= set(re.findall(r"class_path: (\w+)", text))
-    assert (DOCS / re.search(r"\((.+)\)", card)[1]).is_file()
+    assert (DOCS / re.search(r"\[card\]\((.+?)\)", classes)[1]).is_file()
+    assert bool(controlled) == ("\n# Control of: " in text)
     assert all((file.parent / f"{name}.yaml").is_file() for name in re.findall(r"`(\w+)`", controlled))
 
 

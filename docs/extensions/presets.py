@@ -1,7 +1,7 @@
 """The tables of the page of presets, made from the files of ``configs`` when the site is built.
 
 A page asks for the table of a folder by a comment, ``<!-- presets: init -->``. What a preset does is the first sentence
-of the comment at the top of its file; the lines ``# For:``, ``# Card:`` and ``# Control of:`` that follow are columns.
+of the comment at the top of its file; the lines ``# For:``, ``# Card:`` and ``# Control of:`` that follow say the rest.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ def presets(folder: str) -> str:
             rows.append((links[name], linked(said["does"])))
             continue
         classes = dict.fromkeys(initializers(yaml.safe_load(text)["init"]["initializer"]))
-        parts = " + ".join(f"`{name}`" for name in classes)
+        parts = " + ".join(f"`{name}`" for name in classes) + f" ([card]({said['Card']}.md))"
         control = ", ".join(f"`{arm}`" for arm in said.get("Control of", "").split(", ") if arm)
-        card = f"[{said['Card'].replace('_', ' ')}]({said['Card']}.md)"
-        rows.append((links[name], linked(said["does"]), said["For"], parts, card, control))
-    head = ("name", "does", "for", "initializer", "card", "is a control of")
+        does = linked(said["does"]) + (f". **Control** of {control}" if control else "")
+        rows.append((links[name], does, said["For"], parts))
+    head = ("name", "does", "for", "initializer")
     return table(head if folder == "init" else head[:2], rows)
 
 
