@@ -29,7 +29,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     lines = [
         "# Claims",
         "",
-        f"What papers and we say of initializations, and what our runs say about it. {len(verdicts)} claims: {said}. "
+        f"What papers and we claim about initializations, and what our runs show. {len(verdicts)} claims: {said}. "
         f"Of those that replicate or hold against the default, {shown} are shown beyond all controls of the row.",
         "",
         "    python -m benchmarks.claims_page",
@@ -37,10 +37,10 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         f"**The rule.** {claims['rule']}",
         "",
         "A gain over the usual initialization may come from the positions that are written, from the size of the "
-        "weights or from their alignment. The column *controls* has the difference to arms with the same positions and "
-        "to arms with the same weights scrambled, where these were run. Networks and data are small and training is "
-        "short: a verdict holds at this scale, and the published setting stands beside it. Where a row says *rule "
-        "before*, margin and test were written down before the runs; elsewhere the runs are older than this page.",
+        "weights or from their alignment. The column *controls* has the difference to arms with the same positions, "
+        "and to arms with the same weights scrambled, where we ran these. Networks and data are small and training is "
+        "short. So a verdict holds at this scale, and the published setting stands beside it. Where a row says *rule "
+        "before*, margin and test were written down before the runs. All other runs are older than this page.",
         "",
         "| claim | published | here | − the first reference | controls | verdict |",
         "|---|---|---|---|---|---|",
@@ -64,7 +64,7 @@ def _waiting(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[str
         against = f"against {', '.join(claim['references'])}; {_bound(claim)}"
         rows += [f"**{claim['name']}**: {claim['claim']} {claim['setting']}; {against}. {claim['cost']}", ""]
         rows += [f"    {claim['command']}", ""]
-    head = "Written down before any run: claim, references, margin or success, what the runs cost, and their command."
+    head = "Written down before any run: each claim, its references, its margin or success, its cost and its command."
     return ["## Not run yet", "", head, "", *rows] if rows else []
 
 

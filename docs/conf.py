@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
@@ -40,6 +41,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
     "mathml",
+    "presets",
     "source_pages",
 ]
 
@@ -128,8 +130,22 @@ def name_report(app: Any, docname: str, source: list[str]) -> None:
         source[0] = re.sub(r"\A# ", f"# {folder}: ", source[0])
 
 
+def say_no_pictures(app: Any, docname: str, source: list[str]) -> None:
+    """Say in the gallery and on the notebooks' pages that notebooks were not run, where they were not."""
+    if nb_execution_mode != "off":
+        return
+    note = "*This site was built without running the notebooks: their pages show no pictures. `make docs` runs them.*"
+    if docname == "docs/gallery/index":
+        source[0] = source[0].replace("\n::::{grid}", f"\n{note}\n\n::::{{grid}}", 1)
+    elif docname.startswith("notebooks/"):
+        notebook = json.loads(source[0])
+        notebook["cells"].insert(1, {"cell_type": "markdown", "id": "no-pictures", "metadata": {}, "source": note})
+        source[0] = json.dumps(notebook)
+
+
 def setup(app: Any) -> None:
     """Connect to Sphinx."""
     app.connect("source-read", name_report)
+    app.connect("source-read", say_no_pictures)
     app.connect("autodoc-process-docstring", as_rst, priority=1000)  # behind napoleon
     app.connect("env-updated", keep_documented_files)

@@ -16,6 +16,7 @@ NOT_CARDS = {
     "extending",
     "index",
     "methods",
+    "presets",
     "results",
     "scaling",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def known_attention():
     vars(ATTENTION).update(copies)
 
 
-@pytest.mark.parametrize("section", ["An initializer", "A host", "A task"])
+@pytest.mark.parametrize("section", ["An initializer", "A host", "A task", "A figure of the attention"])
 def test_every_example_is_short(section):
     lines = [line for line in example(section).splitlines() if line.strip()]
     assert len(lines) <= 30
@@ -86,3 +87,22 @@ def test_a_task_of_ones_own_trains_from_the_command_line(tmp_path, monkeypatch):
     metrics = cli.trainer.callback_metrics
     assert cli.model.pixels == 64
     assert 0 < metrics["val/loss"] < 2
+
+
+def test_a_figure_of_ones_own_shows_the_attention_before_and_after_training(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "received.py").write_text(example("A figure of the attention"))
+    (tmp_path / "mine.yaml").write_text(example("A figure of the attention", "yaml"))
+    drawn = []
+    monkeypatch.setattr(importlib.import_module("received"), "save_figure", lambda *figure: drawn.append(figure))
+    quick = ("max_epochs=1", "limit_train_batches=1", "limit_val_batches=1", "log_every_n_steps=1")
+    quick = [*(f"--trainer.{option}" for option in quick), "--attention.figures=false"]
+    cli = main(["fit", "-c", "vit_digits", "-c", "mine.yaml", *quick])
+    ((figure, path),) = drawn
+    assert path == Path(cli.trainer.log_dir).absolute() / "attention" / "received.png"
+    before, after = figure.axes[0].lines
+    assert [before.get_label(), after.get_label()] == ["before", "after"]
+    for line in (before, after):  # what all tokens receive is what one gives, as every token gives one in all
+        assert sum(line.get_ydata()) == pytest.approx(1, abs=1e-5)
+    assert list(before.get_ydata()) != list(after.get_ydata())

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
+
+from comparison.command.options import compare_parser
+from lightning_modules.cli.config_names import find_config
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -43,3 +49,65 @@ def test_every_link_of_a_page_leads_to_a_file(page):
 def test_nothing_of_the_site_comes_from_another_server():
     for file in [*DOCS.rglob("*.css"), *DOCS.rglob("*.html"), DOCS / "conf.py"]:
         assert "://" not in file.read_text(encoding="utf-8"), file
+
+
+@pytest.fixture(scope="module")
+def preset_page():
+    """The page of presets as it is when the site is built."""
+    spec = importlib.util.spec_from_file_location("preset_tables", DOCS / "extensions" / "presets.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.filled((DOCS / "presets.md").read_text(encoding="utf-8"))
+
+
+def test_every_preset_and_every_variant_stands_on_the_page_of_presets(preset_page):
+    listed = re.findall(r"^\| \[?`(\w+)`", preset_page, re.MULTILINE)
+    folders = (ROOT / "configs" / "init", ROOT / "configs" / "token_mixing")
+    variants = re.findall(r"^  (\w+): ", (ROOT / "configs" / "aliases.yaml").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted([*variants, *(file.stem for folder in folders for file in folder.glob("*.yaml"))])
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs" / "init").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_preset_says_what_it_does_for_which_networks_and_where_its_card_is(preset_page, file):
+    text = file.read_text(encoding="utf-8")
+    (row,) = (line for line in preset_page.splitlines() if f"[`{file.stem}`]" in line)
+    _, _, does, networks, classes, _ = re.split(r" ?\| ?", row)
+    does, _, controlled = does.partition(". **Control** of ")
+    assert len(does) > 20
+    assert re.findall(r"^#.*", text)[0].startswith(f"# {does[:20]}")
+    assert networks
+    assert set(re.findall(r"`(\w+)`", classes)) <= set(re.findall(r"class_path: (\w+)", text))
+    assert (DOCS / re.search(r"\[card\]\((.+?)\)", classes)[1]).is_file()
+    assert bool(controlled) == ("\n# Control of: " in text)
+    assert all((file.parent / f"{name}.yaml").is_file() for name in re.findall(r"`(\w+)`", controlled))
+
+
+def scripts(page: Path) -> list[str]:
+    """The shell scripts of a page."""
+    return re.findall(r"^```bash\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if scripts(page)], ids=lambda path: path.stem)
+def test_scripts_have_no_error_of_syntax(page):
+    for script in scripts(page):
+        checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True)
+        assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(75, "requeue 41\n"), (0, ""), (1, "")])
+def test_the_script_for_slurm_goes_back_into_the_queue_while_runs_are_left(tmp_path, code, requeued):
+    (script,) = scripts(DOCS / "compare.md")
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text(f'PATH="{tmp_path}:$PATH"\n')
+    programs = {"structured-init": f'printf "%s\\n" "$@" >asked\nexit {code}', "scontrol": 'echo "$@"'}
+    for name, body in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "41", "PATH": os.environ["PATH"]}
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=job, text=True, capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, requeued, "")
+    asked = (tmp_path / "asked").read_text().split("\n")
+    assert asked[:3] == ["compare", "-c", "vit_cifar10_short"]
+    given = compare_parser().parse_args(asked[1:-1])  # an option that compare does not have ends here
+    assert given.output == "runs/vit_cifar10_short"
+    assert find_config(asked[2]).files[-1].is_file()

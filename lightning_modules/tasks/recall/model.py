@@ -29,8 +29,8 @@ class SequenceRecall(Task):
     answer before each token, as the published code does; since an exact match needs every token right, the answer that
     a model generates from its own tokens is then the same.
 
-    Logs ``train/loss``, and for validation and test ``loss`` (nats per answer token), ``exact_match``,
-    ``token_accuracy``, both again per length (``test/exact_match_100``), and ``longest_solved``.
+    Logs ``train/loss``, and for validation and test ``loss`` (nats per answer token), ``exact_match`` and
+    ``token_accuracy`` (shares, 0 to 1), both again per length (``test/exact_match_100``), and ``longest_solved``.
 
     Args:
         network: ``mamba``, ``mamba2``, ``hybrid``, ``gpt2``, ``llama``, ``linear_attention``, or a ``class_path`` whose
