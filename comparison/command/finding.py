@@ -12,15 +12,13 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from comparison.command.comparing import launcher_of, run_comparison
+from comparison.command.comparing import launcher_of
+from comparison.command.evidence import EVIDENCE, show, verdict
 from comparison.command.options import compare_parser
-from comparison.results.decisions import Decision
 from comparison.results.metric import Metric
 from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
-from comparison.results.tables import interval_text
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.candidates import automatic
-from comparison.run.deciding import look
 from comparison.run.launch import Launcher, launch, variables
 from comparison.run.lock import locked
 from comparison.run.plan import LEARNING_RATE, Comparison
@@ -33,8 +31,7 @@ from lightning_modules.cli.config_names import find_config
 from lightning_modules.cli.layers import merged
 from structured_init.files import write_json, write_text
 
-RACE, EVIDENCE = "race", "evidence"  # folders: of the runs that choose, of those that show
-FRESH = "100-104"  # seeds of the evidence, which no race takes
+RACE = "race"  # folder of the runs that choose
 RACING = 0.5  # the part of the budget that the race may take
 
 Name = str  # of a candidate: an arm, or an arm at a learning rate
@@ -78,18 +75,18 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
             raise SystemExit(130) from None
         finally:
             launcher.close()
-    record = {"command": command, "candidates": list(names), "left_out": left_out, **_plain(found)}
+    record = {"command": command, "candidates": list(names), "left_out": left_out, **_plain(found, comparison)}
     if found.winner is None:
         _end(folder, record, "Keep your default: nothing raced looked better on the validation split.", console)
         return
     reference, winner = _best_default(found, names, options.baseline), found.winner
     files = {name: _write_arm(folder, *names[name]) for name in (reference, winner)}
-    _show(options, further, command, limit, files, options.budget - found.spent)
-    decision = _decision(folder / EVIDENCE, label_of(winner))
-    metric = Metric(comparison.metric, comparison.mode)
-    text = f"{winner} against {reference}: {interval_text(decision.interval, 2, signed=True)} {metric.unit}".rstrip()
-    text += f" on the test split, {decision.interval.samples} fresh seeds, {decision.kind}"
-    if decision.kind != "better":
+    alone = "" if options.controls == "none" else ", and with itself scrambled where it has structure to scramble"
+    console.print(f"The evidence: {winner} is compared with {reference} on fresh seeds and the test split{alone}.")
+    arms = {label_of(name): folder / file for name, file in files.items()}
+    show(options, further, command, limit, arms, _training(options), options.budget - found.spent)
+    better, text = verdict(folder, label_of(winner), winner, reference)
+    if not better:
         _end(folder, record, f"Keep your default. The best of the race: {text}.", console)
         return
     content = (folder / files[winner]).read_text(encoding="utf-8")
@@ -205,38 +202,6 @@ def _training(options: argparse.Namespace) -> list[str]:
     return [*words, *(word for name, value in given.items() if value is not None for word in (name, value))]
 
 
-def _show(
-    options: argparse.Namespace,
-    further: Sequence[str],
-    command: str,
-    limit: TimeLimit,
-    files: Mapping[Name, str],
-    budget: float,
-) -> None:
-    """Compare the winner with the default on fresh seeds and the test split, until it is decided."""
-    folder = Path(options.output)
-    inits = ",".join(f"{label_of(name)}={folder / file}" for name, file in files.items())
-    reference = label_of(next(iter(files)))
-    words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
-    words += ["--seeds", FRESH, "--margin", repr(options.margin), "--output", str(folder / EVIDENCE), "--no-open"]
-    words += [*_training(options), "--max-seeds", str(options.max_seeds)]
-    words += ["--budget", f"{max(int(budget), 1)}"] if math.isfinite(budget) else []
-    run_comparison(compare_parser().parse_args(words), further, command, limit)
-
-
-def _decision(folder: Path, label: str) -> Decision:
-    """Return what the evidence decided."""
-    from comparison.results.records import read_manifest
-
-    (found,) = look(folder, read_manifest(folder))
-    effect = next((arm.baseline for arm in found.arms if arm.name == label), None)
-    if effect is None or effect.decision is None:
-        from comparison.results.paired import Interval
-
-        return Decision("undecided", Interval(math.nan, -math.inf, math.inf, 0))
-    return effect.decision
-
-
 def _best_default(found: Race, names: Mapping[Name, tuple[Arm, float | None]], baseline: str) -> Name:
     """Return the default that the winner is held against: at its own best learning rate, where rates were raced.
 
@@ -270,8 +235,14 @@ def _rungs(shares: str) -> list[Rung]:
     return [dataclasses.replace(rung, share=share) for rung, share in zip(RUNGS[-len(given) :], given, strict=True)]
 
 
-def _plain(found: Race) -> dict[str, Any]:
+def _plain(found: Race, comparison: Comparison) -> dict[str, Any]:
+    metric = Metric(comparison.metric, comparison.mode)
+    unit = f"{metric.unit} of {metric.words}" if metric.unit else metric.words
     return {
+        "metric": metric.name,
+        "mode": metric.mode,
+        "unit": metric.unit,
+        "gains_are": f"{unit} over {found.reference}, paired by seed, above 0 is better; at the last stage of each",
         "winner": found.winner,
         "tried": list(found.reached),
         "in_the_race_to_the_end": found.arms,

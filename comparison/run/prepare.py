@@ -14,7 +14,7 @@ from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallbac
 from comparison.results.controls import check_controls, parse_controls
 from comparison.results.success import check_success
 from comparison.run.arms import Arm, parse_arms
-from comparison.run.controls import with_controls
+from comparison.run.controls import ENDINGS, with_controls
 from comparison.run.deciding import FIRST_LOOK, question_from
 from comparison.run.plan import Comparison
 from comparison.run.plans import Plans, naming
@@ -83,7 +83,8 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
     built = _check_points(comparison, values, anywhere)
     plans = Plans(comparison, built, anywhere)
     reports = {label: plans.plan(comparison, label, initializers[label]) for label in comparison.arms}
-    return _controlled(comparison, values, initializers, reports, plans) if options.controls == "auto" else comparison
+    endings = ENDINGS[options.controls]
+    return _controlled(comparison, values, initializers, reports, plans, endings) if endings else comparison
 
 
 def _controlled(
@@ -92,6 +93,7 @@ def _controlled(
     initializers: Mapping[str, Initializer],
     reports: Mapping[str, InitReport | None],
     plans: Plans,
+    endings: Sequence[str],
 ) -> Comparison:
     """Return the comparison with the controls of its structured arms."""
     changes = dict(comparison.changes)
@@ -101,7 +103,7 @@ def _controlled(
         initializer, changes[arm.label] = initialization(with_it, arm, values)
         return plans.plan(dataclasses.replace(with_it, changes=changes), arm.label, initializer)
 
-    arms, remarks = with_controls(comparison.arms, initializers, reports, plan)
+    arms, remarks = with_controls(comparison.arms, initializers, reports, plan, endings)
     changes = {label: changes[label] for label in arms}
     return dataclasses.replace(comparison, arms=arms, changes=changes, remarks=remarks)
 
