@@ -22,13 +22,14 @@ from comparison.run.candidates import automatic
 from comparison.run.launch import Launcher, launch, variables
 from comparison.run.lock import locked
 from comparison.run.plan import LEARNING_RATE, Comparison
-from comparison.run.prepare import parse_rates, prepare
+from comparison.run.prepare import parse_rates, prepare, refuse_further
 from comparison.run.progress import duration
 from comparison.run.resolve import ANYWHERE
 from comparison.run.run import Run
 from comparison.run.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.config_names import find_config
 from lightning_modules.cli.layers import merged
+from structured_init.errors import StructuredInitError
 from structured_init.files import write_json, write_text
 
 RACE = "race"  # folder of the runs that choose
@@ -183,7 +184,9 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
     inits = options.baseline if options.among == "auto" else f"{options.baseline},{options.among}"
     words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
     words += ["--seeds", f"0-{MOST - 1}", "--output", str(Path(options.output) / RACE), *_training(options)]
-    comparison = prepare(compare_parser().parse_args(words), further, command)
+    comparing = compare_parser().parse_args(words)
+    _refuse_options(further, options, comparing)
+    comparison = prepare(comparing, further, command)
     left_out: dict[str, str] = {}
     if options.among == "auto":
         comparison, left_out = automatic(comparison, ANYWHERE if options.launcher == "ray" else [])
@@ -192,6 +195,16 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
     if known:
         comparison.grown(known)
     return comparison, left_out
+
+
+def _refuse_options(further: Sequence[str], options: argparse.Namespace, comparing: argparse.Namespace) -> None:
+    """Refuse misspelled options, and those that only ``compare`` has."""
+    own, others = ([name.replace("_", "-") for name in vars(each)] for each in (options, comparing))
+    refuse_further(further, own)
+    for argument in further:
+        name = argument.removeprefix("--").partition("=")[0]
+        if name != argument and name in others:
+            raise StructuredInitError(f"'--{name}' is an option of compare that find does not have: see find --help")
 
 
 def _training(options: argparse.Namespace) -> list[str]:

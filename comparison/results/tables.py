@@ -264,9 +264,8 @@ def _value(arm: ArmResult, digits: int, fewer: str) -> Cell:
     if arm.value is None:
         return Cell(no_value(arm))
     kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
-    alone = (
-        (ALONE if arm.seeds == 1 and not fewer else "no interval") if arm.value.samples < FEWEST_FOR_INTERVAL else ""
-    )
+    few = arm.value.samples < FEWEST_FOR_INTERVAL
+    alone = "" if not few else ALONE if arm.seeds == 1 and not fewer else "no interval"
     return Cell(interval_text(arm.value, digits), ", ".join(filter(None, [fewer, kept, alone])))
 
 

@@ -167,6 +167,8 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
     [
         (["--among", "sincs"], "there is no initialization 'sincs'"),
         (["--shares", "0.5,0.2"], "expected growing fractions that end in 1, such as 0.2,0.5,1, got '0.5,0.2'"),
+        (["--control", "auto"], "unknown option '--control': did you mean '--controls'?"),
+        (["--grid", "data.fraction=0.1"], "'--grid' is an option of compare that find does not have: see find --help"),
         (["--margin", "0"], "argument --margin: expected a number above 0"),
     ],
 )
