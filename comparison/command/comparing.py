@@ -94,14 +94,15 @@ def _train(
     if comparison.learning_rates:  # the choice is among all rates of the folder, over all of its seeds
         comparison = dataclasses.replace(comparison, learning_rates=manifest["learning_rates"], seeds=manifest["seeds"])
     runs = comparison.runs(identity=manifest["identity"])
-    failed = _follow(comparison, manifest, runs, launcher, console, limit)
+    phase = "learning rates" if comparison.learning_rates else ""
+    failed = _follow(comparison, manifest, runs, launcher, console, limit, phase)
     left = _left(runs, failed)
     if comparison.learning_rates and not left:
         choices = choose(comparison, runs)
         write_choices(comparison, choices)
         console.print("The learning rates are chosen. The test split is read now.")
         chosen = chosen_runs(choices, runs)
-        failed |= _follow(comparison, manifest, chosen, launcher, console, limit)
+        failed |= _follow(comparison, manifest, chosen, launcher, console, limit, "test split")
         left = _left(chosen, failed)
     if comparison.question and not left:
         more, left = _decide(comparison, manifest, launcher, console, limit, budget, failed)
@@ -126,7 +127,7 @@ def _decide(
     runs = comparison.added_runs(manifest["added"], identity=manifest["identity"])
     while True:
         if any(not run.complete for run in runs):
-            failed |= _follow(comparison, manifest, runs, launcher, console, limit)
+            failed |= _follow(comparison, manifest, runs, launcher, console, limit, "further seeds")
         left = _left(runs, failed)
         if left:
             return failed, left
@@ -163,11 +164,12 @@ def _follow(
     launcher: Launcher,
     console: Console,
     limit: TimeLimit,
+    phase: str,
 ) -> dict[str, str]:
     waiting = [run for run in runs if not run.complete]
     for run in waiting:
         run.failure_file.unlink(missing_ok=True)
-    with following(console, comparison.folder, manifest, runs, launcher.places) as progress:
+    with following(console, comparison.folder, manifest, runs, launcher.places, phase) as progress:
         launch(waiting, launcher, progress.started, progress.ended, limit)
     return progress.failed
 

@@ -12,29 +12,27 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from comparison.command.comparing import launcher_of, run_comparison
+from comparison.command.comparing import launcher_of
+from comparison.command.evidence import EVIDENCE, show, verdict
 from comparison.command.options import compare_parser
-from comparison.results.decisions import Decision
 from comparison.results.metric import Metric
 from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
-from comparison.results.tables import interval_text
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.candidates import automatic
-from comparison.run.deciding import look
 from comparison.run.launch import Launcher, launch, variables
 from comparison.run.lock import locked
 from comparison.run.plan import LEARNING_RATE, Comparison
-from comparison.run.prepare import parse_rates, prepare
+from comparison.run.prepare import parse_rates, prepare, refuse_further
 from comparison.run.progress import duration
 from comparison.run.resolve import ANYWHERE
 from comparison.run.run import Run
 from comparison.run.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.config_names import find_config
 from lightning_modules.cli.layers import merged
+from structured_init.errors import StructuredInitError
 from structured_init.files import write_json, write_text
 
-RACE, EVIDENCE = "race", "evidence"  # folders: of the runs that choose, of those that show
-FRESH = "100-104"  # seeds of the evidence, which no race takes
+RACE = "race"  # folder of the runs that choose
 RACING = 0.5  # the part of the budget that the race may take
 
 Name = str  # of a candidate: an arm, or an arm at a learning rate
@@ -78,18 +76,18 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
             raise SystemExit(130) from None
         finally:
             launcher.close()
-    record = {"command": command, "candidates": list(names), "left_out": left_out, **_plain(found)}
+    record = {"command": command, "candidates": list(names), "left_out": left_out, **_plain(found, comparison)}
     if found.winner is None:
         _end(folder, record, "Keep your default: nothing raced looked better on the validation split.", console)
         return
     reference, winner = _best_default(found, names, options.baseline), found.winner
     files = {name: _write_arm(folder, *names[name]) for name in (reference, winner)}
-    _show(options, further, command, limit, files, options.budget - found.spent)
-    decision = _decision(folder / EVIDENCE, label_of(winner))
-    metric = Metric(comparison.metric, comparison.mode)
-    text = f"{winner} against {reference}: {interval_text(decision.interval, 2, signed=True)} {metric.unit}".rstrip()
-    text += f" on the test split, {decision.interval.samples} fresh seeds, {decision.kind}"
-    if decision.kind != "better":
+    alone = "" if options.controls == "none" else ", and with itself scrambled where it has structure to scramble"
+    console.print(f"The evidence: {winner} is compared with {reference} on fresh seeds and the test split{alone}.")
+    arms = {label_of(name): folder / file for name, file in files.items()}
+    show(options, further, command, limit, arms, _training(options), options.budget - found.spent)
+    better, text = verdict(folder, label_of(winner), winner, reference)
+    if not better:
         _end(folder, record, f"Keep your default. The best of the race: {text}.", console)
         return
     content = (folder / files[winner]).read_text(encoding="utf-8")
@@ -186,7 +184,9 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
     inits = options.baseline if options.among == "auto" else f"{options.baseline},{options.among}"
     words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
     words += ["--seeds", f"0-{MOST - 1}", "--output", str(Path(options.output) / RACE), *_training(options)]
-    comparison = prepare(compare_parser().parse_args(words), further, command)
+    comparing = compare_parser().parse_args(words)
+    _refuse_options(further, options, comparing)
+    comparison = prepare(comparing, further, command)
     left_out: dict[str, str] = {}
     if options.among == "auto":
         comparison, left_out = automatic(comparison, ANYWHERE if options.launcher == "ray" else [])
@@ -197,44 +197,22 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
     return comparison, left_out
 
 
+def _refuse_options(further: Sequence[str], options: argparse.Namespace, comparing: argparse.Namespace) -> None:
+    """Refuse misspelled options, and those that only ``compare`` has."""
+    own, others = ([name.replace("_", "-") for name in vars(each)] for each in (options, comparing))
+    refuse_further(further, own)
+    for argument in further:
+        name = argument.removeprefix("--").partition("=")[0]
+        if name != argument and name in others:
+            raise StructuredInitError(f"'--{name}' is an option of compare that find does not have: see find --help")
+
+
 def _training(options: argparse.Namespace) -> list[str]:
     """Return the options of how runs are trained and judged as ``compare`` takes them."""
     words = ["--launcher", options.launcher, "--threads", str(options.threads), "--parallel", str(options.parallel)]
     words += ["--cpus-per-run", str(options.cpus_per_run), "--gpus-per-run", str(options.gpus_per_run)]
     given = {"--ray-address": options.ray_address, "--metric": options.metric, "--mode": options.mode}
     return [*words, *(word for name, value in given.items() if value is not None for word in (name, value))]
-
-
-def _show(
-    options: argparse.Namespace,
-    further: Sequence[str],
-    command: str,
-    limit: TimeLimit,
-    files: Mapping[Name, str],
-    budget: float,
-) -> None:
-    """Compare the winner with the default on fresh seeds and the test split, until it is decided."""
-    folder = Path(options.output)
-    inits = ",".join(f"{label_of(name)}={folder / file}" for name, file in files.items())
-    reference = label_of(next(iter(files)))
-    words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
-    words += ["--seeds", FRESH, "--margin", repr(options.margin), "--output", str(folder / EVIDENCE), "--no-open"]
-    words += [*_training(options), "--max-seeds", str(options.max_seeds)]
-    words += ["--budget", f"{max(int(budget), 1)}"] if math.isfinite(budget) else []
-    run_comparison(compare_parser().parse_args(words), further, command, limit)
-
-
-def _decision(folder: Path, label: str) -> Decision:
-    """Return what the evidence decided."""
-    from comparison.results.records import read_manifest
-
-    (found,) = look(folder, read_manifest(folder))
-    effect = next((arm.baseline for arm in found.arms if arm.name == label), None)
-    if effect is None or effect.decision is None:
-        from comparison.results.paired import Interval
-
-        return Decision("undecided", Interval(math.nan, -math.inf, math.inf, 0))
-    return effect.decision
 
 
 def _best_default(found: Race, names: Mapping[Name, tuple[Arm, float | None]], baseline: str) -> Name:
@@ -270,8 +248,14 @@ def _rungs(shares: str) -> list[Rung]:
     return [dataclasses.replace(rung, share=share) for rung, share in zip(RUNGS[-len(given) :], given, strict=True)]
 
 
-def _plain(found: Race) -> dict[str, Any]:
+def _plain(found: Race, comparison: Comparison) -> dict[str, Any]:
+    metric = Metric(comparison.metric, comparison.mode)
+    unit = f"{metric.unit} of {metric.words}" if metric.unit else metric.words
     return {
+        "metric": metric.name,
+        "mode": metric.mode,
+        "unit": metric.unit,
+        "gains_are": f"{unit} over {found.reference}, paired by seed, above 0 is better; at the last stage of each",
         "winner": found.winner,
         "tried": list(found.reached),
         "in_the_race_to_the_end": found.arms,

@@ -73,9 +73,10 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--control", metavar="INIT", help=CONTROL)
     add(
         "--controls",
-        choices=("auto", "none"),
+        choices=("auto", "scrambled", "none"),
         default="none",
-        help="auto: add a same-positions and a scrambled control for every structured arm (default: none)",
+        help="auto: add a same-positions and a scrambled control for every structured arm; scrambled: that alone"
+        " (default: none)",
     )
     add(
         "--grid",
@@ -137,6 +138,8 @@ def find_parser() -> argparse.ArgumentParser:
     add(
         "--max-seeds", type=_positive, default=40, metavar="N", help="--max-seeds of the final comparison (default: 40)"
     )
+    shown = "controls of the final comparison, as --controls of compare (default: scrambled; none leaves it out)"
+    add("--controls", choices=("auto", "scrambled", "none"), default="scrambled", help=shown)
     parts = "fractions of training at which candidates are dropped (default: 0.2,0.5,1); 1 trains all to the end"
     add("--shares", type=_shares, default="0.2,0.5,1", metavar="a,1", help=parts)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")

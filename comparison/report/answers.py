@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from comparison.report.data import ReportData
-from comparison.report.sentences import all_findings, count, diverged_sentence, listed
+from comparison.report.sentences import all_findings, count, diverged_sentence, equal_sentence, listed
 from comparison.report.success_sentences import success_findings
 from comparison.report.ties import Tie, largest_difference, quantities, strongest_tie
 from comparison.results.effects import ArmResult, Effect, Effects
@@ -26,6 +26,8 @@ def answers(data: ReportData) -> list[str]:
     if not pairs:
         (_, sentences), *_ = all_findings(data)
         return [sentences[-1]]
+    if equal := equal_sentence(found):
+        return [_at(data, [equal])]
     best = _best(found, pairs)
     over, which, sure = _over_controls(found, best[0]), _which(found, pairs, best), _sure(found, pairs, best)
     first = [over, f"{which} {sure}"] if over else [which, sure]

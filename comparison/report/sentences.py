@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from comparison.report.data import ReportData
 from comparison.report.decided import decided, question_text
+from comparison.results.comparable import all_equal, fewer_seeds
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.multiple import LEVEL as FAMILY_LEVEL
 from comparison.results.paired import FEWEST_FOR_INTERVAL
 from comparison.results.records import asked_runs, asked_seeds, point_label
-from comparison.results.tables import decimals, diverged_text, interval_text, p_text
+from comparison.results.tables import decimals, diverged_text, interval_text, number, p_text
 
 LEVEL = "95 %"
 REFERENCES = {
@@ -78,7 +79,7 @@ def findings(found: Effects) -> list[str]:
 
     A run that diverged is a result, and comes first.
     """
-    return [*_diverged(found), *_differences(found)]
+    return [*_diverged(found), *_unequal(found), *_differences(found)]
 
 
 def diverged_sentence(found: Effects) -> str:
@@ -103,6 +104,30 @@ def _diverged(found: Effects) -> list[str]:
     return sentences
 
 
+def equal_sentence(found: Effects) -> str:
+    """Say that all results are equal and what follows; empty where they are not."""
+    value = all_equal(found)
+    if value is None:
+        return ""
+    unit = " %" if found.metric.factor == 100 else ""
+    results = count(sum(len(arm.by_seed) for arm in found.arms), "final result")
+    return (
+        f"All {results} are equal, {number(value, decimals(found))}{unit}: no arm differs from another, and as no two "
+        "results differ, neither power nor a number of seeds can be computed."
+    )
+
+
+def _unequal(found: Effects) -> list[str]:
+    fewer = fewer_seeds(found)
+    if not fewer or len(found.arms) < 2:
+        return []
+    counts = [f"{arm} {seeds}" for arm, seeds in fewer.items()]
+    return [
+        f"Means are over different seeds ({listed(counts)}), and differences over the seeds that both arms have: do "
+        "not compare the means."
+    ]
+
+
 def _differences(found: Effects) -> list[str]:
     if not found.arms:
         return [f"No complete run has {found.metric.words} yet."]
@@ -124,6 +149,8 @@ def _differences(found: Effects) -> list[str]:
         return [
             f"There is only {one}, so there is no interval: the table shows values, but no difference is established."
         ]
+    if found.question is None and (equal := equal_sentence(found)):
+        return [equal]
     few = all(effect.interval.samples < FEWEST_FOR_INTERVAL for effect in paired)
     if few and found.question is None and not any(arm.diverged for arm in found.arms):
         return ["Two seeds are too few: run at least 5. The table shows values, but no difference is established."]
@@ -133,7 +160,7 @@ def _differences(found: Effects) -> list[str]:
         _against(found, "baseline", f"{found.baseline}"),
     ]
     if found.question is not None:
-        sentences.insert(0, question_text(found))
+        sentences = [question_text(found), equal_sentence(found), *sentences]
     intervals = sum(effect.interval.samples >= FEWEST_FOR_INTERVAL for effect in paired)
     if intervals > 1 and found.question is None:  # what was asked is decided for all arms together
         families = " and of those to the controls" if any(arm.control or arm.scrambled for arm in found.arms) else ""

@@ -130,6 +130,12 @@ class Effects:
     arms: list[ArmResult]
     question: Question | None = None
 
+    @property
+    def at_once(self) -> bool:
+        """Whether every run is at the target at its first evaluation: it is no result that training leads to."""
+        known = [arm.reach for arm in self.arms if arm.reach is not None]
+        return bool(known) and all(each.at_once for each in known)
+
 
 def effects(
     results: pd.DataFrame,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from comparison.results.comparable import fewer_seeds
 from comparison.results.decisions import Decision
 from comparison.results.effects import ArmResult, Effects, effects
 from comparison.results.metric import Metric, has_no_width
@@ -113,16 +114,17 @@ def headline_table(found: Effects) -> Table:
     controls = {to: text for to, text in controls.items() if any(getattr(arm, to) for arm in found.arms)}
     columns = ["arm", "seeds", *(["learning rate"] if with_rates else []), found.metric.label]
     columns += [f"− {found.baseline} (paired)", *controls.values()]
-    if found.target is not None:
+    with_steps = found.target is not None and not found.at_once
+    if with_steps:
         columns += [f"steps to {target_text(found, digits)}", "speed-up"]
-    rows = []
+    rows, fewer = [], fewer_seeds(found)
     for arm in found.arms:
         row = [Cell(arm.name, arm=arm.name), Cell(str(arm.seeds), diverged_text(arm))]
         row += [_rate(arm)] if with_rates else []
-        row.append(_value(arm, digits))
+        row.append(_value(arm, digits, fewer.get(arm.name, "")))
         row.append(Cell("baseline") if arm.name == found.baseline else effect_cell(arm, found, digits))
         row += [effect_cell(arm, found, digits, to) for to in controls]
-        row += [_steps(arm.reach), _speed_up(arm, found.baseline)] if found.target is not None else []
+        row += [_steps(arm.reach), _speed_up(arm, found.baseline)] if with_steps else []
         rows.append(row)
     return Table(columns, rows)
 
@@ -258,12 +260,13 @@ def diverged_text(arm: ArmResult) -> str:
     return f"{len(arm.diverged)} of {arm.seeds} diverged" if arm.diverged else ""
 
 
-def _value(arm: ArmResult, digits: int) -> Cell:
+def _value(arm: ArmResult, digits: int, fewer: str) -> Cell:
     if arm.value is None:
         return Cell(no_value(arm))
     kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
-    alone = (ALONE if arm.seeds == 1 else "no interval") if arm.value.samples < FEWEST_FOR_INTERVAL else ""
-    return Cell(interval_text(arm.value, digits), ", ".join(filter(None, [kept, alone])))
+    few = arm.value.samples < FEWEST_FOR_INTERVAL
+    alone = "" if not few else ALONE if arm.seeds == 1 and not fewer else "no interval"
+    return Cell(interval_text(arm.value, digits), ", ".join(filter(None, [fewer, kept, alone])))
 
 
 def _rate(arm: ArmResult) -> Cell:

@@ -26,11 +26,13 @@ class Reach:
         speed_up: the baseline's steps / the arm's, geometric mean with the t interval of the logarithms; None where a
             run of the arm does not reach the target, or nothing is paired.
         bounds: of how many pairs the ratio is a lower bound, since the baseline's run does not reach the target.
+        at_once: whether every run is as good at its first evaluation, so that its steps say nothing.
     """
 
     steps: dict[int, float | None]
     speed_up: Interval | None
     bounds: int
+    at_once: bool = False
 
     @property
     def reached(self) -> dict[int, float]:
@@ -79,6 +81,7 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
         mode: as in ``steps_to``.
     """
     steps = {seed: steps_to(curve, target, mode) for seed, curve in arm.items() if curve}
+    at_once = bool(steps) and all(found == arm[seed][0][0] for seed, found in steps.items())
     logarithms, bounds = [], 0
     for seed, own in steps.items():
         if seed not in baseline or not baseline[seed] or not own:
@@ -88,7 +91,7 @@ def reach(arm: Mapping[int, Curve], baseline: Mapping[int, Curve], target: float
             others, bounds = float(baseline[seed][-1][0]), bounds + 1
         logarithms.append(math.log(others / own))
     if not logarithms or None in steps.values():
-        return Reach(steps, None, bounds)
+        return Reach(steps, None, bounds, at_once)
     interval = t_interval(logarithms)
     ends = [math.inf if value > 700 else math.exp(value) for value in (interval.mean, interval.low, interval.high)]
-    return Reach(steps, Interval(*ends, samples=interval.samples), bounds)
+    return Reach(steps, Interval(*ends, samples=interval.samples), bounds, at_once)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,8 @@ from comparison.run.plans import Plans
 from comparison.run.prepare import initialization
 from comparison.run.resolve import build, parse, values_of
 from lightning_modules.cli.config_names import shipped_configs
+from structured_init import Compose, Initializer, InitReport, KaimingUniform, SpatialFilters, TruncatedNormal
+from structured_init.entry import Entry
 from structured_init.errors import StructuredInitError
 from structured_init.sites import attention_sites
 
@@ -27,6 +30,7 @@ VARIANTS: Mapping[str, Mapping[str, str]] = {
     "skipless": {"dino": "qk_alpha=1.8,qk_beta=1.0"},
     "mimetic_state_space": {"no_correlate": "correlate=false", "no_convolution": "convolution=false"},
 }
+SIGMAS = 5  # standard errors, within which a tensor drawn anew has the mean and the spread that it had
 FIRST_HALF = ("mimetic_host", "mimetic_language", "impulse", "skipless", "conditioned")  # raced there alone too
 
 
@@ -84,7 +88,37 @@ def _fits(comparison: Comparison, arm: Arm, values: Mapping[str, Any], plans: Pl
         return "it needs samples of the data, or a network that is built late: name it in --among", comparison
     if not report.changed:
         return "it changes nothing here", comparison
+    if is_independent(initializer) and only_redraws(report):
+        return "it only draws the host's default anew, which is a control: name it in --among", comparison
     return "", comparison
+
+
+def is_independent(initializer: Initializer) -> bool:
+    """Tell whether all that an initializer writes are independent draws from one distribution per tensor."""
+    if isinstance(initializer, Compose):
+        return all(map(is_independent, initializer.initializers))
+    if isinstance(initializer, SpatialFilters):
+        return initializer.filters == "random" and initializer.distinct is None and not initializer.frozen
+    return isinstance(initializer, (KaimingUniform, TruncatedNormal))
+
+
+def only_redraws(report: InitReport) -> bool:
+    """Tell whether all that was written has the mean and the spread that it had before, up to chance."""
+    return all(map(_redrawn, report.changed))
+
+
+def _redrawn(entry: Entry) -> bool:
+    """Compare a tensor of n independent values with another of the same distribution, at ``SIGMAS`` standard errors.
+
+    The difference of two means has a standard error of √(2/n) σ. That of two deviations, relative to σ, has 1/√n for
+    normal values and less for uniform ones.
+    """
+    before, after, count = entry.before, entry.after, math.prod(entry.shape)
+    if before is None or after is None:
+        return False
+    spread = max(before.std, after.std)
+    same_mean = abs(after.mean - before.mean) <= SIGMAS * math.sqrt(2 / count) * spread
+    return same_mean and abs(after.std - before.std) <= SIGMAS / math.sqrt(count) * spread
 
 
 def _steps(part: Any) -> int:

@@ -1,4 +1,4 @@
-"""What ``--controls auto`` adds: of every structured arm, the same positions and the same weights scrambled.
+"""What ``--controls`` adds: of every structured arm, the same positions and the same weights scrambled.
 
 A structured initialization changes positions, the size of weights and their alignment. Against the arm with the same
 positions and against the one with the same weights scrambled, what is left is the alignment.
@@ -6,7 +6,7 @@ positions and against the one with the same weights scrambled, what is left is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, is_control
 from comparison.run.arms import Arm
@@ -16,12 +16,16 @@ from structured_init.errors import StructuredInitError
 
 Plan = Callable[[Arm], InitReport | None]
 
+# What each choice of ``--controls`` adds, by how the names of these controls end.
+ENDINGS = {"auto": (SAME_POSITIONS, SCRAMBLED), "scrambled": (SCRAMBLED,), "none": ()}
+
 
 def with_controls(
     arms: Mapping[str, Arm],
     initializers: Mapping[str, Initializer],
     reports: Mapping[str, InitReport | None],
     plan: Plan,
+    endings: Sequence[str] = ENDINGS["auto"],
 ) -> tuple[dict[str, Arm], list[str]]:
     """Return the arms with their controls, each behind its own, and what is to be said about those that there are not.
 
@@ -32,6 +36,7 @@ def with_controls(
         initializers: of each.
         reports: what planning each on its network gave; None where it could not be planned without samples.
         plan: parses an arm and plans it on its network.
+        endings: of the controls that are wanted.
 
     Raises:
         StructuredInitError: a label that a control would have is taken by something else.
@@ -41,13 +46,13 @@ def with_controls(
         found[label] = arm
         if not is_structured(initializers[label]):
             continue
-        for ending in (SAME_POSITIONS, SCRAMBLED):
+        for ending in endings:
             control = arm.control(ending)
             if ending == SAME_POSITIONS and (other := _same_positions(label, reports)):
                 remarks.append(f"{other} is the same-positions control of {label}")
             elif control.label in arms:
                 if arms[control.label] != control:
-                    raise StructuredInitError(f"--controls auto needs the label '{control.label}': rename that arm")
+                    raise StructuredInitError(f"--controls needs the label '{control.label}': rename that arm")
             elif ending == SAME_POSITIONS and reports[label] is None:
                 remarks.append(f"{label} needs samples to be planned: give its same-positions control yourself")
             else:

@@ -14,7 +14,7 @@ from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallbac
 from comparison.results.controls import check_controls, parse_controls
 from comparison.results.success import check_success
 from comparison.run.arms import Arm, parse_arms
-from comparison.run.controls import with_controls
+from comparison.run.controls import ENDINGS, with_controls
 from comparison.run.deciding import FIRST_LOOK, question_from
 from comparison.run.plan import Comparison
 from comparison.run.plans import Plans, naming
@@ -52,7 +52,7 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
     Raises:
         StructuredInitError: any mistake that can be known before a run.
     """
-    _refuse_further(further, [name.replace("_", "-") for name in vars(options)])
+    refuse_further(further, [name.replace("_", "-") for name in vars(options)])
     deciding = options.precision is not None or options.margin is not None
     comparison = Comparison(
         folder=Path(options.output),
@@ -83,7 +83,8 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
     built = _check_points(comparison, values, anywhere)
     plans = Plans(comparison, built, anywhere)
     reports = {label: plans.plan(comparison, label, initializers[label]) for label in comparison.arms}
-    return _controlled(comparison, values, initializers, reports, plans) if options.controls == "auto" else comparison
+    endings = ENDINGS[options.controls]
+    return _controlled(comparison, values, initializers, reports, plans, endings) if endings else comparison
 
 
 def _controlled(
@@ -92,6 +93,7 @@ def _controlled(
     initializers: Mapping[str, Initializer],
     reports: Mapping[str, InitReport | None],
     plans: Plans,
+    endings: Sequence[str],
 ) -> Comparison:
     """Return the comparison with the controls of its structured arms."""
     changes = dict(comparison.changes)
@@ -101,7 +103,7 @@ def _controlled(
         initializer, changes[arm.label] = initialization(with_it, arm, values)
         return plans.plan(dataclasses.replace(with_it, changes=changes), arm.label, initializer)
 
-    arms, remarks = with_controls(comparison.arms, initializers, reports, plan)
+    arms, remarks = with_controls(comparison.arms, initializers, reports, plan, endings)
     changes = {label: changes[label] for label in arms}
     return dataclasses.replace(comparison, arms=arms, changes=changes, remarks=remarks)
 
@@ -173,6 +175,9 @@ def _references(
         raise StructuredInitError(
             f"--baseline '{baseline}' is not among the initializations: {nearest(baseline, arms)}"
         )
+    if options.control in ENDINGS and options.control not in arms:
+        name = options.control
+        raise StructuredInitError(f"--control names an arm, not '{name}': did you mean '--controls {name}'?")
     controls = parse_controls(options.control) or known.get("controls", {})
     controls = check_controls(controls, {"arms": arms, "baseline": baseline})
     success = known.get("success") if options.success is None else check_success(options.success, metric)
@@ -226,15 +231,24 @@ def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Se
     return built
 
 
-def _refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
-    """Refuse what a comparison sets itself, and what is a misspelled option of ``compare``."""
+def refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
+    """Refuse what a comparison sets itself, and what is a misspelled option of the command.
+
+    Args:
+        further: arguments for every run.
+        options: names of the command's own, without dashes before them.
+
+    Raises:
+        StructuredInitError: names the argument, and the nearest option.
+    """
     for argument in further:
         if not argument.startswith("-"):
             continue
         key = argument.lstrip("-").partition("=")[0]
         _refuse_ours(key.rstrip("+"))
         if "." not in key and key not in SECTIONS and difflib.get_close_matches(key, options, n=1):
-            raise StructuredInitError(f"unknown option '--{key}': {nearest(key, options)}")
+            near = nearest(f"--{key}", [f"--{option}" for option in options])
+            raise StructuredInitError(f"unknown option '--{key}': {near}")
 
 
 def _refuse_ours(key: str) -> None:

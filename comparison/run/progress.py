@@ -39,13 +39,20 @@ class Lines:
         manifest: of the comparison.
         runs: all of it, complete ones too.
         places: runs at a time.
+        phase: what these runs are for, where a comparison has others before or after them.
 
     Attributes:
         failed: why, by the name of the run.
     """
 
     def __init__(
-        self, console: Console, folder: Path, manifest: Mapping[str, Any], runs: Sequence[Run], places: int
+        self,
+        console: Console,
+        folder: Path,
+        manifest: Mapping[str, Any],
+        runs: Sequence[Run],
+        places: int,
+        phase: str = "",
     ) -> None:
         self.console, self.folder, self.manifest, self.runs, self.places = console, folder, manifest, runs, places
         self.running: dict[Run, tuple[float, int]] = {}  # since when, and from which epoch on
@@ -53,8 +60,11 @@ class Lines:
         self.done = sum(run.complete for run in runs)
         self.seconds: list[float] = []  # that runs have taken here
         self.per_seed = len(runs) // len({run.settings["seed"] for run in runs}) if runs else 0
+        self.phase = phase
+        before = f"{phase}: " if phase else ""
         already = f", {self.done} of them complete" if self.done else ""
-        console.print(f"{len(runs)} run{'s' * (len(runs) != 1)}{already}" + (f", {places} at a time" if places else ""))
+        many = f"{len(runs)} run{'s' * (len(runs) != 1)}{already}"
+        console.print(before + many + (f", {places} at a time" if places else ""))
 
     def started(self, run: Run) -> None:
         self.running[run] = time.perf_counter(), epoch(run) or 0
@@ -86,7 +96,8 @@ class Lines:
         """Print how a run has ended, and how long the rest will take."""
         left = self.remaining()
         rest = f"; about {duration(left)} left" if left else ""
-        self.console.print(f"[{self.done}/{len(self.runs)}] {run.name}: {what}{rest}", markup=False, soft_wrap=True)
+        count = f"{self.phase} [{self.done}/{len(self.runs)}]".lstrip()
+        self.console.print(f"{count} {run.name}: {what}{rest}", markup=False, soft_wrap=True)
 
     def remaining(self) -> float | None:
         """Return the seconds that are left, by the runs so far; ``None`` while none has ended, 0 at the end."""
@@ -152,7 +163,7 @@ class Screen(Lines):
 
 @contextlib.contextmanager
 def following(
-    console: Console, folder: Path, manifest: Mapping[str, Any], runs: Sequence[Run], places: int
+    console: Console, folder: Path, manifest: Mapping[str, Any], runs: Sequence[Run], places: int, phase: str = ""
 ) -> Iterator[Progress]:
     """Give what follows the runs: a live picture in a terminal, plain lines elsewhere.
 
@@ -162,11 +173,12 @@ def following(
         manifest: of the comparison.
         runs: all of them.
         places: runs at a time; 0 where that is not known.
+        phase: what these runs are for, where a comparison has others before or after them.
     """
     if not console.is_terminal:
-        yield Lines(console, folder, manifest, runs, places)
+        yield Lines(console, folder, manifest, runs, places, phase)
         return
-    screen = Screen(console, folder, manifest, runs, places)
+    screen = Screen(console, folder, manifest, runs, places, phase)
     with screen.live:
         yield screen
 

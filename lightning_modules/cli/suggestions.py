@@ -60,7 +60,9 @@ def suggest(name: str, valid: Collection[str]) -> str:
         if key.rpartition(".")[2] == last and key != name:
             return f"did you mean '{key}'?"
     found = nearest(name, valid)
-    return found if found.startswith("did you mean") else nearest(name, {key.partition(".")[0] for key in valid})
+    if found.startswith("did you mean"):
+        return found
+    return nearest(name.partition(".")[0], {key.partition(".")[0] for key in valid})  # a section may be misspelled
 
 
 def _reaches(key: str, valid: Collection[str]) -> bool:

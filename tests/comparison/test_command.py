@@ -147,12 +147,16 @@ def test_a_run_that_diverges_is_complete_with_what_it_gave_and_is_not_tried_agai
     assert not list(folder.glob("out/runs/**/*.failed.json"))
 
 
-def test_the_learning_rate_is_chosen_on_validation_and_only_its_test_split_is_read(compare, folder):
+def test_the_learning_rate_is_chosen_on_validation_and_only_its_test_split_is_read(compare, folder, capsys):
     compare("--inits", "default", "--seeds", "0,1", "--learning-rates", "1e-30,0.01", "--metric", "test/loss")
     found = results(folder / "out")
     assert len(found) == 4
     means = {rate: sum(found["default", seed, rate]["val/loss"] for seed in (0, 1)) / 2 for rate in (1e-30, 0.01)}
     best = min(means, key=means.get)
+    said = capsys.readouterr().out
+    assert "learning rates [4/4] default" in said
+    assert "test split: 2 runs" in said
+    assert "test split [2/2] default" in said  # a count that begins anew, by its name
     choices = json.loads((folder / "out" / "learning_rates.json").read_text())
     assert choices[""]["default"]["chosen"] == best
     assert choices[""]["default"]["validation"][repr(best)] == [
@@ -224,7 +228,11 @@ def test_a_grid_is_crossed_with_starts_and_seeds(compare, folder):
         (["--inits", "default", "--baseline", "sincos"], "--baseline 'sincos' is not among the initializations"),
         (["--inits", "default,codes", "--control", "sincos"], "'sincos' is not an arm of this comparison"),
         (["--inits", "default", "--trainer.max_epoch=1"], "unknown key 'trainer.max_epoch'"),
-        (["--inits", "default", "--seds", "1"], "unknown option '--seds': did you mean 'seeds'?"),
+        (["--inits", "default", "--seds", "1"], "unknown option '--seds': did you mean '--seeds'?"),
+        (
+            ["--inits", "default", "--control", "auto"],
+            "--control names an arm, not 'auto': did you mean '--controls auto'?",
+        ),
         (
             ["--inits", "default", "--init.seed=1"],
             "'init.seed' is what a comparison sets for each run: give init",

@@ -6,22 +6,27 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from timm.models.convmixer import ConvMixer
 
 from comparison.command import comparing, find, finding
 from comparison.command.options import compare_parser
 from comparison.results.race import RUNGS
 from comparison.run import candidates
 from comparison.run.arms import parse_arms
+from comparison.run.controls import ENDINGS, with_controls
 from comparison.run.deciding import question_from
 from comparison.run.plan import Comparison
 from comparison.run.prepare import parse_seeds, prepare
 from comparison.run.run import train
+from structured_init import Default, KaimingUniform, Mimetic, SpatialFilters, TruncatedNormal, initialize
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
 QUICK = ["--trainer.limit_train_batches=4", "--trainer.limit_val_batches=1", "--trainer.limit_test_batches=1"]
 NOISE = [0.4, -0.7, 0.1, 0.9, -0.5, -0.2, 0.6]
-GAIN = {"default": 0.0, "sincos": 4.0, "codes": -3.0}  # points
+GAIN = {"default": 0.0, "sincos": 4.0, "codes": -3.0, "mimetic_host": 4.0, "mimetic_host_scrambled": 0.0}  # points
+REPORTED = {"mimetic_host": "Mimetic()", "mimetic_host_scrambled": "Scrambled(initializer=Mimetic(), filters=True)"}
 
 
 class Pretend:
@@ -55,6 +60,8 @@ class Pretend:
             known = {key: run.settings[key] for key in ("arm", "seed", "point", "learning_rate")}
             rest = {"epochs": 1, "steps": 4, "seconds": 100.0, "tested": run.tested}
             run.result_file.write_text(json.dumps({**known, "metrics": metrics, **rest}))
+            report = {"initializer": REPORTED.get(arm, arm), "entries": []}
+            (run.folder / "init_report.json").write_text(json.dumps(report))
         self._ended.append((run, None))
 
     def wait(self, seconds):
@@ -68,6 +75,8 @@ class Pretend:
 def prepared(options, further, command):
     """What ``prepare`` returns, without a look at the experiment, which takes a second."""
     arms = parse_arms(options.inits)
+    initializers = {label: Mimetic() if label.startswith("mimetic") else Default() for label in arms}
+    arms, _ = with_controls(arms, initializers, dict.fromkeys(arms), lambda arm: None, ENDINGS[options.controls])
     comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, parse_seeds(options.seeds))
     references = {"metric": "test/accuracy", "mode": "max", "baseline": options.baseline}
     references |= {"changes": {arm: {} for arm in arms}, "question": question_from(options, comparison.known() or {})}
@@ -99,7 +108,33 @@ def test_the_winner_is_shown_on_fresh_seeds_and_the_test_split_and_can_be_used(s
     assert found == {"init": {"initializer": {"class_path": "Positions"}}}
     said = json.loads((folder / "out" / "find.json").read_text())
     assert said["winner"] == "sincos"
+    assert (said["metric"], said["mode"], said["unit"]) == ("val/accuracy", "max", "points")
+    assert said["gains_are"].startswith("points of val accuracy over default, paired by seed, above 0 is better")
+    assert 3 < said["gains"]["sincos"] < 5  # 4 points, with noise of half a point
     assert "fresh seeds, better" in said["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("words", "arms", "said"),
+    [
+        ([], {"default", "mimetic_host", "mimetic_host_scrambled"}, "; against itself scrambled: +3.80 ± "),
+        (["--controls", "none"], {"default", "mimetic_host"}, "; not compared with itself scrambled"),
+    ],
+)
+def test_the_winner_is_also_compared_with_itself_scrambled_unless_that_is_refused(search, capsys, words, arms, said):
+    search("--among", "mimetic_host", *words)
+    assert {arm for arm, *_, tested in Pretend.trained if tested} == arms
+    assert {arm for arm, *_, tested in Pretend.trained if not tested} == {"default", "mimetic_host"}  # none races
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert ("with itself scrambled where it has structure" in printed) == (not words)
+
+
+def test_structure_that_is_worth_nothing_over_itself_scrambled_is_said(search, monkeypatch, capsys):
+    monkeypatch.setattr(Pretend, "gains", {**GAIN, "mimetic_host_scrambled": 4.0})
+    search("--among", "mimetic_host", "--max-seeds", "8")
+    assert "fresh seeds, better; against itself scrambled: " in (said := capsys.readouterr().out)
+    assert "(it is not shown that its structure matters)" in said
 
 
 def test_a_search_that_was_stopped_goes_on_and_ends_alike(search, monkeypatch):
@@ -132,6 +167,8 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
     [
         (["--among", "sincs"], "there is no initialization 'sincs'"),
         (["--shares", "0.5,0.2"], "expected growing fractions that end in 1, such as 0.2,0.5,1, got '0.5,0.2'"),
+        (["--control", "auto"], "unknown option '--control': did you mean '--controls'?"),
+        (["--grid", "data.fraction=0.1"], "'--grid' is an option of compare that find does not have: see find --help"),
         (["--margin", "0"], "argument --margin: expected a number above 0"),
     ],
 )
@@ -153,21 +190,38 @@ def complaint_of():
 
 
 def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(folder, monkeypatch):
-    shipped = [f"init/{name}" for name in ("default", "skipless", "mimetic_state_space", "structured_2404")]
+    names = ("default", "skipless", "mimetic_state_space", "structured_2404", "kaiming_uniform", "truncated_normal")
+    shipped = [f"init/{name}" for name in names]
     monkeypatch.setattr(candidates, "shipped_configs", lambda: dict.fromkeys(shipped, folder))
     monkeypatch.setattr(candidates, "VARIANTS", {"skipless": {"half": "value_output=false"}})
     words = ["-c", "tiny.yaml", "--inits", "default", "--output", "out"]
     comparison = prepare(compare_parser().parse_args(words), [], "")
     found, left_out = finding.automatic(comparison, [])
-    assert list(found.arms) == ["default", "skipless", "skipless_half", "skipless_first_half"]
+    assert list(found.arms) == ["default", "skipless", "kaiming_uniform", "skipless_half", "skipless_first_half"]
     assert found.arms["skipless_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
-    assert list(left_out) == ["mimetic_state_space", "structured_2404"]  # a transformer has no state
+    assert list(left_out) == ["mimetic_state_space", "structured_2404", "truncated_normal"]  # no state in a transformer
+    assert "only draws the host's default anew" in left_out["truncated_normal"]  # timm's own distribution
     assert "its solver takes 10,000 steps" in left_out["structured_2404"]
 
 
-def lasting(run):
-    import torch
+@pytest.mark.parametrize(
+    ("initializer", "only"),
+    [
+        (KaimingUniform(), True),  # PyTorch's own rule, which timm's ConvMixer keeps
+        (SpatialFilters(), True),
+        (TruncatedNormal(), False),  # another spread
+        (SpatialFilters("impulse"), False),  # of the same mean square, and no redraw
+        (SpatialFilters("random", energy=0.5), False),
+        (SpatialFilters("random", frozen=True), False),
+    ],
+)
+def test_a_convmixer_is_only_drawn_anew_by_what_has_its_host_s_distribution(initializer, only):
+    torch.manual_seed(0)
+    report = initialize(ConvMixer(32, 2, kernel_size=5, patch_size=4, num_classes=10), initializer, dry_run=True)
+    assert (candidates.is_independent(initializer) and candidates.only_redraws(report)) == only
 
+
+def lasting(run):
     state = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
     return {name: tensor.numpy().tobytes() for name, tensor in state.items()}
 

@@ -15,6 +15,9 @@ def steps(data: ReportData) -> list[Piece]:
     for found in data.effects:
         if found.target is None:
             continue
+        if found.at_once:
+            shown += [*heading(data.place_text(found.point)), note(_nothing(found))]
+            continue
         seeds = sorted({seed for arm in found.arms if arm.reach for seed in arm.reach.steps})
         rows = [
             [Cell(arm.name, arm=arm.name), *(Cell(_steps(arm, seed)) for seed in seeds)]
@@ -24,6 +27,13 @@ def steps(data: ReportData) -> list[Piece]:
         columns = ["arm", *(f"seed {seed}" for seed in seeds)]
         shown += [*heading(data.place_text(found.point)), table(data, Table(columns, rows)), note(_how(found))]
     return shown
+
+
+def _nothing(found: Effects) -> str:
+    return (
+        f"Every run is at the target, {target_text(found, decimals(found))}, the mean of {found.baseline}’s final "
+        "validation values, at its first evaluation. So the steps to it say nothing and are left out."
+    )
 
 
 def _how(found: Effects) -> str:

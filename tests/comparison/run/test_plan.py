@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from comparison.run.arms import parse_arms
-from comparison.run.controls import with_controls
+from comparison.run.controls import ENDINGS, with_controls
 from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
 from comparison.run.plans import Plans, leave_out_iterations
@@ -190,6 +190,13 @@ def test_a_control_that_cannot_be_is_left_out_with_the_reason():
     )
     assert list(found) == ["default", "skipless", "skipless_scrambled"]
     assert remarks == ["no skipless_positions: it writes no positions"]
+
+
+def test_the_scrambled_control_can_be_had_alone():
+    arms, initializers = parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}
+    found, remarks = with_controls(arms, initializers, {"skipless": REPORT}, lambda arm: None, ENDINGS["scrambled"])
+    assert list(found) == ["default", "skipless", "skipless_scrambled"]
+    assert not remarks
 
 
 def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():

@@ -206,6 +206,7 @@ def test_a_mistyped_command_is_answered_in_one_line(cli, complaint, folder, argu
     ("text", "message"),
     [
         ("inti: {initializer: Default}", "unknown key 'inti"),
+        ("dta: {init_args: {fraction: 0.1}}", "unknown key 'dta.init_args.fraction': did you mean 'data'?"),
         (
             "init: {initializer: {class_path: Mimetc}}",
             "init.initializer: unknown class 'Mimetc': did you mean 'Mimetic'?",

@@ -1,0 +1,68 @@
+"""Results that are all equal, a target that nobody has to reach, and means that are over different seeds."""
+
+import pytest
+
+from comparison.report.answers import answers
+from comparison.report.data import read_report_data
+from comparison.report.panels.power import power
+from comparison.report.panels.steps import steps
+from comparison.report.sentences import findings
+from comparison.results.tables import headline_table
+
+FLOOR = {"default": {0: 0.0, 1: 0.0, 2: 0.0}, "sincos": {0: 0.0, 1: 0.0, 2: 0.0}}
+LEARNED = {"default": {0: 0.80, 1: 0.82, 2: 0.84}, "sincos": {0: 0.85, 1: 0.88, 2: 0.88}}
+EQUAL = "All 6 final results are equal"
+
+
+@pytest.fixture
+def data(comparison):
+    return lambda values, **changes: read_report_data(comparison(values, pieces=(), **changes))
+
+
+def text_of(pieces):
+    return "\n".join(getattr(piece, "markdown", piece) for piece in pieces)
+
+
+def test_where_all_results_are_equal_one_sentence_says_so_and_no_target_is_to_be_reached(data):
+    at_floor = data(FLOOR)
+    (found,) = at_floor.effects
+    (sentence,) = answers(at_floor)
+    assert findings(found) == [sentence]
+    assert sentence.startswith(f"{EQUAL}, 0.00 %: no arm differs from another")
+    assert headline_table(found).columns == ["arm", "seeds", "test accuracy %", "− default (paired)"]
+    assert power(at_floor) == []
+    assert "Every run is at the target, 0.00 % (val)" in text_of(steps(at_floor))
+    assert "seed 0" not in text_of(steps(at_floor))
+
+
+def test_equal_results_that_had_to_be_learned_keep_their_steps(data):
+    learned = data({arm: dict.fromkeys(range(3), 0.9) for arm in LEARNED})
+    (found,) = learned.effects
+    assert findings(found)[0].startswith(f"{EQUAL}, 90.0 %")
+    assert headline_table(found).columns[-2:] == ["steps to 90.0 % (val)", "speed-up"]
+    assert "seed 0" in text_of(steps(learned))
+
+
+def test_results_of_which_one_differs_are_reported_as_ever(data):
+    (found,) = data({**FLOOR, "sincos": {0: 0.0, 1: 0.0, 2: 0.01}}).effects
+    assert not any(EQUAL in sentence for sentence in findings(found))
+
+
+def test_means_over_different_seeds_are_marked_and_a_sentence_warns_of_them(data):
+    partial = data({**LEARNED, "sincos": {0: 0.85, 1: 0.88}})
+    (found,) = partial.effects
+    notes = {row[0].text: row[2].note for row in headline_table(found).rows}
+    assert notes == {"default": "", "sincos": "2 of 3 seeds, no interval"}
+    (sentence,) = [each for each in findings(found) if each.startswith("Means")]
+    assert sentence.startswith("Means are over different seeds (sincos 2 of 3 seeds), and differences over the seeds")
+
+
+def test_as_many_but_other_seeds_are_marked_too(data):
+    (found,) = data({"default": {0: 0.80, 1: 0.82}, "sincos": {1: 0.85, 2: 0.88}}).effects
+    assert [row[2].note for row in headline_table(found).rows] == ["2 of 3 seeds, no interval"] * 2
+
+
+def test_means_over_the_same_seeds_are_not_marked(data):
+    (found,) = data(LEARNED).effects
+    assert [row[2].note for row in headline_table(found).rows] == ["", ""]
+    assert not any(each.startswith("Means") for each in findings(found))
