@@ -189,7 +189,8 @@ def _entry(weights: Weights, tensor: Tensor, names: tuple[str, ...], future: dic
 
 
 def _counts(report: InitReport) -> str:
-    return f"{report.trainable_parameters:,} of {report.total_parameters:,} parameters are trained"
+    trained, total = report.trainable_parameters, report.total_parameters
+    return f"{f'all {total:,}' if trained == total else f'{trained:,} of {total:,}'} parameters are trained"
 
 
 def _remarks(report: InitReport) -> list[str]:

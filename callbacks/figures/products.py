@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from callbacks.figures.mosaic import DIVERGING, Mosaic, evenly, head_captions, mosaic_figure, quantile
+from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:
     from matplotlib.colors import Normalize
@@ -30,7 +31,16 @@ def product_figure(
         max_heads: more heads are thinned out evenly.
         same_scale: one colour scale for all models, which compares sizes; False gives each its own, which compares
             patterns.
+
+    Raises:
+        StructuredInitError: a model has no layer to draw.
     """
+    for label, layers in models.items():
+        if not layers:
+            raise StructuredInitError(
+                f"'{label}' has no weight products to draw: where `attention_sites(model)` is empty, its attention is "
+                "of an unknown class, and `attention_sites(model, batch=batch)` finds it"
+            )
     mosaics = [
         mosaic for label, layers in models.items() for mosaic in _pair(label, layers, side, max_layers, max_heads)
     ]

@@ -62,6 +62,8 @@ def with_controls(
                     remarks.append(f"no {control.label}: {refusal}")
                 else:
                     found[control.label] = control
+    if added := [label for label in found if label not in arms]:
+        remarks.insert(0, f"added {', '.join(added)}")
     return found, remarks
 
 

@@ -104,9 +104,9 @@ def two_dimensional(site: PositionSite) -> tuple[int, int]:
     rows, columns = site.grid
     if rows * columns != site.num_tokens:
         more = site.num_tokens - rows * columns
-        rows_before = f": if its first {more} belong to class tokens, its TokenLayout takes first={more}" if more > 0 else ""
+        remedy = f": if its first {more} belong to class tokens, its TokenLayout takes first={more}" if more > 0 else ""
         raise StructuredInitError(
             f"'{site.name}' holds {site.num_tokens} grid positions, which a {rows}×{columns} grid does not "
-            f"match{rows_before}"
+            f"match{remedy}"
         )
     return site.grid

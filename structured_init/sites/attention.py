@@ -75,17 +75,20 @@ def register_attention(
     return decorate
 
 
-def attention_sites(model: nn.Module | Weights, where: Where = None, *, cross: bool = False) -> list[AttentionSite]:
+def attention_sites(
+    model: nn.Module | Weights, where: Where = None, *, cross: bool = False, batch: object = None
+) -> list[AttentionSite]:
     """Find every attention layer of a known class, in the order of the model; with a batch, also of unknown ones.
 
     Args:
-        model: a model, to read its present weights, or an overlay, to write as well. ``Weights(model, batch=batch)`` is
-            one in which attention of unknown classes is found by running the model once.
+        model: a model, to read its present weights, or an overlay, to write as well.
         where: which of them; see :func:`structured_init.sites.select.selects`.
         cross: take also those whose keys and values come from other tokens than their queries.
+        batch: what the model takes, to find attention of unknown classes by running the model once. An overlay has its
+            own.
 
     Returns:
-        The sites; an empty list where the model has none.
+        The sites; an empty list where the model has none, or none of a known class and there is no batch.
 
     Example:
         >>> import timm
@@ -95,7 +98,7 @@ def attention_sites(model: nn.Module | Weights, where: Where = None, *, cross: b
         >>> tuple(site.query.shape)  # heads, embed_dim, head_dim
         (3, 192, 64)
     """
-    weights = model if isinstance(model, Weights) else Weights(model)
+    weights = model if isinstance(model, Weights) else Weights(model, batch=batch)
     tokens = token_layouts(weights.model)
     sites = []
     modules = dict(named_plain_modules(weights.model))

@@ -14,6 +14,7 @@ from callbacks.figures import (
 )
 from callbacks.figures.mosaic import Mosaic, evenly, short_names
 from callbacks.figures.tokens import visible
+from structured_init import StructuredInitError
 from structured_init.analysis import WeightProducts, summarize
 
 
@@ -53,6 +54,14 @@ def test_weight_products_are_coloured_symmetrically_around_zero():
     assert all(image.norm.vmin == -image.norm.vmax for image in same + own)
     assert same[0].norm is same[2].norm
     assert own[2].norm.vmax > 5 * own[0].norm.vmax
+
+
+def test_a_model_without_layers_to_draw_is_named_with_the_way_to_find_them():
+    products = {"a.0": WeightProducts(torch.randn(3, 8, 8), torch.randn(8, 8))}
+    with pytest.raises(
+        StructuredInitError, match=r"^'mine' has no weight products to draw: .* batch=batch\)` finds it$"
+    ):
+        product_figure({"default": products, "mine": {}})
 
 
 def test_many_layers_and_heads_are_thinned_and_keep_their_numbers():

@@ -189,14 +189,14 @@ def test_a_control_that_cannot_be_is_left_out_with_the_reason():
         parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}, {"skipless": REPORT}, plan
     )
     assert list(found) == ["default", "skipless", "skipless_scrambled"]
-    assert remarks == ["no skipless_positions: it writes no positions"]
+    assert remarks == ["added skipless_scrambled", "no skipless_positions: it writes no positions"]
 
 
 def test_the_scrambled_control_can_be_had_alone():
     arms, initializers = parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}
     found, remarks = with_controls(arms, initializers, {"skipless": REPORT}, lambda arm: None, ENDINGS["scrambled"])
     assert list(found) == ["default", "skipless", "skipless_scrambled"]
-    assert not remarks
+    assert remarks == ["added skipless_scrambled"]
 
 
 def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():

@@ -49,6 +49,12 @@ def test_two_known_layers_and_two_of_a_class_of_ones_own_are_four():
     assert calls == [1]
 
 
+def test_a_batch_finds_what_the_classes_alone_do_not():
+    model = nn.Sequential(Mixer(), Mixer())
+    assert attention_sites(model) == []
+    assert [site.name for site in attention_sites(model, batch=torch.randn(2, 7, D))] == ["0", "1"]
+
+
 def test_an_initializer_writes_to_all_of_them():
     model = mixed(Mixer(), Mixer())
     before = [mixer.one.weight.detach().clone() for mixer in model[1:3]]
