@@ -13,6 +13,7 @@ from scipy import stats
 
 from benchmarks.claims import CLAIMS, RESULTS, WORDS, judge, runs_for
 from benchmarks.claims_page import into, page, short
+from comparison.results.controls import SAME_POSITIONS, SCRAMBLED
 from comparison.results.success import share
 from comparison.run.arms import parse_arms
 
@@ -142,7 +143,8 @@ def test_a_claim_without_runs_is_named_with_its_rule_and_its_cost():
         assert claim["cost"] in text
         assert f"--output runs/{claim['results']}\n" in text
         arms = parse_arms(shlex.split(claim["command"])[shlex.split(claim["command"]).index("--inits") + 1])
-        assert {claim["arm"], *claim["references"].values()} <= {*arms, *(f"{arm}_scrambled" for arm in arms)}
+        controls = {f"{arm}{ending}" for arm in arms for ending in (SCRAMBLED, SAME_POSITIONS)}
+        assert {claim["arm"], *claim["references"].values()} <= {*arms, *controls}
 
 
 def test_runs_at_several_places_of_the_grid_are_counted_together():
