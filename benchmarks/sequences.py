@@ -118,7 +118,7 @@ def section(name: str, folder: Path, link: str) -> list[str]:
     manifest, question = read_manifest(folder), QUESTIONS[name]
     positions, scrambled = (_ending(manifest, end) for end in (SAME_POSITIONS, SCRAMBLED))
     lines = [f"## {name}", "", question.asks, ""]
-    lines += [f"`python -m benchmarks.experiments sequences --only {name} --output runs/sequences`", ""]
+    lines += ["```", manifest["command"], "```", ""] if manifest.get("command") else []
     lines += [headline(folder, manifest, positions, scrambled=scrambled), "", *targets(manifest, load_curves(folder))]
     for picture in sorted(folder.glob("figures/curves_val_*_by_step.png")):
         lines += [
