@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from callbacks.lightning_private import averaged_model
 from callbacks.training_batch import TrainingBatches, training_batch
@@ -163,6 +163,7 @@ class InitCallback(Callback):
             progress=self.progress and trainer.is_global_zero,
         )
         refuse_what_checkpoints_lose(self.report, pl_module)
+        rank_zero_info(self.report.summary())
         for warning in self.report.warnings:
             rank_zero_warn(warning)
         account = summarize(self.report, self.when)

@@ -29,7 +29,11 @@ def answers(data: ReportData) -> list[str]:
     if equal := equal_sentence(found):
         return [_at(data, [equal])]
     best = _best(found, pairs)
-    over, which, sure = _over_controls(found, best[0]), _which(found, pairs, best), _sure(found, pairs, best)
+    over, which, sure = (
+        _over_controls(found, _controlled(found, best[0])),
+        _which(found, pairs, best),
+        _sure(found, pairs, best),
+    )
     first = [over, f"{which} {sure}"] if over else [which, sure]
     return [_at(data, first[:1]), *first[1:], *why(data, found, best[0])]
 
@@ -104,6 +108,15 @@ def _sure(found: Effects, pairs: list[Pair], best: Pair) -> str:
     sure = f"adjusted {p_text(effect.adjusted)}{among}" if effect.adjusted is not None else "no test"
     stands = f"{'That' if effect.is_gain else 'This'} is based on {seeds} of runs ({sure})"
     return f"{stands}.{diverged_sentence(found)}"
+
+
+def _controlled(found: Effects, arm: ArmResult) -> ArmResult:
+    """Return the arm whose control an arm is: what a control is worth over another control tells nobody anything."""
+    return next((each for each in found.arms if _is_control_of(arm, each)), arm)
+
+
+def _is_control_of(arm: ArmResult, other: ArmResult) -> bool:
+    return any(effect is not None and effect.reference == arm.name for effect in (other.scrambled, other.control))
 
 
 def _over_controls(found: Effects, arm: ArmResult) -> str:

@@ -1,7 +1,7 @@
-"""What people build in so that attention sees the token before: a token shift or a short convolution.
+"""What people build in so that attention sees its neighbours: a token shift, a short or a depthwise convolution.
 
 They change the network, where an initialization changes its first weights alone: the mark against which
-``PreviousToken`` is measured. Letters: B batch, T tokens, D width.
+``PreviousToken`` and ``Impulse`` are measured. Letters: B batch, T tokens, D width.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.sites import attention_sites
+from structured_init.sites import AttentionSite, attention_sites
 
 NAME = "token_mixing"  # of the module inside each attention layer
 
@@ -50,27 +50,62 @@ class ShortConvolution(nn.Module):
         return tokens + self.convolution(tokens.mT)[..., : tokens.shape[1]].mT
 
 
-KINDS = {"token_shift": TokenShift, "short_convolution": ShortConvolution}
+class DepthwiseConvolution(nn.Module):
+    """x + conv(x), depthwise 3×3 over a grid of patches with zeros around it, initialized as PyTorch does.
+
+    Tokens before the grid (class token, registers) stay as they are.
+
+    Source: with a skip, the positional encoding generator of Chu et al., 2102.10882, which stands behind the first
+    block alone.
+    """
+
+    def __init__(self, width: int, grid: tuple[int, int], prefix_tokens: int = 0) -> None:
+        super().__init__()
+        self.grid, self.prefix_tokens = grid, prefix_tokens
+        self.convolution = nn.Conv2d(width, width, 3, groups=width, padding=1)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return tokens (B, T, D) of the same shape."""
+        prefix, patches = tokens[:, : self.prefix_tokens], tokens[:, self.prefix_tokens :]
+        mixed = self.convolution(patches.mT.unflatten(-1, self.grid)).flatten(-2).mT
+        return torch.cat([prefix, patches + mixed], dim=1)
+
+
+SEQUENCES = {"token_shift": TokenShift, "short_convolution": ShortConvolution}
+GRIDS = {"depthwise_convolution": DepthwiseConvolution}
 
 
 def mix_before_attention(network: nn.Module, kind: str) -> None:
-    """Let every attention layer of a causal network read its tokens through a mixing of each with those before it.
+    """Let every attention layer read its tokens through a mixing of each with its neighbours.
 
     Args:
         network: whose attention layers are known; each gets a module ``token_mixing`` and a hook that calls it.
-        kind: ``token_shift`` or ``short_convolution``.
+        kind: ``token_shift`` or ``short_convolution`` with the tokens before, for causal networks;
+            ``depthwise_convolution`` with the patches around, for vision transformers.
 
     Raises:
-        StructuredInitError: there is no such kind, or no attention layer that is known.
+        StructuredInitError: there is no such kind, no attention layer that is known, or a kind for sequences on a grid
+            of patches, or the other way round.
     """
-    if kind not in KINDS:
-        raise StructuredInitError(f"there is no token_mixing '{kind}': {nearest(kind, KINDS)}")
+    if kind not in {*SEQUENCES, *GRIDS}:
+        raise StructuredInitError(f"there is no token_mixing '{kind}': {nearest(kind, [*SEQUENCES, *GRIDS])}")
     sites = attention_sites(network)
     if not sites:
         raise StructuredInitError(f"token_mixing: {type(network).__name__} has no attention layer that is known")
-    for site in sites:
-        site.module.add_module(NAME, KINDS[kind](site.embed_dim))
+    mixings = [_mixing(site, kind) for site in sites]
+    for site, mixing in zip(sites, mixings, strict=True):
+        site.module.add_module(NAME, mixing)
         site.module.register_forward_pre_hook(_mixed, with_kwargs=True)
+
+
+def _mixing(site: AttentionSite, kind: str) -> nn.Module:
+    if kind in SEQUENCES and site.grid is None:
+        return SEQUENCES[kind](site.embed_dim)
+    if kind in GRIDS and site.grid is not None:
+        return GRIDS[kind](site.embed_dim, site.grid, site.prefix_tokens)
+    tokens = "a sequence" if site.grid is None else "a grid of patches"
+    fitting = " or ".join(SEQUENCES if site.grid is None else GRIDS)
+    raise StructuredInitError(f"token_mixing '{kind}': '{site.name}' sees {tokens}, which takes {fitting}")
 
 
 def _mixed(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -184,6 +184,16 @@ def test_training_starts_from_what_a_plain_call_of_initialize_gives(trainer, whe
     assert same(watch.start, expected)
 
 
+def test_log_says_once_what_was_initialized(trainer, caplog):
+    """The first line of the report; a second fit of the same model initializes nothing and says nothing."""
+    model, callback = Classifier(), InitCallback(Constant(), seed=SEED)
+    with caplog.at_level("INFO", logger="lightning.pytorch"):  # other test files make it silent for their process
+        trainer(callback).fit(model)
+        trainer(callback).fit(model)
+    assert [line for line in caplog.messages if line == callback.report.summary()] == [callback.report.summary()]
+    assert "set 7 of 7 tensors" in callback.report.summary()
+
+
 def test_seed_is_that_of_seed_everything_unless_it_is_given(trainer):
     model, watch = Classifier(), Watch()
     expected = planned(model, KaimingUniform(), seed=11)

@@ -92,6 +92,18 @@ def test_three_sentences_say_which_by_how_much_how_sure_and_why(comparison, know
     )
 
 
+def test_where_a_control_is_best_the_first_sentence_is_about_what_it_controls(comparison):
+    values = {"default": [0.8, 0.81, 0.82], "mimetic": [0.81, 0.80, 0.84], "mimetic_scrambled": [0.9, 0.92, 0.91]}
+    folder = comparison({arm: dict(enumerate(of_arm)) for arm, of_arm in values.items()}, pieces=())
+    structure, which = said(folder, controls={"mimetic": "mimetic_scrambled"})
+    assert re.fullmatch(
+        r"What the structure of mimetic is worth in test accuracy, in points: −9\.3 ± \d\.\d against itself scrambled "
+        r"\(mimetic_scrambled; worse\)\.",
+        structure,
+    )
+    assert which.startswith("mimetic_scrambled is better than default: ")
+
+
 def test_where_nothing_is_shown_the_first_sentence_says_so(comparison):
     values = {"default": {0: 0.8, 1: 0.81, 2: 0.82}, "sincos": {0: 0.81, 1: 0.80, 2: 0.84}}
     which, sure = said(comparison(values, pieces=()))
