@@ -21,6 +21,7 @@ from .conv import (
     DeltaOrthogonal,
     FilterCovariance,
     LearnedCovariances,
+    PatchWhitening,
     SpatialFilters,
     estimate_covariances,
 )
@@ -95,6 +96,7 @@ __all__ = [
     "MlpLayout",
     "MlpMean",
     "MlpSite",
+    "PatchWhitening",
     "PositionSite",
     "Positions",
     "PreviousToken",

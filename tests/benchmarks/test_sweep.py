@@ -1,4 +1,4 @@
-"""Initializations of the ablations: every file parses, says its control, and differs from that in attention alone."""
+"""Initializations of the ablations: every file parses, says its control, and differs from that in its part alone."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from structured_init import initialize
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "initializations"
 SWEEP = {path.stem: path for path in sorted(FOLDER.glob("*.yaml"))}
+WHITENING = {path.stem: path for path in sorted(FOLDER.glob("whitening/*.yaml"))}
 INITIALIZATIONS = [name for name in SWEEP if not name.startswith(("codes", "gaussian"))]
 
 
@@ -64,34 +65,43 @@ def test_every_value_that_was_asked_for_is_there():
     }
 
 
-@pytest.mark.parametrize("name", SWEEP)
-def test_every_file_of_the_sweep_parses(name):
+@pytest.mark.parametrize("path", [*SWEEP.values(), *WHITENING.values()], ids=lambda path: path.stem)
+def test_every_file_parses(path):
     out = io.StringIO()
     with redirect_stdout(out), pytest.raises(SystemExit) as stop:
-        main(["fit", "-c", "vit_cifar10", "-c", "trainer/gpu", "-c", str(SWEEP[name]), "--print_config"])
+        main(["fit", "-c", "vit_cifar10", "-c", "trainer/gpu", "-c", str(path), "--print_config"])
     assert stop.value.code in (0, None)
-    assert SWEEP[name].read_text().count("#") == 1
-    parsed, given = yaml.safe_load(out.getvalue())["init"]["initializer"], initializer_of(SWEEP[name])
+    assert path.read_text().count("#") == 1
+    parsed, given = yaml.safe_load(out.getvalue())["init"]["initializer"], initializer_of(path)
     assert parsed["class_path"].endswith(f".{given['class_path']}")
+
+
+def differing_from_its_control(path, tiny_vit):
+    """The parameters of a small ViT in which the initialization of a file differs from its control."""
+    control = re.search(r"Control: (\S+)\.\n", path.read_text()).group(1)
+    models = [tiny_vit(img_size=12, class_token=False, global_pool="avg") for _ in range(2)]
+    images = torch.randn(2, 3, 12, 12)
+    for model, file in zip(models, (path, SWEEP.get(control) or f"init/{control}"), strict=True):
+        initialize(model, built(initializer_of(file)), seed=1, batch=images)
+    states = [model.state_dict() for model in models]
+    return {key for key, value in states[0].items() if not torch.equal(value, states[1][key])}
 
 
 @pytest.mark.parametrize("name", INITIALIZATIONS)
 def test_an_initialization_differs_from_its_control_in_attention_alone(tiny_vit, name):
-    control = re.search(r"Control: (\S+)\.\n", SWEEP[name].read_text()).group(1)
-    path = SWEEP.get(control) or f"init/{control}"
-    models = [tiny_vit(img_size=12, class_token=False, global_pool="avg") for _ in range(2)]
-    images = torch.randn(2, 3, 12, 12)
-    for model, file in zip(models, (SWEEP[name], path), strict=True):
-        initialize(model, built(initializer_of(file)), seed=1, batch=images)
-    differing = {
-        key for key, value in models[0].state_dict().items() if not torch.equal(value, models[1].state_dict()[key])
-    }
     parts = (
         ("qkv.weight", "proj.weight")
         if name in ("separable_spare", "separable_values", "separable_weak")
         else ("qkv.weight",)
     )
-    assert differing == {f"blocks.{layer}.attn.{part}" for layer in range(2) for part in parts}
+    expected = {f"blocks.{layer}.attn.{part}" for layer in range(2) for part in parts}
+    assert differing_from_its_control(SWEEP[name], tiny_vit) == expected
+
+
+@pytest.mark.parametrize("path", WHITENING.values(), ids=WHITENING)
+def test_whitening_differs_from_its_control_in_the_patch_embedding_alone(tiny_vit, path):
+    expected = {"patch_embed.proj.weight", "patch_embed.proj.bias"}
+    assert differing_from_its_control(path, tiny_vit) == expected
 
 
 def test_the_documented_command_runs_all_of_them(monkeypatch):

@@ -1,0 +1,207 @@
+"""PatchWhitening: what the first layer writes on real patches, on every kind of image network."""
+
+from __future__ import annotations
+
+import lightning.pytorch as pl
+import pytest
+import timm
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from callbacks import InitCallback
+from lightning_modules.cli.config_names import read_config
+from lightning_modules.networks import create_network
+from structured_init import Compose, PatchWhitening, Positions, Scrambled, StructuredInitError, initialize
+
+
+@pytest.fixture(scope="module")
+def images():
+    """Smooth images: neighbours are alike, as in photographs."""
+    noise = torch.randn(16, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+    return nn.functional.avg_pool2d(noise, 9, stride=1) * 5 + noise[..., 4:-4, 4:-4] * 0.1
+
+
+def outputs(layer, images):
+    """What a convolution writes inside the images, (patches, filters) in float64."""
+    inside = nn.Conv2d(layer.in_channels, layer.out_channels, layer.kernel_size, layer.stride, bias=False)
+    inside.weight = nn.Parameter(layer.weight.detach().double())
+    return inside.double()(images.double()).movedim(1, -1).flatten(0, -2).detach()
+
+
+def spread(layer, images):
+    """Eigenvalues of the second moment of what is written, those of d directions, ascending."""
+    written = outputs(layer, images)
+    return torch.linalg.eigvalsh(written.mT @ written / len(written))
+
+
+@pytest.mark.parametrize("filters", [48, 96, 200])
+def test_all_directions_of_a_patch_are_equally_large_behind_it_and_the_gain_is_that_asked_for(images, filters):
+    model = nn.Sequential(nn.Conv2d(3, filters, 4, 4))
+    before = spread(model[0], images)[-48:]
+    initialize(model, PatchWhitening(gain=0.5, floor=1e-9), seed=0, batch=images)
+    after = spread(model[0], images)[-48:]
+    assert before[-1] / before[0] > 100
+    assert after[-1] / after[0] < 1.001
+    assert outputs(model[0], images).square().mean().sqrt().item() == pytest.approx(0.5, rel=1e-5)
+    assert not model[0].bias.any()
+
+
+def test_with_fewer_filters_than_numbers_they_write_unrelated_things(images):
+    model = nn.Sequential(nn.Conv2d(3, 10, 4, 4))
+    initialize(model, PatchWhitening(floor=1e-9), seed=0, batch=images)
+    after = spread(model[0], images)
+    assert after[-1] / after[0] < 1.001
+
+
+def test_directions_below_the_floor_stay_smaller(images):
+    model = nn.Sequential(nn.Conv2d(3, 48, 4, 4))
+    raw = torch.linalg.eigvalsh(moment(images))
+    initialize(model, PatchWhitening(floor=0.01), seed=0, batch=images)
+    expected = raw / (raw + 0.01 * raw[-1])
+    found = spread(model[0], images)
+    torch.testing.assert_close(found / found[-1], expected / expected[-1], atol=1e-5, rtol=1e-4)
+
+
+def moment(images):
+    patches = nn.functional.unfold(images.double(), 4, stride=4).mT.flatten(0, 1)
+    return patches.mT @ patches / len(patches)
+
+
+def test_an_exponent_of_zero_leaves_orthonormal_filters_of_the_same_gain(images):
+    model = nn.Sequential(nn.Conv2d(3, 60, 4, 4))
+    initialize(model, PatchWhitening(exponent=0.0), seed=0, batch=images)
+    singular = torch.linalg.svdvals(model[0].weight.detach().flatten(1).double())
+    assert (singular[-1] / singular[0]).item() == pytest.approx(1, abs=1e-5)
+    assert outputs(model[0], images).square().mean().sqrt().item() == pytest.approx(0.7, rel=1e-5)
+    assert spread(model[0], images)[-48:].div(spread(model[0], images)[-1])[0] < 0.01
+
+
+def test_a_scrambled_one_keeps_the_singular_values_and_whitens_nothing(images):
+    model, turned = nn.Sequential(nn.Conv2d(3, 60, 4, 4)), nn.Sequential(nn.Conv2d(3, 60, 4, 4))
+    initialize(model, PatchWhitening(), seed=0, batch=images)
+    initialize(turned, Scrambled(PatchWhitening()), seed=0, batch=images)
+    one, two = (torch.linalg.svdvals(each[0].weight.detach().flatten(1)) for each in (model, turned))
+    torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-5)
+    assert spread(turned[0], images)[-1] > 10 * spread(model[0], images)[-1]
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (lambda: create_network("vit_nano_patch2_8", image_size=16), "patch_embed.proj"),
+        (lambda: create_network("convmixer_8_1_k3_p2", image_size=16), "stem.0"),
+        (lambda: create_network("cct_2_3x2_32"), None),
+        (lambda: timm.create_model("resnet10t", num_classes=3), "conv1.0"),
+    ],
+    ids=["ViT", "ConvMixer", "CCT", "ResNet"],
+)
+def test_the_first_layer_of_an_image_network_is_found(images, build, name):
+    model = build()
+    report = initialize(model, PatchWhitening(), seed=0, batch=images)
+    changed = {each.rpartition(".")[0] for entry in report.changed for each in entry.names}
+    first = next(each for each, module in model.named_modules() if isinstance(module, nn.Conv2d))
+    assert changed == {name or first} == {first}
+
+
+class OfPatches(nn.Module):
+    """A patch embedding by a linear layer, which stands last in the list of modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(48, 3)
+        self.embed = nn.Linear(48, 48, bias=False)
+
+    def forward(self, x):
+        patches = nn.functional.unfold(x, 4, stride=4).mT
+        return self.head(self.embed(patches).mean(1))
+
+
+def test_a_linear_patch_embedding_is_whitened_in_the_order_of_running_and_another_layer_by_its_name(images):
+    model = OfPatches()
+    head = model.head.weight.detach().clone()
+    report = initialize(model, PatchWhitening(floor=1e-9), seed=0, batch=images)
+    assert [entry.names for entry in report.changed] == [("embed.weight",)]
+    written = model.embed(nn.functional.unfold(images, 4, stride=4).mT).flatten(0, 1)
+    values = torch.linalg.eigvalsh((written.mT @ written).double())
+    assert values[-1] / values[0] < 1.05
+    assert torch.equal(model.head.weight, head)
+    initialize(model, PatchWhitening(layer="head"), seed=0, batch=images)
+    assert not torch.equal(model.head.weight, head)
+
+
+def test_the_same_seed_gives_the_same_filters_and_another_one_others(images):
+    models = [nn.Sequential(nn.Conv2d(3, 16, 4, 4)) for _ in range(3)]
+    for model, seed in zip(models, (0, 0, 1), strict=True):
+        initialize(model, PatchWhitening(), seed=seed, batch=images)
+    first, second, other = (model[0].weight for model in models)
+    assert torch.equal(first, second)
+    assert not torch.allclose(first, other)
+
+
+def test_what_stands_behind_the_layer_does_not_run(images):
+    class Never(nn.Module):
+        def forward(self, x):
+            raise AssertionError("this would take long")
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), Never())
+    assert initialize(model, PatchWhitening(), seed=0, batch=images).changed
+    assert not model[0]._forward_pre_hooks
+
+
+@pytest.mark.parametrize(
+    ("arguments", "batch", "message"),
+    [
+        ({}, None, r"needs real images: initialize\(model, initializer, batch=images\)"),
+        ({"layer": "2"}, "images", "has no convolution or linear layer '2'"),
+        ({}, "black", "all patches that '0' sees in the batch are zero"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line_and_nothing_is_written(images, arguments, batch, message):
+    model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 1, groups=8))
+    before = model[0].weight.detach().clone()
+    given = {"images": images, "black": torch.zeros_like(images)}.get(batch)
+    with pytest.raises(StructuredInitError, match=f"PatchWhitening.*{message}"):
+        initialize(model, PatchWhitening(**arguments), seed=0, batch=given)
+    assert torch.equal(model[0].weight, before)
+
+
+def test_a_model_that_runs_no_such_layer_and_arguments_out_of_range_are_refused(images):
+    with pytest.raises(StructuredInitError, match="the model runs no convolution without groups and no linear layer"):
+        initialize(nn.Sequential(nn.Conv2d(3, 3, 4, groups=3)), PatchWhitening(), seed=0, batch=images)
+    with pytest.raises(StructuredInitError, match=r"^PatchWhitening: exponent must lie between 0 and 1, got 2"):
+        PatchWhitening(exponent=2.0)
+    with pytest.raises(StructuredInitError, match=r"^PatchWhitening: floor must be positive"):
+        PatchWhitening(floor=0.0)
+
+
+class Classifier(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = create_network("vit_nano_patch2_8", image_size=16)
+
+    def forward(self, x):
+        return self.network(x)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_the_callback_gives_training_images_beside_the_positions_of_the_preset(images, tmp_path):
+    settings = [read_config(f"init/{name}")["init"] for name in ("patch_whitening", "patch_orthonormal")]
+    assert [each["samples"] for each in settings] == [256, 256]
+    assert settings[1]["initializer"]["init_args"]["initializers"][-1]["init_args"] == {"exponent": 0.0}
+    model = Classifier()
+    callback = InitCallback(Compose([Positions("codes", kappa=2.0), PatchWhitening()]), seed=0, samples=16)
+    trainer = pl.Trainer(
+        max_steps=1, callbacks=callback, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(model, DataLoader(TensorDataset(images, torch.arange(16) % 10), batch_size=8))
+    set_by = {entry.names[0]: entry.set_by for entry in callback.report.changed}
+    assert set_by["network.patch_embed.proj.weight"] == ("PatchWhitening: filters",)
+    assert "network.pos_embed" in set_by
+    assert "1,024 patches of 12 numbers" in callback.report.notes["network.patch_embed.proj"]
