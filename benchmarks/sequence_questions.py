@@ -77,7 +77,7 @@ QUESTIONS: dict[str, Question] = {
         ["-c", "gpt_shakespeare_short", "--inits", TEXT, *BOTH, *THREE, "--learning-rates", "1e-3,3e-3,1e-2"],
     ),
     "depth": Question(
-        "Characters of Shakespeare, 2 to 12 layers",
+        "Characters of Shakespeare: does the gain depend on depth?",
         ["-c", "gpt_shakespeare_short", "--inits", TEXT, *BOTH, *THREE, "--grid", f"{LAYERS}=2,4,8,12"],
     ),
     "width": Question(
