@@ -152,10 +152,10 @@ def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline
         notes.append(f"{interval.samples} pairs")
     if effect.decision is not None:
         notes.append(decision_text(effect.decision, digits))
-    if interval.samples > 1 and has_no_width(interval):
-        notes.append("equal in all seeds")
     family = [each for each in found.arms if getattr(each, to) is not None]
-    if effect.adjusted is not None and len(family) > 1:
+    if interval.samples > 1 and has_no_width(interval):
+        notes.append("the same difference in all seeds, which no test can judge")
+    elif effect.adjusted is not None and len(family) > 1:
         notes.append(f"adjusted {p_text(effect.adjusted)}")
     if interval.samples >= FEWEST_FOR_BOOTSTRAP and effect.decision is None:
         again = bootstrap_interval(list(effect.by_seed.values()))
