@@ -48,7 +48,7 @@ class PatchWhitening(Initializer):
 
     Raises:
         StructuredInitError: at construction, an argument out of range; at :meth:`plan`, no batch of images, no such
-            layer, or a batch on which all of its patches are zero.
+            layer, images of another number of channels, or a batch on which all of its patches are zero.
 
     Example:
         >>> import timm, torch
@@ -81,6 +81,7 @@ class PatchWhitening(Initializer):
         if batch is None:
             raise StructuredInitError(f"{WHO} needs real images: initialize(model, initializer, batch=images)")
         name, module, inputs = first_layer(weights, batch, self.layer)
+        _check_channels(name, module, inputs)
         moment, count = second_moment(module, inputs)
         if not moment.any():
             raise StructuredInitError(f"{WHO}: all patches that '{name}' sees in the batch are zero")
@@ -158,6 +159,17 @@ def inverse_power(moment: Float64[Tensor, "d d"], exponent: float, floor: float)
     values, vectors = torch.linalg.eigh(moment)
     values = values.clamp(min=0) + floor * values[-1]
     return vectors * values.pow(-exponent / 2) @ vectors.mT
+
+
+def _check_channels(name: str, module: Layer, inputs: Tensor) -> None:
+    """Raise where what comes to a layer has not the channels that it takes."""
+    taken, given = (
+        (module.in_channels, inputs.shape[1])
+        if isinstance(module, nn.Conv2d)
+        else (module.in_features, inputs.shape[-1])
+    )
+    if taken != given:
+        raise StructuredInitError(f"{WHO}: '{name}' takes {taken} channels, and the batch gives it {given}")
 
 
 class _Reached(Exception):

@@ -155,12 +155,13 @@ def test_what_stands_behind_the_layer_does_not_run(images):
         ({}, None, r"needs real images: initialize\(model, initializer, batch=images\)"),
         ({"layer": "2"}, "images", "has no convolution or linear layer '2'"),
         ({}, "black", "all patches that '0' sees in the batch are zero"),
+        ({}, "grey", "'0' takes 3 channels, and the batch gives it 1"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line_and_nothing_is_written(images, arguments, batch, message):
     model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 1, groups=8))
     before = model[0].weight.detach().clone()
-    given = {"images": images, "black": torch.zeros_like(images)}.get(batch)
+    given = {"images": images, "black": torch.zeros_like(images), "grey": images[:, :1]}.get(batch)
     with pytest.raises(StructuredInitError, match=f"PatchWhitening.*{message}"):
         initialize(model, PatchWhitening(**arguments), seed=0, batch=given)
     assert torch.equal(model[0].weight, before)
