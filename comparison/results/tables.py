@@ -154,7 +154,7 @@ def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline
         notes.append(decision_text(effect.decision, digits))
     family = [each for each in found.arms if getattr(each, to) is not None]
     if interval.samples > 1 and has_no_width(interval):
-        same = "the same difference in all seeds, which no test can judge"
+        same = "the same difference in all seeds: no t-test applies"
         notes.append(same if interval.mean else "equal in all seeds")
     elif effect.adjusted is not None and len(family) > 1:
         notes.append(f"adjusted {p_text(effect.adjusted)}")
