@@ -112,7 +112,8 @@ def _sure(found: Effects, pairs: list[Pair], best: Pair) -> str:
 
 def _controlled(found: Effects, arm: ArmResult) -> ArmResult:
     """Return the arm whose control an arm is: what a control is worth over another control tells nobody anything."""
-    return next((each for each in found.arms if _is_control_of(arm, each)), arm)
+    controls = {effect.reference for each in found.arms if (effect := each.scrambled) is not None}
+    return next((each for each in found.arms if each.name not in controls and _is_control_of(arm, each)), arm)
 
 
 def _is_control_of(arm: ArmResult, other: ArmResult) -> bool:

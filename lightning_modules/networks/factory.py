@@ -138,4 +138,5 @@ def _argument_names(network: str) -> set[str]:
         functions = (convnext, ConvNeXt.__init__)
     elif network in LIPSCHITZ_NETWORKS:
         functions = (LIPSCHITZ_NETWORKS[network], choose)
-    return {name for function in functions for name in inspect.signature(function).parameters if name != "self"}
+    own = {name for function in functions for name in inspect.signature(function).parameters if name != "self"}
+    return {*own, "token_softmax", "token_mixing"}

@@ -5,7 +5,9 @@ Letters: d numbers of a patch (channels × rows × columns), F filters, C = E[p 
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float64
@@ -28,27 +30,31 @@ class PatchWhitening(Initializer):
     """Filters of the first layer that whiten the patches of real images.
 
     In images nearly all variance lies in a few smooth directions of a patch. Random filters pass that on: of what a
-    patch embedding writes, edges and colours are a small part. Whitened, all directions of a patch are equally large.
+    patch embedding writes, edges and colours are a small part. Whitened, all directions of a patch whose size is well
+    above ``floor`` are equally large.
 
     With O a random matrix whose columns (rows, where F < d) are orthonormal, λ the largest eigenvalue of C,
 
         W = s · O · (C + floor · λ I)^(−exponent/2),
 
-    where s makes the root mean square of the outputs ``gain``. The bias becomes zero.
+    where s makes the root mean square of the outputs ``gain`` over the patches inside the images: padding and a norm
+    behind the layer change it. The bias becomes zero.
 
-    The first layer is the first ``nn.Conv2d`` without groups, or ``nn.Linear``, that runs on the images: the patch
+    The first layer that runs on the images must be an ``nn.Conv2d`` without groups or an ``nn.Linear``: the patch
     embedding of a vision transformer or ConvMixer, the stem of a ConvNet. It takes a batch of real images:
     ``initialize(model, initializer, batch=images)``; ``InitCallback`` gives ``samples`` of them.
 
     Args:
-        gain: root mean square of the layer's outputs on the batch.
+        gain: root mean square of the layer's outputs on the patches of the batch. On other images it holds where the
+            batch has many more patches than a patch has numbers; with fewer the report warns.
         exponent: 1 whitens; 0 leaves random orthonormal filters of the same gain, the control.
         floor: added to the eigenvalues of C, relative to the largest: directions below it stay smaller.
         layer: name of another layer to whiten instead.
 
     Raises:
-        StructuredInitError: at construction, an argument out of range; at :meth:`plan`, no batch of images, no such
-            layer, images of another number of channels, or a batch on which all of its patches are zero.
+        StructuredInitError: at construction, an argument out of range; at :meth:`plan`, no batch of images, a first
+            layer of another kind, no layer of that name, images of another shape or number of channels, values that
+            are not finite, or a batch on which all patches are zero.
 
     Example:
         >>> import timm, torch
@@ -81,8 +87,13 @@ class PatchWhitening(Initializer):
         if batch is None:
             raise StructuredInitError(f"{WHO} needs real images: initialize(model, initializer, batch=images)")
         name, module, inputs = first_layer(weights, batch, self.layer)
-        _check_channels(name, module, inputs)
+        _check_inputs(name, module, inputs)
         moment, count = second_moment(module, inputs)
+        if count < len(moment):
+            weights.warn(
+                f"{WHO}: '{name}' saw {count:,} patches of {len(moment):,} numbers, too few to know all directions: "
+                "give more images (samples of InitCallback)"
+            )
         if not moment.any():
             raise StructuredInitError(f"{WHO}: all patches that '{name}' sees in the batch are zero")
         outputs = module.weight.shape[0]
@@ -95,7 +106,9 @@ class PatchWhitening(Initializer):
             weights.write(module.bias, torch.zeros(outputs), by)
         values = torch.linalg.eigvalsh(moment)
         share = float(values[-1] / values.sum())
-        weights.note(name, f"{count:,} patches of {len(moment)} numbers, {share:.0%} of their size in one direction")
+        weights.note(
+            name, f"{count:,} patches of {len(moment)} numbers, {share:.0%} of their mean square in one direction"
+        )
 
 
 def first_layer(weights: Weights, images: Tensor, name: str | None = None) -> tuple[str, Layer, Tensor]:
@@ -109,31 +122,55 @@ def first_layer(weights: Weights, images: Tensor, name: str | None = None) -> tu
     Raises:
         StructuredInitError: the model has no such layer, or does not run it on the batch.
     """
-    layers = {each: module for each, module in named_plain_modules(weights.model) if _has_filters(module)}
+    if any(parameter.is_meta for parameter in weights.model.parameters()):
+        raise StructuredInitError(f"{WHO} runs the model, which is on the meta device: call model.to_empty(...) first")
+    modules = dict(named_plain_modules(weights.model))
+    layers = {each: module for each, module in modules.items() if _has_filters(module)}
     if name is not None and name not in layers:
         raise StructuredInitError(
-            f"{WHO}: the model has no convolution or linear layer '{name}': {nearest(name, layers)}"
+            f"{WHO}: the model has no convolution without groups and no linear layer '{name}': {nearest(name, layers)}"
         )
-    seen: list[tuple[str, Layer, Tensor]] = []
+    if not layers:
+        raise StructuredInitError(f"{WHO}: the model has no convolution without groups and no linear layer")
+    chosen = {each: module for each, module in modules.items() if _multiplies(module)} if name is None else {}
+    found = _first_call(weights, images, chosen or {str(name): layers[str(name)]})
+    if found is None:
+        raise StructuredInitError(f"{WHO}: on the batch the model does not run {name or 'any of its layers'}")
+    first, module, inputs = found
+    if first not in layers:
+        raise StructuredInitError(
+            f"{WHO}: the first layer that runs, '{first}' ({type(module).__name__}), is no convolution without groups "
+            "and no linear layer: name another as layer"
+        )
+    return first, layers[first], inputs
 
-    def listen(each: str, module: Layer, args: tuple[Any, ...]) -> NoReturn:
-        seen.append((each, module, args[0].detach().cpu()))
-        raise _Reached
 
-    chosen = layers if name is None else {name: layers[name]}
+def _first_call(
+    weights: Weights, images: Tensor, modules: Mapping[str, nn.Module]
+) -> tuple[str, nn.Module, Tensor] | None:
+    """Return the first of some modules that runs on images, and what comes to it, on the CPU; ``None`` if none does."""
+    seen: list[tuple[str, nn.Module, Tensor]] = []
+    # A pass that is cut short would leave the parameters of FSDP2 gathered.
+    whole = any(cls.__name__ == "FSDPModule" for each in weights.model.modules() for cls in type(each).__mro__)
+
+    def listen(each: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        if not seen and tensors:
+            seen.append((each, module, tensors[0].detach().cpu()))
+        if not whole:
+            raise _Reached
+
     handles = [
-        module.register_forward_pre_hook(lambda module, args, each=each: listen(each, module, args))
-        for each, module in chosen.items()
+        module.register_forward_pre_hook(partial(listen, each), with_kwargs=True) for each, module in modules.items()
     ]
     try:
         run_planned(weights, ((images,), {}))
     except _Reached:
-        return seen[0]
+        pass
     finally:
         for handle in handles:
             handle.remove()
-    what = "no convolution without groups and no linear layer" if name is None else f"not '{name}'"
-    raise StructuredInitError(f"{WHO}: on the batch the model runs {what}")
+    return seen[0] if seen else None
 
 
 def second_moment(module: Layer, inputs: Tensor) -> tuple[Float64[Tensor, "d d"], int]:
@@ -161,8 +198,14 @@ def inverse_power(moment: Float64[Tensor, "d d"], exponent: float, floor: float)
     return vectors * values.pow(-exponent / 2) @ vectors.mT
 
 
-def _check_channels(name: str, module: Layer, inputs: Tensor) -> None:
-    """Raise where what comes to a layer has not the channels that it takes."""
+def _check_inputs(name: str, module: Layer, inputs: Tensor) -> None:
+    """Raise where what comes to a layer are no finite numbers, or not of the shape that it takes."""
+    if isinstance(module, nn.Conv2d) and inputs.ndim != 4:
+        raise StructuredInitError(
+            f"{WHO}: '{name}' takes a batch of images, got a tensor of shape {tuple(inputs.shape)}"
+        )
+    if not inputs.is_floating_point() or not inputs.isfinite().all():
+        raise StructuredInitError(f"{WHO}: what the batch gives '{name}' are not finite floating-point numbers")
     taken, given = (
         (module.in_channels, inputs.shape[1])
         if isinstance(module, nn.Conv2d)
@@ -179,3 +222,9 @@ class _Reached(Exception):
 def _has_filters(module: nn.Module) -> bool:
     """Whether a module multiplies whole patches, or whole tokens, with filters."""
     return isinstance(module, nn.Linear) or (isinstance(module, nn.Conv2d) and module.groups == 1)
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Whether a module has filters, or is a leaf with a matrix or a kernel of another kind, such as an embedding."""
+    own = module.parameters(recurse=False)
+    return _has_filters(module) or (not any(module.children()) and any(each.ndim > 1 for each in own))

@@ -7,7 +7,7 @@ import socket
 import pytest
 import warm_process
 
-HELD = ["restored", "sharded", "broadcast"]
+HELD = ["restored", "sharded", "whitened", "broadcast"]
 
 # Two ranks with different global seeds; each prints one line per check that held.
 RANK = """
@@ -16,7 +16,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from timm.models.vision_transformer import VisionTransformer
-from structured_init import Compose, Initializer, KaimingUniform, Mimetic, Positions, initialize
+from structured_init import Compose, Initializer, KaimingUniform, Mimetic, PatchWhitening, Positions, initialize
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -54,6 +54,12 @@ full = {name: p.full_tensor() for name, p in sharded.named_parameters()}
 assert all(torch.equal(full[name], p) for name, p in single.named_parameters())
 assert sharded_report.to_dict() == report.to_dict()
 print("sharded", flush=True)
+
+images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+for model in (single, sharded):
+    initialize(model, PatchWhitening(), seed=0, batch=images)
+assert torch.equal(sharded.patch_embed.proj.weight.full_tensor(), single.patch_embed.proj.weight)
+print("whitened", flush=True)
 
 replicated = build(rank)
 initialize(replicated, OwnNumbers(), broadcast=True)

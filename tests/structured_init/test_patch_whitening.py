@@ -153,27 +153,67 @@ def test_what_stands_behind_the_layer_does_not_run(images):
     ("arguments", "batch", "message"),
     [
         ({}, None, r"needs real images: initialize\(model, initializer, batch=images\)"),
-        ({"layer": "2"}, "images", "has no convolution or linear layer '2'"),
+        ({"layer": "2"}, "images", "has no convolution without groups and no linear layer '2'"),
         ({}, "black", "all patches that '0' sees in the batch are zero"),
+        ({}, "nan", "what the batch gives '0' are not finite floating-point numbers"),
+        ({}, "one image", r"'0' takes a batch of images, got a tensor of shape \(3, 16, 16\)"),
         ({}, "grey", "'0' takes 3 channels, and the batch gives it 1"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line_and_nothing_is_written(images, arguments, batch, message):
     model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 1, groups=8))
     before = model[0].weight.detach().clone()
-    given = {"images": images, "black": torch.zeros_like(images), "grey": images[:, :1]}.get(batch)
+    batches = {"images": images, "black": torch.zeros_like(images), "grey": images[:, :1]}
+    given = {**batches, "nan": images / 0, "one image": images[0]}.get(batch)
     with pytest.raises(StructuredInitError, match=f"PatchWhitening.*{message}"):
         initialize(model, PatchWhitening(**arguments), seed=0, batch=given)
     assert torch.equal(model[0].weight, before)
 
 
 def test_a_model_that_runs_no_such_layer_and_arguments_out_of_range_are_refused(images):
-    with pytest.raises(StructuredInitError, match="the model runs no convolution without groups and no linear layer"):
+    with pytest.raises(StructuredInitError, match="the model has no convolution without groups and no linear layer"):
         initialize(nn.Sequential(nn.Conv2d(3, 3, 4, groups=3)), PatchWhitening(), seed=0, batch=images)
     with pytest.raises(StructuredInitError, match=r"^PatchWhitening: exponent must lie between 0 and 1, got 2"):
         PatchWhitening(exponent=2.0)
     with pytest.raises(StructuredInitError, match=r"^PatchWhitening: floor must be positive"):
         PatchWhitening(floor=0.0)
+
+
+VIDEO = nn.Sequential(nn.Unflatten(1, (3, 1)), nn.Conv3d(3, 3, (1, 4, 4)))
+
+
+@pytest.mark.parametrize(("stem", "name"), [(nn.Conv2d(3, 3, 4, 4, groups=3), "Conv2d"), (VIDEO, "Conv3d")])
+def test_a_layer_behind_a_first_one_of_another_kind_is_left_alone(images, stem, name):
+    model = nn.Sequential(stem, nn.Flatten(), nn.LazyLinear(8))
+    model(images)
+    before = model[2].weight.detach().clone()
+    with pytest.raises(StructuredInitError, match=rf"'0.*' \({name}\), is no convolution without groups"):
+        initialize(model, PatchWhitening(), seed=0, batch=images)
+    assert torch.equal(model[2].weight, before)
+    assert initialize(model, PatchWhitening(layer="2"), seed=0, batch=images).changed
+
+
+@pytest.mark.parametrize("exponent", [0.5, 1.0])
+@pytest.mark.parametrize(("stride", "padding", "dilation"), [(1, 0, 1), (2, 2, 1), (3, 1, 2)])
+def test_patches_inside_the_images_are_those_of_the_layer(images, stride, padding, dilation, exponent):
+    layer = nn.Conv2d(3, 96, 3, stride, padding, dilation, bias=False)
+    model = nn.Sequential(layer)
+    initialize(model, PatchWhitening(exponent=exponent, floor=1e-9), seed=0, batch=images)
+    plain = nn.functional.conv2d(images.double(), layer.weight.detach().double(), None, stride, 0, dilation)
+    written = plain.movedim(1, -1).flatten(0, -2)
+    values = torch.linalg.eigvalsh(written.mT @ written)[-27:]
+    eye = torch.eye(27, dtype=torch.float64).reshape(27, 3, 3, 3)
+    patches = nn.functional.conv2d(images.double(), eye, None, stride, 0, dilation).movedim(1, -1).flatten(0, -2)
+    raw = torch.linalg.eigvalsh(patches.mT @ patches)
+    assert written.square().mean().sqrt().item() == pytest.approx(0.7, rel=1e-4)
+    assert values[-1] / values[0] == pytest.approx((raw[-1] / raw[0]).item() ** (1 - exponent), rel=1e-2)
+
+
+def test_too_few_patches_are_warned_of(images):
+    model = nn.Sequential(nn.Conv2d(3, 16, 8, 8))
+    assert not initialize(model, PatchWhitening(), seed=0, batch=images.repeat(4, 1, 1, 1)).warnings
+    (warning,) = initialize(model, PatchWhitening(), seed=0, batch=images[:8]).warnings
+    assert "'0' saw 32 patches of 192 numbers, too few" in warning
 
 
 class Classifier(pl.LightningModule):

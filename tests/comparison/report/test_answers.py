@@ -104,6 +104,20 @@ def test_where_a_control_is_best_the_first_sentence_is_about_what_it_controls(co
     assert which.startswith("mimetic_scrambled is better than default: ")
 
 
+def test_a_scrambled_arm_is_not_what_another_control_controls(comparison):
+    base = {"default": [0.8, 0.81, 0.82], "codes": [0.9, 0.92, 0.91]}
+    values = {**base, "impulse_scrambled": [0.7, 0.72, 0.73], "impulse": [0.81, 0.80, 0.84]}
+    folder = comparison({arm: dict(enumerate(of_arm)) for arm, of_arm in values.items()}, pieces=())
+    written = {"impulse": "Impulse()", "impulse_scrambled": "Scrambled(initializer=Impulse(), seed=0)"}
+    for arm in values:
+        for run in (folder / "runs" / arm).glob("seed_?"):
+            report = {"initializer": written.get(arm, f"{arm}()"), "seed": 0, "entries": []}
+            (run / "init_report.json").write_text(json.dumps(report))
+    structure, _ = said(folder, controls={"impulse_scrambled": "codes", "impulse": "codes"})
+    assert structure.startswith("What the structure of impulse is worth")
+    assert "itself scrambled (impulse_scrambled; better)" in structure
+
+
 def test_where_nothing_is_shown_the_first_sentence_says_so(comparison):
     values = {"default": {0: 0.8, 1: 0.81, 2: 0.82}, "sincos": {0: 0.81, 1: 0.80, 2: 0.84}}
     which, sure = said(comparison(values, pieces=()))
