@@ -17,12 +17,12 @@ $(READY): pyproject.toml
 	@echo "Setting up $(VENV) (torch and friends: about 6 GB, a few minutes) ..."
 	@if command -v uv >/dev/null 2>&1; then \
 	  uv venv --quiet --allow-existing --python $(PYTHON) $(VENV) && \
-	  uv pip install --quiet --python $(BIN)/python -e . --group test --group lint; \
+	  uv pip install --quiet --python $(BIN)/python -e '.[compare]' --group test --group lint; \
 	else \
 	  $(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, this is " + sys.version.split()[0]) if sys.version_info < (3, 10) else None' && \
 	  $(PYTHON) -m venv $(VENV) && \
 	  $(BIN)/python -m pip install --quiet --upgrade "pip>=25.1" && \
-	  $(BIN)/python -m pip install --quiet -e . --group test --group lint; \
+	  $(BIN)/python -m pip install --quiet -e '.[compare]' --group test --group lint; \
 	fi
 	@touch $(READY)
 

@@ -2,5 +2,8 @@
 
 import lazy_loader
 
+from structured_init.extras import with_extra
+
 # The list of names, and where each is, stands in __init__.pyi; a name is imported when it is first asked for.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_get, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = with_extra("lightning", __name__, _get)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ def main(args: list[str] | None = None) -> CLI | None:
         raise SystemExit(2)
     from structured_init import __version__
     from structured_init.errors import StructuredInitError, one_line
+    from structured_init.extras import missing_extra
 
     if args[:1] in (["--help"], ["-h"], ["help"], ["--version"]):
         print(f"structured-init {__version__}" if args == ["--version"] else overview())
@@ -45,6 +47,9 @@ def main(args: list[str] | None = None) -> CLI | None:
             return added.load()(args[1:]) if added else _lightning(args)
     except Exception as error:
         said = error if isinstance(error, StructuredInitError) else _answer(error)
+        if said is None and isinstance(error, ModuleNotFoundError):
+            extra = "compare" if args[:1] and args[0] in ADDED else "lightning"
+            said = missing_extra(error, shlex.join(["structured-init", *args[:1]]), extra)
         if said is None:
             raise
         print(f"structured-init: error: {one_line(said)}", file=sys.stderr)

@@ -47,6 +47,7 @@ from structured_init.analysis.statistics import (
     uniform_far_mass,
 )
 from structured_init.analysis.summary import STATISTICS, summarize, summarize_change, to_csv
+from structured_init.extras import with_extra
 from structured_init.undisturbed import undisturbed
 
 if TYPE_CHECKING:
@@ -159,9 +160,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> type:
+def _get(name: str) -> type:
     """Import the torchmetrics classes when one is asked for: torchmetrics takes seconds to import."""
     for names, module in ((_METRICS, "metrics"), (_HEAD_METRICS, "head_metrics")):
         if name in names:
             return getattr(importlib.import_module(f"structured_init.analysis.{module}"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+__getattr__ = with_extra("lightning", __name__, _get)

@@ -19,6 +19,7 @@ from structured_init.analysis.audit.records import Record, records, text
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
 from structured_init.errors import StructuredInitError
+from structured_init.extras import missing_extra
 from structured_init.host_inputs import Inputs, as_inputs, host_inputs
 from structured_init.plan import Weights
 from structured_init.report import trained_norm
@@ -91,8 +92,10 @@ class Audit:
 
     def table(self) -> DataFrame:
         """Return a row per parameter as a pandas ``DataFrame``."""
-        from pandas import DataFrame
-
+        try:
+            from pandas import DataFrame
+        except ModuleNotFoundError as error:
+            raise (missing_extra(error, "Audit.table()", "compare") or error) from None
         return DataFrame([self._row(record) for record in self.records])
 
     def _row(self, record: Record) -> dict[str, Any]:
