@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # A file is one process's, so that what its tests share is made once; tests/conftest.py says which files come first.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test fast-test mutations lint types docs wheel-check bench bench-gpu clean
+.PHONY: demo test fast-test mutations lint types docs wheel-check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -58,17 +58,11 @@ docs: $(VENV)/.docs  ## build the documentation into build/site; DOCS_NOTEBOOKS=
 	@$(BIN)/python -m sphinx -W --keep-going -q -c docs -d build/doctrees . build/site
 	@echo "file://$(CURDIR)/build/site/index.html"
 
-bench: $(READY)  ## run the benchmarks that fit on 2 cores into runs/bench (about 13 minutes)
-	@for run in floor data_speed "capture_speed --rounds 5" token_softmax_speed "training_overhead --turns 8" scan_speed \
-	  "recall_speed --rounds 3"; do \
+bench: $(READY)  ## run the benchmarks that fit on 2 cores into runs/bench
+	@for run in "capture_speed --rounds 5" finding_speed; do \
 	  set -- $$run; echo "$$run ..."; $(BIN)/python -W ignore -m benchmarks.$$run --output runs/bench >/dev/null 2>runs.log \
 	    && cat runs/bench/$$1.md || { cat runs.log; rm -f runs.log; exit 1; }; rm -f runs.log; done
 	@$(BIN)/python -W ignore -m benchmarks.init_time --parts memory svd --repeats 1 --output runs/bench
-
-bench-gpu: $(READY)  ## run the benchmarks that need a GPU into runs/bench-gpu
-	@$(BIN)/python -W ignore -m benchmarks.training_settings --device cuda --output runs/bench-gpu
-	@$(BIN)/python -W ignore -m benchmarks.training_overhead --device cuda --precision bf16-mixed --output runs/bench-gpu
-	@$(BIN)/python -W ignore -m benchmarks.cayley_speed --device cuda --output runs/bench-gpu
 
 clean:  ## remove what make demo and make test wrote, but not .venv
 	@rm -rf demo runs build lightning_logs .pytest_cache .ruff_cache

@@ -18,20 +18,22 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmarks.memory import keep_memory, status
-from benchmarks.overhead_cases import CPU, Case, Examples
 from benchmarks.timing import spread
 from callbacks import AttentionMapCallback
 from comparison.run.environment import environment
+from lightning_modules import ImageClassifier
 from lightning_modules.networks import create_network
 from structured_init.analysis import capture_attention
 from structured_init.files import write_json, write_text
 
 STEPS, FIRST = 40, 5  # of a training; the first ones are not counted
 TRAINED = "ImageClassifier, ViT 64 wide"
+BATCH = 8
+SIZES = {"embed_dim": 64, "depth": 2, "num_heads": 2, "patch_size": 8}
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
 MEGABYTE = 2**20
 
@@ -76,19 +78,21 @@ def steps_of_training(rounds: int) -> dict[str, Any]:
         for arm, times in seconds.items():
             with tempfile.TemporaryDirectory() as folder:
                 looking = [AttentionMapCallback(figures=False)] if arm == "with" else []
-                times.append(median(_steps(CPU[TRAINED], looking, folder)))
+                times.append(median(_steps(looking, folder)))
     return {"case": TRAINED, "step_seconds": seconds}
 
 
-def _steps(case: Case, callbacks: list[Callback], folder: str) -> list[float]:
+def _steps(callbacks: list[Callback], folder: str) -> list[float]:
     """Train, and return the seconds of each step."""
     watch = _Watch()
-    loader = DataLoader(Examples(case, STEPS * case.batch_size), batch_size=case.batch_size)
+    torch.manual_seed(0)
+    images, labels = torch.rand(STEPS * BATCH, 3, 32, 32), torch.arange(STEPS * BATCH) % 10
+    loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH)
     trainer = Trainer(
         accelerator="cpu", devices=1, max_epochs=1, limit_val_batches=0, default_root_dir=folder,
         callbacks=[watch, *callbacks], **QUIET,
     )  # fmt: skip
-    trainer.fit(case.build(), loader)
+    trainer.fit(ImageClassifier("vit_tiny_patch2_32", SIZES), loader)
     return [after - before for before, after in zip(watch.times[FIRST:], watch.times[FIRST + 1 :], strict=False)]
 
 

@@ -28,8 +28,8 @@ from benchmarks.init_against import (
     svd_rows,
     whole,
 )
-from benchmarks.init_scale import forked, held
-from benchmarks.init_shapes import INITIALIZATIONS
+from benchmarks.init_shapes import INITIALIZATIONS, held
+from benchmarks.memory import forked
 from benchmarks.timing import alternate, measure_parts
 from structured_init.files import replacing
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import multiprocessing
 import os
 import sys
 from collections.abc import Callable
@@ -53,3 +54,9 @@ def status(field: str) -> int:
     """Return one of this process' sizes in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
+def forked(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function in a process of its own."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(function, args)

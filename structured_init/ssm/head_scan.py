@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-CHUNK = 32  # measured in benchmarks/scan_speed.py
+CHUNK = 32  # measured in benchmarks/results/scan_speed.md
 
 
 def head_scan(

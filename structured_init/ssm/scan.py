@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-CHUNK = 8  # tokens whose states fit a processor's cache; measured in benchmarks/scan_speed.py
+CHUNK = 8  # tokens whose states fit a processor's cache; measured in benchmarks/results/scan_speed.md
 
 
 def selective_scan(

@@ -10,7 +10,6 @@ import torch
 import warm_process
 
 from benchmarks import capture_speed
-from benchmarks.overhead_cases import image
 from lightning_modules.networks import create_network
 
 SIZES = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 8}
@@ -23,7 +22,7 @@ def small():
 @pytest.mark.filterwarnings("ignore")  # Lightning's hints on loaders
 def test_the_results_are_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(capture_speed, "MODELS", {"small": small})
-    monkeypatch.setattr(capture_speed, "CPU", {capture_speed.TRAINED: image("vit_tiny_patch2_32", 2, **SIZES)})
+    monkeypatch.setattr(capture_speed, "SIZES", SIZES)
     monkeypatch.setattr(capture_speed, "STEPS", 10)
     monkeypatch.setattr(capture_speed, "keep_memory", lambda: None)
     monkeypatch.setattr(capture_speed, "_peak", lambda name, capture: 7.0 if capture else 3.0)
