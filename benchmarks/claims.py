@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.committed import Committed, committed
+from comparison.results.decisions import judged
 from comparison.results.metric import Metric
-from comparison.results.paired import Interval, paired_values, t_interval
+from comparison.results.paired import paired_values, t_interval
 from comparison.results.power import pairs_for
 from comparison.results.success import Share, fisher, share
 from comparison.results.tables import number
@@ -25,6 +26,7 @@ CLAIMS, RESULTS = HERE / "claims.json", HERE / "results"
 LEVEL = 0.05
 OWN = "holds"  # what has not been published cannot be replicated
 WORDS = {"better": "replicates", "worse": "contrary", "equivalent": "equivalent to zero", "undecided": "undecided"}
+GAINS = {"better": "shown", "worse": "refuted", "equivalent": "none", "undecided": "not shown"}
 Run = tuple[int | str, ...]  # its seed and its place of the grid
 
 
@@ -72,9 +74,19 @@ class Verdict:
         return [each.name for each in self.contrasts[1:] if each.kind != "better"]
 
     @property
-    def shown(self) -> bool:
-        """Whether the arm is better than its first reference and than every control of the row, of which it has one."""
-        return self.contrasts[0].kind == "better" and len(self.contrasts) > 1 and not self.missing
+    def gain(self) -> str:
+        """The first half of the verdict: whether there is a gain over the first reference."""
+        return GAINS[self.contrasts[0].kind]
+
+    @property
+    def structure(self) -> str:
+        """The second half: whether the gain is due to the structure, so that no control gains as much."""
+        if self.gain != "shown":
+            return "–"
+        if len(self.contrasts) == 1:
+            return "no control"
+        gained_as_much = any(each.kind in ("worse", "equivalent") for each in self.contrasts[1:])
+        return "refuted" if gained_as_much else "not shown" if self.missing else "shown"
 
     @property
     def word(self) -> str:
@@ -125,7 +137,7 @@ def _measured(
     if lost:
         return Contrast(name, "undecided", f"diverged in {lost} of {len(differences)} seeds")
     interval, margin = t_interval(differences, level), claim["margin"]
-    kind = _kind(interval, margin, metric)
+    kind = judged(interval, margin, metric)
     digits = max(1, -math.floor(math.log10(margin)))
     if interval.excludes_zero and round(abs(interval.mean), digits) <= round(interval.half_width, digits):
         digits += 1  # so that it can be seen
@@ -135,12 +147,6 @@ def _measured(
     mean = math.fsum(differences) / len(differences)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (len(differences) - 1))
     return Contrast(name, kind, text, pairs_for(deviation, margin, level))
-
-
-def _kind(interval: Interval, margin: float, metric: Metric) -> str:
-    if interval.excludes_zero:
-        return "better" if metric.is_gain(interval) else "worse"
-    return "equivalent" if max(-interval.low, interval.high) < margin else "undecided"
 
 
 def _counted(

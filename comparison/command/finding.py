@@ -60,7 +60,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         for label, arm in comparison.arms.items()
     }
     console.print(
-        f"{len(names)} candidates, including the default; {len(left_out)} were left out: find.json will say why."
+        f"{len(names)} candidates, the default among them. {len(left_out)} others do not fit: find.json will say why."
     )
     with variables(limit.environment):
         launcher = launcher_of(options)

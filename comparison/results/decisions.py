@@ -118,11 +118,23 @@ def _kind(interval: Interval, question: Question, metric: Metric) -> Kind:
         return "undecided"
     if question.precision is not None and interval.half_width > question.precision:
         return "undecided"
-    if question.margin is not None and max(-interval.low, interval.high) < question.margin:
+    kind = judged(interval, question.margin, metric)
+    return "equivalent" if kind == "undecided" and question.precision is not None else kind
+
+
+def judged(interval: Interval, margin: float | None, metric: Metric) -> Kind:
+    """Return what an interval says: equivalent where it lies inside of ± margin, else better or worse than zero.
+
+    Args:
+        interval: of a paired difference, in the unit that is shown.
+        margin: differences below it do not matter; None where no such margin was asked for.
+        metric: which direction is better.
+    """
+    if margin is not None and max(-interval.low, interval.high) < margin:
         return "equivalent"
     if interval.excludes_zero:
-        return "better" if (interval.mean > 0) == (metric.mode == "max") else "worse"
-    return "undecided" if question.precision is None else "equivalent"
+        return "better" if metric.is_gain(interval) else "worse"
+    return "undecided"
 
 
 def _within(interval: Interval, question: Question) -> float:

@@ -127,7 +127,7 @@ def progress_text(found: Sequence[Effects], added: Sequence[Added]) -> str:
     of_all = sum(len(arm.differences) for each in found for arm in each.arms)
     still = undecided(found)
     if not still:
-        return f"All {of_all} differences are decided."
+        return "The difference is decided." if of_all == 1 else f"All {of_all} differences are decided."
     pairs = [len(effect.by_seed) for _, _, effect, _ in still]
     needed = [decision.needed for *_, decision in still if decision.needed]
     price = f", about {max(needed):,} would decide" if len(needed) == len(still) else ""

@@ -40,7 +40,7 @@ class KaimingUniform(Initializer):
     """PyTorch's own default for linear and convolutional layers: U(−1/√fan_in, 1/√fan_in), weights and biases.
 
     Touches ``nn.Linear``, ``nn.Conv1d/2d/3d``, the input projections of ``nn.MultiheadAttention`` and transformers'
-    ``Conv1D``. This is the surrounding on which the published mimetic and impulse runs stand.
+    ``Conv1D``. The published mimetic and impulse runs use it for all weights that the method does not set.
 
     Source: ``torch.nn.Linear.reset_parameters`` (Kaiming uniform with a = √5).
     """

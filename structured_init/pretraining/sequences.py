@@ -28,7 +28,7 @@ def dyck_words(
         generator: draws all of it.
 
     Source: the language of 2511.13945 and 2601.21725; the probability as in zlshinnick/procedural-pretraining,
-    ``procedural_data/dyck.py``. There the last brackets may be left open; here every word of even length is balanced.
+    ``procedural_data/dyck.py``.
     """
     whole = length + length % 2
     words, stack = torch.empty(count, whole, dtype=torch.long), torch.zeros(count, whole + 1, dtype=torch.long)

@@ -57,10 +57,12 @@ def words_of(claim):
         both = arm.index.intersection(other.index)
         test = stats.ttest_rel(arm[both], other[both])
         ends = test.confidence_interval(1 - level)
-        if test.pvalue < level:
+        if max(abs(ends.low), abs(ends.high)) < claim["margin"]:
+            yield "equivalent"
+        elif test.pvalue < level:
             yield "better" if sign * test.statistic > 0 else "worse"
         else:
-            yield "equivalent" if max(abs(ends.low), abs(ends.high)) < claim["margin"] else "undecided"
+            yield "undecided"
 
 
 @pytest.mark.parametrize("name", JUDGED)
@@ -128,9 +130,13 @@ def test_a_gain_says_which_controls_it_is_not_shown_to_exceed(tmp_path):
     manifest = {"metric": "test/accuracy", "mode": "max", "command": "compare"}
     (tmp_path / "x" / "comparison.json").write_text(json.dumps(manifest))
     (tmp_path / "x" / "results.json").write_text(json.dumps({"runs": [{}]}))
-    assert "**holds**; beyond same positions not shown" in page({"rule": ""}, [judge(claim, tmp_path)])
+    assert "| **shown** | **not shown**: same positions | holds" in page({"rule": ""}, [judge(claim, tmp_path)])
+    wide = claim | {"margin": 1.0}
+    assert "| **shown** | **refuted**: same positions | holds" in page({"rule": ""}, [judge(wide, tmp_path)])
     alone = claim | {"references": {"default": "a"}}
-    assert "**holds**, no control was run" in page({"rule": ""}, [judge(alone, tmp_path)])
+    assert "| **shown** | **no control** | holds" in page({"rule": ""}, [judge(alone, tmp_path)])
+    reverse = claim | {"references": {"same positions": "p"}}
+    assert judge(reverse, tmp_path).structure == "–"
 
 
 def test_a_claim_without_runs_is_named_with_its_rule_and_its_cost():
