@@ -104,8 +104,8 @@ class UniformProjections(Initializer):
 
     def __init__(
         self,
-        query_key_value: float | None = None,
-        output: float | None = None,
+        query_key_value: float | None = 0.5,
+        output: float | None = 0.5,
         mlp_output: float | None = None,
         where: Where = None,
     ) -> None:
