@@ -13,6 +13,7 @@ from .attention import (
     SparePositions,
     SvdSolver,
     TruncatedNormal,
+    UniformProjections,
 )
 from .attention.conditioned import Conditioned
 from .attention.skipless import Skipless
@@ -118,6 +119,7 @@ __all__ = [
     "SvdSolver",
     "TokenLayout",
     "TruncatedNormal",
+    "UniformProjections",
     "WeightSelection",
     "Weights",
     "Where",

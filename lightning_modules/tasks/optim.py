@@ -25,7 +25,7 @@ UNDECAYED_NAMES = frozenset(
 )
 
 
-def parameter_groups(module: nn.Module, *, decay_all: bool = False) -> list[dict[str, Any]]:
+def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bool = False) -> list[dict[str, Any]]:
     """Split the trainable parameters into those that decay and those that do not.
 
     Without decay: vectors and scalars (biases, norms, LayerScale), positions (every position site, and the names that
@@ -39,39 +39,64 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False) -> list[dict
         module: any module.
         decay_all: all decay but those of state-space layers, as in recipes that give the optimizer
             ``model.parameters()``.
+        fallback: set what is no hidden matrix apart, for an optimizer such as Muon that orthogonalizes its updates:
+            all of the above, embeddings (tied heads with them) and the head, which is the last linear layer. Hidden
+            are linear layers and convolutions, patch embeddings among them.
 
     Returns:
-        One or two groups for an optimizer's constructor; the second carries ``weight_decay: 0.0``.
+        Up to three groups for an optimizer's constructor: what decays, with ``use_fallback: True`` where it is set
+            apart, and what does not, which carries ``weight_decay: 0.0``.
+
+    Source: of what is hidden, KellerJordan/modded-nanogpt and karpathy/nanochat (embeddings, heads and scalars go to
+    Adam), KellerJordan/cifar10-airbench (every filter that is trained goes to Muon).
     """
     declared = set(_declared_undecayed(module))
     positions = {id(site.tensor) for site in position_sites(module)}
     layouts = [site.layout for site in state_space_sites(module)]
     never = {id(tensor) for layout in layouts for tensor in (layout.A_log, layout.dt_bias, layout.D)}
-    groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+    ends = _embeddings_and_head(module)
+    groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
-            decays = decay_all or (_decays(name, parameter) and name not in declared and id(parameter) not in positions)
-            groups[decays and id(parameter) not in never].append(parameter)
-    decayed, undecayed = {"params": groups[True]}, {"params": groups[False], "weight_decay": 0.0}
-    return [group for group in (decayed, undecayed) if group["params"]]
+            known = id(parameter)
+            weight = _decays(name, parameter) and name not in declared and known not in positions | never
+            apart = fallback and (not weight or known in ends)
+            groups.setdefault(((decay_all and known not in never) or weight, apart), []).append(parameter)
+    return [
+        {
+            "params": groups[key],
+            **({} if key[0] else {"weight_decay": 0.0}),
+            **({"use_fallback": True} if key[1] else {}),
+        }
+        for key in ((True, False), (True, True), (False, False), (False, True))
+        if key in groups
+    ]
 
 
-def build_optimizer(build: Callable[..., Optimizer], groups: list[dict[str, Any]]) -> Optimizer:
-    """Build an optimizer on parameter groups.
+def build_optimizer(build: Callable[..., Optimizer], module: nn.Module, *, decay_all: bool = False) -> Optimizer:
+    """Build an optimizer on the parameter groups of a module.
 
     Args:
-        build: from groups to the optimizer.
-        groups: of :func:`parameter_groups`.
+        build: from groups to the optimizer. One with a fallback (``timm.optim.Muon``) gets what is no hidden matrix in
+            groups of its own.
+        module: its trainable parameters are grouped by :func:`parameter_groups`.
+        decay_all: as there.
 
     Raises:
-        StructuredInitError: torch's optimizer refuses a value, or cannot train such groups. A bug in an optimizer of
-            the user's keeps its traceback.
+        StructuredInitError: nothing is trainable; the optimizer refuses a value, or cannot train such groups. A bug in
+            an optimizer of the user's keeps its traceback.
     """
+    groups = parameter_groups(module, decay_all=decay_all)
+    if not groups:
+        raise StructuredInitError("the model has no trainable parameter")
     try:
         optimizer = build(groups)
-    except ValueError as error:
+        if "fallback_lr_scale" in optimizer.defaults:
+            _try(optimizer)
+            optimizer = build(parameter_groups(module, decay_all=decay_all, fallback=True))
+    except (ValueError, AssertionError) as error:
         frames = traceback.extract_tb(error.__traceback__)
-        if not frames[-1].filename.startswith(str(Path(torch.optim.__file__).parent)):
+        if Path(frames[-1].filename).parts[-3:-1] not in (("torch", "optim"), ("timm", "optim")):
             raise
         said = str(error)
         right = next((text for word, text in RANGES.items() if word in said.lower()), None)
@@ -81,6 +106,20 @@ def build_optimizer(build: Callable[..., Optimizer], groups: list[dict[str, Any]
     return optimizer
 
 
+def _try(optimizer: Optimizer) -> None:
+    """Take a step on a matrix of its own: timm's Muon reads some of its arguments in the first step only."""
+    matrix = nn.Parameter(torch.eye(4))
+    matrix.grad = torch.eye(4)
+    type(optimizer)([matrix], **optimizer.defaults).step()
+
+
+def _embeddings_and_head(module: nn.Module) -> set[int]:
+    """Return what turns tokens into activations and activations into predictions, by identity."""
+    embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    heads = [id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)]
+    return embeddings | set(heads[-1:])
+
+
 # What torch's optimizers accept, by a word of their complaint.
 RANGES = {
     "learning rate": "a learning rate is 0 or more, such as 1e-3",
@@ -88,6 +127,8 @@ RANGES = {
     "weight_decay": "a weight decay is 0 or more",
     "momentum": "a momentum is 0 or more",
     "epsilon": "eps is 0 or more",
+    "2d parameters": "take timm.optim.Muon (-c optim/muon), which gives all others to AdamW",
+    "scaling function": "adjust_lr_fn is original, match_rms_adamw or rms_to_rms",
     "per-parameter": "parameters with and without weight decay are two groups: take another optimizer, such as AdamW",
 }
 

@@ -20,7 +20,6 @@ from lightning_modules.tasks.optim import (
     build_optimizer,
     check_rates,
     check_schedule,
-    parameter_groups,
     piecewise_linear,
     warmup_cosine,
 )
@@ -84,10 +83,7 @@ class Task(LightningModule):
         Raises:
             StructuredInitError: nothing is trainable, or the run has no end.
         """
-        groups = parameter_groups(self, decay_all=self.decay_all)
-        if not groups:
-            raise StructuredInitError("the model has no trainable parameter")
-        optimizer = build_optimizer(self.optimizer, groups)
+        optimizer = build_optimizer(self.optimizer, self, decay_all=self.decay_all)
         total_steps = self.trainer.estimated_stepping_batches
         if not math.isfinite(total_steps):
             raise StructuredInitError(

@@ -1,6 +1,6 @@
 """Initializers of attention, of positions, and the baselines."""
 
-from structured_init.attention.baseline import Default, KaimingUniform, TruncatedNormal
+from structured_init.attention.baseline import Default, KaimingUniform, TruncatedNormal, UniformProjections
 from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolver, SparePositions, SvdSolver
 from structured_init.attention.mimetic import Mimetic
 from structured_init.attention.position import Positions
@@ -19,4 +19,5 @@ __all__ = [
     "SparePositions",
     "SvdSolver",
     "TruncatedNormal",
+    "UniformProjections",
 ]

@@ -1,6 +1,6 @@
-"""The two baselines of the literature, and the explicit choice of neither.
+"""The baselines of the literature and of fast public training code, and the explicit choice of none.
 
-Both name the modules that they touch; normalizations, positions, tokens and embeddings stay as the host built them.
+Each names the modules that it touches; normalizations, positions, tokens and embeddings stay as the host built them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from structured_init.arguments import check_flag, check_positive
+from structured_init.arguments import check_flag, check_not_negative, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
+from structured_init.sites.attention import required_attention_sites
+from structured_init.sites.mlp import MlpSite, required_mlp_sites
 from structured_init.sites.registry import class_path, what_the_model_has
+from structured_init.sites.select import Where
 from structured_init.threads import side_by_side
 from structured_init.writer import empty_value
 
@@ -77,6 +80,74 @@ class TruncatedNormal(Initializer):
             tensor.zero_()
 
         _fill_layers(weights, rng, "TruncatedNormal", convolutions=self.convolutions, weight=weight, bias=bias)
+
+
+class UniformProjections(Initializer):
+    """Uniform projections of one size, zero included: what fast public training code sets by hand.
+
+    A size s stands for the standard deviation s/√D, D being the width of the stream. ``None`` leaves a part to the host
+    or to what is composed before. Biases stay as they are. At zero, a block adds nothing before the first step.
+
+    Args:
+        query_key_value: size of the queries, keys and values of attention.
+        output: size of the output projections of attention.
+        mlp_output: size of the last layers of MLPs.
+        where: which attention layers and MLPs, by name.
+
+    Raises:
+        StructuredInitError: at construction, a negative size, or nothing to write; at :meth:`plan`, no attention layer
+            of a known class, or an MLP whose last layer is not known.
+
+    Source: zero output projections: karpathy/nanochat, ``nanochat/gpt.py``; uniform projections of 0.5/√D:
+    KellerJordan/modded-nanogpt, ``train_gpt.py`` of February 2026.
+    """
+
+    def __init__(
+        self,
+        query_key_value: float | None = 0.5,
+        output: float | None = 0.5,
+        mlp_output: float | None = None,
+        where: Where = None,
+    ) -> None:
+        sizes = {"query_key_value": query_key_value, "output": output, "mlp_output": mlp_output}
+        check_not_negative("UniformProjections", null=True, **sizes)
+        if all(size is None for size in sizes.values()):
+            raise StructuredInitError("UniformProjections: every size is None: there is nothing to write")
+        self.query_key_value = query_key_value
+        self.output = output
+        self.mlp_output = mlp_output
+        self.where = where
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        sizes = dict.fromkeys(("query", "key", "value"), self.query_key_value) | {"output": self.output}
+        written = {part: size for part, size in sizes.items() if size is not None}
+        if written:
+            for site in weights.each(required_attention_sites(weights, self.where, "UniformProjections")):
+                for part, size in written.items():
+                    generator = rng.generator(site.name, f"UniformProjections: {part}")
+                    drawn = _of_size(getattr(site, part), size, site.embed_dim, generator)
+                    setattr(site.by("UniformProjections"), part, drawn)
+        if self.mlp_output is not None:
+            for site in weights.each(required_mlp_sites(weights, self.where, "UniformProjections")):
+                last = _last_layer(site)
+                generator = rng.generator(weights.names(last)[0], "UniformProjections")
+                value = _of_size(weights.read(last), self.mlp_output, site.first.shape[0], generator)
+                weights.write(last, value, "UniformProjections")
+
+
+def _of_size(tensor: Tensor, size: float, dim: int, generator: torch.Generator) -> Tensor:
+    """Return a tensor of the same shape with entries U(±√3·size/√D), of standard deviation size/√D."""
+    bound = size * math.sqrt(3 / dim)
+    return torch.empty_like(tensor).uniform_(-bound, bound, generator=generator)
+
+
+def _last_layer(site: MlpSite) -> nn.Parameter:
+    """Return the one matrix of an MLP that is no first layer."""
+    first = {id(layer.weight) for layer in (site.layout.first, site.layout.gate) if layer is not None}
+    rest = [each for each in site.module.parameters() if each.ndim > 1 and id(each) not in first]
+    if len(rest) != 1:
+        raise StructuredInitError(f"UniformProjections: '{site.name}' has {len(rest)} matrices that may be last")
+    return rest[0]
 
 
 def uniform_fan_in(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from structured_init.attention.baseline import Default, KaimingUniform, TruncatedNormal
+from structured_init.attention.baseline import Default, KaimingUniform, TruncatedNormal, UniformProjections
 from structured_init.attention.position import Positions
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Compose, Initializer
 
-PLAIN = (Default, KaimingUniform, TruncatedNormal, Positions)
+PLAIN = (Default, KaimingUniform, UniformProjections, TruncatedNormal, Positions)
 
 
 def members(initializer: Initializer) -> Iterator[Initializer]:

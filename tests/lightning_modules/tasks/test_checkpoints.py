@@ -24,15 +24,17 @@ def test_a_resumed_run_goes_on_from_the_checkpoint(cli, last):
     assert resumed.trainer.global_step == 2 * torch.load(last, weights_only=True)["global_step"]
 
 
-def test_a_run_resumed_inside_an_epoch_ends_with_the_weights_and_metrics_of_the_undisturbed_one(cli, folder):
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_run_resumed_inside_an_epoch_ends_with_the_weights_and_metrics_of_the_undisturbed_one(cli, folder, optimizer):
     (folder / "often.yaml").write_text(
         "trainer: {callbacks: [{class_path: ModelCheckpoint, init_args: "
         "{filename: '{step}', every_n_train_steps: 1, save_top_k: -1}}]}\n"
         "model: {init_args: {mixup: 1.0, cutmix: 1.0}}\n"
     )
-    whole = cli("fit", "-c", "often.yaml")
+    given = ("fit", "-c", "often.yaml", "-c", f"optim/{optimizer}")
+    whole = cli(*given)
     assert whole.trainer.global_step > 2
-    resumed = cli("fit", "-c", "often.yaml", "--ckpt_path", f"{whole.trainer.log_dir}/checkpoints/step=2.ckpt")
+    resumed = cli(*given, "--ckpt_path", f"{whole.trainer.log_dir}/checkpoints/step=2.ckpt")
     for name, value in whole.model.state_dict().items():
         assert torch.equal(value, resumed.model.state_dict()[name]), name
     for name in ("train/accuracy", "train/loss", "val/loss"):

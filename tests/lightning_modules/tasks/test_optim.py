@@ -1,14 +1,22 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
 import torch
+from timm.optim import Muon
 from torch import nn
 
-from lightning_modules import ImageClassifier
-from lightning_modules.tasks.optim import learning_rate, parameter_groups, piecewise_linear, warmup_cosine
+from lightning_modules import ImageClassifier, LanguageModel
+from lightning_modules.tasks.optim import (
+    build_optimizer,
+    learning_rate,
+    parameter_groups,
+    piecewise_linear,
+    warmup_cosine,
+)
 from structured_init import StructuredInitError
 
 SCHEDULE = {"total_steps": 100, "warmup_steps": 10, "warmup_lr": 1e-5, "min_lr": 1e-6}
@@ -137,3 +145,68 @@ def test_a_recipe_can_let_every_parameter_decay():
 def test_a_schedule_that_means_nothing_is_refused_at_once(arguments, message):
     with pytest.raises(StructuredInitError, match=message):
         ImageClassifier("vit_nano_patch2_8", {"depth": 1}, image_size=8, **arguments)
+
+
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("build", "hidden"),
+    [
+        (
+            lambda: ImageClassifier(
+                "vit_nano_patch2_8", {"class_token": True, "register_tokens": 2, "depth": 1}, image_size=8
+            ),
+            r"patch_embed\.proj\.weight|blocks\.0\.(attn\.(qkv|proj)|mlp\.fc[12])\.weight",
+        ),
+        (
+            lambda: ImageClassifier("convmixer_64_4_k9_p4", image_size=32),
+            r"stem\.0\.weight|blocks\.\d\.(0\.fn\.0|1)\.weight",  # timm itself gives depthwise filters to AdamW
+        ),
+        (lambda: LanguageModel("gpt2", TINY), r"transformer\.h\.0\.(attn|mlp)\.c_(attn|proj|fc)\.weight"),
+        (
+            lambda: LanguageModel("llama", {**TINY, "intermediate_size": 24, "tie_word_embeddings": False}),
+            r"model\.layers\.0\.(self_attn|mlp)\.\w+_proj\.weight",
+        ),
+        (
+            lambda: LanguageModel("mamba2", {"hidden_size": 16, "num_hidden_layers": 1, "head_dim": 8, "num_heads": 4}),
+            r"backbone\.layers\.0\.mixer\.((in|out)_proj|conv1d)\.weight",
+        ),
+    ],
+    ids=["vit", "convmixer", "gpt2", "llama", "mamba2"],
+)
+def test_muon_gets_hidden_matrices_and_its_fallback_all_else(build, hidden):
+    """What the field does: embeddings, heads, norms, positions, tokens and state-space parameters go to AdamW."""
+    task = build()
+    names = {id(parameter): name for name, parameter in task.network.named_parameters()}
+    for decay_all in (False, True):
+        optimizer = build_optimizer(Muon, task, decay_all=decay_all)
+        fallback = {names[id(p)] for g in optimizer.param_groups if g.get("use_fallback") for p in g["params"]}
+        muon = {names[id(p)] for g in optimizer.param_groups if not g.get("use_fallback") for p in g["params"]}
+        assert fallback | muon == set(names.values())
+        assert not fallback & muon
+        assert muon == {name for name in names.values() if re.fullmatch(hidden, name)}
+
+
+def test_an_optimizer_without_a_fallback_gets_the_two_groups_that_it_had():
+    task = LanguageModel("gpt2", TINY)
+    decayed, kept = build_optimizer(torch.optim.AdamW, task).param_groups
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.01, 0.0)  # the first is torch's own default
+    assert "use_fallback" not in decayed.keys() | kept.keys()
+
+
+def test_a_step_of_muon_moves_matrices_by_turned_gradients_and_the_rest_as_adamw_does():
+    """One learning rate for both: it bounds the singular values of a step of Muon, the entries of a step of AdamW."""
+    torch.manual_seed(0)
+    task = ImageClassifier("vit_nano_patch2_8", {"depth": 1}, image_size=8)
+    before = {name: tensor.detach().clone() for name, tensor in task.network.named_parameters()}
+    optimizer = build_optimizer(lambda groups: Muon(groups, lr=1e-3, weight_decay=0.0, eps=1e-12), task)
+    nn.functional.cross_entropy(task.network(torch.randn(32, 3, 8, 8)), torch.arange(32) % 10).backward()
+    optimizer.step()
+    moved = {name: (tensor.detach() - before[name]) for name, tensor in task.network.named_parameters()}
+    for name in ("head.weight", "head.bias", "pos_embed"):
+        np.testing.assert_allclose(moved[name].abs(), 1e-3, rtol=1e-3)  # the first step of Adam is that of signs
+    for name in ("blocks.0.attn.proj.weight", "blocks.0.mlp.fc1.weight", "patch_embed.proj.weight"):
+        step = moved[name].flatten(1)
+        unit = 1e-3 * 0.2 * max(step.shape) ** 0.5  # 2502.16982, so that entries are as large as AdamW's: 0.2 of lr
+        assert torch.linalg.svdvals(step).max().item() / unit == pytest.approx(1, abs=0.3), name  # AdamW: 5 or more
