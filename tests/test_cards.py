@@ -11,7 +11,6 @@ ROOT = Path(__file__).parents[1]
 NOT_CARDS = {
     "any_attention",
     "architecture",
-    "baselines_of_today",
     "benchmarks",
     "claims",
     "extending",
