@@ -1,7 +1,7 @@
 """Many differences at once: p-values adjusted so that verdicts on a whole family are wrong in 5 % of comparisons.
 
 Holm's step-down method on paired t-tests. It needs neither equal spreads nor a correlation between arms, of which three
-seeds can tell nothing; :mod:`benchmarks.many_arms` shows what Dunnett's test and the largest t of an estimated
+seeds can tell nothing; ``benchmarks/results/many_arms.md`` shows what Dunnett's test and the largest t of an estimated
 correlation do instead.
 """
 

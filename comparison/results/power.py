@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from comparison.results.metric import Metric
 
 POWER = 0.8
-MANY = 100_000
+MANY = 10_000  # pairs; what takes more has no price worth naming
 
 
 @dataclass(frozen=True)
@@ -19,24 +19,36 @@ class Power:
     Attributes:
         pairs: seeds in which both arms have a number.
         deviation: standard deviation of the paired differences.
-        visible: the smallest true difference whose interval excludes zero with a probability of 80 %.
-        seeds: half width → the pairs at which a 95 % t interval is that narrow, in order of size from the largest.
+        family: how many differences are judged together.
+        visible: the smallest true difference that is called better or worse among them with a probability of 80 % or
+            more, if the deviation that was found is the true one.
+        between: ends of a 95 % interval of ``visible``, for the deviation is an estimate.
+        seeds: half width → the pairs at which a 95 % t interval is that narrow, in order of size from the largest; None
+            where it takes more than 10,000.
     """
 
     pairs: int
     deviation: float
+    family: int
     visible: float
-    seeds: dict[float, int]
+    between: tuple[float, float]
+    seeds: dict[float, int | None]
 
 
-def power(values: Sequence[float], half_widths: Sequence[float], level: float = 0.95) -> Power | None:
+def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1, level: float = 0.95) -> Power | None:
     """Return what paired differences can show; None below two, and where all are equal.
+
+    Holm's method judges the largest of a family at the level of Bonferroni and all others at a wider one, so the power
+    of its verdict is at least that of a t test at Bonferroni's level.
 
     Args:
         values: paired differences, in the unit that is shown.
         half_widths: of intervals whose price is asked for.
-        level: of the intervals.
+        family: how many differences are judged together.
+        level: of the intervals, and of the verdicts of a family together.
     """
+    from scipy import stats
+
     n = len(values)
     if n < 2:
         return None
@@ -45,7 +57,10 @@ def power(values: Sequence[float], half_widths: Sequence[float], level: float = 
     if not deviation > 1e-9 * max(1.0, abs(mean)):
         return None
     prices = {width: pairs_for(deviation, width, level) for width in sorted(half_widths, reverse=True)}
-    return Power(n, deviation, smallest_effect(deviation, n, level=level), prices)
+    visible = smallest_effect(deviation, n, level=1 - (1 - level) / family)
+    # (n − 1) s²/σ² has a chi-squared distribution, and what is visible grows with σ.
+    low, high = (math.sqrt((n - 1) / stats.chi2.ppf(0.5 + sign * level / 2, n - 1)) for sign in (1, -1))
+    return Power(n, deviation, family, visible, (low * visible, high * visible), prices)
 
 
 def smallest_effect(deviation: float, pairs: int, power: float = POWER, level: float = 0.95) -> float:
@@ -68,8 +83,8 @@ def smallest_effect(deviation: float, pairs: int, power: float = POWER, level: f
     return float(shift) * deviation / math.sqrt(pairs)
 
 
-def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int:
-    """Return the smallest number of pairs whose t interval has at most this half width, at this deviation.
+def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int | None:
+    """Return the smallest number of pairs whose t interval has at most this half width; None above 10,000.
 
     Args:
         deviation: standard deviation of paired differences.
@@ -81,9 +96,11 @@ def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int:
     def wide(pairs: int) -> bool:
         return float(stats.t.isf((1 - level) / 2, pairs - 1)) * deviation / math.sqrt(pairs) > half_width
 
+    if wide(MANY):
+        return None
     low, high = 1, 2
-    while wide(high) and high < MANY:
-        low, high = high, 2 * high
+    while wide(high):
+        low, high = high, min(2 * high, MANY)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if wide(middle) else (low, middle)

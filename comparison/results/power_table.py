@@ -25,13 +25,14 @@ def power_table(found: Effects) -> Table | None:
         return None
     unit = f" ({found.metric.unit})" if found.metric.unit else ""
     widths = [f"seeds for ± {width:g}" for width in _widths(found)]
-    columns = ["difference", "pairs", f"standard deviation{unit}", f"seen with 80 % power{unit}", *widths]
+    columns = ["difference", "pairs", f"standard deviation{unit}", f"called different in 80 %{unit}", *widths]
     rows = [
         [
             Cell(f"{arm} − {reference}"),
             Cell(str(one.pairs)),
-            *(Cell(number(value, _digits(value))) for value in (one.deviation, one.visible)),
-            *(Cell(f"{seeds:,}") for seeds in one.seeds.values()),
+            Cell(number(one.deviation, _digits(one.deviation))),
+            Cell(number(one.visible, _digits(one.visible)), note=_between(one.between)),
+            *(Cell(_price(seeds)) for seeds in one.seeds.values()),
         ]
         for arm, reference, one in known
     ]
@@ -45,22 +46,29 @@ def power_sentence(found: Effects) -> str:
         return ""
     unit = f" {found.metric.unit}" if found.metric.unit else ""
     prices = [
-        f"± {width:g}{unit} takes {_between([float(one.seeds[width]) for one in known], 0)} seeds"
-        for width in known[0].seeds
+        f"± {width:g}{unit} takes {_prices([one.seeds[width] for one in known])} seeds" for width in known[0].seeds
     ]
     few = f" Run at least {ENOUGH} seeds: with fewer, the deviation is poorly known."
+    families = {one.family for one in known}
+    among = f", judged among {max(families)}," if max(families) > 1 else ""
+    ends = [min(one.between[0] for one in known), max(one.between[1] for one in known)]
     return (
         f"Paired differences have a standard deviation of {_between([one.deviation for one in known])}{unit}. With "
         f"{_between([float(one.pairs) for one in known], 0)} pairs an effect of "
-        f"{_between([one.visible for one in known])}{unit} is seen with a probability of 80 %; "
-        f"{', '.join(prices)}.{few if min(one.pairs for one in known) < ENOUGH else ''}"
+        f"{_between([one.visible for one in known])}{unit}{among} is called better or worse with a probability of "
+        f"80 %. The deviation is an estimate: the effect may have to be {_between(ends)}{unit}. {', '.join(prices)}."
+        f"{few if min(one.pairs for one in known) < ENOUGH else ''}"
     )
 
 
 def _powers(found: Effects) -> Iterator[tuple[str, str, Power]]:
+    families = [[getattr(arm, kind) for arm in found.arms] for kind in ("baseline", "control", "scrambled")]
+    sizes = [sum(each is not None and each.adjusted is not None for each in family) for family in families]
     for arm in found.arms:
-        for effect in arm.differences:
-            one = power(list(effect.by_seed.values()), _widths(found))
+        for size, effect in zip(sizes, (arm.baseline, arm.control, arm.scrambled), strict=True):
+            if effect is None:
+                continue
+            one = power(list(effect.by_seed.values()), _widths(found), max(size, 1))
             if one is not None:
                 yield arm.name, effect.reference, one
 
@@ -68,6 +76,17 @@ def _powers(found: Effects) -> Iterator[tuple[str, str, Power]]:
 def _widths(found: Effects) -> tuple[float, float]:
     values = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
     return usual_half_widths(found.metric, median(values) if values else 1.0)
+
+
+def _price(seeds: int | None) -> str:
+    return "more than 10,000" if seeds is None else f"{seeds:,}"
+
+
+def _prices(seeds: Sequence[int | None]) -> str:
+    """Return one number of seeds, or the smallest and the largest; more than 10,000 is not told apart."""
+    ordered = sorted(seeds, key=lambda each: math.inf if each is None else each)
+    low, high = _price(ordered[0]), _price(ordered[-1])
+    return low if low == high else f"{low} to {high}"
 
 
 def _between(values: Sequence[float], digits: int | None = None) -> str:

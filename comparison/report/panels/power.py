@@ -7,8 +7,9 @@ from comparison.report.registry import Piece, heading, note, register_panel, tab
 from comparison.results.power_table import power_sentence, power_table
 
 HOW = (
-    "Power is that of a paired t-test at 5 % (noncentral t distribution), if the standard deviation found is the true "
-    "one. “Seeds” is how many it takes for a 95 % t interval of that half width."
+    "The probability is that of the verdict “better” or “worse” among all arms together, or a little less: paired "
+    "t-tests at Bonferroni's level (noncentral t distribution). The interval below it is due to that of the deviation, "
+    "at 95 %. “Seeds” is how many it takes for a 95 % t interval of that half width."
 )
 
 

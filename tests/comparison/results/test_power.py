@@ -8,6 +8,7 @@ from scipy import stats
 
 from comparison.results.effects import effects
 from comparison.results.metric import Metric
+from comparison.results.multiple import holm
 from comparison.results.paired import Interval, t_interval
 from comparison.results.power import pairs_for, power, smallest_effect, usual_half_widths
 from comparison.results.power_table import power_sentence, power_table
@@ -33,6 +34,29 @@ def test_seeds_for_a_half_width_are_the_fewest_that_have_it():
         assert stats.t.isf(0.025, n - 1) / math.sqrt(n) <= width
         assert stats.t.isf(0.025, n - 2) / math.sqrt(n - 1) > width
     assert pairs_for(1.0, 0.5) == 18  # 2.110 / √18 = 0.497, 2.120 / √17 = 0.514
+
+
+@pytest.mark.parametrize(("pairs", "arms"), [(3, 2), (5, 4), (5, 12)])
+def test_the_visible_effect_is_called_better_among_all_arms_by_four_of_five_comparisons_or_a_few_more(pairs, arms):
+    rng, runs = np.random.default_rng(pairs * arms), 4_000
+    effect = power(list(np.tile([1.0, -1.0], pairs))[:pairs], (0.5,), family=arms).visible
+    effect /= np.std(np.tile([1.0, -1.0], pairs)[:pairs], ddof=1)  # at a true deviation of 1
+    values = rng.normal(0.0, 1.0, size=(runs, arms, pairs)) + np.array([effect] + [0.0] * (arms - 1))[:, None]
+    tests = stats.ttest_1samp(values, 0.0, axis=2)
+    found = zip(tests.pvalue, tests.statistic[:, 0], strict=True)
+    called = [holm(dict(enumerate(row)))[0] < 0.05 and first > 0 for row, first in found]
+    assert 0.8 - 3 * math.sqrt(0.8 * 0.2 / runs) < np.mean(called) < 0.84
+
+
+def test_the_interval_of_the_visible_effect_covers_that_of_the_true_deviation():
+    rng, truth = np.random.default_rng(0), smallest_effect(1.0, 4)
+    found = [power(list(values), (0.5,)).between for values in rng.normal(size=(1_000, 4))]
+    assert np.mean([low <= truth <= high for low, high in found]) == pytest.approx(0.95, abs=0.025)
+
+
+def test_a_price_beyond_ten_thousand_seeds_is_not_named():
+    assert pairs_for(1.0, 1.96 / math.sqrt(9_900)) == pytest.approx(9_900, abs=20)
+    assert pairs_for(1.0, 0.001) is None
 
 
 def test_power_is_that_of_the_paired_differences():
@@ -63,7 +87,9 @@ def test_a_report_says_what_it_could_have_seen(comparison):
     (row,) = power_table(found).rows
     assert [cell.text for cell in row] == ["sincos − default", "3", "1.0", "3.3", "18", str(pairs_for(1.0, 0.2))]
     said = power_sentence(found)
-    assert "a standard deviation of 1.0 points. With 3 pairs an effect of 3.3 points is seen" in said
+    assert "a standard deviation of 1.0 points. With 3 pairs an effect of 3.3 points is called better or worse" in said
+    low, high = (smallest_effect(1.0, 3) * math.sqrt(2 / stats.chi2.isf(tail, 2)) for tail in (0.025, 0.975))
+    assert f"the effect may have to be {low:.1f} to {high:.0f} points" in said
     assert "± 0.5 points takes 18 seeds" in said
     assert said.endswith("Run at least 5 seeds: with fewer, the deviation is poorly known.")
 
