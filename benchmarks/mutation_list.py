@@ -283,7 +283,7 @@ MUTATIONS = [
         "comparison/run/test_learning_rates.py",
     ),
     Mutation(
-        "lightning_modules/cli/overrides.py",
+        "structured_init/presets.py",
         'letter == "," and depth == 0',
         'letter == ","',
         "comparison/run/test_arms.py",

@@ -47,7 +47,7 @@ def check_contents(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     wanted = [f"{package}/py.typed" for package in PACKAGES]
     wanted += ["structured_init/__init__.pyi", "comparison/report/templates/report.html.j2"]
-    wanted += ["lightning_modules/configs/experiment/vit_digits.yaml", "lightning_modules/configs/init/mimetic.yaml"]
+    wanted += ["structured_init/configs/experiment/vit_digits.yaml", "structured_init/configs/init/mimetic.yaml"]
     missing = [name for name in wanted if name not in names]
     if missing:
         raise SystemExit(f"the wheel lacks {', '.join(missing)}")

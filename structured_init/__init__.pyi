@@ -32,6 +32,7 @@ from .initializer import Compose, Initializer, freeze, initialize
 from .linalg import random_orthogonal
 from .mlp import MlpMean
 from .plan import Weights
+from .presets import preset, preset_names
 from .pretraining import ProceduralWarmup, SelfPretraining
 from .report import InitReport
 from .sites import (
@@ -133,6 +134,8 @@ __all__ = [
     "initialize",
     "mlp_sites",
     "position_sites",
+    "preset",
+    "preset_names",
     "random_orthogonal",
     "register_attention",
     "register_mlp",

@@ -15,7 +15,6 @@ BROUGHT_BY = {
     "pyarrow": "datasets",
     "sklearn": "scikit-learn",
     "tokenizers": "transformers",
-    "yaml": "jsonargparse",
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, nearest
 from structured_init.plan import Weights
+from structured_init.presets import preset
 from structured_init.progress import Progress
 from structured_init.report import InitReport, build_report, left_alone
 from structured_init.storage import quantized_layers, refuse_lazy
@@ -20,7 +21,30 @@ from structured_init.threads import one_thread
 from structured_init.writer import Writer
 
 
-class Initializer(ABC):
+class _Named(ABCMeta):
+    """Answers arguments that a class does not have with the names of those that it has."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor, which ``inspect`` would not find behind :meth:`__call__`."""
+        whole = inspect.signature(cls.__init__)
+        return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        takes = cls.__signature__
+        try:
+            takes.bind(*args, **kwargs)
+        except TypeError as error:
+            unknown = next((name for name in kwargs if name not in takes.parameters), None)
+            if unknown is not None:
+                known = nearest(unknown, takes.parameters)
+                raise StructuredInitError(f"{cls.__name__} has no argument '{unknown}': {known}") from None
+            names = ", ".join(takes.parameters)
+            raise StructuredInitError(f"{cls.__name__}: {error}; its arguments are {names}") from None
+        return super().__call__(*args, **kwargs)
+
+
+class Initializer(metaclass=_Named):
     """How a network is initialized: an object with plain, documented arguments that plans new weights.
 
     Subclass it and write :meth:`plan`; store every constructor argument under its own name.
@@ -119,7 +143,7 @@ class Compose(Initializer):
 
 def initialize(
     model: nn.Module,
-    initializer: Initializer,
+    initializer: Initializer | str,
     *,
     seed: int = 0,
     batch: Tensor | tuple | Mapping | Callable[[], Any] | None = None,
@@ -138,7 +162,7 @@ def initialize(
 
     Args:
         model: any module; only the sites that the initializer asks for must be known.
-        initializer: what to do.
+        initializer: what to do; a text is the name of a preset, such as ``"mimetic"`` (:func:`preset`).
         seed: with the names of the parameters, all that the draws depend on. Names are relative to ``model``:
             inside of another module of one's own, the same network has other names and other draws. Wrappers
             (``torch.compile``, checkpointing, DDP, FSDP, averaging, PEFT) change neither.
@@ -179,6 +203,8 @@ def initialize(
         )
     if isinstance(initializer, list | tuple):
         raise StructuredInitError("initialize takes one initializer, got several: Compose([…]) makes one of them")
+    if isinstance(initializer, str):
+        initializer = preset(initializer)
     if not isinstance(initializer, Initializer):
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
     draws = Draws(seed)

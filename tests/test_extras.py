@@ -53,14 +53,14 @@ def test_the_library_alone_needs_eight_packages_or_fewer():
 def test_the_library_alone_initializes_audits_and_captures():
     done = alone("""
 import torch, structured_init
-from structured_init import Mimetic, initialize
+from structured_init import initialize
 from structured_init.analysis import audit, capture_attention
 
 for name in structured_init.__all__:
     getattr(structured_init, name)
 model = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), 1)
 tokens = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
-initialize(model, Mimetic(positions="keep"), seed=0)
+initialize(model, "mimetic_host{positions=keep}", seed=0)
 audit(model)
 print(*[tuple(maps.shape) for maps in capture_attention(model, tokens).values()])
 """)

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightning_modules.cli.config_names import config_names, of_control
-from lightning_modules.cli.overrides import override_words, split_outside_brackets, split_overrides
+from lightning_modules.cli.config_names import config_names, of_control, override_words
 from structured_init.errors import StructuredInitError, nearest
+from structured_init.presets import split_outside_brackets, split_overrides
 
 
 @dataclass(frozen=True)

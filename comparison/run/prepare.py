@@ -30,9 +30,9 @@ from comparison.run.resolve import (
     values_of,
 )
 from lightning_modules.cli.lightning_cli import CLI
-from lightning_modules.cli.overrides import split_outside_brackets
 from structured_init import Initializer, InitReport
 from structured_init.errors import StructuredInitError, nearest
+from structured_init.presets import split_outside_brackets
 
 OURS = ("init", "seed_everything", "ckpt_path", "trainer.logger")  # what a comparison sets for each run
 FIXED = "0,1,2"  # seeds, where none are given and nothing is to be decided

@@ -13,19 +13,12 @@ import yaml
 
 from lightning_modules.cli.config_files import check_config, refuse_folder
 from lightning_modules.cli.layers import KEY, layers_in, merged
-from lightning_modules.cli.overrides import override_words, split_overrides
 from structured_init.errors import StructuredInitError, nearest
+from structured_init.presets import ALIASES, CONTROLS, SHIPPED, split_overrides
 
-PACKAGE = Path(__file__).resolve().parents[1]
-# In a wheel the folder travels inside the package lightning_modules; in a clone it stands beside it. Found by path, not
-# by import, so that a folder ``configs`` of the user's cannot shadow it.
-FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
-SHIPPED = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
-ALIASES = "aliases.yaml"
 OPTIONS = ("-c", "--config")
 FLAGS = ("--plan",)
-# What stands behind the name of any initialization to mean a control of it: init/mimetic_scrambled.
-CONTROLS = {"_scrambled": "Scrambled", "_positions": "SamePositions"}
+PREFIX = "--init.initializer.init_args."
 
 
 @dataclass(frozen=True)
@@ -129,6 +122,11 @@ def of_control(name: str) -> tuple[str, str]:
 def read_config(name: str) -> dict[str, Any]:
     """Return the content of a configuration with what it is layered over, as plain types."""
     return find_config(name).content()
+
+
+def override_words(overrides: dict[str, str]) -> list[str]:
+    """Return the part of a command line that replaces arguments of the initializer."""
+    return [f"{PREFIX}{key}={value}" for key, value in overrides.items()]
 
 
 def expand(args: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ def wheel(folder, leave_out=()):
                 if file.is_file() and "__pycache__" not in name and name not in leave_out:
                     archive.write(file, name)
         for file in (ROOT / "configs").rglob("*.yaml"):
-            archive.write(file, f"lightning_modules/{file.relative_to(ROOT).as_posix()}")
+            archive.write(file, f"structured_init/{file.relative_to(ROOT).as_posix()}")
     return path
 
 

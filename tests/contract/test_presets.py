@@ -5,12 +5,25 @@ from __future__ import annotations
 import warnings
 
 import pytest
+import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 import structured_init
 from lightning_modules.cli.config_names import shipped_configs
-from structured_init import Compose, Impulse, Initializer, StructuredInitError, initialize
+from structured_init import (
+    Compose,
+    Impulse,
+    Initializer,
+    Mimetic,
+    Positions,
+    Scrambled,
+    Skipless,
+    SpatialFilters,
+    StructuredInitError,
+    initialize,
+    preset,
+)
 
 PRESETS = {name: path for name, path in shipped_configs().items() if name.startswith("init/")}
 NEEDS_A_PATH = {"init/covariance_learned"}
@@ -76,3 +89,41 @@ def test_a_preset_builds_what_its_file_says_and_serves_some_host(name, parser, h
         except StructuredInitError as error:
             refused.append(str(error))
     pytest.fail("\n".join(refused))
+
+
+@pytest.mark.parametrize("name", sorted({*map(str, PRESETS)} - NEEDS_A_PATH))
+def test_a_preset_by_its_name_is_what_the_command_line_builds(name, parser):
+    assert repr(preset(name.removeprefix("init/"))) == repr(built(parser, name))
+
+
+def test_braces_variants_controls_and_files_of_ones_own_are_presets_too(tmp_path):
+    assert repr(preset("impulse{kernel_size=5}")) == repr(Impulse(kernel_size=5, solver="separable"))
+    assert repr(preset("filters_box_frozen")) == repr(SpatialFilters(filters="box", frozen=True))
+    assert repr(preset("mimetic_host_scrambled{vo_beta=0.2}")) == repr(Scrambled(Mimetic(vo_beta=0.2)))
+    own = tmp_path / "mine.yaml"
+    own.write_text("init: {initializer: {class_path: structured_init.Skipless, init_args: {qk_alpha: 1.5}}}")
+    assert repr(preset(str(own))) == repr(Skipless(qk_alpha=1.5))
+
+
+def test_a_preset_initializes_as_its_object_does(tiny_vit):
+    by_name, by_object = tiny_vit(), tiny_vit()
+    by_object.load_state_dict(by_name.state_dict())
+    initialize(by_name, "mimetic_host", seed=3)
+    initialize(by_object, Mimetic(), seed=3)
+    assert all(torch.equal(one, two) for one, two in zip(by_name.parameters(), by_object.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: preset("mimtic"), "there is no initialization 'mimtic': did you mean 'mimetic'?"),
+        (lambda: preset("mimetic_host{vo_bet=1}"), "Mimetic has no argument 'vo_bet': did you mean 'vo_beta'?"),
+        (lambda: Mimetic(strcit=True), "Mimetic has no argument 'strcit': "),
+        (lambda: Mimetic(alpha=0.7), "Mimetic has no argument 'alpha': did you mean 'vo_alpha'?"),
+        (lambda: Compose(Mimetic(), Positions()), "Compose: too many positional arguments; its arguments are init"),
+    ],
+)
+def test_a_name_that_is_not_there_is_answered_with_the_nearest(wrong, said):
+    with pytest.raises(StructuredInitError) as error:
+        wrong()
+    assert str(error.value).startswith(said)

@@ -3,8 +3,8 @@ import pytest
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.prepare import parse_grid, parse_rates, parse_seeds
 from lightning_modules.cli.config_names import find_config, read_config
-from lightning_modules.cli.overrides import split_outside_brackets
 from structured_init import StructuredInitError
+from structured_init.presets import split_outside_brackets
 
 
 def test_names_paths_labels_and_overrides_become_arms_in_their_order(tmp_path):
