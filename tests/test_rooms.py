@@ -48,6 +48,18 @@ FORBIDDEN = {
     "comparison/report": ("lightning", "callbacks", "lightning_modules", "comparison.run", "comparison.command"),
     "comparison/run": ("comparison.report", "comparison.command"),
 }
+# A room that a reader can leave closed, and what alone opens it beside the public names of its package.
+NETWORKS_BY_NAME = ("lightning_modules.networks", "lightning_modules.networks.factory")
+CLOSED = {
+    "structured_init.pretraining": (),
+    "structured_init.conv": (),
+    "structured_init.attention.impulse": ("structured_init.attention",),
+    "structured_init.attention.sequence": ("structured_init.attention",),
+    "lightning_modules.tasks.certified": (),
+    "lightning_modules.networks.lipschitz": NETWORKS_BY_NAME,
+    "comparison.results.elsewhere": ("comparison.report.data",),
+    "comparison.run.ray_launcher": ("comparison.command.comparing",),
+}
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in PACKAGES
@@ -81,6 +93,13 @@ def test_no_file_imports_what_stands_above_it(room):
         if any(below(name, package) for package in FORBIDDEN[room])
     ]
     assert found == []
+
+
+@pytest.mark.parametrize("room", CLOSED)
+def test_a_closed_room_is_opened_by_nothing_else(room):
+    outside = {name: imported(path) for name, path in MODULES.items() if not below(name, room)}
+    opened = {name for name, names in outside.items() if any(below(each, room) for each in names)}
+    assert opened == set(CLOSED[room])
 
 
 def test_no_files_import_one_another_in_a_circle():
