@@ -28,11 +28,11 @@ from .conv import (
 )
 from .draws import Draws
 from .errors import StructuredInitError
-from .initializer import Compose, Initializer, freeze, initialize
+from .initializer import Compose, Initializer, freeze, initialize, preset
 from .linalg import random_orthogonal
 from .mlp import MlpMean
 from .plan import Weights
-from .presets import preset, preset_names
+from .presets import preset_names
 from .pretraining import ProceduralWarmup, SelfPretraining
 from .report import InitReport
 from .sites import (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -13,7 +14,7 @@ from torch.nn.utils import parametrize
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.plan import Weights
-from structured_init.presets import preset
+from structured_init.presets import preset_node
 from structured_init.progress import Progress
 from structured_init.report import InitReport, build_report, left_alone
 from structured_init.storage import quantized_layers, refuse_lazy
@@ -239,3 +240,41 @@ def pending_freezing(model: nn.Module, initializer: Initializer) -> list[str]:
     """Return the names of parameters whose ``requires_grad`` is not yet what ``initializer`` says."""
     weights = Weights(model)
     return [weights.names(p)[0] for p, trainable in initializer.freezing(weights) if p.requires_grad != trainable]
+
+
+def preset(name: str) -> Initializer:
+    """Return the initializer that a preset stands for.
+
+    Args:
+        name: of a file in ``configs/init`` or of a variant with a name of its own, such as ``"mimetic"``; with
+            arguments in braces behind it, ``"impulse{kernel_size=5}"``; or with ``_scrambled`` or ``_positions``, for a
+            control of it. Or the path of a YAML file of one's own with a section ``init``.
+
+    Raises:
+        StructuredInitError: there is no such preset (the nearest is named), or an argument that it does not have.
+
+    Example:
+        >>> from structured_init import preset
+        >>> preset("impulse{kernel_size=5}").kernel_size
+        5
+    """
+    return _built(preset_node(name))
+
+
+def _built(value: Any) -> Any:
+    """Return what a part of a YAML file stands for: an object where it names a class."""
+    if isinstance(value, list):
+        return [_built(each) for each in value]
+    if not isinstance(value, dict) or "class_path" not in value:
+        return value
+    return _class(value["class_path"])(**{key: _built(each) for key, each in value.get("init_args", {}).items()})
+
+
+def _class(path: str) -> Any:
+    import structured_init
+
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module) if module else structured_init, name)
+    except (ImportError, AttributeError):
+        raise StructuredInitError(f"there is no class '{path}': {nearest(name, structured_init.__all__)}") from None

@@ -1,20 +1,16 @@
-"""Presets by name: what the files of ``configs/init`` say of an initializer, as an object.
+"""Presets by name: what the files of ``configs/init`` say of an initializer.
 
 A name may have arguments in braces behind it, ``impulse{kernel_size=5}``, as on the command line.
 """
 
 from __future__ import annotations
 
-import importlib
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from structured_init.errors import StructuredInitError, nearest
-
-if TYPE_CHECKING:
-    from structured_init.initializer import Initializer
 
 PACKAGE = Path(__file__).resolve().parent
 # In a wheel the folder travels inside of this package; in a clone it stands beside it. Found by path, not by import, so
@@ -24,25 +20,6 @@ SHIPPED = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
 ALIASES = "aliases.yaml"
 # What stands behind the name of any initialization to mean a control of it: mimetic_scrambled.
 CONTROLS = {"_scrambled": "Scrambled", "_positions": "SamePositions"}
-
-
-def preset(name: str) -> Initializer:
-    """Return the initializer that a preset stands for.
-
-    Args:
-        name: of a file in ``configs/init`` or of a variant with a name of its own, such as ``"mimetic"``; with
-            arguments in braces behind it, ``"impulse{kernel_size=5}"``; or with ``_scrambled`` or ``_positions``, for a
-            control of it. Or the path of a YAML file of one's own with a section ``init``.
-
-    Raises:
-        StructuredInitError: there is no such preset (the nearest is named), or an argument that it does not have.
-
-    Example:
-        >>> from structured_init import preset
-        >>> preset("impulse{kernel_size=5}").kernel_size
-        5
-    """
-    return _built(_node(name))
 
 
 def preset_names() -> list[str]:
@@ -61,8 +38,8 @@ def _yaml(text: str) -> Any:
     return yaml.safe_load(text)
 
 
-def _node(name: str) -> dict[str, Any]:
-    """Return the class and the arguments of a preset, as YAML has them."""
+def preset_node(name: str) -> dict[str, Any]:
+    """Return the class and the arguments that a preset stands for, as YAML has them; see ``preset``."""
     stem, overrides = split_overrides(name)
     shipped, own = SHIPPED / "init" / f"{stem}.yaml", Path(stem)
     ending = next((each for each in CONTROLS if stem.endswith(each)), "")
@@ -72,34 +49,15 @@ def _node(name: str) -> dict[str, Any]:
         if node is None:
             raise StructuredInitError(f"'{name}' sets no initializer: it is init: {{initializer: {{class_path: …}}}}")
     elif stem in _aliases():
-        node = _node(_aliases()[stem])
+        node = preset_node(_aliases()[stem])
     elif ending:
-        inner = _node(stem.removesuffix(ending) + name[len(stem) :])
+        inner = preset_node(stem.removesuffix(ending) + name[len(stem) :])
         return {"class_path": CONTROLS[ending], "init_args": {"initializer": inner}}
     else:
         raise StructuredInitError(f"there is no initialization '{stem}': {nearest(stem, preset_names())}")
     node = {"class_path": node} if isinstance(node, str) else node
     given = {key: value and _yaml(value) for key, value in overrides.items()}
     return {**node, "init_args": {**node.get("init_args", {}), **given}}
-
-
-def _built(value: Any) -> Any:
-    """Return what a part of a YAML file stands for: an object where it names a class."""
-    if isinstance(value, list):
-        return [_built(each) for each in value]
-    if not isinstance(value, dict) or "class_path" not in value:
-        return value
-    return _class(value["class_path"])(**{key: _built(each) for key, each in value.get("init_args", {}).items()})
-
-
-def _class(path: str) -> Any:
-    import structured_init
-
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module) if module else structured_init, name)
-    except (ImportError, AttributeError):
-        raise StructuredInitError(f"there is no class '{path}': {nearest(name, structured_init.__all__)}") from None
 
 
 def split_overrides(text: str) -> tuple[str, dict[str, str]]:
