@@ -116,8 +116,8 @@ class ReportData:
 
     def place_name(self, name: str, point: Point) -> str:
         """Return a file's name, with the place of the grid where there are several."""
-        label = self.place_text(point).replace(", ", "_")
-        return f"{name}_{''.join(c if c.isalnum() or c in '.-' else '_' for c in label)}" if label else name
+        label = self.place_text(point).replace(", ", "_").replace(" ", "_")
+        return f"{name}_{label}" if label else name
 
     def shown_text(self) -> str:
         """Return of which runs weights and maps are shown, in a sentence or two."""
