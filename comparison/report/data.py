@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from comparison.report.theme import Style, styles
 from comparison.results.controls import check_controls, find_controls, find_scrambled, named
+from comparison.results.direction import mode_of
 from comparison.results.effects import Effects, effects
-from comparison.results.elsewhere import Elsewhere, comparison_of, mode_of, read_elsewhere
+from comparison.results.elsewhere import Elsewhere, comparison_of, read_elsewhere
 from comparison.results.metric import Metric
 from comparison.results.records import (
     MANIFEST,
@@ -209,7 +210,8 @@ def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | N
         logged = [name for name in results.columns if "/" in name]
         if metric not in logged:
             raise StructuredInitError(f"no complete run of '{folder}' has '{metric}': {nearest(metric, logged)}")
-        manifest = {**manifest, "metric": metric, "mode": mode or mode_of(metric)}
+        known = metric.partition("/")[2] == str(manifest["metric"]).partition("/")[2]  # of another split, perhaps
+        manifest = {**manifest, "metric": metric, "mode": mode or (manifest["mode"] if known else mode_of(metric))}
     elif mode is not None:
         manifest = {**manifest, "mode": mode}
     return Elsewhere(manifest, find_runs(folder), results, load_curves(folder))

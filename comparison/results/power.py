@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comparison.results.metric import Metric
+from comparison.results.paired import ROUNDING, deviation
 
 POWER = 0.8
 MANY = 100_000
@@ -40,12 +41,11 @@ def power(values: Sequence[float], half_widths: Sequence[float], level: float = 
     n = len(values)
     if n < 2:
         return None
-    mean = math.fsum(values) / n
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    if not deviation > 1e-9 * max(1.0, abs(mean)):
+    spread = deviation(values)
+    if not spread > ROUNDING * abs(math.fsum(values) / n):
         return None
-    prices = {width: pairs_for(deviation, width, level) for width in sorted(half_widths, reverse=True)}
-    return Power(n, deviation, smallest_effect(deviation, n, level=level), prices)
+    prices = {width: pairs_for(spread, width, level) for width in sorted(half_widths, reverse=True)}
+    return Power(n, spread, smallest_effect(spread, n, level=level), prices)
 
 
 def smallest_effect(deviation: float, pairs: int, power: float = POWER, level: float = 0.95) -> float:
