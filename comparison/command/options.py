@@ -92,7 +92,7 @@ def compare_parser() -> argparse.ArgumentParser:
         help="choose the best for each initialization on the validation split",
     )
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
-    add("--mode", choices=("max", "min"), help="whether larger or smaller is better (default: the task's)")
+    _add_direction(parser, "the task's, else by its name")
     add("--success", type=_number, metavar="X", help=SUCCESS)
     _add_training(parser)
     add("--no-open", action="store_true", help="do not show the report in a browser")
@@ -143,7 +143,7 @@ def find_parser() -> argparse.ArgumentParser:
     parts = "fractions of training at which candidates are dropped (default: 0.2,0.5,1); 1 trains all to the end"
     add("--shares", type=_shares, default="0.2,0.5,1", metavar="a,1", help=parts)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
-    add("--mode", choices=("max", "min"), help="whether larger or smaller is better (default: the task's)")
+    _add_direction(parser, "the task's, else by its name")
     _add_training(parser)
     return parser
 
@@ -160,12 +160,21 @@ def report_parser() -> argparse.ArgumentParser:
     add("folder", metavar="PATH", help="folder of a comparison, or a table (.csv) or log of runs made elsewhere")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: the comparison's)")
     add("--metric", metavar="NAME", help="metric of runs made elsewhere, if they have several")
-    add("--mode", choices=("max", "min"), help="whether larger or smaller is better (default: guessed from its name)")
+    _add_direction(parser, "the comparison's, else by its name")
     add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
     add("--control", metavar="INIT", help=CONTROL)
     add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--output", metavar="FILE", help="file of the page (default: DIR/report.html, or table_report/report.html)")
     return parser
+
+
+def _add_direction(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add the options of which direction of the metric is better."""
+    add = parser.add_mutually_exclusive_group().add_argument
+    ways = {"dest": "mode", "action": "store_const"}
+    add("--less-is-better", const="min", help=f"a lower value of the metric is better (default: {default})", **ways)
+    add("--more-is-better", const="max", help="a higher value of the metric is better", **ways)
+    add("--mode", choices=("max", "min"), help=argparse.SUPPRESS)  # as earlier versions have it
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from comparison.report.theme import Style, styles
 from comparison.results.controls import check_controls, find_controls, find_scrambled, named
+from comparison.results.direction import mode_of
 from comparison.results.effects import Effects, effects
-from comparison.results.elsewhere import Elsewhere, comparison_of, mode_of, read_elsewhere
+from comparison.results.elsewhere import Elsewhere, comparison_of, read_elsewhere
 from comparison.results.metric import Metric
 from comparison.results.records import (
     MANIFEST,
@@ -116,8 +117,8 @@ class ReportData:
 
     def place_name(self, name: str, point: Point) -> str:
         """Return a file's name, with the place of the grid where there are several."""
-        label = self.place_text(point).replace(", ", "_")
-        return f"{name}_{''.join(c if c.isalnum() or c in '.-' else '_' for c in label)}" if label else name
+        label = self.place_text(point).replace(", ", "_").replace(" ", "_")
+        return f"{name}_{label}" if label else name
 
     def shown_text(self) -> str:
         """Return of which runs weights and maps are shown, in a sentence or two."""
@@ -209,7 +210,8 @@ def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | N
         logged = [name for name in results.columns if "/" in name]
         if metric not in logged:
             raise StructuredInitError(f"no complete run of '{folder}' has '{metric}': {nearest(metric, logged)}")
-        manifest = {**manifest, "metric": metric, "mode": mode or mode_of(metric)}
+        known = metric.partition("/")[2] == str(manifest["metric"]).partition("/")[2]  # of another split, perhaps
+        manifest = {**manifest, "metric": metric, "mode": mode or (manifest["mode"] if known else mode_of(metric))}
     elif mode is not None:
         manifest = {**manifest, "mode": mode}
     return Elsewhere(manifest, find_runs(folder), results, load_curves(folder))

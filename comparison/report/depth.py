@@ -106,7 +106,7 @@ def depth_figure(
         if lowest < 0:
             for axis in axes:
                 axis.axhline(0, color=FAINT, linewidth=0.7)
-        figure.suptitle(TITLES.get(name, name), x=0.01, ha="left", fontsize=8.5)
+        figure.suptitle(TITLES.get(name, name), x=0.01, ha="left", fontsize=8.5, parse_math=name in TITLES)
     return figure
 
 

@@ -52,8 +52,7 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
         axis.tick_params(axis="y", pad=7)
         axis.spines["left"].set_visible(False)
         unit = f" ({found.metric.unit})" if found.metric.unit else ""
-        better = "" if found.metric.mode == "max" else "; less is better"
-        axis.set_xlabel(f"difference in {found.metric.words}{unit}{better}")
+        axis.set_xlabel(f"difference in {found.metric.words}{unit}; {found.metric.better}")
         axis.set_title(f"Difference to {CONTROLS.get(to, found.baseline)}")
         axis.xaxis.set_major_formatter(lambda value, _: _tick(value))
     return figure

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +14,8 @@ from comparison.report import theme
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LONGEST = 100  # bytes of a name: file systems allow 255, of which a temporary file and its suffix take some
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -19,7 +23,7 @@ class Drawing:
 
     Attributes:
         figure: drawn in the colours of paper.
-        name: of its files, and unlike any other on the page.
+        name: of its files, and unlike any other on the page; see :func:`slug`.
         text: what it shows, in a line.
         save: whether it is written for a paper too.
     """
@@ -28,6 +32,9 @@ class Drawing:
     name: str
     text: str
     save: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", slug(self.name))
 
     @cached_property
     def svg(self) -> str:
@@ -43,6 +50,18 @@ class Drawing:
         """The figure with everything in its place: it is placed once, whatever is written of it."""
         theme.settle(self.figure)
         return self.figure
+
+
+def slug(text: str) -> str:
+    """Return a name for files and for ids on the page: letters, digits and ``._-``, at most 100 bytes.
+
+    A text that is such a name stays as it is; what is made of any other ends in a digest, so that names stay distinct.
+    """
+    kept = re.sub(r"[^\w.-]", "_", text).encode()
+    if kept == text.encode(errors="replace") and len(kept) <= LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
+    return f"{kept[: LONGEST - 9].decode(errors='ignore')}_{digest}"
 
 
 def plot_share(drawing: Drawing) -> float | None:

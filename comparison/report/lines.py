@@ -201,7 +201,8 @@ def mean_curve(
     if len(logged) == 1:
         return values[:, :, 0].mean(axis=0), mean, mean - np.inf, mean + np.inf
     # Student's t as :func:`~comparison.results.paired.t_interval` has it, at all evaluations at once.
-    half = stats.t.ppf(0.975, len(logged) - 1) * logged.std(axis=0, ddof=1) / math.sqrt(len(logged))
+    with np.errstate(over="ignore"):  # of values near the largest there is no band
+        half = stats.t.ppf(0.975, len(logged) - 1) * logged.std(axis=0, ddof=1) / math.sqrt(len(logged))
     return values[:, :, 0].mean(axis=0), mean, mean - half, mean + half
 
 

@@ -74,7 +74,7 @@ def map_grid_figure(
                 axis.set_yticks([number + middle for number in range(len(maps))], list(maps))
                 for label, arm in zip(axis.get_yticklabels(), maps, strict=True):
                     label.set(color=styles[arm].paper, fontsize="medium")
-        figure.suptitle(title, x=0.01, y=1 - 0.04 / tall, ha="left", va="top")
+        figure.suptitle(title, x=0.01, y=1 - 0.04 / tall, ha="left", va="top", parse_math=True)
     return figure
 
 

@@ -26,7 +26,7 @@ def lead(data: ReportData) -> str:
     if data.source:
         return (
             f"{count(len(manifest['arms']), 'arm')} of {data.source}, {count(len(manifest['seeds']), 'seed')}: "
-            f"{data.metric.words} at the last step that a run logged."
+            f"{data.metric.words} at the last step that a run logged, {data.metric.better}."
         )
     initializations, seeds = len(manifest["arms"]), len(asked_seeds(manifest))
     upto = "up to " if manifest.get("added") else ""
@@ -34,7 +34,7 @@ def lead(data: ReportData) -> str:
     rates = ", each with the learning rate chosen for it on the validation split" if manifest["learning_rates"] else ""
     return (
         f"{count(initializations, 'initialization')} of {title(data)}{grid}, {upto}{count(seeds, 'seed')}{rates}: "
-        f"final {data.metric.words}; runs with the same seed differ only in their initialization."
+        f"final {data.metric.words}, {data.metric.better}; runs with the same seed differ only in their initialization."
     )
 
 

@@ -1,6 +1,7 @@
 """How the report's figures look: one colour per arm in all of them, told apart by the colour-blind, in dark and light.
 
-A figure is drawn once, in the colours of paper. On the page its colours become CSS variables, and its text stays text.
+A figure is drawn once, in the colours of paper. On the page its colours become CSS variables, and its text stays text:
+what stands between dollar signs is a formula only where ``parse_math=True`` is given with it.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def figure_settings() -> Iterator[None]:
         **{"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True},
         **{"xtick.major.size": 0, "ytick.major.size": 0, "axes.formatter.use_mathtext": False},
         **{"axes.titlelocation": "left", "axes.titlecolor": INK, "axes.unicode_minus": True},
+        **{"text.parse_math": False},  # an arm may be called anything
     }
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
@@ -133,7 +135,7 @@ def inline(figure: Figure, name: str, description: str) -> str:
 
     Args:
         figure: the figure, drawn in the colours of paper.
-        name: unlike that of any other figure on the page.
+        name: unlike that of any other figure on the page; letters, digits and ``._-``.
         description: what it shows, for those who do not see it.
     """
     buffer = io.StringIO()
@@ -142,9 +144,10 @@ def inline(figure: Figure, name: str, description: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(\sid="|url\(#|href="#)', rf"\g<1>{name}-", text)
-    for color, variable in _replaced().items():
-        text = text.replace(color, variable)
+    replaced = {**dict.fromkeys((' id="', "url(#", 'href="#')), **_replaced()}
+    known = re.compile("|".join(map(re.escape, replaced)))
+    put = lambda found: replaced[found[0]] or f"{found[0]}{name}-"  # noqa: E731
+    text = re.sub(r"<[^>]*>", lambda tag: known.sub(put, tag[0]), text)  # never what a label says
     label = html.escape(description, quote=True)
     opening = f'<svg role="img" aria-label="{label}"'
     head, rest = text.split(">", 1)

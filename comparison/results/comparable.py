@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from comparison.results.effects import Effects
+from comparison.results.paired import are_equal
 
 
 def all_equal(found: Effects) -> float | None:
@@ -11,7 +12,7 @@ def all_equal(found: Effects) -> float | None:
     values = [value for arm in arms for value in arm.by_seed.values()]
     if len(arms) < 2 or any(arm.diverged or arm.no_rate for arm in found.arms):
         return None
-    return values[0] if max(values) - min(values) <= 1e-9 * max(1.0, abs(values[0])) else None
+    return values[0] if are_equal(values, max(map(abs, values))) else None
 
 
 def fewer_seeds(found: Effects) -> dict[str, str]:

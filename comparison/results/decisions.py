@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from comparison.results.metric import Metric, has_no_width
-from comparison.results.paired import Interval, t_interval
+from comparison.results.metric import Metric
+from comparison.results.paired import Interval, deviation, t_interval
 from comparison.results.sequential import (
     FEWEST,
     FEWEST_NARROW,
@@ -108,13 +108,13 @@ def decide(values: Sequence[float], question: Question, metric: Metric) -> Decis
         if kind != "undecided":
             return Decision(kind, interval)
     interval = question.interval(values)
-    reason = "all seeds agree to the last digit" if len(values) > 1 and has_no_width(t_interval(values)) else ""
+    reason = "all seeds agree to the last digit" if len(values) > 1 and t_interval(values).has_no_width else ""
     needed, helped = _needed(values, question), _helped(values, question)
     return Decision("undecided", interval, needed=needed, helped=helped, reason=reason)
 
 
 def _kind(interval: Interval, question: Question, metric: Metric) -> Kind:
-    if has_no_width(interval):  # seeds that agree to the last digit say nothing about others
+    if interval.has_no_width:  # seeds that agree to the last digit say nothing about others
         return "undecided"
     if question.precision is not None and interval.half_width > question.precision:
         return "undecided"
@@ -147,18 +147,13 @@ def _critical(n: int, question: Question) -> float:
     return critical_value(min(n, 2 * question.horizon), question.horizon, question.level)
 
 
-def _deviation(values: Sequence[float]) -> float:
-    mean = math.fsum(values) / len(values)
-    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
-
-
 def _needed(values: Sequence[float], question: Question) -> int | None:
     """Return the pairs at which values of this mean and deviation would decide."""
-    if len(values) < 2 or not _deviation(values):
+    if len(values) < 2 or not deviation(values):
         return None
-    mean, deviation, n = abs(math.fsum(values) / len(values)), _deviation(values), max(question.fewest, len(values) + 1)
+    mean, spread, n = abs(math.fsum(values) / len(values)), deviation(values), max(question.fewest, len(values) + 1)
     while n <= MANY:
-        half_width = _critical(n, question) * deviation / math.sqrt(n)
+        half_width = _critical(n, question) * spread / math.sqrt(n)
         if question.precision is not None and half_width <= question.precision:
             return n
         if question.margin is not None and (mean > half_width or mean + half_width < question.margin):
@@ -176,10 +171,9 @@ def _helped(values: Sequence[float], question: Question) -> bool:
         return False
     if n < question.fewest:
         return True
-    deviation = _deviation(values)
-    if has_no_width(t_interval(values)):
+    if t_interval(values).has_no_width:
         return n < EQUAL
-    smallest = deviation * math.sqrt((n - 1) / float(stats.chi2.isf(0.05, n - 1)))
+    smallest = deviation(values) * math.sqrt((n - 1) / float(stats.chi2.isf(0.05, n - 1)))
     last = _critical(most, question) * smallest / math.sqrt(most)
     if question.precision is not None:
         return last <= question.precision

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from comparison.results.direction import BETTER, direction, words_of
 from comparison.results.paired import Interval
 
-NEVER_NEGATIVE = ("loss", "perplexity", "bits", "error")
+NEVER_NEGATIVE = {"loss", "perplexity", "bits", "error"}
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,11 @@ class Metric:
         return self.name.replace("/", " ").replace("_", " ")
 
     @property
+    def better(self) -> str:
+        """Which direction is better, in words."""
+        return BETTER[self.mode]
+
+    @property
     def unit(self) -> str:
         """The unit of a difference."""
         return "points" if self.factor == 100 else ""
@@ -52,8 +58,8 @@ class Metric:
         """The range of what is shown: 0 to 100 % of an accuracy, no end above a loss or a perplexity."""
         if self.factor == 100:
             return 0.0, 100.0
-        name = self.name.rpartition("/")[2]
-        return (0.0 if any(word in name for word in NEVER_NEGATIVE) else -math.inf), math.inf
+        from_zero = direction(self.name) == "min" and NEVER_NEGATIVE & set(words_of(self.name))
+        return (0.0 if from_zero else -math.inf), math.inf
 
     def cut(self, interval: Interval, difference: bool = False) -> Interval:
         """Return the part of an interval that the metric can have: the truth is in its range, so nothing is lost.
@@ -74,11 +80,6 @@ class Metric:
         It is open where the interval includes zero, and where it has no width: seeds that agree to the last digit (a
         small test split has few possible values) say nothing about other seeds.
         """
-        if not interval.excludes_zero or has_no_width(interval):
+        if not interval.excludes_zero or interval.has_no_width:
             return None
         return (interval.mean > 0) == (self.mode == "max")
-
-
-def has_no_width(interval: Interval) -> bool:
-    """Tell whether all values were equal, but for rounding."""
-    return interval.half_width <= 1e-9 * max(1.0, abs(interval.mean))

@@ -11,6 +11,8 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import TypeVar
 
+from comparison.results.paired import ROUNDING, deviation
+
 LEVEL = 0.05
 
 Key = TypeVar("Key", bound=Hashable)
@@ -29,9 +31,8 @@ def p_value(differences: Sequence[float]) -> float:
     n = len(differences)
     if n < 2 or not all(map(math.isfinite, differences)):
         return 1.0
-    mean = math.fsum(differences) / n
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (n - 1))
-    if spread <= 1e-9 * max(1.0, abs(mean)):
+    mean, spread = math.fsum(differences) / n, deviation(differences)
+    if spread <= ROUNDING * abs(mean):
         return 1.0
     return float(2 * stats.t.sf(abs(mean) / spread * math.sqrt(n), n - 1))
 

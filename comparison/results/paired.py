@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from structured_init.errors import StructuredInitError
 
 FEWEST_FOR_BOOTSTRAP = 20
+ROUNDING = 1e-12  # relative: doubles are good to 1e-16, and logged values were added up
 FEWEST_FOR_INTERVAL = 3  # with two values Student's t is 12.7 standard errors wide to each side: no result
 
 
@@ -34,12 +35,28 @@ class Interval:
         return (self.high - self.low) / 2
 
     @property
+    def has_no_width(self) -> bool:
+        """Whether all values were equal, but for rounding."""
+        return self.half_width <= ROUNDING * abs(self.mean)
+
+    @property
     def excludes_zero(self) -> bool:
         """Whether zero lies outside the interval."""
         return self.low > 0 or self.high < 0
 
     def __str__(self) -> str:
         return f"{self.mean:.1f}" if math.isinf(self.half_width) else f"{self.mean:.1f} ± {self.half_width:.1f}"
+
+
+def deviation(values: Sequence[float], of_mean: bool = False) -> float:
+    """Return the standard deviation of at least two numbers, or that of their mean, whatever their size.
+
+    The squares are taken of numbers near 1: a power of two, which rounds nothing, is taken out and put back.
+    """
+    mean = math.fsum(values) / len(values)
+    size = math.frexp(max(abs(value - mean) for value in values))[1]
+    variance = math.fsum(math.ldexp(value - mean, -size) ** 2 for value in values) / (len(values) - 1)
+    return math.ldexp(math.sqrt(variance / len(values) if of_mean else variance), size)
 
 
 def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
@@ -62,8 +79,7 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     mean = math.fsum(values) / n
     if n == 1:
         return Interval(mean, -math.inf, math.inf, 1)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    half_width = float(stats.t.ppf(0.5 + level / 2, n - 1)) * math.sqrt(variance / n)
+    half_width = float(stats.t.ppf(0.5 + level / 2, n - 1)) * deviation(values, of_mean=True)
     return Interval(mean, mean - half_width, mean + half_width, n)
 
 
@@ -118,10 +134,22 @@ def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], l
 def paired_values(arm: Mapping[int, float], baseline: Mapping[int, float]) -> dict[int, float]:
     """Return arm − baseline by seed, over the seeds that both have.
 
+    Differences that are equal but for the rounding of what was subtracted are made equal: their spread means nothing.
+
     Raises:
         StructuredInitError: the two have no seed in common.
     """
     seeds = sorted(set(arm) & set(baseline))
     if not seeds:
         raise StructuredInitError("the two arms have no seed in common, so nothing is paired")
-    return {seed: arm[seed] - baseline[seed] for seed in seeds}
+    differences = {seed: arm[seed] - baseline[seed] for seed in seeds}
+    size = max(abs(values[seed]) for values in (arm, baseline) for seed in seeds)
+    if not are_equal(differences.values(), size):
+        return differences
+    shared = differences[seeds[0]]
+    return dict.fromkeys(seeds, 0.0 if abs(shared) <= ROUNDING * size else shared)
+
+
+def are_equal(values: Collection[float], size: float) -> bool:
+    """Tell whether values are equal, but for the rounding of numbers of a size."""
+    return max(values) - min(values) <= ROUNDING * size

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from comparison.results.metric import Metric
+from comparison.results.paired import ROUNDING, deviation
 
 POWER = 0.8
 MANY = 10_000  # pairs; what takes more has no price worth naming
@@ -52,15 +53,14 @@ def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1
     n = len(values)
     if n < 2:
         return None
-    mean = math.fsum(values) / n
-    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (n - 1))
-    if not deviation > 1e-9 * max(1.0, abs(mean)):
+    spread = deviation(values)
+    if not spread > ROUNDING * abs(math.fsum(values) / n):
         return None
-    prices = {width: pairs_for(deviation, width, level) for width in sorted(half_widths, reverse=True)}
-    visible = smallest_effect(deviation, n, level=1 - (1 - level) / family)
+    prices = {width: pairs_for(spread, width, level) for width in sorted(half_widths, reverse=True)}
+    visible = smallest_effect(spread, n, level=1 - (1 - level) / family)
     # (n − 1) s²/σ² has a chi-squared distribution, and what is visible grows with σ.
     low, high = (math.sqrt((n - 1) / stats.chi2.ppf(0.5 + sign * level / 2, n - 1)) for sign in (1, -1))
-    return Power(n, deviation, family, visible, (low * visible, high * visible), prices)
+    return Power(n, spread, family, visible, (low * visible, high * visible), prices)
 
 
 def smallest_effect(deviation: float, pairs: int, power: float = POWER, level: float = 0.95) -> float:

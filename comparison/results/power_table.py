@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from statistics import median
 
 from comparison.results.effects import Effects
 from comparison.results.power import Power, power, usual_half_widths
-from comparison.results.tables import Cell, Table, number
+from comparison.results.tables import Cell, Table, number, significant
 
 ENOUGH = 5  # seeds, below which a deviation is hardly known
 
@@ -24,7 +23,7 @@ def power_table(found: Effects) -> Table | None:
     if not known:
         return None
     unit = f" ({found.metric.unit})" if found.metric.unit else ""
-    widths = [f"seeds for ± {width:g}" for width in _widths(found)]
+    widths = [f"seeds for ± {width:g}" for width in known[0][2].seeds]
     columns = ["difference", "pairs", f"standard deviation{unit}", f"called different in 80 %{unit}", *widths]
     rows = [
         [
@@ -91,10 +90,13 @@ def _prices(seeds: Sequence[int | None]) -> str:
 
 def _between(values: Sequence[float], digits: int | None = None) -> str:
     """Return one number, or the smallest and the largest."""
-    low, high = (f"{value:,.{_digits(value) if digits is None else digits}f}" for value in (min(values), max(values)))
+    low, high = (
+        number(value, _digits(value)) if digits is None else f"{value:,.{digits}f}"
+        for value in (min(values), max(values))
+    )
     return low if low == high else f"{low} to {high}"
 
 
 def _digits(value: float) -> int:
     """Return the decimals that show two digits of a value."""
-    return min(max(1 - math.floor(math.log10(abs(value))), 0), 8) if value else 1
+    return significant(value, 2) if value else 1

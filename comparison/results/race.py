@@ -15,7 +15,6 @@ import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from comparison.results.metric import has_no_width
 from comparison.results.paired import paired_values
 from comparison.results.sequential import FEWEST, looking_interval
 
@@ -218,6 +217,6 @@ def _drop_behind(state: Race) -> None:
         if arm == state.reference or len(differences) < FEWEST:
             continue
         interval = looking_interval([state.sign * value for value in differences.values()], 2 * FEWEST, LEVEL)
-        if interval.high < 0 and not has_no_width(interval):
+        if interval.high < 0 and not interval.has_no_width:
             state.arms.remove(arm)
             state.dropped[arm] = f"behind {leader} after {interval.samples} whole seeds"

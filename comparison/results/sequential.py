@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from comparison.results.paired import Interval
+from comparison.results.paired import Interval, deviation
 from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ def _widened(values: Sequence[float], critical: float) -> Interval:
     mean = math.fsum(values) / n
     if math.isinf(critical):
         return Interval(mean, -math.inf, math.inf, n)
-    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
-    half_width = critical * math.sqrt(variance / n)
+    half_width = critical * deviation(values, of_mean=True)
     return Interval(mean, mean - half_width, mean + half_width, n)
 
 

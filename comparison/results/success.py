@@ -124,7 +124,9 @@ def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = No
     """
     limit, sign = found.metric.factor * threshold, -1.0 if found.metric.mode == "min" else 1.0
     shares = {
-        arm.name: share(sum(sign * value >= sign * limit for value in arm.by_seed.values()), arm.seeds)
+        arm.name: share(
+            sum(sign * v >= sign * limit and s not in arm.diverged for s, v in arm.by_seed.items()), arm.seeds
+        )
         for arm in found.arms
         if arm.no_rate is None and arm.seeds
     }

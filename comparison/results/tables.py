@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from comparison.results.comparable import fewer_seeds
 from comparison.results.decisions import Decision
 from comparison.results.effects import ArmResult, Effects, effects
-from comparison.results.metric import Metric, has_no_width
+from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, FEWEST_FOR_INTERVAL, Interval, bootstrap_interval
 from comparison.results.records import Manifest, chosen_learning_rates, load_results, point_label, points
 from comparison.results.targets import Reach
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 ALONE = "1 seed, no interval"
 TWO = "2 seeds, no interval: run at least 5"
+MOST_DECIMALS = 8
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,8 @@ def headline_table(found: Effects) -> Table:
     with_rates = any(arm.learning_rate is not None or arm.no_rate for arm in found.arms)
     controls = {"control": "− its control (paired)", "scrambled": "− itself scrambled (paired)"}
     controls = {to: text for to, text in controls.items() if any(getattr(arm, to) for arm in found.arms)}
-    columns = ["arm", "seeds", *(["learning rate"] if with_rates else []), found.metric.label]
+    columns = ["arm", "seeds", *(["learning rate"] if with_rates else [])]
+    columns += [f"{found.metric.label}, {found.metric.better}"]
     columns += [f"− {found.baseline} (paired)", *controls.values()]
     with_steps = found.target is not None and not found.at_once
     if with_steps:
@@ -153,7 +155,7 @@ def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline
     if effect.decision is not None:
         notes.append(decision_text(effect.decision, digits))
     family = [each for each in found.arms if getattr(each, to) is not None]
-    if interval.samples > 1 and has_no_width(interval):
+    if interval.samples > 1 and interval.has_no_width:
         same = "the same difference in all seeds: no t-test applies"
         notes.append(same if interval.mean else "equal in all seeds")
     elif effect.adjusted is not None and len(family) > 1:
@@ -184,7 +186,7 @@ def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric
             numbers = [value for value in values if math.isfinite(value)]
             taken = choice.get("chosen") is not None and rate == float(choice["chosen"])
             mean = metric.factor * math.fsum(numbers) / len(numbers) if numbers else math.nan
-            text = f"{mean:.{significant(mean)}f}" if numbers else ""
+            text = number(mean, significant(mean)) if numbers else ""
             lost = f"{len(values) - len(numbers)} of {len(values)} diverged" if len(numbers) < len(values) else ""
             notes = ["chosen" if taken else "", lost]
             row.append(Cell(text, ", ".join(filter(None, notes)), "gain" if taken else ""))
@@ -211,9 +213,18 @@ def difference_text(interval: Interval) -> str:
 
 
 def number(value: float, digits: int, signed: bool = False) -> str:
-    """Return a number with a real minus sign."""
-    text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
-    return text.replace("-", "−")
+    """Return a number with a real minus sign.
+
+    Args:
+        value: the number.
+        digits: decimals; with more than 8, or where as many stand before the point that nobody counts them, it is
+            written as a power of ten, down to the same decimal.
+        signed: whether a plus is shown.
+    """
+    kind = f".{max(digits, 0)}f"
+    if abs(digits) > MOST_DECIMALS and math.isfinite(value):
+        kind = f".{max(digits + math.floor(math.log10(abs(value))), 0)}e" if value else ".0f"
+    return f"{value:{'+' if signed else ''}{kind}}".replace("-", "−")
 
 
 def decimals(found: Effects) -> int:
@@ -221,9 +232,10 @@ def decimals(found: Effects) -> int:
     intervals = [effect.interval for arm in found.arms for effect in arm.differences]
     values = [arm.value for arm in found.arms if arm.value is not None]
     widths = [i.half_width for i in intervals or values if 0 < i.half_width < math.inf]
-    largest = max((abs(value.mean) for value in values), default=1.0)
+    largest = max((abs(i.mean) for i in intervals if i.mean), default=0.0)
+    largest = largest or max((abs(value.mean) for value in values), default=1.0)
     digits = 1 - math.floor(math.log10(median(widths))) if widths else significant(largest)
-    return min(max(digits, 1), 2) if found.metric.factor == 100 else min(max(digits, 0), 8)
+    return min(max(digits, 1), 2) if found.metric.factor == 100 else shown(digits)
 
 
 def p_text(p: float) -> str:
@@ -233,14 +245,19 @@ def p_text(p: float) -> str:
 
 def times(ratio: float) -> str:
     """Return a ratio with two digits, more where it has more before the point."""
-    return f"{ratio:,.{significant(ratio, 2)}f}"
+    return f"{ratio:,.{min(max(significant(ratio, 2), 0), MOST_DECIMALS)}f}"
 
 
 def significant(value: float, digits: int = 3) -> int:
-    """Return the number of decimals that show so many digits of a value."""
+    """Return the number of decimals that show so many digits of a value, as :func:`number` takes it."""
     if not math.isfinite(value) or value == 0:
         return digits
-    return min(max(digits - 1 - math.floor(math.log10(abs(value))), 0), 8)
+    return shown(digits - 1 - math.floor(math.log10(abs(value))))
+
+
+def shown(decimals: int) -> int:
+    """Return how many decimals are shown: none below 0, but where :func:`number` writes a power of ten."""
+    return decimals if decimals < -MOST_DECIMALS else max(decimals, 0)
 
 
 def no_value(arm: ArmResult) -> str:

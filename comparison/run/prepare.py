@@ -12,6 +12,7 @@ from typing import Any
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.results.controls import check_controls, parse_controls
+from comparison.results.direction import FLAGS, direction, mode_of
 from comparison.results.success import check_success
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.controls import ENDINGS, with_controls
@@ -81,6 +82,8 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         comparison.grown(known)  # refuses another experiment
     anywhere = ANYWHERE if options.launcher == "ray" else []
     built = _check_points(comparison, values, anywhere)
+    if not comparison.mode:  # the task does log the metric
+        mode_of(comparison.metric)
     plans = Plans(comparison, built, anywhere)
     reports = {label: plans.plan(comparison, label, initializers[label]) for label in comparison.arms}
     endings = ENDINGS[options.controls]
@@ -166,10 +169,10 @@ def _references(
     arms = {**known.get("arms", {}), **comparison.arms}
     name, mode = headline(dict(values))
     metric = options.metric or known.get("metric") or f"test/{name}"
-    if options.metric and options.metric.partition("/")[2] != name:
-        mode = "min" if re.search("loss|perplexity|error|bits", options.metric) else "max"
-    elif not options.metric and known:
+    if metric == known.get("metric"):
         mode = known["mode"]
+    elif metric.partition("/")[2] != name:
+        mode = direction(metric) or ""
     baseline = options.baseline or known.get("baseline") or ("default" if "default" in arms else next(iter(arms)))
     if baseline not in arms:
         raise StructuredInitError(
@@ -241,13 +244,14 @@ def refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
     Raises:
         StructuredInitError: names the argument, and the nearest option.
     """
+    known = [*(f"--{option}" for option in options), *FLAGS.values()]
     for argument in further:
         if not argument.startswith("-"):
             continue
         key = argument.lstrip("-").partition("=")[0]
         _refuse_ours(key.rstrip("+"))
-        if "." not in key and key not in SECTIONS and difflib.get_close_matches(key, options, n=1):
-            near = nearest(f"--{key}", [f"--{option}" for option in options])
+        if "." not in key and key not in SECTIONS and difflib.get_close_matches(f"--{key}", known, n=1):
+            near = nearest(f"--{key}", known)
             raise StructuredInitError(f"unknown option '--{key}': {near}")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_modules.cli.commands import ADDED, LIGHTNING, added_commands, overview
@@ -13,6 +14,8 @@ from lightning_modules.cli.shadowed import shadowing
 
 if TYPE_CHECKING:
     from lightning_modules.cli.lightning_cli import CLI
+
+ROOT = Path(__file__).parents[2]  # that the packages are imported from: a clone, or where they are installed
 
 
 def main(args: list[str] | None = None) -> CLI | None:
@@ -77,6 +80,14 @@ def _answer(error: Exception) -> Exception | None:
 
 
 def command() -> None:
-    """Run :func:`main` for the shell, which would print what it returns, with the present folder's modules in reach."""
-    sys.path.append(os.getcwd())  # last: nothing there can hide a package
+    """Run :func:`main` for the shell, which would print what it returns, with the present folder's modules in reach.
+
+    Not so for ``report``, which may be run in a folder from a stranger: whatever a library looks for while it is
+    imported, it is not found there.
+    """
+    here = os.path.realpath(os.getcwd())
+    if sys.argv[1:2] != ["report"]:
+        sys.path.append(os.getcwd())  # last: nothing there can hide a package
+    elif here != os.path.realpath(ROOT):
+        sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]  # "" is the present folder
     main()

@@ -230,6 +230,10 @@ def test_a_grid_is_crossed_with_starts_and_seeds(compare, folder):
         (["--inits", "default", "--trainer.max_epoch=1"], "unknown key 'trainer.max_epoch'"),
         (["--inits", "default", "--seds", "1"], "unknown option '--seds': did you mean '--seeds'?"),
         (
+            ["--inits", "default", "--less-is-beter"],
+            "unknown option '--less-is-beter': did you mean '--less-is-better'?",
+        ),
+        (
             ["--inits", "default", "--control", "auto"],
             "--control names an arm, not 'auto': did you mean '--controls auto'?",
         ),
@@ -247,6 +251,19 @@ def test_a_mistake_is_answered_in_one_line_before_anything_is_written(compare, c
     assert message in complaint(compare, *arguments)
     assert not (folder / "out").exists()
     assert Here.trained == []
+
+
+def test_a_metric_whose_name_tells_no_direction_is_asked_for_before_anything_is_trained(
+    compare, complaint, folder, monkeypatch
+):
+    monkeypatch.setattr("comparison.run.prepare.metric_names", lambda cli: {"test/badness", "test/rmse"})
+    said = complaint(compare, "--inits", "default", "--seeds", "0", "--metric", "test/badness")
+    assert said.endswith("more or less of it is better: add --more-is-better or --less-is-better")
+    assert Here.trained == []
+    for metric, flags, mode in (("badness", ["--less-is-better"], "min"), ("badness", [], "min"), ("rmse", [], "min")):
+        output = folder / metric  # the second time the folder knows it
+        compare("--inits", "default", "--seeds", "0", "--metric", f"test/{metric}", *flags, "--output", str(output))
+        assert json.loads((output / "comparison.json").read_text())["mode"] == mode
 
 
 def test_another_experiments_folder_is_refused_and_left_as_it_is(compare, complaint, folder):

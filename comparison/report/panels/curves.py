@@ -60,7 +60,9 @@ def _curve(data: ReportData, place: Point, name: str, axis: str) -> Drawing | No
     metric = Metric(name, data.manifest["mode"])
     figure = curve_figure(ordered, data.styles, metric, axis, data.manifest["baseline"])
     at = f" at {data.place_text(place)}" if data.place_text(place) else ""
-    file = data.place_name(f"curves_{name.replace('/', '_')}_by_{axis}", place)
+    plain = name.replace("/", "_")
+    alone = [each.replace("/", "_") for each in set(table["metric"])].count(plain) == 1
+    file = data.place_name(f"curves_{plain if alone else name}_by_{axis}", place)
     save = name == data.metric.on_validation or (name == "val/loss" and axis == "step")
     return Drawing(figure, file, f"Learning curves: {metric.label} over {AXES[axis]}{at}", save)
 

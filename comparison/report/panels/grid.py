@@ -45,7 +45,11 @@ def grid(data: ReportData) -> list[Piece] | None:
 
 def aggregate_table(found: Aggregate, digits: int) -> Table:
     """Return a row per arm: its interquartile mean, and how likely a run of it is better than one of the baseline."""
-    columns = ["arm", f"interquartile mean, {found.metric.label}", f"better than {found.baseline}"]
+    columns = [
+        "arm",
+        f"interquartile mean, {found.metric.label}, {found.metric.better}",
+        f"better than {found.baseline}",
+    ]
     rows = [
         [Cell(arm.name, arm=arm.name), Cell(number(arm.mean.mean, digits), _ends(arm.mean, digits)), _improvement(arm)]
         for arm in found.arms

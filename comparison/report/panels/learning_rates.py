@@ -19,7 +19,7 @@ def learning_rates(data: ReportData) -> list[Piece] | None:
     chosen = chosen_learning_rates(data.folder)
     if not chosen:
         return None
-    shown: list[Piece] = [WHY]
+    shown: list[Piece] = [f"{WHY} Of {data.metric.words}, {data.metric.better}."]
     for place, arms in chosen.items():
         shown += [*heading(place if len(chosen) > 1 else ""), table(data, learning_rate_table(arms, data.metric))]
     return shown

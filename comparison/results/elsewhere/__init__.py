@@ -6,8 +6,8 @@ made here: the same table, intervals and curves.
 
 from __future__ import annotations
 
-from comparison.results.elsewhere.comparison import Elsewhere, comparison_of, mode_of
+from comparison.results.elsewhere.comparison import Elsewhere, comparison_of
 from comparison.results.elsewhere.reading import read_elsewhere
 from comparison.results.elsewhere.runs import Runs
 
-__all__ = ["Elsewhere", "Runs", "comparison_of", "mode_of", "read_elsewhere"]
+__all__ = ["Elsewhere", "Runs", "comparison_of", "read_elsewhere"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from comparison.results.direction import FLAGS, mode_of
 from comparison.results.elsewhere.runs import Logged, Runs
 from comparison.results.metric import Metric
 from comparison.results.records import Manifest
@@ -18,7 +18,7 @@ from structured_init.errors import StructuredInitError, nearest
 if TYPE_CHECKING:
     import pandas as pd
 
-LESS_IS_BETTER = "loss|perplexity|ppl|error|bits|bpc|nll|mse|mae|fid|wer|cer"
+ROUNDED_SHARE = 1.01
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
         mode: whether more (``"max"``) or less (``"min"``) of it is better; by its name when None.
 
     Raises:
-        StructuredInitError: the metric is none of theirs, or which one is meant is open.
+        StructuredInitError: the metric is none of theirs, which one is meant is open, or which direction is better.
     """
     chosen = _metric(path, runs, metric)
     arms = list(dict.fromkeys(arm for arm, _ in runs))
     reference = next((name for name in ("default", "baseline") if name in arms), arms[0])
-    options = [word for name, value in (("metric", metric), ("mode", mode)) if value for word in (f"--{name}", value)]
+    options = [*(["--metric", metric] if metric else []), *([FLAGS[mode]] if mode else [])]
     command = ["structured-init", "report", str(path), *options]
     manifest: dict[str, Any] = {
         **{"version": 1, "experiment": [path.stem], "command": shlex.join(command)},
@@ -77,17 +77,15 @@ def _metric(path: Path, runs: Runs, metric: str | None) -> str:
     return likely[0]
 
 
-def mode_of(metric: str) -> str:
-    """Return whether more (``"max"``) or less (``"min"``) of a metric is better, by its name."""
-    return "min" if re.search(rf"(^|[^a-z])({LESS_IS_BETTER})([^a-z]|$)", metric.lower()) else "max"
-
-
 def _fractions(name: str, values: list[tuple[float | None, float]], runs: Runs) -> list[tuple[float | None, float]]:
-    """Return an accuracy as a fraction, as it is logged here: where any value is above 1, it was in percent."""
+    """Return an accuracy as a fraction, as it is logged here: where any value is above 1, it was in percent.
+
+    A share that rounding took above 1 is none in percent: half precision does so by up to 0.8 %.
+    """
     if Metric(name).factor != 100:
         return values
     largest = max((v for each in runs.values() for _, v in each.get(name, []) if math.isfinite(v)), default=0.0)
-    return [(step, value / 100) for step, value in values] if largest > 1 else values
+    return [(step, value / 100) for step, value in values] if largest > ROUNDED_SHARE else values
 
 
 def _record(path: Path, arm: str, seed: int, logged: Logged) -> RunRecord:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from comparison.report import write_report
 from comparison.report.answers import answers
 from comparison.report.data import read_report_data
 from comparison.report.panels.power import power
@@ -29,7 +30,7 @@ def test_where_all_results_are_equal_one_sentence_says_so_and_no_target_is_to_be
     (sentence,) = answers(at_floor)
     assert findings(found) == [sentence]
     assert sentence.startswith(f"{EQUAL}, 0.00 %: no arm differs from another")
-    assert headline_table(found).columns == ["arm", "seeds", "test accuracy %", "− default (paired)"]
+    assert headline_table(found).columns == ["arm", "seeds", "test accuracy %, higher is better", "− default (paired)"]
     assert power(at_floor) == []
     assert "Every run is at the target, 0.00 % (val)" in text_of(steps(at_floor))
     assert "seed 0" not in text_of(steps(at_floor))
@@ -66,3 +67,36 @@ def test_means_over_the_same_seeds_are_not_marked(data):
     (found,) = data(LEARNED).effects
     assert [row[2].note for row in headline_table(found).rows] == ["", ""]
     assert not any(each.startswith("Means") for each in findings(found))
+
+
+def of_values(tmp_path, value):
+    rows = [f"{arm},{seed},{value(place, seed)!r}" for place, arm in enumerate(("default", "a")) for seed in range(4)]
+    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,test/loss", *rows]))
+    return write_report(tmp_path / "t.csv")[1].read_text().replace("\N{NO-BREAK SPACE}", " ")
+
+
+SPREAD = (0.0, 0.3, 0.1, 0.2)  # of the seeds
+DIFFERENCE = (0.19, 0.20, 0.22, 0.23)  # its mean is 0.21, its deviation √(0.001 / 3), the half width 3.1824 / 2 of that
+
+
+@pytest.mark.parametrize("base", [1e9, 1.0, -7e8])
+def test_small_differences_of_large_values_are_differences(tmp_path, base):
+    text = of_values(tmp_path, lambda arm, seed: base + SPREAD[seed] + arm * DIFFERENCE[seed])
+    assert "are equal" not in text
+    assert "Worse than default: a +0.210 ± 0.029" in text
+
+
+@pytest.mark.parametrize(("size", "shown"), [(1e-300, "+2.10e−301 ± 2.9e−302"), (1e300, "+2.10e+299 ± 2.9e+298")])
+def test_values_of_any_size_are_compared(tmp_path, size, shown):
+    text = of_values(tmp_path, lambda arm, seed: size * (1 + SPREAD[seed] + arm * DIFFERENCE[seed]))
+    assert f"Worse than default: a {shown}" in text
+    assert max(map(len, text.split())) < 80  # no number of 300 digits
+
+
+def test_values_on_both_sides_of_zero_and_near_the_largest_number_are_reported(tmp_path):
+    assert "Not told apart from default" in of_values(tmp_path, lambda arm, seed: (-1) ** (arm + seed) * 1e300)
+
+
+def test_differences_that_rounding_makes_are_none(tmp_path):
+    text = of_values(tmp_path, lambda arm, seed: 0.1 * (seed + 1) + arm * 0.3)  # 0.4 − 0.1 is not 0.5 − 0.2
+    assert "the same difference in all seeds: no t-test applies" in text

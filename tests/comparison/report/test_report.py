@@ -1,6 +1,7 @@
 import json
 import re
 import shutil
+import time
 import xml.etree.ElementTree as ET
 from html.parser import HTMLParser
 from itertools import product
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from comparison.report import theme, write_report
-from comparison.report.drawing import short
+from comparison.report.drawing import Drawing, short
 from comparison.report.lines import comparable, mean_curve
 from comparison.report.map_grid import map_grid_figure
 from comparison.report.pictures import BUDGET, Picker, attention_picker
@@ -315,6 +316,69 @@ def test_in_a_browser_it_is_readable_and_its_pickers_work(written, browser):
     sent = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
     assert page.resolve().as_uri() in sent
     assert [url for url in sent if not url.startswith(("data:", "file:", "about:", "chrome"))] == []
+
+
+HOSTILE = 'x"><img src=x onerror=document.title=1>'
+TWISTED = HOSTILE + ' $\\foo$ % \\u id="y"'
+
+
+def hostile_table(folder):
+    """A table whose file, arm and metric are called like that, with curves."""
+    path = folder / (HOSTILE.replace("/", "") + ".csv")
+    rows = [[arm, seed, at, 0.1 * at + seed] for arm in ("default", HOSTILE) for seed in range(3) for at in (1, 2)]
+    columns = ["arm", "seed", "step", f"val/{TWISTED}"]
+    pd.DataFrame(rows, columns=columns).to_csv(path, index=False)
+    return path
+
+
+def hostile_comparison(comparison, folder):
+    """A comparison in which an arm, a key and a value of the grid, and the layers are called like that."""
+    grid = {f"model.{HOSTILE}": ["1", HOSTILE]}
+    folder = comparison({"default": {0: 0.5}, HOSTILE: {0: 0.6}}, grid=grid, leave_out=[("default", 0), (HOSTILE, 0)])
+    for number, (arm, seed) in enumerate(product(("default", HOSTILE), range(3))):
+        for place, final in (("1", 0.5), (HOSTILE, 0.6)):
+            run = folder / "runs" / f"arm_{number}" / f"place_{len(place)}"
+            point = {f"model.{HOSTILE}": place}
+            comparison.add_run(run, arm, seed, final + 0.1 * seed, ("attention",), True, point=point)
+    for path in folder.rglob("attention/*.json"):
+        path.write_text(path.read_text().replace("network.blocks.0.attn", "<script>0"))
+    return folder
+
+
+@pytest.mark.slow
+def test_no_name_is_markup_or_runs_in_the_page_and_the_pages_own_script_does(tmp_path, comparison, browser):
+    sources = {hostile_table(tmp_path): "arms", hostile_comparison(comparison, tmp_path): "initializations"}
+    for source, what in sources.items():
+        page, *files = write_report(source, mode="max", output=tmp_path / what / "page.html")
+        drawn = [file for file in files if file.parent.name == "figures"]
+        assert drawn
+        assert all(re.fullmatch(r"[\w.-]{1,104}", file.name) for file in drawn)
+        browser.get(page.resolve().as_uri())
+        assert value(browser, "document.querySelectorAll('[onerror], svg img, svg script').length") == 0
+        assert value(browser, "document.querySelectorAll('script:not([type])').length") == 1
+        assert HOSTILE in value(browser, "[...document.querySelectorAll('#curves svg text')].map(t => t.textContent)")
+        value(browser, "document.querySelector('.contents a[href=\\'#curves\\']').click()")
+        assert value(browser, "document.querySelector('#curves > .fold').open") is True  # which the page's script does
+        assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+        # What came in all the same would not run: the policy allows the page's own script alone.
+        value(browser, f"document.body.insertAdjacentHTML('beforeend', {json.dumps('<i ' + HOSTILE)})")
+        added = "Object.assign(document.createElement('script'), {textContent: 'document.title = 1'})"
+        value(browser, f"document.body.append({added})")
+        time.sleep(0.2)  # by now the picture has failed to load
+        assert "Content Security Policy" in str(browser.get_log("browser"))
+        title = "vit_digits" if what == "initializations" else source.stem
+        assert value(browser, "document.title") == f"{title}: 2 {what} compared"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("val/a", "val_a"), ("a b", "a_b"), ("é" * 300, "é" * 299), ("x\0", "x_"), ("\ud800", "_"), ("..", ".")],
+)
+def test_figures_have_names_that_files_and_ids_can_have_and_that_stay_distinct(one, other):
+    slugs = {Drawing(None, name, "").name for name in (one, other)}
+    assert len(slugs) == 2
+    assert all(re.fullmatch(r"[\w.-]+", slug) and len(slug.encode()) <= 100 for slug in slugs)
+    assert Drawing(None, "curves_val_acc_by_step", "").name == "curves_val_acc_by_step"  # as in published reports
 
 
 @pytest.mark.parametrize("arm", ["a", "mimetic_language_negative_and_longer"])

@@ -73,6 +73,29 @@ def test_nothing_that_a_folder_names_is_executed_and_no_trainer_or_network_libra
     assert not loaded & {"lightning", "timm", "transformers", "lightning_modules", "callbacks", "evilmod"}
 
 
+@pytest.mark.parametrize(
+    "start", [["-m", "lightning_modules.cli"], ["-c", "import lightning_modules.cli as c; c.command()"]]
+)
+def test_report_imports_nothing_that_lies_in_the_present_folder(comparison, tmp_path, start):
+    folder, mark = comparison(VALUES, pieces=()), tmp_path / "executed"
+    for name in ("numexpr", "bottleneck", "evil"):  # the first two are what pandas looks for
+        (folder / f"{name}.py").write_text(EVIL.format(mark=str(mark)))
+    (folder / "evil-1.dist-info").mkdir()  # as an installed package that has a command
+    (folder / "evil-1.dist-info" / "METADATA").write_text("Name: evil\nVersion: 1\n")
+    entry = "[structured_init.commands]\nreport = evil:X\n"
+    (folder / "evil-1.dist-info" / "entry_points.txt").write_text(entry)
+    done = subprocess.run(
+        [sys.executable, *start, "report", str(folder)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert (folder / "report.html").is_file()
+    assert not mark.exists()
+
+
 def test_the_poison_would_work(malicious, monkeypatch):
     """Else the test above could not fail."""
     folder, mark = malicious

@@ -218,3 +218,17 @@ def test_a_control_of_a_table_is_scrambled_where_its_name_says_so(tmp_path):
     assert (data.controls, data.scrambled) == ({}, {"mine": "mine_scrambled"})
     data = read_report_data(path, controls={"mine": "default"})
     assert (data.controls, data.scrambled) == ({"mine": "default"}, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([0.96, 0.97, 1.0000001, 0.98], "97.8"),  # a sum of float32 shares
+        ([96, 97, 100, 98], "97.8"),
+        ([0.96, 0.97, 1.0, 0.98], "97.8"),
+    ],
+)
+def test_a_share_that_rounding_took_above_one_is_no_percentage(tmp_path, values, shown):
+    rows = [f"default,{seed},{value}" for seed, value in enumerate(values)]
+    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
+    assert f"| default | 4 | {shown}" in write_report(path)[1].read_text()

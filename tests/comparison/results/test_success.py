@@ -132,3 +132,16 @@ def test_a_threshold_in_percent_is_refused():
     assert check_success(3.5, "test/perplexity") == 3.5
     with pytest.raises(StructuredInitError, match=r"--success 95 is more than any test/accuracy .* mean 0.95\?"):
         check_success(95, "test/accuracy")
+
+
+def test_a_run_whose_loss_is_no_number_has_not_succeeded_whatever_its_accuracy():
+    values = {"default": [0.1, 0.2, 0.3], "a": [0.96, 0.97, 0.98]}
+    rows = [
+        (arm, seed, True, math.nan, value, (arm, seed) == ("a", 1))
+        for arm, of_arm in values.items()
+        for seed, value in enumerate(of_arm)
+    ]
+    manifest = {"arms": dict.fromkeys(values), "baseline": "default", "metric": "test/accuracy", "mode": "max"}
+    manifest |= {"grid": {}, "learning_rates": []}
+    (judged,) = effects(pd.DataFrame(rows, columns=COLUMNS), manifest)
+    assert [(arm.share.count, arm.share.runs) for arm in successes(judged, 0.95).arms] == [(0, 3), (2, 3)]
