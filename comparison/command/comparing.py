@@ -25,7 +25,7 @@ from comparison.run.lock import locked
 from comparison.run.plan import Comparison
 from comparison.run.prepare import prepare
 from comparison.run.progress import duration, following, table
-from comparison.run.run import Run
+from comparison.run.run import Run, set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
 
 
@@ -169,6 +169,8 @@ def _follow(
     waiting = [run for run in runs if not run.complete]
     for run in waiting:
         run.failure_file.unlink(missing_ok=True)
+        if said := set_aside(run):
+            console.print(said, markup=False, soft_wrap=True)
     with following(console, comparison.folder, manifest, runs, launcher.places, phase) as progress:
         launch(waiting, launcher, progress.started, progress.ended, limit)
     return progress.failed
