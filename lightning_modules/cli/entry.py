@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_modules.cli.commands import ADDED, LIGHTNING, added_commands, overview
 from lightning_modules.cli.quiet import quiet
@@ -72,6 +73,28 @@ def _answer(error: Exception) -> Exception | None:
 
 
 def command() -> None:
-    """Run :func:`main` for the shell, which would print what it returns, with the present folder's modules in reach."""
+    """Run :func:`main` for the shell, which would print what it returns, with the present folder's modules in reach.
+
+    Raises:
+        SystemExit: with code 130 after Ctrl-C, which gets one line on stderr.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell lets its job ignore it
+        signal.signal(signal.SIGINT, _stop_at_once)
     sys.path.append(os.getcwd())  # last: nothing there can hide a package
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("structured-init: stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def begin_writing() -> None:
+    """Let Ctrl-C raise ``KeyboardInterrupt`` from here on, so that what is being written is put in order."""
+    if signal.getsignal(signal.SIGINT) is _stop_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stop_at_once(*_: Any) -> None:
+    """End the command: while it imports and checks, an exception could be lost in what a library catches."""
+    os.write(2, b"structured-init: stopped before anything was written\n")
+    os._exit(130)

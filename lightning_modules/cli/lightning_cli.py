@@ -17,6 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
+from lightning_modules.cli.entry import begin_writing
 from lightning_modules.cli.interrupted import resuming
 from lightning_modules.cli.layers import without_layers
 from lightning_modules.cli.library_errors import check_trainer
@@ -213,6 +214,7 @@ class CLI(CommandLine, LightningCLI):
 
     def run_subcommand(self, subcommand: str) -> None:
         """Run the command; one that Ctrl-C ends says how to go on."""
+        begin_writing()
         try:
             super().run_subcommand(subcommand)
         except (SystemExit, KeyboardInterrupt):  # Lightning answers the second by the first
