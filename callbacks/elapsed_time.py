@@ -22,10 +22,12 @@ class ElapsedTime(Callback):
     Attributes:
         seconds: until now, or until the training ended.
         initialization: how many of them the initialization took.
+        earlier: how many of them were before the checkpoint that this training goes on from.
     """
 
     def __init__(self) -> None:
         self.initialization = 0.0
+        self.earlier = 0.0
         self._before = 0.0
         self._begin: float | None = None
 
@@ -37,6 +39,7 @@ class ElapsedTime(Callback):
         if trainer.ckpt_path is None:  # a second fit of one callback is another run
             initializations = [each for each in trainer.callbacks if isinstance(each, InitCallback)]
             self._before = self.initialization = math.fsum(each.seconds for each in initializations)
+            self.earlier = 0.0
         self._begin = time.perf_counter()
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -50,5 +53,5 @@ class ElapsedTime(Callback):
         return {"seconds": self.seconds, "initialization": self.initialization}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._before = state_dict["seconds"]
+        self._before = self.earlier = state_dict["seconds"]
         self.initialization = state_dict.get("initialization", 0.0)  # not in checkpoints of earlier versions

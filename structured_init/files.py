@@ -39,6 +39,8 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         umask = os.umask(0)
         os.umask(umask)
         temporary.chmod(0o666 & ~umask)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())  # else a machine that stops could keep the name and lose what it stands for
         temporary.replace(final)
     except OSError as error:
         raise StructuredInitError(f"cannot write '{final}': {error.strerror or error}") from error

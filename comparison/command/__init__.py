@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from comparison.command.options import compare_parser, find_parser, report_parser
 from comparison.run.time_limit import TimeLimit, command_began
+from lightning_modules.cli.entry import begin_writing
 
 
 def compare(args: Sequence[str]) -> None:
@@ -62,6 +63,7 @@ def report(args: Sequence[str]) -> None:
     from comparison.results.controls import parse_controls
 
     controls = parse_controls(options.control) or None
+    begin_writing()
     written = write_report(
         options.folder,
         options.baseline,

@@ -25,8 +25,9 @@ from comparison.run.lock import locked
 from comparison.run.plan import Comparison
 from comparison.run.prepare import prepare
 from comparison.run.progress import duration, following, table
-from comparison.run.run import Run
+from comparison.run.run import Run, set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
+from lightning_modules.cli.entry import begin_writing
 
 
 def run_comparison(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
@@ -65,6 +66,7 @@ def _compare(
         console.print(f"controls: {remark}", markup=False, soft_wrap=True)
     with variables(limit.environment):
         launcher = local or launcher_of(options)
+        begin_writing()
         try:
             with locked(comparison.folder):
                 budget = math.inf if options.budget is None else options.budget
@@ -169,6 +171,8 @@ def _follow(
     waiting = [run for run in runs if not run.complete]
     for run in waiting:
         run.failure_file.unlink(missing_ok=True)
+        if said := set_aside(run):
+            console.print(said, markup=False, soft_wrap=True)
     with following(console, comparison.folder, manifest, runs, launcher.places, phase) as progress:
         launch(waiting, launcher, progress.started, progress.ended, limit)
     return progress.failed

@@ -25,9 +25,10 @@ from comparison.run.plan import LEARNING_RATE, Comparison
 from comparison.run.prepare import parse_rates, prepare, refuse_further
 from comparison.run.progress import duration
 from comparison.run.resolve import ANYWHERE
-from comparison.run.run import Run
+from comparison.run.run import Run, set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.config_names import find_config
+from lightning_modules.cli.entry import begin_writing
 from lightning_modules.cli.layers import merged
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_json, write_text
@@ -64,6 +65,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     )
     with variables(limit.environment):
         launcher = launcher_of(options)
+        begin_writing()
         try:
             with locked(comparison.folder):
                 known = comparison.known()
@@ -146,6 +148,8 @@ class _Racing:
             to = "to the end" if shares == [1.0] else f"to {shares[-1]:.0%} of the steps"
             trained = f"{len(waiting)} run{'s' * (len(waiting) != 1)} of {arms} candidate{'s' * (arms != 1)}"
             self.console.print(f"{trained}, {to}.")
+            for said in filter(None, map(set_aside, waiting)):
+                self.console.print(said, markup=False, soft_wrap=True)
             launch(waiting, self.launcher, lambda run: None, self._ended, self.limit)
         left = [run for run in runs.values() if not run.complete and not run.failure_file.is_file()]
         if left:

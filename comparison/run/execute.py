@@ -18,24 +18,32 @@ from structured_init.files import write_json
 
 def execute(run: Run) -> str | None:
     """Train a run with everything it prints in its log; return why it failed, in one line; ``None`` if it did not."""
-    with _output_to(run):
-        torch.set_num_threads(run.settings["threads"])
-        try:
-            train(run)
-        except StructuredInitError as error:
-            return note_failure(run, one_line(error))
-        except Exception as error:  # a bug, or what a library raised: it must not stop the other runs
-            traceback.print_exc()
-            message = one_line(error)
-            reason = type(error).__name__ + (f": {message}" if message else "")
-            return note_failure(run, reason[:500], traceback.format_exc())
-        run.failure_file.unlink(missing_ok=True)
-        return None
+    try:
+        with _output_to(run):
+            return _execute(run)
+    except OSError as error:  # of the log: the folder cannot be written to
+        return note_failure(run, f"cannot write '{error.filename or run.beside('log')}': {error.strerror or error}")
+
+
+def _execute(run: Run) -> str | None:
+    torch.set_num_threads(run.settings["threads"])
+    try:
+        train(run)
+    except StructuredInitError as error:
+        return note_failure(run, one_line(error))
+    except Exception as error:  # a bug, or what a library raised: it must not stop the other runs
+        traceback.print_exc()
+        message = one_line(error)
+        reason = type(error).__name__ + (f": {message}" if message else "")
+        return note_failure(run, reason[:500], traceback.format_exc())
+    run.failure_file.unlink(missing_ok=True)
+    return None
 
 
 def note_failure(run: Run, reason: str, trace: str | None = None) -> str:
-    """Write beside the run why it failed, and return it."""
-    write_json(run.failure_file, {"reason": reason, "traceback": trace})
+    """Write beside the run why it failed, where the disk has room for it, and return it."""
+    with contextlib.suppress(StructuredInitError):
+        write_json(run.failure_file, {"reason": reason, "traceback": trace})
     return reason
 
 

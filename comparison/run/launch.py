@@ -159,7 +159,9 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         whole = {**os.environ, **environment}  # one that is forked has the variables of when the first was begun
         self.process = context.Process(target=_serve, args=(theirs, whole))  # no daemon: its loaders have workers
-        with variables(environment), _without_interrupts():  # both count while the process imports its libraries
+        # One that is forked takes after the process it comes from, which may import for seconds before it answers.
+        forked = context.get_start_method() == "forkserver"
+        with variables(environment), contextlib.nullcontext() if forked else _without_interrupts():
             self.process.start()
         theirs.close()
         self.run: Run | None = None
@@ -254,12 +256,12 @@ def variables(values: dict[str, str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Let processes that start here ignore Ctrl-C, which reaches all of a terminal: the comparison ends them."""
-    if threading.current_thread() is not threading.main_thread():  # no other can ask for it
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Keep Ctrl-C, which reaches all of a terminal, from processes that begin here: the comparison ends them.
+
+    They inherit what this thread holds back; what comes meanwhile reaches this process afterwards.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

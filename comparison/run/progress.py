@@ -16,6 +16,7 @@ from rich.text import Text
 from comparison.run.run import Run, last_checkpoint
 from comparison.run.run_log import read_rows
 from lightning_modules.tasks.checkpoint import read_checkpoint
+from structured_init.errors import StructuredInitError
 
 
 class Progress(Protocol):
@@ -74,11 +75,7 @@ class Lines:
             return
         begin, _ = self.running.pop(run)
         if reason is None and not run.complete:
-            checkpoint = last_checkpoint(run.folder)
-            where = (
-                f"after step {read_checkpoint(checkpoint)['global_step']}" if checkpoint else "before its first step"
-            )
-            self.console.print(f"{run.name}: stopped {where}", markup=False, soft_wrap=True)
+            self.console.print(f"{run.name}: stopped {_where(run)}", markup=False, soft_wrap=True)
             return
         self.done += 1
         self.seconds.append(time.perf_counter() - begin)
@@ -159,6 +156,15 @@ class Screen(Lines):
 
     def _table(self) -> str:
         return table(self.folder, self.manifest) if any(run.result for run in self.runs) else ""
+
+
+def _where(run: Run) -> str:
+    """Return where a run was stopped."""
+    checkpoint = last_checkpoint(run.folder)
+    try:
+        return f"after step {read_checkpoint(checkpoint)['global_step']}" if checkpoint else "before its first step"
+    except StructuredInitError as error:  # whole, and what it holds is not run without being asked to
+        return f"({error})"
 
 
 @contextlib.contextmanager

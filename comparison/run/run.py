@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import json
 import math
 import os
@@ -27,7 +28,7 @@ from comparison.run.time_limit import DEADLINE, reached
 from lightning_modules.cli.config_names import expand
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.show import Runner
-from lightning_modules.tasks.checkpoint import read_checkpoint
+from lightning_modules.tasks.checkpoint import checkpoints_in, read_checkpoint
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_json
 
@@ -120,37 +121,55 @@ def _ending_after(share: float) -> Iterator[None]:
 
 def last_checkpoint(folder: Path) -> Path | None:
     """Return the latest checkpoint of a run that is whole, if there is one."""
-    found = sorted((folder / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
-    for path in sorted(found, key=lambda path: path.name != "last.ckpt"):
-        try:
-            read_checkpoint(path)
-        except StructuredInitError:
-            continue
-        return path
-    return None
+    whole, _ = checkpoints_in(folder / "checkpoints")
+    return whole[0] if whole else None
+
+
+def set_aside(run: Run) -> str | None:
+    """Rename what is damaged of a run that was stopped, and say in one line what it goes on from; nothing is removed.
+
+    Without a whole checkpoint it is the run's folder that is renamed: the run begins anew.
+    """
+    whole, damaged = checkpoints_in(run.folder / "checkpoints")
+    if not damaged:
+        return None
+    renamed = [_renamed(path) for path in (damaged if whole else [run.folder])]
+    names = ", ".join(f"'{path.name}'" for path in damaged)
+    then = f"it goes on from '{whole[0].name}'" if whole else "it begins anew"
+    kept = ", ".join(f"'{path}'" for path in renamed)
+    return f"{run.name}: damaged: {names}, kept as {kept}: {then}"
+
+
+def _renamed(path: Path) -> Path:
+    """Rename what is damaged to a name that is free."""
+    names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def _fit(run: Run, begin: float) -> dict[str, Any]:
-    """Train from the last checkpoint, or from nothing; return the result, which a run without a test ends with."""
+    """Train from the last checkpoint, or from nothing; return the result, which a run without a test ends with.
+
+    Raises:
+        StructuredInitError: the checkpoint holds objects whose code would have to be run; it is left as it is.
+    """
+    if said := set_aside(run):
+        print(said, file=sys.stderr)
     checkpoint = last_checkpoint(run.folder)
     if checkpoint is None:
         shutil.rmtree(run.folder, ignore_errors=True)  # what a killed run left would stand among this one's
-        resumed, before = [], 0.0
     else:
-        state = read_checkpoint(checkpoint)
-        resumed = ["--ckpt_path", str(checkpoint)]
-        before = state["callbacks"].get(ElapsedTime.__name__, {}).get("seconds", 0.0)
-        del state
+        for part in checkpoint.parent.glob(".*.ckpt"):  # of one that a kill has cut off
+            part.unlink()
+    resumed = [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
     trainer, metrics = perform(("fit", "test") if run.tested else ("fit",), [*run.settings["arguments"], *resumed])
+    clocks = [each for each in trainer.callbacks if isinstance(each, ElapsedTime)]
     result = {
         **{name: run.settings[name] for name in ("arm", "seed", "point", "learning_rate")},
         "metrics": metrics,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
-        "seconds": before + time.perf_counter() - begin,
-        "initialization_seconds": math.fsum(
-            each.initialization for each in trainer.callbacks if isinstance(each, ElapsedTime)
-        ),
+        "seconds": math.fsum(each.earlier for each in clocks) + time.perf_counter() - begin,
+        "initialization_seconds": math.fsum(each.initialization for each in clocks),
         "tested": run.tested,
         "environment": environment(),
     }
@@ -206,8 +225,10 @@ def _ranks_perform(steps: Sequence[str], arguments: Sequence[str]) -> Iterator[N
 
 def _save_last(trainer: Trainer, last: Path) -> None:
     """Make the checkpoint of the end of a training, where a run that ends inside an epoch has none."""
-    missing = not last.is_file() or read_checkpoint(last)["global_step"] != trainer.global_step
-    if trainer.strategy.broadcast(missing):
+    step = None
+    with contextlib.suppress(StructuredInitError):  # there is none, or it holds more than plain data
+        step = read_checkpoint(last)["global_step"]
+    if trainer.strategy.broadcast(step != trainer.global_step):
         trainer.save_checkpoint(last)
 
 

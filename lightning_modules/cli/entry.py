@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_modules.cli.commands import ADDED, LIGHTNING, added_commands, overview
 from lightning_modules.cli.quiet import quiet
@@ -84,10 +85,31 @@ def command() -> None:
 
     Not so for ``report``, which may be run in a folder from a stranger: whatever a library looks for while it is
     imported, it is not found there.
+
+    Raises:
+        SystemExit: with code 130 after Ctrl-C, which gets one line on stderr.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell lets its job ignore it
+        signal.signal(signal.SIGINT, _stop_at_once)
     here = os.path.realpath(os.getcwd())
     if sys.argv[1:2] != ["report"]:
         sys.path.append(os.getcwd())  # last: nothing there can hide a package
     elif here != os.path.realpath(ROOT):
         sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]  # "" is the present folder
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("structured-init: stopped", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def begin_writing() -> None:
+    """Let Ctrl-C raise ``KeyboardInterrupt`` from here on, so that what is being written is put in order."""
+    if signal.getsignal(signal.SIGINT) is _stop_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stop_at_once(*_: Any) -> None:
+    """End the command: while it imports and checks, an exception could be lost in what a library catches."""
+    os.write(2, b"structured-init: stopped before anything was written\n")
+    os._exit(130)

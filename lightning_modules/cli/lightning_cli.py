@@ -6,23 +6,33 @@ import inspect
 import os
 import sys
 from argparse import ArgumentError
+from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
+from lightning_modules.cli.entry import begin_writing
 from lightning_modules.cli.interrupted import resuming
 from lightning_modules.cli.layers import without_layers
 from lightning_modules.cli.library_errors import check_trainer
 from lightning_modules.cli.messages import explain, original_error, refuse_unwritable
 from lightning_modules.cli.show import Runner
 from lightning_modules.cli.starting_anew import StartingAnew
-from lightning_modules.tasks.checkpoint import newest_checkpoint, read_checkpoint, refuse_best
+from lightning_modules.tasks.checkpoint import (
+    WholeCheckpoints,
+    checkpoints_in,
+    newest_checkpoint,
+    read_checkpoint,
+    refuse_best,
+)
 from structured_init import Default, StructuredInitError
+from structured_init.saved import DamagedFileError
 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # lightning 2.6 calls it by its older names
 import callbacks
@@ -118,8 +128,14 @@ class CLI(CommandLine, LightningCLI):
         path = section.get("ckpt_path")
         refuse_best(path, self.config.subcommand, section.get("trainer.default_root_dir"))
         if path and path not in ("last", "best", "hpc", "registry") and "://" not in str(path):
-            checkpoint = read_checkpoint(path)
-            if self.config.subcommand == "fit" and "optimizer_states" not in checkpoint:
+            if section.get("weights_only") is False and os.path.exists(path):
+                return  # trusted: Lightning runs what it holds
+            try:
+                checkpoint = read_checkpoint(path)
+            except StructuredInitError as error:
+                raise StructuredInitError(f"{error}{_way_out(Path(path), error)}") from error
+            weights = "state_dict" in checkpoint  # not read of a sharded one
+            if self.config.subcommand == "fit" and weights and "optimizer_states" not in checkpoint:
                 raise StructuredInitError(f"'{path}' holds only weights: training cannot be resumed from it")
 
     def before_instantiate_classes(self) -> None:
@@ -190,12 +206,15 @@ class CLI(CommandLine, LightningCLI):
         elif trainer.logger is False and self.subcommand == "fit":  # a folder of its own, as with a logger
             trainer.default_root_dir = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs").log_dir
         runner = super().instantiate_trainer(**kwargs)
+        if type(runner.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody has asked for another
+            runner.strategy.checkpoint_io = WholeCheckpoints()
         for folder in {runner.default_root_dir, *(logger.save_dir for logger in runner.loggers)} - {None}:
             refuse_unwritable(folder)
         return runner
 
     def run_subcommand(self, subcommand: str) -> None:
         """Run the command; one that Ctrl-C ends says how to go on."""
+        begin_writing()
         try:
             super().run_subcommand(subcommand)
         except (SystemExit, KeyboardInterrupt):  # Lightning answers the second by the first
@@ -230,6 +249,14 @@ class CLI(CommandLine, LightningCLI):
         init = self.config_init[self.subcommand].init
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if init.seed is None else init.seed
         return {"initializer": init.initializer, "seed": seed}
+
+
+def _way_out(path: Path, error: StructuredInitError) -> str:
+    """Say what else there is than a checkpoint that cannot be read."""
+    if isinstance(error, DamagedFileError):
+        whole = [each for each in checkpoints_in(path.parent)[0] if each != path]
+        return f"; '{whole[0]}' is whole" if whole else ""
+    return "; if you trust it, add --weights_only false" if "Python objects" in str(error) else ""
 
 
 def _default(cls: type, argument: str) -> Any:

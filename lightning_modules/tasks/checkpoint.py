@@ -1,4 +1,4 @@
-"""Checkpoints that do not fit are refused before anything is restored, in one line."""
+"""Checkpoints appear whole, and those that do not fit are refused before anything is restored, in one line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,43 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from structured_init.errors import StructuredInitError
+from structured_init.files import replacing
+from structured_init.saved import DamagedFileError, is_intact, load_saved
 
 Plain = str | int | float | bool | None
+SHARDED = "meta.pt"  # in a checkpoint that is a folder, as of FSDP2: everything but weights and optimizer states
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes a checkpoint beside its name and renames it when it is on the disk, so that none is ever seen in part.
+
+    Lightning makes it in the folder of temporary files: moved from there to another disk, it grows under its name.
+    What is not on this machine is left to Lightning.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        """Write a checkpoint; an older one of this name stays until the new one is whole."""
+        if "://" in str(path) or storage_options is not None:
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with replacing(path) as temporary, temporary.open("wb") as file:  # by a path, torch would write its name in it
+            torch.save(checkpoint, file)
+
+    def load_checkpoint(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return a checkpoint that was not looked at before, such as ``last``.
+
+        Raises:
+            StructuredInitError: it cannot be read.
+        """
+        if not os.path.isfile(path) or kwargs.get("weights_only") is False:
+            return super().load_checkpoint(path, *args, **kwargs)
+        return read_checkpoint(path, mmap=False)
 
 
 def is_plain(value: Any) -> bool:
@@ -24,23 +56,52 @@ def is_plain(value: Any) -> bool:
     return value is None or type(value) in (str, int, float, bool)
 
 
-def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Open one of Lightning's checkpoints without running any code in it; tensors stay on disk until they are read.
+def read_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> dict[str, Any]:
+    """Open one of Lightning's checkpoints without running any code in it.
+
+    Of a sharded one, a folder, weights and optimizer states are not read.
+
+    Args:
+        path: of the checkpoint.
+        mmap: let tensors stay on disk until they are read.
 
     Raises:
-        StructuredInitError: there is no such file, it is damaged, it holds more than plain data and tensors, or it is
-            not one of Lightning's.
+        StructuredInitError: there is no such file, it holds more than plain data and tensors, or it is not one of
+            Lightning's.
+        DamagedFileError: it is damaged.
     """
-    if not os.path.isfile(path):
+    sharded = os.path.isfile(os.path.join(path, SHARDED))
+    file = os.path.join(path, SHARDED) if sharded else path
+    if not os.path.isfile(file):
         raise StructuredInitError(f"there is no checkpoint '{path}'")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch raises a dozen kinds, one per damaged byte
-        reason = "it holds Python objects, which are never run" if "weights_only" in str(error) else "it is damaged"
-        raise StructuredInitError(f"cannot read checkpoint '{path}': {reason}, or it is not a checkpoint") from error
-    if not isinstance(checkpoint, dict) or not {"state_dict", "pytorch-lightning_version"} <= checkpoint.keys():
+    checkpoint = load_saved(file, f"cannot read checkpoint '{path}'", mmap=mmap)
+    needed = {"pytorch-lightning_version"} if sharded else {"state_dict", "pytorch-lightning_version"}
+    if not isinstance(checkpoint, dict) or not needed <= checkpoint.keys():
         raise StructuredInitError(f"'{path}' is not a checkpoint of this program (it has no 'state_dict' of Lightning)")
     return checkpoint
+
+
+def checkpoints_in(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the checkpoints in a folder that are whole, the latest first, and those that are damaged.
+
+    What is whole and cannot be read without running code is among the former: whoever trusts it may do so.
+    """
+    steps: dict[Path, int] = {}
+    damaged = []
+    for path in sorted(folder.glob("[!.]*.ckpt")):  # a kill may have left one that has no name yet
+        try:
+            steps[path] = int(read_checkpoint(path).get("global_step", -1))
+        except StructuredInitError as error:
+            if isinstance(error, DamagedFileError) or not path.exists():  # a link to nothing
+                damaged.append(path)
+            else:
+                steps[path] = -1
+    latest = sorted(steps, key=lambda path: (path.name == "last.ckpt", steps[path]), reverse=True)
+    for path in latest:
+        if path.is_dir() or is_intact(path):
+            break
+        damaged.append(path)
+    return [path for path in latest if path not in damaged], damaged
 
 
 def refuse_best(path: str | None, command: str, root: str | os.PathLike[str] | None = None) -> None:

@@ -131,5 +131,5 @@ class Task(LightningModule):
         if self._trainer is None:
             return
         refuse_changed_arguments(checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}), self.hparams)
-        if self.strict_loading:
+        if self.strict_loading and "state_dict" in checkpoint:  # torch compares those of a sharded one
             refuse_other_weights(checkpoint["state_dict"], self.state_dict())

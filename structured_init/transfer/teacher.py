@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.names import plain_name
+from structured_init.saved import load_saved
 
 Teacher = str | Path | nn.Module | Mapping[str, Tensor]
 
@@ -93,12 +94,9 @@ def _file(path: str, who: str) -> dict[str, Tensor]:
     try:
         if path.endswith(".safetensors"):
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_saved(path, f"{who}: cannot read '{path}'")
     except SafetensorError as error:
         raise StructuredInitError(f"{who}: cannot read '{path}': {error}") from error
-    except Exception as error:  # torch raises a dozen kinds, one per damaged byte
-        reason = "it holds Python objects, which are never run" if "weights_only" in str(error) else "it is damaged"
-        raise StructuredInitError(f"{who}: cannot read '{path}': {reason}, or it is not a checkpoint") from error
     tensors = content.get("state_dict", content) if isinstance(content, dict) else {}
     if not any(isinstance(value, Tensor) for value in tensors.values()):
         raise StructuredInitError(f"{who}: '{path}' holds neither a 'state_dict' nor a dictionary of tensors")

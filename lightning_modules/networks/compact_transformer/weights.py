@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Mapping
 
-import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from lightning_modules.networks.compact_transformer.encoder import CompactEncoder
 from lightning_modules.networks.compact_transformer.positions import interpolated
 from structured_init.errors import StructuredInitError
+from structured_init.saved import load_saved
 
 # Names of SHI-Labs/Compact-Transformers and of ours, applied in this order: its norm1 is our norm2.
 NAMES = (
@@ -82,12 +82,9 @@ def _read(path: str | os.PathLike[str]) -> Mapping[str, Tensor]:
     try:
         if os.fspath(path).endswith(".safetensors"):
             return load_file(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = load_saved(path, f"cannot read weights '{path}'")
     except SafetensorError as error:
         raise StructuredInitError(f"cannot read weights '{path}': {error}") from error
-    except Exception as error:  # torch raises a dozen kinds, one per damaged byte
-        reason = "it holds Python objects, which are never run" if "weights_only" in str(error) else "it is damaged"
-        raise StructuredInitError(f"cannot read weights '{path}': {reason}, or it is not a file of weights") from error
     for key in ("state_dict", "model"):  # Lightning and timm; others
         if isinstance(content, dict) and isinstance(content.get(key), dict):
             content = content[key]

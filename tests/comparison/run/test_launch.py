@@ -2,10 +2,12 @@
 
 import csv
 import json
+import multiprocessing
 import os
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -152,6 +154,30 @@ def test_what_a_run_prints_is_in_its_log_and_nowhere_else(folder, monkeypatch, c
     assert executing.execute(run) is None
     assert run.beside("log").read_text() == "heard\nand this\n"
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_ctrl_c_while_a_process_begins_is_not_lost_and_does_not_reach_the_process(monkeypatch, method):
+    begun = []
+
+    class Begins:
+        def __init__(self, **_):
+            pass
+
+        def start(self):
+            held = signal.pthread_sigmask(signal.SIG_BLOCK, [])  # what a process that begins here inherits
+            begun.append(signal.SIGINT in held or signal.getsignal(signal.SIGINT) is signal.SIG_IGN)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    context = SimpleNamespace(get_start_method=lambda: method, Pipe=multiprocessing.Pipe, Process=Begins)
+    monkeypatch.setattr("comparison.run.launch._warm_context", lambda threads: context)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background of a shell ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            LocalLauncher(1, threads=1).start(None)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert begun == [method == "spawn"]  # a server that forks has inherited it before
 
 
 def test_runs_start_in_order_as_places_become_free(folder):

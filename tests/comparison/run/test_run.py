@@ -1,6 +1,7 @@
 """One run, in this process: what it leaves, and that a killed one ends like one that was left alone."""
 
 import csv
+import datetime
 import json
 import sys
 
@@ -13,6 +14,7 @@ from comparison.run.plan import Comparison
 from comparison.run.run import last_checkpoint, train
 from comparison.run.run_log import RunLog, read_rows
 from lightning_modules.cli import main
+from structured_init import StructuredInitError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
 
@@ -27,7 +29,14 @@ class Stop(Callback):
             raise RuntimeError("stopped here")
 
 
-def make_run(folder, **changes):
+class Dated(Callback):
+    """Keeps what a checkpoint gives back to those alone who trust it."""
+
+    def state_dict(self):
+        return {"when": datetime.datetime(2026, 1, 1)}
+
+
+def make_run(folder, further=(), **changes):
     """A run of three epochs of four steps, of the experiment in the present folder."""
     comparison = Comparison(
         folder=folder,
@@ -39,6 +48,7 @@ def make_run(folder, **changes):
             "--trainer.limit_train_batches=4",
             "--data.fraction=0.3",
             "--trainer.callbacks+=test_run.Stop",
+            *further,
         ],
         added_callbacks=["ElapsedTime", "RepresentationCallback"],
         **changes,
@@ -168,29 +178,68 @@ def test_a_run_that_was_killed_after_its_last_step_does_what_was_left(a_run, und
     assert_same(undisturbed, killed)
 
 
-@pytest.mark.parametrize("damage", ["cut", "missing"])
-def test_without_a_whole_checkpoint_a_run_starts_again_from_nothing(a_run, undisturbed, damage):
-    stopped = a_run("stopped")
-    Stop.at = 6
-    with pytest.raises(RuntimeError, match="stopped here"):
-        train(stopped)
-    for path in (stopped.folder / "checkpoints").iterdir():
-        path.write_bytes(path.read_bytes()[:1000]) if damage == "cut" else path.unlink()
-    Stop.at = None
-    train(stopped)
-    assert_same(undisturbed, stopped)
-
-
-def test_another_checkpoint_stands_in_for_a_half_written_one(a_run):
-    run = a_run("out")
-    Stop.at = 6
+def stop(run, step=6):
+    Stop.at = step
     with pytest.raises(RuntimeError, match="stopped here"):
         train(run)
+    Stop.at = None
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def change(path):
+    """Change one byte among the weights, where nothing but a checksum tells."""
+    content = bytearray(path.read_bytes())
+    head = torch.load(path, weights_only=True)["state_dict"]["network.head.weight"]
+    content[content.index(head.numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, change])
+def test_a_run_whose_last_checkpoint_is_damaged_goes_on_from_the_one_before_it(a_run, undisturbed, capsys, damage):
+    run = a_run("out")
+    stop(run)
     last = run.folder / "checkpoints" / "last.ckpt"
-    last.write_bytes(last.read_bytes()[:1000])
-    other = last_checkpoint(run.folder)
-    assert other is not None
-    assert other.name.startswith("epoch=0")
+    damage(last)
+    (last.parent / ".last-0a1b2c3d.ckpt").write_bytes(b"what a kill left of one that was being written")
+    damaged = last.read_bytes()
+    train(run)
+    said = [line for line in capsys.readouterr().err.splitlines() if "damaged" in line]
+    kept = f"kept as '{last}.damaged'"
+    assert said == [f"sincos, seed 1: damaged: 'last.ckpt', {kept}: it goes on from 'epoch=0-step=4.ckpt'"]
+    assert last.with_name("last.ckpt.damaged").read_bytes() == damaged
+    for name in ("last.ckpt.damaged", "epoch=0-step=4.ckpt"):  # Lightning keeps the one that it has gone on from
+        last.with_name(name).unlink()
+    assert_same(undisturbed, run)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing"])
+def test_without_a_whole_checkpoint_a_run_begins_anew_and_what_is_damaged_is_kept(a_run, undisturbed, capsys, damage):
+    stopped = a_run("stopped")
+    stop(stopped)
+    for path in (stopped.folder / "checkpoints").iterdir():
+        cut(path) if damage == "cut" else path.unlink()
+    train(stopped)
+    assert_same(undisturbed, stopped)
+    kept = stopped.folder.with_name("seed_1.damaged")
+    assert kept.exists() == (damage == "cut")
+    assert (f"kept as '{kept}': it begins anew" in capsys.readouterr().err) == (damage == "cut")
+
+
+def test_what_only_those_can_read_who_trust_it_is_named_and_kept_and_the_run_goes_on_for_them(a_run, undisturbed):
+    run = a_run("out", further=["--trainer.callbacks+=test_run.Dated"])
+    stop(run)
+    before = {path: path.read_bytes() for path in run.folder.rglob("*.ckpt")}
+    with pytest.raises(StructuredInitError, match=r"never run \(datetime.datetime\).*, add --weights_only false"):
+        train(run)
+    assert {path: path.read_bytes() for path in run.folder.rglob("*.ckpt")} == before
+    trusting = a_run("out", further=["--trainer.callbacks+=test_run.Dated", "--weights_only=false"])
+    began = {row["seconds"] for row in read_rows(run.folder / "metrics.csv")}
+    train(trusting)
+    assert began < {row["seconds"] for row in read_rows(run.folder / "metrics.csv")}  # its first epoch is not repeated
+    assert trusting.result["metrics"] == undisturbed.result["metrics"]
 
 
 def test_the_test_split_is_read_later_where_a_learning_rate_is_to_be_chosen(a_run, undisturbed):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -354,6 +355,47 @@ def test_ctrl_c_says_how_to_go_on(cli, folder, capsys, monkeypatch, epoch):
     assert command[-2:] == ["--ckpt_path", "lightning_logs/version_0/checkpoints/last.ckpt"]
     resumed = main([*command[1:], "--trainer.callbacks.epoch=9"])
     assert resumed.trainer.current_epoch == 2
+
+
+PRESSED = """
+import os, signal
+from lightning_modules.cli import entry
+def main():
+    {before}
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        print("it goes on")
+    except BaseException:
+        {swallow}
+        raise
+entry.main = main
+entry.command()
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "swallow", "said"),
+    [
+        ("", "return print('a library that is being imported has caught it')", "stopped before anything was written"),
+        ("entry.begin_writing()", "print('put in order')", "stopped"),
+    ],
+)
+def test_ctrl_c_ends_a_command_that_checks_whatever_a_library_catches_and_one_that_writes_in_order(
+    before, swallow, said
+):
+    program = PRESSED.format(before=before, swallow=swallow)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    default = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # as a terminal starts a command
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        preexec_fn=default,
+    )
+    assert (ended.returncode, ended.stderr) == (130, f"structured-init: {said}\n")
+    assert ended.stdout == ("put in order\n" if before else "")
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_weights_of_another_network_are_refused_and_nothing_is_loaded(change, me
     ("content", "message"),
     [
         (None, "there is no file of weights"),
-        (b"no", "cannot read weights .* or it is not a file of weights"),
+        (b"no", "cannot read weights .* or it is not a checkpoint"),
         ([1], "holds no state dict"),
     ],
 )
@@ -184,6 +184,6 @@ def test_a_file_that_is_none_is_answered_in_one_line(content, message, tmp_path)
 
 def test_code_in_a_file_is_never_run(tmp_path):
     path = tmp_path / "weights.pth"
-    torch.save({"x": Exception("pickled")}, path)
+    torch.save({"x": torch.nn.Linear(1, 1)}, path)
     with pytest.raises(StructuredInitError, match="it holds Python objects, which are never run"):
         load_weights(compact_transformer("cct_2_3x2_32"), path)

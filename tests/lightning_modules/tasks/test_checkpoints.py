@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import errno
+import json
+import os
+import zipfile
 from pathlib import Path
 
 import pytest
 import torch
 
-from lightning_modules.tasks.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
+from lightning_modules.tasks.checkpoint import (
+    WholeCheckpoints,
+    is_plain,
+    refuse_changed_arguments,
+    refuse_other_weights,
+)
 from structured_init import StructuredInitError
 
 # A resumed run has a folder of its own, so that nothing in the first one is lost; Lightning remarks on it.
@@ -68,7 +77,15 @@ def test_a_damaged_a_foreign_and_an_unsafe_file_are_refused_in_one_line(cli, com
     torch.save(
         {"state_dict": {}, "pytorch-lightning_version": "2.6", "object": torch.nn.Linear(1, 1)}, folder / "objects.ckpt"
     )
+    with (
+        zipfile.ZipFile(folder / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("bomb/data.pkl", "w", force_zip64=True) as entry,
+    ):
+        for _ in range(64):
+            entry.write(bytes(2**20))
     expected = {
+        "bomb.ckpt": f"cannot read checkpoint 'bomb.ckpt': its {(folder / 'bomb.ckpt').stat().st_size:,} bytes expand "
+        "to 67,108,864, which no checkpoint does: they are not read",
         "damaged.ckpt": "cannot read checkpoint 'damaged.ckpt': it is damaged",
         "empty.ckpt": "cannot read checkpoint 'empty.ckpt': it is damaged",
         "foreign.ckpt": "'foreign.ckpt' is not a checkpoint of this program",
@@ -76,6 +93,56 @@ def test_a_damaged_a_foreign_and_an_unsafe_file_are_refused_in_one_line(cli, com
     }
     for name, message in expected.items():
         assert complaint(cli, "test", "--ckpt_path", name).startswith(message)
+    cli("test", "--ckpt_path", last)
+    Path(last).write_bytes(whole[: len(whole) // 2])
+    (other,) = Path(last).parent.glob("epoch=*.ckpt")
+    assert complaint(cli, "fit", "--ckpt_path", last).endswith(f"not a checkpoint; '{other}' is whole")
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_last_checkpoint_that_is_damaged_is_one_line(cli, complaint, folder):
+    kept = {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "kept"}}
+    (folder / "keeping.yaml").write_text(json.dumps({"trainer": {"callbacks": [kept]}}))
+    cli("fit", "-c", "keeping.yaml")
+    last = folder / "kept" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:5000])
+    said = complaint(cli, "fit", "-c", "keeping.yaml", "--ckpt_path=last")
+    assert said == f"cannot read checkpoint '{last}': it is damaged, or it is not a checkpoint"
+
+
+def test_a_checkpoint_has_its_name_only_when_it_is_whole(cli, folder, monkeypatch):
+    """While one is written there is nothing under its name, or the one before it, and it lies in the same folder."""
+    save, places, seen = torch.save, [], []
+
+    def slowly(checkpoint, file, *args, **kwargs):
+        save(checkpoint, file, *args, **kwargs)
+        place = Path(file.name)
+        places.append(place.parent.name)
+        file.flush()
+        seen.append({path.name for path in place.parent.iterdir() if path != place})
+        for path in place.parent.glob("[!.]*"):
+            torch.load(path, weights_only=True)
+
+    monkeypatch.setattr(torch, "save", slowly)
+    run = cli("fit", "--trainer.max_epochs=2")
+    assert places == ["checkpoints"] * 4
+    steps = run.trainer.num_training_batches
+    first, second = f"epoch=0-step={steps}.ckpt", f"epoch=1-step={2 * steps}.ckpt"
+    assert seen == [set(), {first}, {first, "last.ckpt"}, {second, "last.ckpt"}]
+
+
+def test_a_full_disk_leaves_the_checkpoint_before_and_is_one_line(last, monkeypatch):
+    before = Path(last).read_bytes()
+
+    def full(checkpoint, file):
+        file.write(b"part of it")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(StructuredInitError, match=r"cannot write '.*last.ckpt': No space left on device"):
+        WholeCheckpoints().save_checkpoint({}, last)
+    assert Path(last).read_bytes() == before
+    assert not list(Path(last).parent.glob(".*"))
 
 
 def test_weights_of_another_network_are_refused_by_the_first_name_that_differs():
