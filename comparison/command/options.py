@@ -83,7 +83,7 @@ def compare_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=a,b",
-        help="repeat the comparison at each value; several options are crossed",
+        help="repeat the comparison at each value, such as optim=adamw,muon; several options are crossed",
     )
     add(
         "--learning-rates",

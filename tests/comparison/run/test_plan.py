@@ -15,6 +15,7 @@ from comparison.run.controls import ENDINGS, with_controls
 from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
 from comparison.run.plans import Plans, leave_out_iterations
+from comparison.run.resolve import parse, values_of
 from structured_init import (
     AdamSolver,
     Compose,
@@ -58,6 +59,19 @@ def test_folders_follow_arm_point_learning_rate_and_seed(tmp_path):
 def test_every_combination_of_the_grid_is_a_point(tmp_path):
     points = comparison(tmp_path, grid={"a.x": ["1", "2"], "b": ["3", "4"]}).points()
     assert points == [{"a.x": a, "b": b} for a in "12" for b in "34"]
+
+
+def test_a_folder_of_configurations_is_crossed_with_the_initializations_and_a_wrong_name_is_answered(tmp_path):
+    asked = comparison(tmp_path, "sincos", grid={"optim": ["muon", "moun"], "data.fraction": ["0.5"]})
+    right, wrong = asked.points()
+    words = asked.arm_arguments(asked.arms["sincos"], right, rate=0.01)
+    assert "-c" == words[2] == words[4]
+    assert (words[1], words[3], words[5]) == ("vit_digits", "optim/muon", "init/sincos")  # an arm may change it
+    values = values_of(parse(words))
+    assert values["model.optimizer.class_path"] == "timm.optim.Muon"
+    assert (values["model.optimizer.lr"], values["data.fraction"]) == (0.01, 0.5)
+    with pytest.raises(StructuredInitError, match="did you mean 'optim/muon'"):
+        parse(asked.arm_arguments(asked.arms["sincos"], wrong))
 
 
 def test_points_that_a_folder_cannot_be_named_after_are_told_apart():
