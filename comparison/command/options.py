@@ -73,10 +73,10 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--control", metavar="INIT", help=CONTROL)
     add(
         "--controls",
-        choices=("auto", "scrambled", "none"),
+        choices=("auto", "sharpened", "scrambled", "none"),
         default="none",
-        help="auto: add a same-positions and a scrambled control for every structured arm; scrambled: that alone"
-        " (default: none)",
+        help="auto: add a same-positions and a scrambled control for every structured arm; sharpened: also one that is"
+        " scrambled and as sharp; scrambled: that alone (default: none)",
     )
     add(
         "--grid",

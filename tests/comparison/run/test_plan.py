@@ -16,10 +16,12 @@ from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
 from comparison.run.plans import Plans, leave_out_iterations
 from comparison.run.resolve import parse, values_of
+from lightning_modules.cli.config_names import find_config
 from structured_init import (
     AdamSolver,
     Compose,
     Default,
+    FilterCovariance,
     Impulse,
     InitReport,
     Mimetic,
@@ -29,6 +31,7 @@ from structured_init import (
     Skipless,
     StructuredInitError,
 )
+from structured_init.entry import Entry
 
 REPORT = InitReport("Skipless()", 0, [])
 
@@ -211,6 +214,23 @@ def test_the_scrambled_control_can_be_had_alone():
     found, remarks = with_controls(arms, initializers, {"skipless": REPORT}, lambda arm: None, ENDINGS["scrambled"])
     assert list(found) == ["default", "skipless", "skipless_scrambled"]
     assert remarks == ["added skipless_scrambled"]
+
+
+def test_a_control_as_sharp_is_added_where_queries_and_keys_are_scrambled():
+    arms = parse_arms("default,skipless,covariance")
+    initializers = {"default": Default(), "skipless": Skipless(), "covariance": FilterCovariance()}
+    turned = {"skipless_scrambled": "Scrambled: query_key", "covariance_scrambled": "Scrambled: filters"}
+
+    def plan(arm):
+        by = (turned[arm.label],) if arm.label in turned else ()
+        return InitReport("", 0, [Entry(("w",), (1,), by, None, None, True)])
+
+    found, remarks = with_controls(arms, initializers, dict.fromkeys(arms, REPORT), plan, ENDINGS["sharpened"])
+    assert [label for label in found if "sharpened" in label] == ["skipless_sharpened"]
+    assert "no covariance_sharpened: covariance writes no queries and keys" in remarks
+    assert found["skipless_sharpened"].arguments() == ["-c", "init/skipless_sharpened"]
+    given = find_config("init/skipless_sharpened").content()["init"]["initializer"]
+    assert (given["class_path"], given["init_args"]["initializer"]["class_path"]) == ("Sharpened", "Skipless")
 
 
 def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():
