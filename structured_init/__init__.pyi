@@ -17,7 +17,7 @@ from .attention import (
 )
 from .attention.conditioned import Conditioned
 from .attention.skipless import Skipless
-from .controls import SamePositions, Scrambled
+from .controls import SamePositions, Scrambled, Sharpened
 from .conv import (
     DeltaOrthogonal,
     FilterCovariance,
@@ -110,6 +110,7 @@ __all__ = [
     "Scrambled",
     "SelfPretraining",
     "SeparableSolver",
+    "Sharpened",
     "Skipless",
     "SparePositions",
     "SpatialFilters",

@@ -62,7 +62,7 @@ def preset_page():
 
 def test_every_preset_and_every_variant_stands_on_the_page_of_presets(preset_page):
     listed = re.findall(r"^\| \[?`(\w+)`", preset_page, re.MULTILINE)
-    folders = (ROOT / "configs" / "init", ROOT / "configs" / "token_mixing")
+    folders = [ROOT / "configs" / folder for folder in ("init", "token_mixing", "optim")]
     variants = re.findall(r"^  (\w+): ", (ROOT / "configs" / "aliases.yaml").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted([*variants, *(file.stem for folder in folders for file in folder.glob("*.yaml"))])
 

@@ -73,17 +73,17 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--control", metavar="INIT", help=CONTROL)
     add(
         "--controls",
-        choices=("auto", "scrambled", "none"),
+        choices=("auto", "sharpened", "scrambled", "none"),
         default="none",
-        help="auto: add a same-positions and a scrambled control for every structured arm; scrambled: that alone"
-        " (default: none)",
+        help="auto: add a same-positions and a scrambled control for every structured arm; sharpened: also one that is"
+        " scrambled and as sharp; scrambled: that alone (default: none)",
     )
     add(
         "--grid",
         action="append",
         default=[],
         metavar="KEY=a,b",
-        help="repeat the comparison at each value; several options are crossed",
+        help="repeat the comparison at each value, such as optim=adamw,muon; several options are crossed",
     )
     add(
         "--learning-rates",

@@ -17,9 +17,9 @@ from structured_init.errors import StructuredInitError, nearest
 
 # Who may have written a control: positions, and what the literature calls its baselines.
 POSITIONS = ("Positions", "SamePositions")
-PLAIN = (*POSITIONS, "KaimingUniform", "TruncatedNormal")
+PLAIN = (*POSITIONS, "KaimingUniform", "TruncatedNormal", "UniformProjections")
 STATISTICS = ("mean", "std", "rms")
-SCRAMBLED, SAME_POSITIONS = "_scrambled", "_positions"  # how the names of controls end
+SCRAMBLED, SHARPENED, SAME_POSITIONS = "_scrambled", "_sharpened", "_positions"  # how the names of controls end
 
 Report = Mapping[str, Any]
 

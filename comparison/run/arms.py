@@ -38,7 +38,7 @@ class Arm:
         return ["-c", f"{path}{{{arguments}}}"]  # they are those of the initializer inside the control
 
     def control(self, ending: str) -> Arm:
-        """Return the arm of a control of this one, by the ending of its name, ``"_scrambled"`` or ``"_positions"``."""
+        """Return the arm of a control of this one, by the ending of its name, ``"_scrambled"``, for one."""
         stem, suffix = (self.init[:-5], ".yaml") if self.init.endswith(".yaml") else (self.init, "")
         return Arm(self.label + ending, stem + ending + suffix, self.overrides)
 

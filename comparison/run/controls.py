@@ -1,14 +1,15 @@
 """What ``--controls`` adds: of every structured arm, the same positions and the same weights scrambled.
 
-A structured initialization changes positions, the size of weights and their alignment. Against the arm with the same
-positions and against the one with the same weights scrambled, what is left is the alignment.
+A structured initialization changes positions, the size of weights, how sharp attention is, and alignment. Against the
+arm with the same positions and the one with the same weights scrambled, sharpness and alignment are left; against one
+that is scrambled and as sharp, the alignment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, is_control
+from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, SHARPENED, is_control
 from comparison.run.arms import Arm
 from structured_init import Initializer, InitReport
 from structured_init.controls import is_structured
@@ -17,7 +18,12 @@ from structured_init.errors import StructuredInitError
 Plan = Callable[[Arm], InitReport | None]
 
 # What each choice of ``--controls`` adds, by how the names of these controls end.
-ENDINGS = {"auto": (SAME_POSITIONS, SCRAMBLED), "scrambled": (SCRAMBLED,), "none": ()}
+ENDINGS = {
+    "auto": (SAME_POSITIONS, SCRAMBLED),
+    "sharpened": (SAME_POSITIONS, SCRAMBLED, SHARPENED),
+    "scrambled": (SCRAMBLED,),
+    "none": (),
+}
 
 
 def with_controls(
@@ -57,6 +63,8 @@ def with_controls(
                 remarks.append(f"{label} needs samples to be planned: give its same-positions control yourself")
             else:
                 try:
+                    if ending == SHARPENED and not _turns_queries(plan(arm.control(SCRAMBLED))):
+                        raise StructuredInitError(f"{label} writes no queries and keys")
                     plan(control)
                 except StructuredInitError as refusal:
                     remarks.append(f"no {control.label}: {refusal}")
@@ -65,6 +73,11 @@ def with_controls(
     if added := [label for label in found if label not in arms]:
         remarks.insert(0, f"added {', '.join(added)}")
     return found, remarks
+
+
+def _turns_queries(scrambled: InitReport | None) -> bool:
+    """Tell whether there are queries and keys among what was scrambled; yes where it could not be planned."""
+    return scrambled is None or any("Scrambled: query_key" in entry.set_by for entry in scrambled.entries)
 
 
 def _same_positions(label: str, reports: Mapping[str, InitReport | None]) -> str:

@@ -15,6 +15,7 @@ from comparison.results.decisions import Question
 from comparison.results.records import asked_runs
 from comparison.run.arms import Arm
 from comparison.run.run import Run
+from lightning_modules.cli.config_names import config_names
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_json
 
@@ -35,7 +36,7 @@ class Comparison:
         arms: the initializations by label.
         seeds: of the runs; the same one gives every initialization the same data order, augmentation and dropout.
         arguments: further ones for every run.
-        grid: values by dotted key; every combination is a point.
+        grid: values by dotted key, or names of configurations by their folder; every combination is a point.
         learning_rates: to choose from, per initialization and point; empty leaves the experiment's.
         threads: of every run; part of its identity.
         metric: what initializations are judged by.
@@ -110,8 +111,10 @@ class Comparison:
     def arm_arguments(self, arm: Arm, point: Mapping[str, str], rate: float | None = None) -> list[str]:
         """Return the command line of an arm at a point, without a seed and a place to write to."""
         values = point if rate is None else {**point, LEARNING_RATE: repr(rate)}
-        given = (f"--{key}={value}" for key, value in values.items())
-        return [*self.configurations(), *arm.arguments(), *self.arguments, *given]
+        folders = {name.partition("/")[0] for name in config_names()}
+        layers = [word for key, value in values.items() if key in folders for word in ("-c", f"{key}/{value}")]
+        given = (f"--{key}={value}" for key, value in values.items() if key not in folders)
+        return [*self.configurations(), *layers, *arm.arguments(), *self.arguments, *given]
 
     def _run(self, arm: Arm, seed: int, point: Point, rate: float | None, identity: str) -> Run:
         parts = [arm.label, *([point_name(point)] if point else []), *([] if rate is None else [f"lr_{rate!r}"])]

@@ -86,8 +86,8 @@ class Scrambled(Control):
                 updates = weights.updates.items()
                 written |= {key for key, update in updates if len(update.by) > before.get(key, 0)}
         sites = attention_sites(weights) if weights.attention else []  # none where no member looked for any
-        taken = self._attention(weights, sites, rng, written)
-        taken += self._filters(weights, rng, written) + self._matrices(weights, sites, rng, written)
+        taken = self._filters(weights, rng, written) + self._matrices(weights, sites, rng, written)
+        taken += self._attention(weights, sites, rng, written)  # last, so that what a network does is measured in it
         for name, parts in earlier.items():
             weights.assigned.setdefault(name, set()).update(parts)
         if not taken:

@@ -41,6 +41,7 @@ from structured_init import (
     SparePositions,
     SpatialFilters,
     TruncatedNormal,
+    UniformProjections,
     Weights,
     WeightSelection,
 )
@@ -231,6 +232,7 @@ METHODS = {
     "Default": Method(Default, set(), draws=False),
     "TruncatedNormal": Method(lambda: TruncatedNormal(convolutions=True), {"layers"}),
     "KaimingUniform": Method(KaimingUniform, {"layers"}),
+    "UniformProjections": Method(UniformProjections, {"attention"}),
     "Positions": Method(Positions, {"positions", "grid"}, draws=False),
     "Positions, Gaussian": Method(lambda: Positions("gaussian"), {"positions"}),
     "Positions, codes, fixed": Method(lambda: Positions("codes", trainable=False), {"positions", "grid"}),

@@ -10,7 +10,14 @@ import torch
 from scipy import stats
 from torch import nn
 
-from structured_init import Default, KaimingUniform, StructuredInitError, TruncatedNormal, initialize
+from structured_init import (
+    Default,
+    KaimingUniform,
+    StructuredInitError,
+    TruncatedNormal,
+    UniformProjections,
+    initialize,
+)
 
 
 def named(report):
@@ -177,3 +184,55 @@ def test_with_two_threads_two_layers_are_drawn_at_once(tiny_vit, two_threads, mo
     initialize(model, KaimingUniform())
     assert len(met) == 2
     assert threading.main_thread().ident not in met
+
+
+def language_model(kind):
+    from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+    if kind == "gpt2":
+        return AutoModelForCausalLM.from_config(GPT2Config(n_embd=64, n_layer=1, n_head=4, vocab_size=11, n_inner=96))
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=11))
+
+
+LAST = {
+    "gpt2": {"attn.c_proj.weight", "mlp.c_proj.weight"},
+    "llama": {"self_attn.o_proj.weight", "mlp.down_proj.weight"},
+    "vit": {"attn.proj.weight", "mlp.fc2.weight"},
+}
+
+
+@pytest.mark.parametrize("kind", LAST)
+def test_zero_projections_set_the_two_last_layers_of_each_block_alone_so_that_it_adds_nothing(kind, tiny_vit):
+    model = tiny_vit(embed_dim=64) if kind == "vit" else language_model(kind)
+    depth = len(model.blocks) if kind == "vit" else 1
+    blocks = [name for name, _ in model.named_modules() if name.endswith((".attn", ".self_attn", ".mlp"))]
+    report = initialize(model, UniformProjections(query_key_value=None, output=0.0, mlp_output=0.0))
+    assert {".".join(name.split(".")[-3:]) for name in named(report)} == LAST[kind]
+    assert len(report.changed) == 2 * depth
+    tokens = torch.randn(1, 5, 64)
+    for block in blocks if kind == "vit" else [name for name in blocks if name.endswith("mlp")]:
+        assert not model.get_submodule(block)(tokens).any(), block
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_uniform_projections_have_the_size_that_they_are_given_in_whatever_way_the_host_stores_them(kind):
+    """KellerJordan/modded-nanogpt: std = 0.5 · dim^(−1/2), bound = √3 · std."""
+    model = language_model(kind)
+    initialize(model, UniformProjections())
+    attention = model.get_submodule("transformer.h.0.attn" if kind == "gpt2" else "model.layers.0.self_attn")
+    bound = 3**0.5 * 0.5 * 64**-0.5
+    for name, weight in attention.named_parameters():
+        if weight.ndim == 2:
+            values = weight.detach().flatten().double().numpy()
+            assert stats.kstest(values, stats.uniform(-bound, 2 * bound).cdf).pvalue > 1e-3, name
+
+
+def test_projections_with_nothing_to_write_or_an_mlp_whose_last_layer_is_elsewhere_are_one_line():
+    from transformers import BertConfig, BertModel
+
+    with pytest.raises(StructuredInitError, match=r"^UniformProjections: every size is None"):
+        UniformProjections(None, None, None)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    with pytest.raises(StructuredInitError, match=r"^UniformProjections: '.*' has 0 matrices that may be last$"):
+        initialize(BertModel(BertConfig(**sizes)), UniformProjections(mlp_output=0.0))

@@ -15,10 +15,13 @@ from comparison.run.controls import ENDINGS, with_controls
 from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
 from comparison.run.plans import Plans, leave_out_iterations
+from comparison.run.resolve import parse, values_of
+from lightning_modules.cli.config_names import find_config
 from structured_init import (
     AdamSolver,
     Compose,
     Default,
+    FilterCovariance,
     Impulse,
     InitReport,
     Mimetic,
@@ -28,6 +31,7 @@ from structured_init import (
     Skipless,
     StructuredInitError,
 )
+from structured_init.entry import Entry
 
 REPORT = InitReport("Skipless()", 0, [])
 
@@ -58,6 +62,19 @@ def test_folders_follow_arm_point_learning_rate_and_seed(tmp_path):
 def test_every_combination_of_the_grid_is_a_point(tmp_path):
     points = comparison(tmp_path, grid={"a.x": ["1", "2"], "b": ["3", "4"]}).points()
     assert points == [{"a.x": a, "b": b} for a in "12" for b in "34"]
+
+
+def test_a_folder_of_configurations_is_crossed_with_the_initializations_and_a_wrong_name_is_answered(tmp_path):
+    asked = comparison(tmp_path, "sincos", grid={"optim": ["muon", "moun"], "data.fraction": ["0.5"]})
+    right, wrong = asked.points()
+    words = asked.arm_arguments(asked.arms["sincos"], right, rate=0.01)
+    assert "-c" == words[2] == words[4]
+    assert (words[1], words[3], words[5]) == ("vit_digits", "optim/muon", "init/sincos")  # an arm may change it
+    values = values_of(parse(words))
+    assert values["model.optimizer.class_path"] == "timm.optim.Muon"
+    assert (values["model.optimizer.lr"], values["data.fraction"]) == (0.01, 0.5)
+    with pytest.raises(StructuredInitError, match="did you mean 'optim/muon'"):
+        parse(asked.arm_arguments(asked.arms["sincos"], wrong))
 
 
 def test_points_that_a_folder_cannot_be_named_after_are_told_apart():
@@ -197,6 +214,23 @@ def test_the_scrambled_control_can_be_had_alone():
     found, remarks = with_controls(arms, initializers, {"skipless": REPORT}, lambda arm: None, ENDINGS["scrambled"])
     assert list(found) == ["default", "skipless", "skipless_scrambled"]
     assert remarks == ["added skipless_scrambled"]
+
+
+def test_a_control_as_sharp_is_added_where_queries_and_keys_are_scrambled():
+    arms = parse_arms("default,skipless,covariance")
+    initializers = {"default": Default(), "skipless": Skipless(), "covariance": FilterCovariance()}
+    turned = {"skipless_scrambled": "Scrambled: query_key", "covariance_scrambled": "Scrambled: filters"}
+
+    def plan(arm):
+        by = (turned[arm.label],) if arm.label in turned else ()
+        return InitReport("", 0, [Entry(("w",), (1,), by, None, None, True)])
+
+    found, remarks = with_controls(arms, initializers, dict.fromkeys(arms, REPORT), plan, ENDINGS["sharpened"])
+    assert [label for label in found if "sharpened" in label] == ["skipless_sharpened"]
+    assert "no covariance_sharpened: covariance writes no queries and keys" in remarks
+    assert found["skipless_sharpened"].arguments() == ["-c", "init/skipless_sharpened"]
+    given = find_config("init/skipless_sharpened").content()["init"]["initializer"]
+    assert (given["class_path"], given["init_args"]["initializer"]["class_path"]) == ("Sharpened", "Skipless")
 
 
 def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():

@@ -30,6 +30,7 @@ from structured_init import (
     PreviousToken,
     SamePositions,
     Scrambled,
+    Sharpened,
     StructuredInitError,
     attention_sites,
     initialize,
@@ -193,3 +194,47 @@ def test_a_relative_bias_table_holds_no_positions_to_keep():
 def test_what_cannot_be_a_control_is_refused_in_one_line(build, message):
     with pytest.raises(StructuredInitError, match=message):
         build()
+
+
+def entropies(model, inputs):
+    """Mean entropy of every head of every layer, from the maps that a listener computes."""
+    maps = capture_attention(model, inputs)
+    return torch.stack([-(m.double() * m.double().clamp_min(1e-300).log()).sum(-1).mean((0, 2)) for m in maps.values()])
+
+
+@pytest.mark.parametrize(
+    ("make", "initializer", "inputs"),
+    [
+        (vit, Mimetic(), torch.randn(3, 3, 16, 16)),
+        (gpt2, PreviousToken(), torch.randint(11, (3, 12))),
+        (grouped_llama, PreviousToken(), torch.randint(11, (3, 12))),
+    ],
+    ids=["vit", "gpt2", "grouped_llama"],
+)
+def test_sharpened_has_the_entropy_of_each_head_and_the_directions_of_scrambled(make, initializer, inputs):
+    plain, scrambled = pair(make, initializer)
+    sharpened = built(make)
+    report = initialize(sharpened, Sharpened(initializer), seed=1, batch=inputs)
+    wanted, lost, reached = (entropies(each, inputs) for each in (plain, scrambled, sharpened))
+    assert (lost - wanted).abs().max() > 0.1
+    torch.testing.assert_close(reached, wanted, rtol=0, atol=0.02)
+    assert all("as in what is scrambled" in note for note in report.notes.values() if "entropy" in note)
+    for one, other in zip(attention_sites(scrambled), attention_sites(sharpened), strict=True):
+        for before, after in zip(products(one)[0], products(other)[0], strict=True):
+            factor = (before * after).sum() / before.square().sum()  # one number for each head
+            torch.testing.assert_close(after, factor * before, rtol=1e-3, atol=1e-4 * after.abs().max().item())
+        assert torch.equal(one.value, other.value)
+        assert torch.equal(one.output, other.output)
+
+
+def test_sharpened_says_in_one_line_what_it_cannot_do():
+    images = torch.randn(2, 3, 16, 16)
+    with pytest.raises(StructuredInitError, match=r"^Sharpened measures attention on real inputs: give a batch"):
+        initialize(built(vit), Sharpened(Mimetic()))
+    with pytest.raises(StructuredInitError, match=r"writes no queries and keys of this model$"):
+        initialize(built(vit), Sharpened(Mimetic(query_key=False)), batch=images)
+    by_hand = built(vit)
+    for block in by_hand.blocks:
+        block.attn.fused_attn = False
+    with pytest.raises(StructuredInitError, match=r"'blocks.0.attn' does not compute its attention by F.scaled_dot"):
+        initialize(by_hand, Sharpened(Mimetic()), batch=images)
