@@ -19,7 +19,7 @@ from comparison.report.registry import Html
 from comparison.results.decisions import Decision
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.paired import Interval
-from comparison.results.records import MANIFEST
+from comparison.results.records import MANIFEST, to_csv
 from comparison.results.success import Successes
 from comparison.results.tables import Table
 from structured_init.errors import StructuredInitError
@@ -59,6 +59,10 @@ def write_report(
         StructuredInitError: there is no comparison, an arm is unknown, or a file cannot be written.
     """
     path = Path(output) if output is not None else default_page(Path(folder))
+    figures_folder = path.parent / "figures"
+    for place in (figures_folder, *([path.parent] if output is None and path.parent != Path(folder) else [])):
+        if place.is_symlink():
+            raise StructuredInitError(f"'{place}' is a link: a report is written into folders of its own, remove it")
     if path.is_dir():
         raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
     data = read_report_data(folder, baseline, controls, success, metric, mode, names)
@@ -66,11 +70,11 @@ def write_report(
     texts = {
         path: page(data, sections),
         path.with_suffix(".md"): markdown(data, sections),
-        path.with_name("results.csv"): data.results.to_csv(index=False),
+        path.with_name("results.csv"): to_csv(data.results),
         path.with_name("results.json"): json.dumps(_plain(record(data)), indent=1, allow_nan=False) + "\n",
-        path.with_name("curves.csv"): data.curves.to_csv(index=False),
+        path.with_name("curves.csv"): to_csv(data.curves),
     }
-    figures = [file for each in drawings(sections) if each.save for file in each.write(path.parent / "figures")]
+    figures = [file for each in drawings(sections) if each.save for file in each.write(figures_folder)]
     for file, text in texts.items():
         write_text(file, text)
     return [*texts, *figures]
