@@ -146,6 +146,7 @@ def read_report_data(
     metric: str | None = None,
     mode: str | None = None,
     names: str | None = None,
+    seed: str | None = None,
 ) -> ReportData:
     """Read a comparison, finished or not, or runs made elsewhere.
 
@@ -157,13 +158,14 @@ def read_report_data(
         metric: what is compared, where runs made elsewhere have several; the manifest's when None.
         mode: whether more or less of it is better; the manifest's when None.
         names: how runs made elsewhere are named.
+        seed: the setting that is the seed of Lightning's runs.
 
     Raises:
         StructuredInitError: there is no comparison, its runs are not there, or an arm is unknown.
     """
     if not Path(folder, MANIFEST).is_file():
         source = Path(folder)
-        found = comparison_of(source, read_elsewhere(source, names), metric, mode)
+        found = comparison_of(source, read_elsewhere(source, names, seed), metric, mode)
     else:
         found = _made_here(folder, metric, mode)
     manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves

@@ -182,7 +182,7 @@ def _samples_per_step(text: str) -> float:
     """Return it from the text of the file, which many runs have in common."""
     try:
         settings = yaml.safe_load(text) or {}
-    except yaml.YAMLError:  # damaged, or with a tag that only code could read
+    except (yaml.YAMLError, RecursionError):  # damaged, or with a tag that only code could read
         return math.nan
     trainer = settings.get("trainer") or {}
     size = ((settings.get("data") or {}).get("init_args") or {}).get("batch_size")

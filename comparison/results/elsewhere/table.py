@@ -16,6 +16,7 @@ from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, 
 from comparison.results.records import from_csv
 from structured_init.errors import StructuredInitError, nearest
 
+MOST_COLUMNS = 10_000
 EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
 RUN, STEPS = "name", ("step", "_step", "global_step", "trainer/global_step")
 
@@ -79,6 +80,10 @@ def _read(path: Path) -> tuple[list[str], list[_Row]]:
             file.seek(0)
             reader = csv.reader(file, delimiter=delimiter)
             columns = [from_csv(column.strip()) for column in next(reader, [])]
+            if len(columns) > MOST_COLUMNS:
+                raise StructuredInitError(
+                    f"'{path}' has {len(columns):,} columns: more than {MOST_COLUMNS:,} is no table"
+                )
             rows = []
             for cells in reader:
                 if not any(cell.strip() for cell in cells):
