@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +19,8 @@ from structured_init.errors import StructuredInitError
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Give a temporary path beside ``path`` and rename it into place when the block ends without an error.
 
+    What a process that was killed has left of the same file is removed.
+
     Args:
         path: the final name; its folder is created.
 
@@ -29,7 +33,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     final = Path(path)
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=final.parent, prefix=f".{final.stem}-", suffix=final.suffix)
+        prefix = f".{final.stem}-{socket.gethostname()[:20]}_"
+        _remove_left(final, prefix)
+        handle, name = tempfile.mkstemp(dir=final.parent, prefix=f"{prefix}{os.getpid()}_", suffix=final.suffix)
     except OSError as error:
         raise StructuredInitError(f"cannot write '{final}': {error.strerror or error}") from error
     os.close(handle)
@@ -46,6 +52,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise StructuredInitError(f"cannot write '{final}': {error.strerror or error}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _remove_left(final: Path, prefix: str) -> None:
+    """Remove temporary files of a path whose process, of this machine, is no more."""
+    if os.name != "posix":  # elsewhere the question would end the process
+        return
+    for left in final.parent.glob(f"{glob.escape(prefix)}*{glob.escape(final.suffix)}"):
+        process = left.name.removeprefix(prefix).partition("_")[0]
+        try:
+            os.kill(int(process), 0)
+        except (ProcessLookupError, ValueError, OverflowError):
+            left.unlink(missing_ok=True)
+        except PermissionError:  # it lives, and is another user's
+            continue
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

@@ -73,6 +73,7 @@ def report(args: Sequence[str]) -> None:
         metric=options.metric,
         mode=options.mode,
         names=options.runs,
+        seed=options.seed,
     )
     for path in written:
         print(path)

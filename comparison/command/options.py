@@ -153,7 +153,8 @@ def report_parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="structured-init report",
         description="Write the report of a comparison, finished or not, or of runs made elsewhere: a table with the "
-        "columns arm, seed and a metric (and step), TensorBoard's event files, exports of Weights & Biases or MLflow.",
+        "columns arm, seed and a metric (and step), folders of Lightning's CSVLogger or TensorBoard, exports of "
+        "Weights & Biases or MLflow.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -162,6 +163,11 @@ def report_parser() -> argparse.ArgumentParser:
     add("--metric", metavar="NAME", help="metric of runs made elsewhere, if they have several")
     _add_direction(parser, "the comparison's, else by its name")
     add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
+    add(
+        "--seed",
+        metavar="NAME",
+        help="the setting of Lightning's runs that is the seed (default: seed, …)",
+    )
     add("--control", metavar="INIT", help=CONTROL)
     add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--output", metavar="FILE", help="file of the page (default: DIR/report.html, or table_report/report.html)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -145,6 +146,7 @@ def read_report_data(
     metric: str | None = None,
     mode: str | None = None,
     names: str | None = None,
+    seed: str | None = None,
 ) -> ReportData:
     """Read a comparison, finished or not, or runs made elsewhere.
 
@@ -156,13 +158,14 @@ def read_report_data(
         metric: what is compared, where runs made elsewhere have several; the manifest's when None.
         mode: whether more or less of it is better; the manifest's when None.
         names: how runs made elsewhere are named.
+        seed: the setting that is the seed of Lightning's runs.
 
     Raises:
         StructuredInitError: there is no comparison, its runs are not there, or an arm is unknown.
     """
     if not Path(folder, MANIFEST).is_file():
         source = Path(folder)
-        found = comparison_of(source, read_elsewhere(source, names), metric, mode)
+        found = comparison_of(source, read_elsewhere(source, names, seed), metric, mode)
     else:
         found = _made_here(folder, metric, mode)
     manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves
@@ -170,6 +173,7 @@ def read_report_data(
         raise StructuredInitError(
             f"the baseline '{baseline}' is not an arm of this comparison: {nearest(baseline, manifest['arms'])}"
         )
+    _refuse_unprintable(manifest, curves)
     success = manifest.get("success") if success is None else check_success(success, manifest["metric"])
     manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
     if controls:
@@ -199,6 +203,7 @@ def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | N
     Raises:
         StructuredInitError: its runs are not there, or none has the metric.
     """
+    _refuse_links(Path(folder))
     manifest = read_manifest(folder)
     if is_published(folder):
         raise StructuredInitError(
@@ -215,6 +220,31 @@ def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | N
     elif mode is not None:
         manifest = {**manifest, "mode": mode}
     return Elsewhere(manifest, find_runs(folder), results, load_curves(folder))
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse a folder in which a link leads out of it: the report would copy what it names.
+
+    Raises:
+        StructuredInitError: names the first such link.
+    """
+    root = os.path.join(os.path.realpath(folder), "")
+    for place, folders, files in os.walk(folder):
+        for link in (os.path.join(place, name) for name in (*folders, *files)):
+            if os.path.islink(link) and not os.path.realpath(link).startswith(root):
+                raise StructuredInitError(f"'{link}' is a link out of the folder: put what it names there")
+
+
+def _refuse_unprintable(manifest: Manifest, curves: pd.DataFrame) -> None:
+    """Refuse names with line breaks, other control characters or halves of a character: no figure can show them.
+
+    Raises:
+        StructuredInitError: names the first.
+    """
+    grid = (text for key, values in manifest["grid"].items() for text in (key, *map(str, values)))
+    for name in (*manifest["arms"], manifest["metric"], *grid, *curves["metric"].unique()):
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+            raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
 
 
 def _shown_point(manifest: Manifest, runs: list[RunRecord]) -> Point:

@@ -54,7 +54,7 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
         unit = f" ({found.metric.unit})" if found.metric.unit else ""
         axis.set_xlabel(f"difference in {found.metric.words}{unit}; {found.metric.better}")
         axis.set_title(f"Difference to {CONTROLS.get(to, found.baseline)}")
-        axis.xaxis.set_major_formatter(lambda value, _: _tick(value))
+        axis.xaxis.set_major_formatter(lambda value, _: _tick(value, max(axis.get_xlim())))
     return figure
 
 
@@ -86,8 +86,8 @@ def _row(axis: Axes, row: int, color: str, interval: Interval, values: Sequence[
     axis.plot([interval.mean], [row], "D", color=color, markersize=4.6, markeredgecolor="white", markeredgewidth=0.6)
 
 
-def _tick(value: float) -> str:
-    text = f"{value:+g}" if abs(value) > 1e-9 else "0"
+def _tick(value: float, end: float) -> str:
+    text = f"{value:+g}" if abs(value) > 1e-9 * end else "0"
     return text.replace("-", "−")
 
 

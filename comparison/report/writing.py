@@ -19,7 +19,7 @@ from comparison.report.registry import Html
 from comparison.results.decisions import Decision
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.paired import Interval
-from comparison.results.records import MANIFEST
+from comparison.results.records import MANIFEST, to_csv
 from comparison.results.success import Successes
 from comparison.results.tables import Table
 from structured_init.errors import StructuredInitError
@@ -37,6 +37,7 @@ def write_report(
     metric: str | None = None,
     mode: str | None = None,
     names: str | None = None,
+    seed: str | None = None,
 ) -> list[Path]:
     """Write what a comparison found, finished or not: a page, Markdown, tables and figures for a paper.
 
@@ -51,6 +52,7 @@ def write_report(
         metric: what is compared, where runs made elsewhere have several.
         mode: ``"max"`` or ``"min"``, whether more or less of it is better; the comparison's own when None.
         names: how runs made elsewhere are named, with ``{arm}`` and ``{seed}``.
+        seed: the setting that is the seed of runs made with Lightning's ``CSVLogger``, where it is not called so.
 
     Returns:
         The files written, the page first.
@@ -59,26 +61,39 @@ def write_report(
         StructuredInitError: there is no comparison, an arm is unknown, or a file cannot be written.
     """
     path = Path(output) if output is not None else default_page(Path(folder))
+    figures_folder = path.parent / "figures"
+    for place in (figures_folder, *([path.parent] if output is None and path.parent != Path(folder) else [])):
+        if place.is_symlink():
+            raise StructuredInitError(f"'{place}' is a link: a report is written into folders of its own, remove it")
     if path.is_dir():
         raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
-    data = read_report_data(folder, baseline, controls, success, metric, mode, names)
+    data = read_report_data(folder, baseline, controls, success, metric, mode, names, seed)
     sections = read_panels(data)
     texts = {
         path: page(data, sections),
         path.with_suffix(".md"): markdown(data, sections),
-        path.with_name("results.csv"): data.results.to_csv(index=False),
+        path.with_name("results.csv"): to_csv(data.results),
         path.with_name("results.json"): json.dumps(_plain(record(data)), indent=1, allow_nan=False) + "\n",
-        path.with_name("curves.csv"): data.curves.to_csv(index=False),
+        path.with_name("curves.csv"): to_csv(data.curves),
     }
-    figures = [file for each in drawings(sections) if each.save for file in each.write(path.parent / "figures")]
+    figures = [file for each in drawings(sections) if each.save for file in each.write(figures_folder)]
     for file, text in texts.items():
-        write_text(file, text)
+        write_text(file, text.encode(errors="backslashreplace").decode())  # a half of a character has no bytes
     return [*texts, *figures]
 
 
 def default_page(source: Path) -> Path:
-    """Return where the page of a comparison goes; of runs made elsewhere into a folder beside them."""
-    return source / PAGE if (source / MANIFEST).is_file() else source.with_name(f"{source.stem}_report") / PAGE
+    """Return where the page of a comparison goes; of runs made elsewhere into a folder beside them.
+
+    Raises:
+        StructuredInitError: a folder that is the root of all has nothing beside it.
+    """
+    if (source / MANIFEST).is_file():
+        return source / PAGE
+    named = source if source.name.strip(".") else source.resolve()  # "." and ".." have no name
+    if not named.name:
+        raise StructuredInitError(f"'{source}' is no folder of runs: name the page with --output if it is")
+    return named.with_name(f"{named.stem}_report") / PAGE
 
 
 def markdown(data: ReportData, sections: Sections) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 Manifest = dict[str, Any]
 Key = tuple[str, int, Point, float | None]
 MANIFEST = "comparison.json"
+FORMULA = re.compile(r"[=+\-@\t\r']")  # what begins one; the apostrophe is what is put before it
+NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
 ASKED = ("arms", "seeds", "baseline", "metric")  # what a comparison cannot be read without
 
 
@@ -179,7 +182,7 @@ def _samples_per_step(text: str) -> float:
     """Return it from the text of the file, which many runs have in common."""
     try:
         settings = yaml.safe_load(text) or {}
-    except yaml.YAMLError:  # damaged, or with a tag that only code could read
+    except (yaml.YAMLError, RecursionError):  # damaged, or with a tag that only code could read
         return math.nan
     trainer = settings.get("trainer") or {}
     size = ((settings.get("data") or {}).get("init_args") or {}).get("batch_size")
@@ -233,19 +236,41 @@ def _is_shown(name: str | None) -> bool:
     return name == "seconds" or (name is not None and name.startswith(("train/", "val/")))
 
 
+def to_csv(table: pd.DataFrame) -> str:
+    """Return a table as CSV that a spreadsheet takes for data.
+
+    A text that it would take for a formula has an apostrophe before it, as OWASP advises; numbers stay as they are.
+    :func:`from_csv` takes it away again.
+    """
+    texts = table.select_dtypes(exclude="number").columns
+    guarded = {column: table[column].map(_guarded) for column in texts}
+    return table.assign(**guarded).rename(columns=_guarded).to_csv(index=False)
+
+
+def _guarded(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value) else value
+
+
+def from_csv(text: str) -> str:
+    """Return a cell of :func:`to_csv` as it was."""
+    return text[1:] if text.startswith("'") and FORMULA.match(text[1:]) else text
+
+
 def _stored(path: Path, manifest: Manifest) -> pd.DataFrame:
     """Return a table as it was written: names and places of a grid are text, whatever they look like."""
     import pandas as pd
 
-    texts = dict.fromkeys(["arm", *manifest["grid"]], str)
+    texts = ["arm", *manifest["grid"]]
+    kinds = {_guarded(column): str for column in texts}
     try:
-        table = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""])
+        table = pd.read_csv(path, dtype=kinds, keep_default_na=False, na_values=[""])
     except (OSError, ValueError) as error:  # pandas' own errors are of the second kind
         raise StructuredInitError(f"cannot read '{path}': {error}") from error
+    table = table.rename(columns=from_csv)
     for column in ("arm", "seed", *manifest["grid"]):
         if column not in table:
             raise StructuredInitError(f"cannot read '{path}': it has no column '{column}', so no report wrote it")
-    return table
+    return table.assign(**{column: table[column].map(from_csv, na_action="ignore") for column in texts})
 
 
 def _keys(run: RunRecord) -> dict[str, Any]:

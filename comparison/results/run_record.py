@@ -59,13 +59,13 @@ class RunRecord:
 
     def metric(self, name: str) -> float:
         """Return a final metric; NaN where the run did not log it, or it is no number."""
-        return _number((self.result or {}).get("metrics", {}).get(name))
+        return as_float((self.result or {}).get("metrics", {}).get(name))
 
     def diverged(self, metrics: Iterable[str]) -> bool:
         """Tell whether the complete run ended without a number in one of the metrics, or in any loss."""
         final = (self.result or {}).get("metrics", {})
         judged = {*metrics, *(name for name in final if name.rpartition("/")[2].endswith("loss"))}
-        return any(not math.isfinite(_number(final[name])) for name in judged if name in final)
+        return any(not math.isfinite(as_float(final[name])) for name in judged if name in final)
 
 
 def read_run(settings_file: Path) -> RunRecord:
@@ -102,7 +102,7 @@ def read_json(path: Path, *required: str) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StructuredInitError(f"cannot read '{path}': {error}") from error
     if not isinstance(content, dict):
         raise StructuredInitError(f"cannot read '{path}': it holds a {type(content).__name__}, not keys and values")
@@ -119,6 +119,9 @@ def _missing(path: Path) -> dict[str, dict[str, str]]:
     return content
 
 
-def _number(value: Any) -> float:
-    """Return a metric as a number: null, which JSON has for nan, is nan."""
-    return float(value) if isinstance(value, (int, float)) else math.nan
+def as_float(value: Any) -> float:
+    """Return what JSON has for a metric: null is nan, a whole number of more than 308 digits is infinite."""
+    try:
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 
 import pytest
 
 from structured_init import StructuredInitError
 from structured_init.errors import nearest
-from structured_init.files import replacing, write_json
+from structured_init.files import replacing, write_json, write_text
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):
@@ -78,3 +80,21 @@ def test_json_is_written_whole_or_not_at_all(tmp_path):
         write_json(path, {"a set": {1}})
     assert json.loads(path.read_text(encoding="utf-8")) == {"σ": [1, None]}
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next_and_what_another_writes_is_not(tmp_path):
+    path = tmp_path / "curves_[val].png"
+    code = (
+        "import os, signal, sys; from structured_init.files import replacing\n"
+        "with replacing(sys.argv[1]) as temporary:\n"
+        "    temporary.write_text('half'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".curves_[val]-")
+    with replacing(path) as outer:
+        assert list(tmp_path.iterdir()) == [outer]  # what was left is gone
+        write_text(path, "inner")  # another write of the same file, while this one goes on
+        assert outer.exists()
+        outer.write_text("outer")
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(path.name, "outer")]

@@ -1,4 +1,4 @@
-"""Runs that were made elsewhere: a table, TensorBoard's event files, exports of Weights & Biases and of MLflow.
+"""Runs that were made elsewhere: a table, logs of Lightning and TensorBoard, exports of Weights & Biases and MLflow.
 
 Whatever they come from, runs are one mapping, :data:`Runs`, from which a comparison is put together as if it had been
 made here: the same table, intervals and curves.

@@ -51,7 +51,11 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     options = [*(["--metric", metric] if metric else []), *([FLAGS[mode]] if mode else [])]
     command = ["structured-init", "report", str(path), *options]
     manifest: dict[str, Any] = {
-        **{"version": 1, "experiment": [path.stem], "command": shlex.join(command)},
+        **{
+            "version": 1,
+            "experiment": [(path if path.name.strip(".") else path.resolve()).stem],
+            "command": shlex.join(command),
+        },
         **{"arguments": [], "metric": chosen, "mode": mode or mode_of(chosen), "baseline": reference},
         **{"controls": {}, "arms": {arm: {} for arm in arms}, "seeds": sorted({seed for _, seed in runs})},
         **{"grid": {}, "learning_rates": [], "source": str(path)},

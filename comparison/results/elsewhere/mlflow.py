@@ -1,7 +1,10 @@
-"""Runs as MLflow's file store keeps them: ``mlruns/<experiment>/<run>/``, a plain file per metric, setting and tag."""
+"""Runs as MLflow keeps them: files below ``mlruns/<experiment>/<run>/``, or the SQLite database ``mlflow.db``."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, 
 from structured_init.errors import StructuredInitError
 
 META = "meta.yaml"
+SQLITE = b"SQLite format 3\0"
 
 
 def read_mlflow(path: Path, pattern: str | None = None) -> Runs:
@@ -53,7 +57,7 @@ def _meta(folder: Path) -> dict[str, Any]:
         content = yaml.safe_load((folder / META).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise StructuredInitError(f"cannot read '{folder / META}': {error}") from None
     return content if isinstance(content, dict) else {}
 
@@ -86,3 +90,48 @@ def _logged(folder: Path) -> Logged:
         if values:
             found[file.relative_to(folder).as_posix()] = in_order(values)
     return found
+
+
+def is_database(path: Path) -> bool:
+    """Tell whether a file is a database, as MLflow writes one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(SQLITE)) == SQLITE
+
+
+def read_mlflow_database(path: Path, pattern: str | None = None) -> Runs:
+    """Return the active runs of a database of MLflow; of several experiments, each run is named ``experiment/run``.
+
+    Args:
+        path: of the file.
+        pattern: how runs are named, where their settings do not say arm and seed.
+
+    Raises:
+        StructuredInitError: it is no database of MLflow, or a damaged one.
+    """
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            found = database.execute(
+                "SELECT run_uuid, runs.name, experiments.name FROM runs JOIN experiments USING (experiment_id) "
+                "WHERE runs.lifecycle_stage = 'active' ORDER BY start_time, run_uuid"
+            ).fetchall()
+            tables = {
+                name: database.execute(f"SELECT run_uuid, key, value FROM {name}").fetchall()
+                for name in ("tags", "params")
+            }
+            values = database.execute("SELECT run_uuid, key, step, value, is_nan FROM metrics ORDER BY timestamp")
+            logged: dict[str, dict[str, list[tuple[float | None, float]]]] = {}
+            for run, key, step, value, is_nan in values:
+                number = math.nan if is_nan else float(value)
+                logged.setdefault(run, {}).setdefault(str(key), []).append((float(step), number))
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+        raise StructuredInitError(f"cannot read '{path}' as a database of MLflow: {error}") from None
+    several = len({experiment for _, _, experiment in found}) > 1
+    runs: Runs = {}
+    names: dict[Key, str] = {}
+    for run, own, experiment in found:
+        settings = {key: str(value) for rows in tables.values() for uuid, key, value in rows if uuid == run}
+        name = f"{experiment}/{own or run}" if several else str(own or run)
+        add(runs, named(name, pattern, settings), {k: in_order(v) for k, v in logged.get(run, {}).items()}, name, names)
+    return runs

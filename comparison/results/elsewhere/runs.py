@@ -30,7 +30,7 @@ def named(name: str, pattern: str | None = None, settings: Mapping[str, str] | N
     """
     last = {key.rpartition(".")[2].rpartition("/")[2]: value for key, value in (settings or {}).items()}
     seed = next((whole(last[key]) for key in SEEDS if whole(last.get(key, "")) is not None), None)
-    parts = _by_pattern(name, pattern) if pattern else _by_habit(name)
+    parts = by_name(name, pattern)
     if "arm" in last and seed is not None:
         return last["arm"], seed
     if parts is None and seed is not None:
@@ -40,9 +40,14 @@ def named(name: str, pattern: str | None = None, settings: Mapping[str, str] | N
     return last.get("arm", parts[0]), parts[1] if seed is None else seed
 
 
+def by_name(name: str, pattern: str | None = None) -> Key | None:
+    """Return arm and seed as a name alone tells them; None where it does not."""
+    return _by_pattern(name, pattern) if pattern else _by_habit(name)
+
+
 def whole(text: str) -> int | None:
-    """Return a whole number, also one that a table has as ``3.0``; None where it is none."""
-    match = re.fullmatch(r"\s*([+-]?\d+)(?:\.0*)?\s*", str(text))
+    """Return a whole number, also one that a table has as ``3.0``; None where it is none, or of over 18 digits."""
+    match = re.fullmatch(r"\s*([+-]?\d{1,18})(?:\.0*)?\s*", str(text))
     return int(match[1]) if match else None
 
 
@@ -75,8 +80,8 @@ def in_order(values: Iterable[tuple[float | None, float]]) -> list[tuple[float |
 def _by_habit(name: str) -> tuple[str, int] | None:
     """Take ``seed`` with a number from anywhere in a name, or a number from its end."""
     plain = re.sub(r"/version_\d+$", "", name)  # Lightning's loggers add it
-    match = re.search(r"(?:^|[/_\-. ,])seed[_\-= ]?(\d+)(?=$|[/_\-. ,])", plain, re.IGNORECASE)
-    match = match or re.search(r"[/_\-. ]s?(\d+)$", plain)
+    match = re.search(r"(?:^|[/_\-. ,])seed[_\-= ]?(\d{1,18})(?=$|[/_\-. ,])", plain, re.IGNORECASE)
+    match = match or re.search(r"[/_\-. ]s?(\d{1,18})$", plain)
     if match is None:
         return None
     arm = f"{plain[: match.start()]}/{plain[match.end() :]}".strip("/_-. ,")
@@ -88,6 +93,6 @@ def _by_pattern(name: str, pattern: str) -> tuple[str, int] | None:
         raise StructuredInitError(
             f"--runs '{pattern}' has to have {{arm}} and {{seed}} once each, as in '{{arm}}/{{seed}}'"
         )
-    wanted = re.escape(pattern).replace(r"\{arm\}", "(?P<arm>.+)").replace(r"\{seed\}", r"(?P<seed>\d+)")
+    wanted = re.escape(pattern).replace(r"\{arm\}", "(?P<arm>.+)").replace(r"\{seed\}", r"(?P<seed>\d{1,18})")
     match = re.fullmatch(wanted.replace(r"\*", ".*"), name)
     return (match["arm"], int(match["seed"])) if match else None

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, named, whole
+from comparison.results.records import from_csv
 from structured_init.errors import StructuredInitError, nearest
 
+MOST_COLUMNS = 10_000
 EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
 RUN, STEPS = "name", ("step", "_step", "global_step", "trainer/global_step")
 
@@ -77,7 +79,11 @@ def _read(path: Path) -> tuple[list[str], list[_Row]]:
             delimiter = max(",;\t", key=head.count)
             file.seek(0)
             reader = csv.reader(file, delimiter=delimiter)
-            columns = [column.strip() for column in next(reader, [])]
+            columns = [from_csv(column.strip()) for column in next(reader, [])]
+            if len(columns) > MOST_COLUMNS:
+                raise StructuredInitError(
+                    f"'{path}' has {len(columns):,} columns: more than {MOST_COLUMNS:,} is no table"
+                )
             rows = []
             for cells in reader:
                 if not any(cell.strip() for cell in cells):
@@ -86,7 +92,7 @@ def _read(path: Path) -> tuple[list[str], list[_Row]]:
                     raise StructuredInitError(
                         f"'{path}', line {reader.line_num}: {len(cells)} cells, but the header has {len(columns)}"
                     )
-                pairs = zip(columns, (cell.strip() for cell in cells), strict=True)
+                pairs = zip(columns, (from_csv(cell.strip()) for cell in cells), strict=True)
                 rows.append(_Row(reader.line_num, dict(pairs)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise StructuredInitError(f"cannot read '{path}' as a table: {error}") from None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, named
+from comparison.results.run_record import as_float
 from structured_init.errors import StructuredInitError
 
 STEP = "_step"
@@ -29,7 +30,9 @@ def read_wandb(path: Path, pattern: str | None = None) -> Runs:
     """
     runs: Runs = {}
     names: dict[Key, str] = {}
-    files = [path] if path.is_file() else sorted(file for end in ("json", "jsonl") for file in path.rglob(f"*.{end}"))
+    ends = ("json", "jsonl")
+    found = [path] if path.is_file() else sorted(file for end in ends for file in path.rglob(f"*.{end}"))
+    files = [file for file in found if file.is_file()]
     for file in files:
         name = file.stem if path.is_file() else file.relative_to(path).with_suffix("").as_posix()
         content = _content(file)
@@ -46,7 +49,7 @@ def _content(file: Path) -> Any:
             return json.loads(text)
         except ValueError:
             return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StructuredInitError(f"cannot read '{file}' as JSON: {error}") from None
 
 
@@ -71,9 +74,9 @@ def _metrics(rows: Sequence[Mapping[str, Any]]) -> Logged:
     found: Logged = {}
     for row in rows:
         step = row.get(STEP)
-        at = float(step) if isinstance(step, (int, float)) else None
+        at = as_float(step) if isinstance(step, (int, float)) else None
         for name, value in row.items():
             number = float("nan") if value in ("NaN", "Infinity", "-Infinity") else value
             if not name.startswith("_") and isinstance(number, (int, float)) and not isinstance(number, bool):
-                found.setdefault(name, []).append((at, float(number)))
+                found.setdefault(name, []).append((at, as_float(number)))
     return {name: in_order(values) for name, values in found.items()}

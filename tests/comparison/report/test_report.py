@@ -183,7 +183,7 @@ def test_nothing_at_all_is_reported_too(comparison):
 def test_a_metric_without_a_curve_and_where_less_is_better(comparison, known_effects):
     folder = comparison(known_effects, pieces=(), metric="val/loss", mode="min", seconds=False)
     text = write_report(folder)[0].read_text()
-    assert "less is better" in text
+    assert "lower is better" in text
     assert "training time" not in text  # not logged
 
 
@@ -474,3 +474,13 @@ def test_a_threshold_counts_runs_in_place_of_means(comparison):
     known = json.loads((folder / "results.json").read_text())["successes"][0]
     assert [arm["share"]["count"] for arm in known["arms"]] == [1, 3]
     assert known["arms"][0]["times"]["median"] is None
+
+
+def test_what_matplotlib_takes_for_a_formula_or_a_pattern_is_shown_as_it_is(tmp_path):
+    arms = ("default", r"$\foo$", r"acc % \u", r"a\$b$")
+    rows = [[arm, seed, step, seed + step] for arm in arms for seed in range(2) for step in (1, 2)]
+    pd.DataFrame(rows, columns=["arm", "seed", "step", r"val/$\bar$ % \u"]).to_csv(tmp_path / "t.csv", index=False)
+    page, *files = write_report(tmp_path / "t.csv", mode="max")
+    drawn = next(file for file in files if file.suffix == ".svg" and file.name.startswith("curves")).read_text()
+    assert {text for text in re.findall(r">([^<>]+)</text>", drawn)} >= set(arms)
+    assert r"$\foo$" in page.read_text()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from comparison.report import write_report
+from structured_init import StructuredInitError
 
 VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
 EVIL = """
@@ -132,3 +133,37 @@ def test_a_damaged_file_of_tensors_is_a_line_in_its_panel_and_the_rest_is_there(
     assert "Not shown: cannot read" in html
     assert '<section id="similarity">' in html
     assert json.loads((folder / "results.json").read_text())["effects"][0]["arms"]
+
+
+@pytest.mark.parametrize("place", ["runs/default/seed_0/result.json", "figures", "runs/elsewhere", "comparison.json"])
+def test_a_link_out_of_the_folder_is_refused_before_anything_is_read_or_written(comparison, tmp_path, place):
+    folder, outside = comparison(VALUES, pieces=()), tmp_path / "outside"
+    outside.mkdir()
+    secret = outside / "secret.json"
+    file = (folder / place).is_file()
+    secret.write_text((folder / place).read_text() if file else "{}")
+    (folder / place).unlink(missing_ok=True)
+    (folder / place).symlink_to(secret if file else outside)
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(StructuredInitError, match=r"' is a link(:| out of the folder)"):
+        write_report(folder)
+    assert (sorted(folder.rglob("*")), sorted(outside.iterdir())) == (before, [secret])
+
+
+def test_a_link_inside_the_folder_is_none_of_a_reports_business(comparison):
+    folder = comparison(VALUES, pieces=())
+    checkpoints = folder / "runs" / "default" / "seed_0" / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "last.ckpt").symlink_to("epoch=3.ckpt")  # as ModelCheckpoint(save_last="link") writes it
+    assert write_report(folder)[0].is_file()
+
+
+@pytest.mark.parametrize("name", ["t_report", "t_report/figures"])
+def test_a_report_of_a_table_is_not_written_through_a_link(tmp_path, name):
+    (tmp_path / "t.csv").write_text("arm,seed,test/loss\na,0,1\nb,0,2\n")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(StructuredInitError, match="is a link: a report is written into folders of its own"):
+        write_report(tmp_path / "t.csv")
+    assert list((tmp_path / "outside").iterdir()) == []

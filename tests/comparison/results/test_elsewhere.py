@@ -1,10 +1,14 @@
 """Runs made elsewhere: tables, TensorBoard's event files, exports of Weights & Biases and MLflow."""
 
+import contextlib
 import json
 import math
+import sqlite3
 import sys
 
 import pytest
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.tensorboard import SummaryWriter
 
 from comparison.report import write_report
 from comparison.report.data import read_report_data
@@ -232,3 +236,136 @@ def test_a_share_that_rounding_took_above_one_is_no_percentage(tmp_path, values,
     rows = [f"default,{seed},{value}" for seed, value in enumerate(values)]
     path = written(tmp_path / "t.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
     assert f"| default | 4 | {shown}" in write_report(path)[1].read_text()
+
+
+def csv_logs(folder, settings):
+    """What Lightning's CSVLogger writes, for runs with these settings: arm, seed, hparams."""
+    for number, (arm, seed, hparams) in enumerate(settings):
+        logger = CSVLogger(folder, name="lightning_logs", version=number)
+        logger.log_hyperparams(hparams)
+        for step, value in CURVES[arm, seed]:
+            logger.log_metrics({"train/loss": 1 - value}, step=int(step) - 1)
+            logger.log_metrics({"val/acc": value, "epoch": step / 10 - 1}, step=int(step))
+        logger.save()
+    return folder / "lightning_logs"
+
+
+@pytest.mark.parametrize(
+    ("hparams", "arms"),
+    [
+        (
+            lambda arm, seed: {"init": arm, "seed": seed, "lr": 0.1},
+            {"default": "init=default", "mimetic": "init=mimetic"},
+        ),
+        # What is different in every run, or with every seed, is no arm; nor is what goes with the arm another one.
+        (
+            lambda arm, seed: {
+                **{"model": {"class_path": f"mine.{arm}", "size": (1, 2)}, "name": f"{arm}{seed}", "split": seed + 7},
+                **{"seed_everything": seed, "scale": len(arm)},
+            },
+            {"default": "default", "mimetic": "mimetic"},
+        ),
+        (
+            lambda arm, seed: {"draw": seed, "lr": {"default": 0.1, "mimetic": 0.2}[arm]},
+            {"default": "lr=0.1", "mimetic": "lr=0.2"},
+        ),
+    ],
+)
+def test_lightnings_csv_logs_are_read_by_what_differs_in_their_settings(tmp_path, hparams, arms):
+    runs = csv_logs(tmp_path, [(arm, seed, hparams(arm, seed)) for arm, seed in CURVES])
+    found = read_elsewhere(runs, seed="draw" if "draw" in hparams("default", 0) else None)
+    names = {label: arm for arm, label in arms.items()}
+    check({(names[arm], seed): logged for (arm, seed), logged in found.items()})
+
+
+def test_lightnings_folders_tell_arm_and_seed_where_settings_do_not(tmp_path):
+    for (arm, seed), curve in CURVES.items():
+        lines = [f"{step},{value}" for step, value in curve]
+        written(tmp_path / arm / f"version_{seed}" / "metrics.csv", "\n".join(["step,val/acc", *lines, "2"]))
+        written(tmp_path / arm / f"version_{seed}" / "hparams.yaml", "draw: &a [1, 2]\nf: !!python/name:os.system ''\n")
+    with pytest.raises(
+        StructuredInitError, match=r"cannot tell the seed of .*default/version_0': no setting is called"
+    ):
+        read_elsewhere(tmp_path)
+    check(read_elsewhere(tmp_path, "{arm}/version_{seed}"))
+
+
+def test_hyperparameters_that_tensorboard_has_are_no_runs_of_their_own(tmp_path):
+    for (arm, seed), curve in CURVES.items():
+        with SummaryWriter(str(tmp_path / f"run_{arm}" / f"seed_{seed}")) as writer:
+            for step, value in curve:
+                writer.add_scalar("val/acc", value, int(step))
+            writer.add_hparams({"lr": 0.1, "init": arm}, {"val/acc": curve[-1][1], "best": 0.9})
+    found = read_elsewhere(tmp_path)
+    check({(arm.removeprefix("run_"), seed): logged for (arm, seed), logged in found.items()})
+    assert all(logged["best"][0][1] == pytest.approx(0.9) for logged in found.values())
+
+
+def test_mlflows_database_is_read_without_mlflow(tmp_path):
+    path = tmp_path / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(  # the columns that are read of the tables of MLflow 3.17
+            "CREATE TABLE experiments (experiment_id INTEGER, name TEXT);"
+            "CREATE TABLE runs (run_uuid TEXT, name TEXT, lifecycle_stage TEXT, start_time INT, experiment_id INTEGER);"
+            "CREATE TABLE metrics (key TEXT, value FLOAT, timestamp INT, run_uuid TEXT, step INT, is_nan INT);"
+            "CREATE TABLE params (key TEXT, value TEXT, run_uuid TEXT);"
+            "CREATE TABLE tags (key TEXT, value TEXT, run_uuid TEXT);"
+            "INSERT INTO experiments VALUES (1, 'digits');"
+            "INSERT INTO runs VALUES ('gone', 'default_seed_0', 'deleted', 0, 1);"
+        )
+        for number, ((arm, seed), curve) in enumerate(CURVES.items()):
+            name = "bold-crab" if seed else f"{arm}_seed_0"
+            database.execute("INSERT INTO runs VALUES (?, ?, 'active', ?, 1)", (f"r{number}", name, number))
+            rows = [("val/acc", value, step, f"r{number}", step, 0) for step, value in curve]
+            database.executemany("INSERT INTO metrics VALUES (?, ?, ?, ?, ?, ?)", rows)
+            if seed:
+                database.execute("INSERT INTO params VALUES ('seed', ?, ?)", (str(seed), f"r{number}"))
+                database.execute("INSERT INTO tags VALUES ('arm', ?, ?)", (arm, f"r{number}"))
+        database.commit()
+    check(read_elsewhere(path))
+    check(read_elsewhere(tmp_path))
+    other = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(other)) as database:
+        database.execute("CREATE TABLE x (y)")
+    with pytest.raises(StructuredInitError, match=r"cannot read .*other.db' as a database of MLflow: no such table"):
+        read_elsewhere(other)
+
+
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a_0.json", DEEP, "recursion"),
+        ("t.csv", "arm,seed,acc\na\0b,0,1\n", r"the name 'a\\x00b' has a character that cannot be shown: rename it"),
+        ("t.csv", 'arm,seed,acc\n"a\nb",0,1\n', r"the name 'a\\nb' has a character that cannot be shown"),
+        ("t.csv", f"arm,seed,acc\na,{'9' * 400},1\n", "line 2: the seed '9+' is not a whole number"),
+        ("t.csv", ",".join(["arm,seed", *(f"m{i}" for i in range(1_000_000))]) + "\na,0\n", "has 1,000,002 columns"),
+    ],
+    ids=["deep", "NUL", "line break", "400 digits", "a million columns"],
+)
+def test_what_no_table_can_hold_is_one_line(tmp_path, name, text, said):
+    path = written(tmp_path / name, text)
+    with pytest.raises(StructuredInitError, match=said) as error:
+        write_report(path, mode="max")
+    assert len(str(error.value)) < 1_000
+
+
+def test_a_number_of_400_digits_is_one_that_diverged(tmp_path):
+    rows = {
+        f"{arm}_{seed}": [{"_step": 1, "test/loss": int("9" * 400) if seed else 2}] for arm in "ab" for seed in (0, 1)
+    }
+    path = written(tmp_path / "runs.json", json.dumps(rows))
+    assert "a in 1 of 2 seeds and b in 1 of 2 seeds" in write_report(path)[1].read_text()
+
+
+def test_the_present_folder_and_the_one_above_can_be_reported(tmp_path, monkeypatch):
+    for arm in "ab":
+        written(tmp_path / "runs" / f"{arm}_0.json", json.dumps([{"_step": 1, "test/loss": 2}]))
+    (tmp_path / "runs" / "inside").mkdir()
+    for folder, given in ((tmp_path / "runs", "."), (tmp_path / "runs" / "inside", "..")):
+        monkeypatch.chdir(folder)
+        page, text, *_ = write_report(given)
+        assert page.resolve() == tmp_path / "runs_report" / "report.html"
+        assert text.read_text().startswith("# runs\n")

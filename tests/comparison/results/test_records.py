@@ -1,8 +1,14 @@
+import csv
 import json
 import math
+import re
+import shutil
 
+import pandas as pd
 import pytest
 
+from comparison.report import write_report
+from comparison.results.elsewhere import read_elsewhere
 from comparison.results.records import find_runs, load_curves, load_results, missing_runs, read_manifest
 from comparison.run.learning_rates import choice_name
 from comparison.run.plan import point_name
@@ -135,3 +141,34 @@ def test_a_published_table_that_is_none_is_one_line(comparison, text, said):
     (folder / "results.csv").write_text(text)
     with pytest.raises(StructuredInitError, match=rf"^cannot read '{folder}/results.csv': {said}"):
         load_results(folder)
+
+
+FORMULAS = ["=1+1", "+cmd|' /C calc'!A0", "-2+3", "@SUM(A1)", "'=quoted", '=HYPERLINK("x","y")']
+
+
+def test_no_cell_of_a_table_is_a_formula_and_what_is_read_back_has_the_names(comparison):
+    values = {"default": {0: 0.5}, **{name: {0: 0.6} for name in FORMULAS}}
+    folder = comparison({"default": {}}, arms=dict.fromkeys(values, None), grid={"=key": ["-0.5", "=1"]}, seeds=[0])
+    for place, (arm, of_arm) in enumerate(values.items()):
+        for number, value in enumerate(("-0.5", "=1")):
+            run = folder / "runs" / f"{place}_{number}"
+            comparison.add_run(run, arm, 0, of_arm[0], (), True, point={"=key": value})
+    first, curves = load_results(folder), load_curves(folder)
+    write_report(folder)
+    for name in ("results.csv", "curves.csv"):
+        cells = [cell for row in csv.reader((folder / name).read_text().splitlines()) for cell in row]
+        assert not [cell for cell in cells if re.match(r"[=+\-@\t\r]", cell) and not re.fullmatch(r"[-+]?[\d.]+", cell)]
+        assert "-0.5" in cells  # a number stays one
+    shutil.rmtree(folder / "runs")
+    pd.testing.assert_frame_equal(load_results(folder), first, check_dtype=False)
+    pd.testing.assert_frame_equal(load_curves(folder), curves, check_dtype=False)
+    assert {arm for arm, _ in read_elsewhere(_of_one_place(folder))} == set(values)
+
+
+def _of_one_place(folder):
+    """The table of results at one place of the grid, as a table of one's own."""
+    header, *rows = csv.reader((folder / "results.csv").read_text().splitlines())
+    path = folder / "own.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([header, *(row for row in rows if "-0.5" in row)])
+    return path

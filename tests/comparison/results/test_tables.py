@@ -22,7 +22,12 @@ def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
     values["mimetic"] = {0: 0.86, 1: 0.90, 2: 0.87}
     folder = comparison(values, pieces=())
     header, _, default, sincos, mimetic = cells(headline(folder, read_manifest(folder), CONTROLS))
-    assert header == ["arm", "seeds", "test accuracy %", "− default (paired)", "− its control (paired)"]
+    assert header == [
+        "arm",
+        "seeds",
+        "test accuracy %, higher is better",
+        *map("− {} (paired)".format, ("default", "its control")),
+    ]
     assert default == ["default", "3", "82.0 ± 5.0", "baseline", ""]  # t(0.975, 2) · 2 / √3 = 4.97
     # Differences 5, 6, 4: 4.303 · 1 / √3; t = 8.66 has p = 0.013, twice that as the smaller of two.
     assert sincos[3] == "+5.0 ± 2.5 (adjusted p = 0.026)"
