@@ -56,6 +56,8 @@ def publish(source: Path, target: Path, figures: Sequence[str] = ()) -> list[Pat
     if "curves.csv" in numbers:
         numbers["curves.csv"] = shortened(numbers["curves.csv"], json.loads(numbers["comparison.json"])["metric"])
     report = thinned((source / REPORT).read_text(encoding="utf-8"), shown)
+    if "results.json" in numbers:  # for programs: a third of it was spaces
+        numbers["results.json"] = compact(numbers["results.json"])
     for name, text in {**numbers, REPORT: report}.items():
         write_text(target / name, text.replace(f"{source.resolve().parent}/", "runs/"))
     pictures = [target / "figures" / f"{name}.png" for name in shown]
@@ -95,6 +97,11 @@ def shortened(curves: str, metric: str) -> str:
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([head, *short])
     return file.getvalue()
+
+
+def compact(text: str) -> str:
+    """Return JSON in one line without spaces."""
+    return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def _goes(cell: str, loss_is_compared: bool) -> bool:

@@ -19,7 +19,8 @@ from structured_init.attention.forward import run_planned
 from structured_init.controls.scrambled import PAIRS, Scrambled
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.host_inputs import as_inputs
+from structured_init.host_inputs import Inputs, as_inputs
+from structured_init.initializer import Initializer
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite
 from structured_init.sites.bias import projection_bias
@@ -27,6 +28,7 @@ from structured_init.sites.bias import projection_bias
 LARGEST = 12.0  # powers of two by which logits may be scaled up or down
 HALVINGS = 40
 CLOSE = 0.02  # nats
+SAMPLES = 16  # on which entropies are measured, where there are training data
 
 Entropies = Callable[[Tensor], Float[Tensor, " heads"]]
 
@@ -59,14 +61,14 @@ class Sharpened(Scrambled):
 
     Alignment with positions and tokens makes attention sharp, so ``Scrambled`` loses sharpness with it. This one scales
     queries and keys (under grouped queries, queries alone) of each head, layer after layer in one network, until the
-    mean entropy of its attention on the batch is that of the other initializer. What is left between the two is what
+    mean entropy of its attention on real inputs is that of the other initializer. What is left between the two is what
     attention looks at.
 
     Args:
         initializer: the other one.
 
     Raises:
-        StructuredInitError: as :class:`Scrambled`; at :meth:`plan`, there is no batch, the other initializer writes no
+        StructuredInitError: as :class:`Scrambled`; at :meth:`plan`, there are no inputs, the other one writes no
             queries and keys, or a layer does not compute its attention by ``F.scaled_dot_product_attention``.
 
     What norms of queries and keys erase cannot be matched; the report gives the entropies that were reached.
@@ -77,28 +79,33 @@ class Sharpened(Scrambled):
     Source: ours.
     """
 
-    def __init__(self, initializer: Any) -> None:
+    def __init__(self, initializer: Initializer) -> None:
         super().__init__(initializer)
 
     @property
-    def needs_batch(self) -> bool:
-        return True
+    def needs_batches(self) -> int:
+        return max(SAMPLES, self.initializer.needs_batches)
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        if weights.ask() is None:
-            raise StructuredInitError("Sharpened measures attention on real inputs: give a batch, as batch=…")
+        if weights.batches is None and not weights.can_ask:
+            raise StructuredInitError("Sharpened measures attention on real inputs: give batch=… or batches=…")
         super().plan(weights, rng=rng, batch=batch)
 
     def _attention(self, weights: Weights, sites: list[AttentionSite], rng: Draws, written: set[int]) -> int:
         chosen = [site for site in sites if weights.assigned.get(site.name, set()) & {*PAIRS["query_key"]}]
         if not chosen:
             raise StructuredInitError(f"Sharpened: {self.initializer!r} writes no queries and keys of this model")
-        wanted = {name: each(torch.ones(())) for name, each in _measured(weights, chosen).items()}
+        inputs = as_inputs(weights.ask() if weights.batches is None else next(iter(weights.batches)))
+
+        def measured() -> dict[str, Entropies]:
+            return _measured(weights, chosen, inputs)
+
+        wanted = {name: each(torch.ones(())) for name, each in measured().items()}
         taken = super()._attention(weights, sites, rng, written)
         for site in weights.each(chosen):
-            entropies = _measured(weights, chosen)[site.name]
-            _scale(site.by("Sharpened: query_key"), matching_factor(entropies, wanted[site.name]), weights)
-        reached = {name: each(torch.ones(())) for name, each in _measured(weights, chosen).items()}
+            factor = matching_factor(measured()[site.name], wanted[site.name])
+            _scale(site.by("Sharpened: query_key"), factor, weights)
+        reached = {name: each(torch.ones(())) for name, each in measured().items()}
         for site in chosen:
             off = (reached[site.name] - wanted[site.name]).abs().max().item()
             given = f"entropy {wanted[site.name].mean():.3g} nats, as in what is scrambled"
@@ -118,11 +125,11 @@ def _scale(site: AttentionSite, factor: Float[Tensor, " heads"], weights: Weight
             bias.set(weights, bias.get(weights) * root[:, None], "Sharpened: query_key")
 
 
-def _measured(weights: Weights, sites: Sequence[AttentionSite]) -> dict[str, Entropies]:
+def _measured(weights: Weights, sites: Sequence[AttentionSite], inputs: Inputs) -> dict[str, Entropies]:
     """Return, by layer, from factors on its logits to the entropy of each head, in one run of the planned network."""
     tap = _Tap({site.name: site.module for site in sites})
     with tap:
-        run_planned(weights, as_inputs(weights.batch))
+        run_planned(weights, inputs)
     missing = next((site.name for site in sites if site.name not in tap.found), None)
     if missing is not None:
         raise StructuredInitError(

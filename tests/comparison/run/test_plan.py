@@ -15,8 +15,7 @@ from comparison.run.controls import ENDINGS, with_controls
 from comparison.run.lock import locked
 from comparison.run.plan import Comparison, point_name
 from comparison.run.plans import Plans, leave_out_iterations
-from comparison.run.resolve import parse, values_of
-from lightning_modules.cli.config_names import find_config
+from comparison.run.resolve import initializer_of, parse, values_of
 from structured_init import (
     AdamSolver,
     Compose,
@@ -28,6 +27,7 @@ from structured_init import (
     Positions,
     ProceduralWarmup,
     Scrambled,
+    Sharpened,
     Skipless,
     StructuredInitError,
 )
@@ -229,8 +229,8 @@ def test_a_control_as_sharp_is_added_where_queries_and_keys_are_scrambled():
     assert [label for label in found if "sharpened" in label] == ["skipless_sharpened"]
     assert "no covariance_sharpened: covariance writes no queries and keys" in remarks
     assert found["skipless_sharpened"].arguments() == ["-c", "init/skipless_sharpened"]
-    given = find_config("init/skipless_sharpened").content()["init"]["initializer"]
-    assert (given["class_path"], given["init_args"]["initializer"]["class_path"]) == ("Sharpened", "Skipless")
+    made = initializer_of(parse(["-c", "vit_digits", *found["skipless_sharpened"].arguments()]))
+    assert (type(made), type(made.initializer)) == (Sharpened, Skipless)
 
 
 def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():

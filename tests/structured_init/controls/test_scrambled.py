@@ -229,7 +229,9 @@ def test_sharpened_has_the_entropy_of_each_head_and_the_directions_of_scrambled(
 
 def test_sharpened_says_in_one_line_what_it_cannot_do():
     images = torch.randn(2, 3, 16, 16)
-    with pytest.raises(StructuredInitError, match=r"^Sharpened measures attention on real inputs: give a batch"):
+    with pytest.raises(
+        StructuredInitError, match=r"^Sharpened measures attention on real inputs: give batch=… or batches=…$"
+    ):
         initialize(built(vit), Sharpened(Mimetic()))
     with pytest.raises(StructuredInitError, match=r"writes no queries and keys of this model$"):
         initialize(built(vit), Sharpened(Mimetic(query_key=False)), batch=images)
