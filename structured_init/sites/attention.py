@@ -200,12 +200,16 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
 
 
 def left_unknown(weights: Weights) -> dict[str, str]:
-    """Return name → what is known of every module that is called attention and is no site."""
-    sites = {site.name for site in attention_sites(weights, cross=True)}
+    """Return name → what is known of every module that is called attention and holds no matrix of a site.
+
+    A site may be named for a module around it: the innermost that holds all four of its matrices.
+    """
+    taken = {id(held) for site in attention_sites(weights, cross=True) for held in site.layout.parameters()}
     reasons = {found.name: found.reason for found in weights.watched or () if found.reason}
+    modules = dict(named_plain_modules(weights.model))
     unknown = {}
     for name, kind in unknown_attention(weights.model, ATTENTION).items():
-        if any(site == name or site.startswith(f"{name}.") for site in sites):
+        if any(id(parameter) in taken for parameter in modules[name].parameters()):
             continue
         reason = next((why for inner, why in reasons.items() if inner == name or inner.startswith(f"{name}.")), None)
         unknown[name] = f"{kind} has no layout: {reason}" if reason else f"{kind} is not known: {WAY_OUT}"
