@@ -85,6 +85,19 @@ class NormalizedQueries(Apart):
         return q / q.pow(2).mean(-1, keepdim=True).sqrt(), F.layer_norm(k, (DIM,))
 
 
+class BatchNormed(Apart):
+    """A batch norm behind every linear map but the last, as in LeViT."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        maps = zip((self.ask, self.meet, self.carry), self.norms, strict=True)
+        q, k, v = (heads(norm(linear(x).flatten(0, 1)).view_as(x)) for linear, norm in maps)
+        return self.write(merged(self.attend(q, k, v)))
+
+
 class InPlace(Apart):
     """Scales, masks and adds in place."""
 

@@ -35,7 +35,7 @@ APART = [
     strangers.FusedKernel, strangers.TransformerXL, strangers.TransformerXLPositionsFirst, strangers.ShortConvolution,
     strangers.QueriesAdded, strangers.TwoKindsOfTokens, strangers.ScaledValues, strangers.FarClamp,
     strangers.ClampByTensors,
-    strangers.CosineAttention,
+    strangers.CosineAttention, strangers.BatchNormed,
     strangers.GatedValues, strangers.PaddedWithOnes, strangers.BiasInAStep,
 ]  # fmt: skip
 
@@ -64,6 +64,7 @@ def test_four_linear_maps_are_found_whatever_lies_between(kind):
         (strangers.RotaryByPairs, {"rope": True}),
         (strangers.RotaryByComplexNumbers, {"rope": False, "scale": 0.5}),
         (strangers.NormalizedQueries, {"query_key_norm": True, "rope": False}),
+        (strangers.BatchNormed, {"query_key_norm": True, "value_norm": True, "between": None}),
         (strangers.TalkingHeads, {"mixes_heads": True}),
         (strangers.GatedOutput, {"between": "a gate, relu", "value_norm": False}),
         (strangers.Apart, {"between": None}),
