@@ -250,6 +250,7 @@ NESTED = {  # queries, keys and values in one module, the output projection in o
 }
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # by transformers 5.17
 @pytest.mark.parametrize("host", NESTED)
 def test_no_layer_that_was_written_is_said_to_be_left_alone_where_classes_are_nested(host):
     settings, shapes = NESTED[host]
