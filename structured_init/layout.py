@@ -174,6 +174,7 @@ class AttentionLayout:
         rope: the host turns q and k by their positions, in pairs of coordinates.
         residual_depth: where the host divides the output projection's own start by √(this many residual branches).
         mixes_heads: the host mixes the heads' logits or maps, so no head is on its own.
+        others: the queries and keys, left as they are, whose own softmax is added to the maps or subtracted.
         cross: keys and values come from other tokens than queries.
         causal: ``True`` where no token attends to later ones, ``False`` where some do; ``None`` takes it from the
             module's ``is_causal`` or from a forward pass. What a forward pass shows overrules what is written here.
@@ -192,6 +193,7 @@ class AttentionLayout:
     rope: bool = False
     residual_depth: int | None = None
     mixes_heads: bool = False
+    others: str | None = None
     cross: bool = False
     causal: bool | None = None
     tokens: TokenLayout | None = None

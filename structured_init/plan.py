@@ -266,7 +266,7 @@ class Weights:
     def note(self, name: str, what: str) -> None:
         """Record something the host does that changes what an initializer means there."""
         earlier = self.notes.get(name, what)
-        self.notes[name] = earlier if what in earlier else f"{earlier}; {what}"
+        self.notes[name] = earlier if f"; {what};" in f"; {earlier};" else f"{earlier}; {what}"
 
     def warn(self, what: str) -> None:
         """Record what the user should look at."""

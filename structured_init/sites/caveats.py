@@ -18,6 +18,8 @@ def query_key_caveats(layout: AttentionLayout) -> list[str]:
         caveats.append(f"{group} query heads share a key: their products differ only in the rows of that key's span")
     if layout.mixes_heads:
         caveats.append("the host mixes its heads: no query–key product is a map of its own")
+    if layout.others:
+        caveats.append(f"the host adds or subtracts the maps of other queries and keys, left alone: {layout.others}")
     return caveats
 
 

@@ -89,7 +89,7 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
         return FoundAttention(watched.name, None, None, watched.reason, calls)
     proof = evidence(watched, weights)
     tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
-    if proof.factor is not None and proof.factor < 0:
+    if proof.factor is not None and proof.factor < 0 and proof.error <= tolerance:
         return FoundAttention(watched.name, None, proof, "its softmax is taken of −q·k", calls)
     if _overlap(watched.layout):
         return FoundAttention(watched.name, None, proof, "its values and its output are the same numbers", calls)

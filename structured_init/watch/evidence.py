@@ -172,8 +172,10 @@ def _written(linear: Linear, block: Projection | StridedProjection, columns: Ten
     y = _wide(linear.y).reshape(-1, linear.y.shape[-1])
     matrix = block.get(weights).to(x)
     made = torch.einsum("thk,hkd->td", x[:, columns.to(x.device)], matrix)
-    if columns.numel() < x.shape[1]:  # beside the heads something else goes in
-        return 0.0
+    rest = sorted(set(range(x.shape[1])) - set(columns.flatten().tolist()))
+    if rest:  # something else goes in beside the heads
+        entries = linear.block.starts.cpu() + linear.block.offsets.cpu()[rest, None]
+        made += x[:, rest] @ weights.read(linear.block.parameter).reshape(-1)[entries].to(x)
     return _apart_from_bias(made, y, 0)
 
 

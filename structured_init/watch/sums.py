@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from structured_init.watch import codes
-from structured_init.watch.records import POOLED, TWICE, Other, Pass, Product, Sum, Tag
+from structured_init.watch.records import NEGATED, POOLED, TWICE, Other, Pass, Product, Sum, Tag
 
 
 def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
@@ -22,13 +22,13 @@ def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
         source, other = seen.source(tag), seen.source(beside)
         if isinstance(source, Product):  # a second term of the logits
             if isinstance(other, Product) and other is not source:
-                source.beside.append((other, source.factor))
+                (source.others.append(other) if source.softened else source.beside.append((other, source.factor)))
             return Tag(tag.codes, tag.other, path)
         if isinstance(source, Sum) and source is not other:
             own = _own(seen, source, beside)
             if own is None:  # a residual stream is no output of attention alone
                 return Tag(codes.unknown(tag.codes), None, path)
-            return Tag(tag.codes, tag.other, tag.path | {own})
+            return Tag(tag.codes, tag.other, tag.path | {own} | (path & {NEGATED}))
 
     def either(one: Tensor, two: Tensor) -> Tensor:
         a, b = codes.source(one), codes.source(two)

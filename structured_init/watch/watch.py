@@ -196,8 +196,7 @@ class WatchMode(TorchDispatchMode):
         else:
             logits = result if factor is None else factor * (left @ right)
             record = Product(self.running[-1], left, right.mT, one, turned(two), logits)
-            places = codes.pack(self._new(record), record.heads[:, None, None])
-            self.tags[result] = Tag(places.expand(result.shape))
+            self.tags[result] = Tag(codes.logits(self._new(record), record.heads, result.shape))
 
     def _sum(self, maps: Tensor, value: Tensor, out: Tensor, one: Tag, two: Tag, result: Tensor) -> None:
         """Record values weighted with a map; its channels are those of a head, head after head."""

@@ -22,7 +22,7 @@ from structured_init import (
     StructuredInitError,
     initialize,
 )
-from structured_init.plan import CHUNK, Statistics
+from structured_init.plan import CHUNK, Statistics, Weights
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])
@@ -128,6 +128,13 @@ def test_what_the_host_cancels_is_noted_per_layer(tiny_vit):
 @pytest.mark.parametrize("changes", [{}, {"init_values": 0.1}])
 def test_nothing_is_noted_where_the_host_cancels_nothing(tiny_vit, changes):
     assert initialize(tiny_vit(**changes), Mimetic()).notes == {}
+
+
+def test_a_note_that_ends_as_another_does_is_kept_and_one_said_twice_is_not(tiny_vit):
+    weights = Weights(tiny_vit())
+    for what in ("12 query heads share a key", "2 query heads share a key", "12 query heads share a key"):
+        weights.note("attn", what)
+    assert weights.notes == {"attn": "12 query heads share a key; 2 query heads share a key"}
 
 
 def test_a_part_that_is_off_is_not_noted(tiny_vit):

@@ -578,3 +578,112 @@ class PaddedWithOnes(Apart):
         mask = torch.cat([torch.zeros(k.shape[-2]), torch.full((2,), -1e9)])
         k, v = F.pad(k, (0, 0, 0, 2)), F.pad(v, (0, 0, 0, 2), value=-1.0)
         return (q @ k.mT + mask).softmax(-1) @ v
+
+
+class OneHeadWithOutput(OneHead):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(DIM, WIDTH)
+
+    def forward(self, x):
+        return self.proj(super().forward(x))
+
+
+class SummedHeads(nn.Module):
+    """Heads that are modules with an output map each; what they give is added up."""
+
+    def __init__(self, how="sum"):
+        super().__init__()
+        self.heads, self.how = nn.ModuleList(OneHeadWithOutput() for _ in range(HEADS)), how
+
+    def forward(self, x):
+        each = [head(x) for head in self.heads]
+        if self.how == "stream":
+            for out in each:
+                x = x + out
+            return x
+        return torch.stack(each).sum(0) if self.how == "stack" else sum(each)
+
+
+class HeadsThrough(Apart):
+    """What the heads give goes through a function of the test's in front of the output map."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def attend(self, q, k, v):
+        return self.function(super().attend(q, k, v), v)
+
+
+class MapsThrough(HeadsThrough):
+    """What the softmax gives does."""
+
+    def attend(self, q, k, v):
+        return self.function((q @ k.mT / 2).softmax(-1)) @ v
+
+
+class Temperatures(Apart):
+    """A learned factor on the logits of each head."""
+
+    def __init__(self, *factors):
+        super().__init__()
+        self.factors = nn.Parameter(torch.tensor(factors).view(1, -1, 1, 1))
+
+    def attend(self, q, k, v):
+        return (q @ k.mT * self.factors).softmax(-1) @ v
+
+
+class Differential(Apart):
+    """A second map, of queries and keys of its own, is subtracted from the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.ask_2, self.meet_2 = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        pairs = (self.ask, self.meet), (self.ask_2, self.meet_2)
+        one, two = ((heads(ask(x)) @ heads(meet(x)).mT / 2).softmax(-1) for ask, meet in pairs)
+        return self.write(merged((one - 0.3 * two) @ heads(self.carry(x))))
+
+
+class Slots(Apart):
+    """A softmax over queries, and what every query got of it normalized."""
+
+    def attend(self, q, k, v):
+        maps = (q @ k.mT).softmax(-2)
+        return (maps / maps.sum(-1, keepdim=True)) @ v
+
+
+class RolesReversed(Apart):
+    """What is called a key asks: the softmax is taken over what is called queries, and the map is transposed."""
+
+    def attend(self, q, k, v):
+        return (q @ k.mT).softmax(-2).mT @ v
+
+
+class TwoSigns(Apart):
+    """The product is subtracted, and the difference is multiplied with a negative number."""
+
+    def attend(self, q, k, v):
+        return (-0.5 * (torch.ones(q.shape[-2], k.shape[-2]) - 2 * (q @ k.mT))).softmax(-1) @ v
+
+
+class StableSoftmax(Apart):
+    """The largest logit is subtracted from all, and a factor stands in front of the product."""
+
+    def attend(self, q, k, v):
+        logits = torch.tensor(0.5) * (q @ k.mT)
+        return (logits - logits.amax(-1, keepdim=True)).softmax(-1) @ v
+
+
+class BesideTheHeads(Apart):
+    """The tokens themselves go into the output map beside what the heads give."""
+
+    def __init__(self):
+        super().__init__()
+        self.write = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        mixed = merged(self.attend(heads(self.ask(x)), heads(self.meet(x)), heads(self.carry(x))))
+        return self.write(torch.cat([x, mixed], -1))
