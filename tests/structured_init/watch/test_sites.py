@@ -272,3 +272,19 @@ def test_no_layer_that_was_written_is_said_to_be_left_alone_where_classes_are_ne
 
 def is_asked(module):
     return any(hasattr(module, name) for name in ("query", "query_proj", "q_proj", "qkv"))
+
+
+class TwoTowers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.text, self.image = Reader(depth=1), Reader(depth=1)
+
+    def forward(self, text=None, image=None):
+        return self.text(text) if image is None else self.image(image)
+
+
+def test_a_tower_that_the_batch_does_not_run_is_said_not_to_have_run():
+    report = initialize(TwoTowers(), Mimetic(positions="keep"), batch={"text": torch.randn(2, 5, 12)})
+    assert report.left == ["image.blocks.0.attn"]
+    said = "Apart did not run on what the model was given: give a batch on which it does, or describe it with "
+    assert report.skipped["image.blocks.0.attn"].startswith(said)
