@@ -185,6 +185,8 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
     first = calls[0]
     if any(len({table.shape[1] for table in tables}) > 1 for tables in zip(*(c.columns for c in calls), strict=True)):
         raise NoLayout("its heads are of different sizes")
+    if len({call.product.logits.shape[1:] for call in calls}) > 1:
+        raise NoLayout("its heads are of different numbers of tokens")
     query, key, value, taken = (torch.cat(tables) for tables in zip(*(call.columns for call in calls), strict=True))
     order = in_groups(query, key, value)
     query, key, value, taken = query[order], distinct(key[order]), distinct(value[order]), taken[order]

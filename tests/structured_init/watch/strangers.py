@@ -110,6 +110,31 @@ class MixedStreams(Apart):
         return super().forward((streams @ self.weigh(x).unflatten(-1, (2, 2)))[..., 0])
 
 
+class BackwardKeys(Apart):
+    def turn(self, q, k):
+        return q, k.flip(-1)
+
+
+class BackwardValues(Apart):
+    def attend(self, q, k, v):
+        return super().attend(q, k, v.flip(-1))
+
+
+class ReachByHead(Apart):
+    """Every head looks at another number of keys."""
+
+    def attend(self, q, k, v):
+        each = [super(ReachByHead, self).attend(q[:, h], k[:, h, h:], v[:, h, h:]) for h in range(HEADS)]
+        return torch.stack(each, 1)
+
+
+class Jagged(Apart):
+    """Sequences of different lengths, one after another in memory."""
+
+    def forward(self, x):
+        return super().forward(torch.nested.nested_tensor_from_jagged(x.flatten(0, 1), torch.tensor([0, 4, 10])))
+
+
 class LowRankQueries(Apart):
     """Queries by two maps, one after the other."""
 

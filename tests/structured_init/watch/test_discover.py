@@ -162,6 +162,13 @@ def test_heads_that_share_a_key_become_neighbours():
         ),
         (strangers.LocalAndGlobal(), TOKENS, "what it gives is added to what another product with values gives"),
         (strangers.Axial(), (2, 3, 3, 12), "what it gives is added to what another product with values gives"),
+        (
+            strangers.BackwardKeys(),
+            TOKENS,
+            "the channels of its keys lie backwards in 'meet', those that they meet do not",
+        ),
+        (strangers.BackwardValues(), TOKENS, "the channels of its values lie backwards in 'carry', those that they"),
+        (strangers.ReachByHead(), TOKENS, "its heads are of different numbers of tokens"),
         (strangers.NoOutput(), TOKENS, "no linear map takes what it gives"),
         (strangers.Twice(), TOKENS, "what it gives goes into 'write' more than once"),
         (strangers.Twice(2), TOKENS, "what it gives goes into several linear maps ('write', 'also')"),
@@ -388,3 +395,11 @@ def test_attention_behind_a_product_of_two_activations_that_is_no_attention_is_f
     query, _, _, output = parts(found, model)
     torch.testing.assert_close(query, block(model.ask))
     torch.testing.assert_close(output, model.write.weight.detach().T.unflatten(0, (-1, strangers.DIM)))
+
+
+def test_sequences_of_different_lengths_in_one_tensor_are_refused_in_one_line():
+    said = r"^nested \(jagged\) tensors are not watched: give samples of one length as a plain tensor$"
+    pair = torch.nested.nested_tensor([torch.randn(3, 12), torch.randn(5, 12)], layout=torch.jagged)
+    for model, batch in ((strangers.Jagged(), torch.randn(TOKENS)), (strangers.Apart(), pair)):
+        with pytest.raises(StructuredInitError, match=said):
+            discover_attention(model, batch)
