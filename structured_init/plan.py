@@ -119,6 +119,8 @@ class Weights:
         self.warnings: list[str] = []
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}
         self.assigned: dict[str, set[str]] = {}  # attention layer → which of its four matrices were written
+        self.roles: dict[int, dict[tuple[str, str], Any]] = {}  # parameter → (layer, matrix) written in it → its layout
+        self.refused: dict[str, str] = {}  # who → why a part of it could not be written to some layer
         self._pending: set[int] = set()
         self._computed: dict[int, tuple[Computed, Tensor]] = {}  # the tensors as well, so that no id is used again
         self._names = tensor_names(model)
