@@ -5,6 +5,7 @@ Letters: H heads, D embed_dim, k head_dim. Row vectors: q = x W_q.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -237,6 +238,11 @@ class AttentionLayout:
     cross: bool = False
     causal: bool | None = None
     tokens: TokenLayout | None = None
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield whatever holds a part of the four matrices; a fused parameter comes several times."""
+        for matrices in (self.query, self.key, self.value, self.output):
+            yield from (part.weight for part in getattr(matrices, "parts", (matrices,)))
 
 
 @dataclass(frozen=True)

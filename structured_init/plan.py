@@ -110,6 +110,7 @@ class Weights:
         self.watched: list | None = None  # what one forward pass showed of attention, once it was run
         self.watched_mlps: list = []  # and of MLPs
         self.ruled_mlps: list | None = None  # MLPs that their modules, run alone, turned out to be, once they were run
+        self.ran: set[str] | None = None  # which modules it ran
         self.unwatched: str | None = None  # why it could not be run
         self.writer = writer
         self.updates: dict[int, Update] = {}

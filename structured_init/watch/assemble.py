@@ -196,7 +196,7 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
         *(outputs(what, linear, table) for what, linear, table in makers),
         inputs(first.linears[3], taken),
         query_key_norm=bool(NORMS & path),
-        value_norm=bool(NORMS & first.linears[3].path),
+        value_norm=bool(NORMS & (first.linears[3].path | first.sum.value_tag.path)),
         between=", ".join(sorted((first.linears[3].path | first.curved) - PLAIN - NORMS - POOLS)) or None,
         rope=bool(TURNS & path),
         mixes_heads=MIXED in first.sum.maps_tag.path,

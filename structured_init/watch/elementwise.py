@@ -34,7 +34,9 @@ TIMES = frozenset({"mul", "mul_", "div", "div_"})
 LINEAR = frozenset({"mul", "div", "add", "sub", "neg", "mean", "sum"})
 PIXELS = frozenset({"avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices"})
 POOLING = PIXELS | {"amax", "max"}
-NORMING = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"})
+# Batch norm has other names on other devices and versions of torch, and in evaluation mode.
+NORMING = frozenset({"native_layer_norm", "native_group_norm", "_fused_rms_norm", "native_batch_norm"})
+NORMING |= {"_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "miopen_batch_norm"}
 
 
 def keep(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Tag], set[str]]) -> None:

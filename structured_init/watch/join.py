@@ -11,7 +11,7 @@ from structured_init.layout import PARTS, JoinedProjection
 from structured_init.names import plain_name
 from structured_init.watch.assemble import Watched, common
 from structured_init.watch.causal import agreed
-from structured_init.watch.found import Evidence, FoundAttention
+from structured_init.watch.found import Evidence, FoundAttention, worst
 
 
 def joined(layers: Iterable[tuple[Watched, FoundAttention]]) -> list[FoundAttention]:
@@ -61,7 +61,7 @@ def _together(heads: list[FoundAttention]) -> FoundAttention:
     matrices = {part: JoinedProjection(tuple(getattr(each.layout, part) for each in heads)) for part in PARTS}
     causal = agreed(each.layout.causal for each in heads)
     proofs = [each.evidence for each in heads]
-    logits, outputs = max(proof.logits for proof in proofs), max(proof.outputs for proof in proofs)
+    logits, outputs = worst(*(proof.logits for proof in proofs)), worst(*(proof.outputs for proof in proofs))
     proof = Evidence(logits, outputs, proofs[0].factor, proofs[0].how)
     layout = replace(heads[0].layout, **matrices, causal=causal)
     return replace(heads[0], name=name, layout=layout, evidence=proof)

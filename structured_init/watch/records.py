@@ -6,6 +6,7 @@ multiplies them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -49,6 +50,8 @@ class Tag:
 class Pass(Protocol):
     """What is known in the middle of a pass (see ``watch.WatchMode``)."""
 
+    sources: list
+    running: list[str]
     tags: MutableMapping[Tensor, Tag]
     pointwise: set[str]
 
@@ -131,8 +134,8 @@ class Linear:
         """Take y with a bias that is added in a step of its own, where y is that."""
         if y.numel() == self.y.numel() and y.shape[-1] == self.y.shape[-1]:
             beside = y.reshape(self.y.shape)
-            bias = (beside - self.y).flatten(0, -2)
-            if torch.allclose(bias, bias[:1], rtol=0, atol=1e-5 * float(beside.abs().max())):
+            bias, size = (beside - self.y).flatten(0, -2), float(beside.abs().max())
+            if math.isfinite(size) and torch.allclose(bias, bias[:1], rtol=0, atol=1e-5 * size):
                 self.y = beside
 
 
@@ -222,6 +225,7 @@ class Sum:
         first: for every number of a head, its first entry in the batch.
         width: k.
         causal: whether the whole is zero above the diagonal; ``None`` where that cannot be told.
+        parted: why no linear map takes it as a whole, where that is known.
         turned: whether the map has the product's keys where its queries are, and its queries where its keys are.
     """
 
@@ -236,6 +240,7 @@ class Sum:
     width: int = field(init=False)
     causal: bool | None = field(init=False)
     turned: bool = field(init=False)
+    parted: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Read from the map which head it is of, and keep a few numbers of each."""

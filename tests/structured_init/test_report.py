@@ -238,3 +238,28 @@ def test_the_summary_names_positions_that_were_left_and_parts_that_were_skipped(
         "; skipped positions (the model has no position embedding of a known class: describe it with "
         "structured_init.register_positions, or say positions='keep')"
     )
+
+
+class NormedEmbedding(nn.Embedding):
+    """A table, whatever it is called, as in Inkling."""
+
+
+def test_a_table_with_a_norm_in_its_name_does_not_look_trained():
+    model = nn.ModuleDict({"embed": NormedEmbedding(5, 4), "map": nn.Linear(4, 4), "norm": nn.LayerNorm(4)})
+
+    class MapAlone(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            weights.write(weights.model["map"].weight, torch.ones(4, 4), "MapAlone")
+
+    assert initialize(model, MapAlone()).warnings == []
+
+
+def test_memory_that_was_never_written_to_does_not_look_trained():
+    with torch.device("meta"):
+        model = nn.ModuleDict({"map": nn.Linear(4, 4), "norm": nn.LayerNorm(4), "last": nn.LayerNorm(4)})
+    model.to_empty(device="cpu")
+    model["norm"].weight.data = torch.arange(4, dtype=torch.int32).view(torch.float32)
+    model["last"].weight.data = torch.tensor([0.0, float("nan"), 1.0, 1.0])
+    (warning,) = initialize(model, KaimingUniform()).warnings
+    said = "3 of 4 numbers are below 1e-38"
+    assert warning == f"'norm.weight', and 1 more was never initialized, as after to_empty: {said}"

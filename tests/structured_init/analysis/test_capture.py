@@ -373,7 +373,7 @@ def test_a_softmax_over_channels_is_no_map(kind):
     with pytest.raises(NoAttentionError, match="lie between tokens and the 4 channels of a head"):
         capture_attention(nn.Sequential(kind()), torch.randn(2, 5, 8))
     with pytest.warns(UserWarning, match="lie between tokens and the 4 channels of a head"):
-        assert list(capture_attention(nn.Sequential(BesideKnown(), kind()), torch.randn(2, 5, 8)))[0] == "0.known"
+        assert "0.known" in capture_attention(nn.Sequential(BesideKnown(), kind()), torch.randn(2, 5, 8))
 
 
 def test_attention_of_no_telling_name_is_captured_beside_a_known_class():

@@ -85,6 +85,70 @@ class NormalizedQueries(Apart):
         return q / q.pow(2).mean(-1, keepdim=True).sqrt(), F.layer_norm(k, (DIM,))
 
 
+class BatchNormed(Apart):
+    """A batch norm behind every linear map but the last, as in LeViT."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        maps = zip((self.ask, self.meet, self.carry), self.norms, strict=True)
+        q, k, v = (heads(norm(linear(x).flatten(0, 1)).view_as(x)) for linear, norm in maps)
+        return self.write(merged(self.attend(q, k, v)))
+
+
+class MixedStreams(Apart):
+    """Two streams of tokens, mixed with weights that are computed for each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.streams, self.weigh = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        streams = self.streams(x).unflatten(-1, (2, WIDTH)).mT
+        return super().forward((streams @ self.weigh(x).unflatten(-1, (2, 2)))[..., 0])
+
+
+class LowRankQueries(Apart):
+    """Queries by two maps, one after the other."""
+
+    def __init__(self, rank=6):
+        super().__init__()
+        self.down, self.ask = nn.Linear(WIDTH, rank), nn.Linear(rank, WIDTH)
+
+    def forward(self, x):
+        q, k, v = heads(self.ask(self.down(x))), heads(self.meet(x)), heads(self.carry(x))
+        return self.write(merged(self.attend(q, k, v)))
+
+
+class QueriesByChunks(Apart):
+    """A product for every few queries."""
+
+    def attend(self, q, k, v):
+        return torch.cat([F.scaled_dot_product_attention(part, k, v) for part in q.split(2, 2)], 2)
+
+
+class LocalAndGlobal(Apart):
+    """The same queries look near and far."""
+
+    def attend(self, q, k, v):
+        near = torch.ones(q.shape[2], q.shape[2]).tril(1).triu(-1).bool()
+        return F.scaled_dot_product_attention(q, k, v) + F.scaled_dot_product_attention(q, k, v, attn_mask=near)
+
+
+class Axial(Apart):
+    """Along the rows of an image, and along its columns."""
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (HEADS, DIM)) for layer in (self.ask, self.meet, self.carry))
+        columns = self.along(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
+        return self.write((self.along(q, k, v) + columns).flatten(3))
+
+    def along(self, *parts):
+        return F.scaled_dot_product_attention(*(each.movedim(-2, 1) for each in parts)).movedim(1, -2)
+
+
 class InPlace(Apart):
     """Scales, masks and adds in place."""
 

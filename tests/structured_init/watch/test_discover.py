@@ -35,7 +35,7 @@ APART = [
     strangers.FusedKernel, strangers.TransformerXL, strangers.TransformerXLPositionsFirst, strangers.ShortConvolution,
     strangers.QueriesAdded, strangers.TwoKindsOfTokens, strangers.ScaledValues, strangers.FarClamp,
     strangers.ClampByTensors,
-    strangers.CosineAttention,
+    strangers.CosineAttention, strangers.BatchNormed,
     strangers.GatedValues, strangers.PaddedWithOnes, strangers.BiasInAStep, strangers.StableSoftmax,
 ]  # fmt: skip
 
@@ -65,6 +65,7 @@ def test_four_linear_maps_are_found_whatever_lies_between(kind):
         (strangers.RotaryByPairs, {"rope": True}),
         (strangers.RotaryByComplexNumbers, {"rope": False, "scale": 0.5}),
         (strangers.NormalizedQueries, {"query_key_norm": True, "rope": False}),
+        (strangers.BatchNormed, {"query_key_norm": True, "value_norm": True, "between": None}),
         (strangers.TalkingHeads, {"mixes_heads": True}),
         (strangers.GatedOutput, {"between": "a gate, relu", "value_norm": False}),
         (strangers.Apart, {"between": None}),
@@ -148,6 +149,19 @@ def test_heads_that_share_a_key_become_neighbours():
         (strangers.NoSoftmax(), TOKENS, "no softmax lies between the product of queries and keys and that with the"),
         (strangers.Latent(), TOKENS, "its keys are put together from several linear maps (meet, also)"),
         (strangers.BetweenChannels(), TOKENS, "it attends between channels, not between tokens"),
+        (
+            strangers.LowRankQueries(),
+            TOKENS,
+            "its queries are made by two linear maps, one after the other ('down', 'ask')",
+        ),
+        (strangers.LowRankQueries(12), TOKENS, "its queries are made by two linear maps, one after the other"),
+        (
+            strangers.QueriesByChunks(),
+            TOKENS,
+            "its tokens come from 3 products with values, put together before 'write'",
+        ),
+        (strangers.LocalAndGlobal(), TOKENS, "what it gives is added to what another product with values gives"),
+        (strangers.Axial(), (2, 3, 3, 12), "what it gives is added to what another product with values gives"),
         (strangers.NoOutput(), TOKENS, "no linear map takes what it gives"),
         (strangers.Twice(), TOKENS, "what it gives goes into 'write' more than once"),
         (strangers.Twice(2), TOKENS, "what it gives goes into several linear maps ('write', 'also')"),
@@ -354,3 +368,23 @@ def test_the_reason_stands_in_the_error_of_an_initialization():
         check_attention(nn.Sequential(strangers.Reversed()), torch.randn(TOKENS))
     with pytest.raises(StructuredInitError, match="Sequential fails on the batch"):
         initialize(nn.Sequential(strangers.Apart()), Mimetic(positions="keep"), batch=torch.randn(2, 5, 7))
+
+
+@pytest.mark.parametrize("kind", [strangers.Apart, strangers.BiasInAStep])
+def test_numbers_that_are_not_finite_are_named(kind):
+    model = kind()
+    model.meet.weight.data[0, 0] = float("nan")
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (found.layout, found.reason) == (None, "'meet.weight' holds numbers that are not finite")
+    [found] = discover_attention(kind(), torch.full(TOKENS, float("inf")))
+    assert found.reason == "its queries, keys or values are not finite"
+
+
+def test_attention_behind_a_product_of_two_activations_that_is_no_attention_is_found():
+    """As in Gemma 3n; what comes of that product has the shape of queries, and is no map."""
+    torch.manual_seed(0)
+    model = strangers.MixedStreams()
+    [found] = [each for each in discover_attention(model, torch.randn(TOKENS)) if each.layout is not None]
+    query, _, _, output = parts(found, model)
+    torch.testing.assert_close(query, block(model.ask))
+    torch.testing.assert_close(output, model.write.weight.detach().T.unflatten(0, (-1, strangers.DIM)))
