@@ -279,6 +279,7 @@ class Weights:
     def assign(self, name: str, matrix: str) -> None:
         """Record that a matrix of an attention layer was written: ``"query"``, ``"key"``, ``"value"``, ``"output"``."""
         self.assigned.setdefault(name, set()).add(matrix)
+        self.attention.update({name: True} if name in self.attention else {})
 
     def measure(self, name: str, values: Mapping[str, tuple[float, float]]) -> None:
         """Record what an initialization did to a site beyond its entries' statistics: quantity → (before, after)."""

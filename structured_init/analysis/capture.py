@@ -17,6 +17,7 @@ from structured_init.errors import StructuredInitError, nearest
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.attention import ATTENTION
+from structured_init.sites.mlp_rule import within
 from structured_init.sites.registry import Registry
 from structured_init.sites.select import selects
 from structured_init.sites.unexplained import may_attend
@@ -129,7 +130,8 @@ def capture_attention(
     heard = {*store.refused, *(name.partition(":")[0] for name in store.seen)}
     if not heard or may_attend(Weights(model), heard):
         attending, failure = _by_watching(model, args, kwargs)
-        store = listen(attending) if set(attending) - heard else store
+        attending = [name for name in attending if not any(within(name, h) or within(h, name) for h in heard)]
+        store = listen(attending) if attending else store
     if not store.seen:
         raise NoAttentionError(_all_refused(store.refused)) if store.refused else failure or _nothing_seen(model)
     if refused := {name: why for name, why in store.refused.items() if store.wanted(name)}:

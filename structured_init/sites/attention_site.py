@@ -148,6 +148,8 @@ class AttentionSite:
             why = f"{shared}: the nearest that it can be has a cosine of {kept:.2f} with what is asked for"
             weights.skip(f"{self.name} ({NAMES[first.matrix]}, {NAMES[second.matrix]})", why)
             weights.refused.setdefault(self._by, why)
+            if self.name in weights.attention and not weights.assigned.get(self.name):
+                weights.attention[self.name] = False
             return False
         for role, value in new:
             self._write(role, value)

@@ -120,9 +120,10 @@ def said(weights: Weights, role: Role, other: Role) -> str:
     """Say which parameter has which two roles."""
     name = weights.names(pieces(getattr(role.layout, role.matrix))[0].weight)[0]
     first, second = NAMES[role.matrix], NAMES[other.matrix]
+    of, other_of = (f"'{each.name}'" if each.name else "the model" for each in (role, other))
     if role.name == other.name:
-        return f"'{name}' is both the {first} and the {second} of '{role.name}'"
-    return f"'{name}' is both the {first} of '{role.name}' and the {second} of '{other.name}'"
+        return f"'{name}' is both the {first} and the {second} of {of}"
+    return f"'{name}' is both the {first} of {of} and the {second} of {other_of}"
 
 
 def read(weights: Weights, layout: AttentionLayout, matrix: str) -> Tensor:

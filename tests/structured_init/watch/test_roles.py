@@ -64,10 +64,10 @@ def test_a_map_that_cannot_be_both_is_one_line_and_nothing_is_written():
     before = model.meet.weight.detach().clone()
     with pytest.raises(StructuredInitError) as caught:
         initialize(model, Mimetic(positions="keep", qk_sign=-1), batch=TOKENS)
-    assert "'ask.weight' is both the queries and the keys of ''" in str(caught.value)
+    assert "'ask.weight' is both the queries and the keys of the model" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert torch.equal(model.meet.weight, before)
-    with pytest.raises(StructuredInitError, match="is both the values and the keys of '', which was written before"):
+    with pytest.raises(StructuredInitError, match="both the values and the keys of the model, which was written"):
         initialize(strangers.OneMapFor("carry"), Conditioned(), batch=TOKENS)
 
 
