@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from structured_init.errors import StructuredInitError
@@ -47,6 +47,17 @@ class Projection:
     def width(self) -> int:
         """D, the size of the other axis."""
         return self.weight.shape[1 - self.axis]
+
+    @property
+    def rows(self) -> set[int]:
+        """Which rows, or columns, of the parameter it is."""
+        step = self.step or self.head_dim
+        return {self.start + head * step + channel for head in range(self.heads) for channel in range(self.head_dim)}
+
+    @property
+    def entries(self) -> Int64[Tensor, "heads head_dim width"]:
+        """The index of every number in the flattened parameter."""
+        return self._heads(torch.arange(self.weight.numel()).view(self.weight.shape))
 
     def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
         """Return the block with its heads apart, as a copy."""
@@ -99,6 +110,12 @@ class StridedProjection:
     def heads(self) -> int:
         """How many heads there are."""
         return len(self.starts)
+
+    @property
+    def entries(self) -> Int64[Tensor, "heads head_dim width"]:
+        """The index of every number in the flattened parameter."""
+        channels = torch.tensor(self.starts)[:, None] + torch.arange(self.head_dim) * self.steps[0]
+        return channels[..., None] + torch.arange(self.width) * self.steps[1]
 
     def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
         """Return the heads, as a copy."""
@@ -159,6 +176,30 @@ class JoinedProjection:
 
 
 Matrices = Projection | StridedProjection | JoinedProjection
+
+
+def pieces(matrices: Matrices) -> tuple[Projection | StridedProjection, ...]:
+    """Return the parts of heads that lie in parameters of their own; else the one block that there is."""
+    return matrices.parts if isinstance(matrices, JoinedProjection) else (matrices,)
+
+
+def overlap(one: Matrices, two: Matrices) -> bool:
+    """Say whether two of the matrices have numbers in common: writing one would change the other."""
+    pairs = [(a, b) for a in pieces(one) for b in pieces(two) if a.weight is b.weight]
+    return any(_overlap(a, b) for a, b in pairs)
+
+
+def _overlap(one: Projection | StridedProjection, two: Projection | StridedProjection) -> bool:
+    if isinstance(one, Projection) and isinstance(two, Projection):
+        return one.axis != two.axis or not one.rows.isdisjoint(two.rows)
+    return bool(torch.isin(one.entries, two.entries).any())
+
+
+def coincide(one: Matrices, two: Matrices) -> bool:
+    """Say whether two of the matrices are the same numbers in the same order."""
+    pairs = list(zip(pieces(one), pieces(two), strict=False))
+    same = all(a.weight is b.weight and torch.equal(a.entries, b.entries) for a, b in pairs)
+    return len(pieces(one)) == len(pieces(two)) and same
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,8 @@ class Weights:
         self.warnings: list[str] = []
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}
         self.assigned: dict[str, set[str]] = {}  # attention layer → which of its four matrices were written
+        self.roles: dict[int, dict[tuple[str, str], Any]] = {}  # parameter → (layer, matrix) written in it → its layout
+        self.refused: dict[str, str] = {}  # who → why a part of it could not be written to some layer
         self._pending: set[int] = set()
         self._computed: dict[int, tuple[Computed, Tensor]] = {}  # the tensors as well, so that no id is used again
         self._names = tensor_names(model)
@@ -277,6 +279,7 @@ class Weights:
     def assign(self, name: str, matrix: str) -> None:
         """Record that a matrix of an attention layer was written: ``"query"``, ``"key"``, ``"value"``, ``"output"``."""
         self.assigned.setdefault(name, set()).add(matrix)
+        self.attention.update({name: True} if name in self.attention else {})
 
     def measure(self, name: str, values: Mapping[str, tuple[float, float]]) -> None:
         """Record what an initialization did to a site beyond its entries' statistics: quantity → (before, after)."""

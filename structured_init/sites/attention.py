@@ -145,7 +145,7 @@ def _watched_sites(
 
 def _worth_asking(weights: Weights, written: list[AttentionSite]) -> bool:
     """Say whether somebody can be asked for a batch, and there may be attention beside what layouts are written for."""
-    return weights.can_ask and (not written or may_attend(weights, [site.name for site in written]))
+    return weights.can_ask and (not written or bool(may_attend(weights, [site.name for site in written])))
 
 
 def _of_length(tokens: TokenLayout | None, length: int) -> TokenLayout | None:
@@ -194,6 +194,8 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
             weights.skip(site.name, "cross-attention is left alone unless asked for: cross=True")
     for name, kind in unknown.items():
         weights.skip(name, kind)
+    if weights.watched is None and (others := may_attend(weights, [*(site.name for site in chosen), *unknown])):
+        weights.warn(f"{', '.join(others)} may attend too, which only a forward pass can tell: {GIVE_A_BATCH}")
     check_sites(weights, sites, ATTENTION)
     weights.sought([site.name for site in sites], [*(site.name for site in chosen), *unknown])
     return sites

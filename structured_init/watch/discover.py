@@ -6,12 +6,11 @@ import math
 from dataclasses import replace
 from traceback import walk_tb
 
-import torch
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
 from structured_init.host_inputs import as_inputs, host_inputs
-from structured_init.layout import AttentionLayout
+from structured_init.layout import overlap
 from structured_init.names import named_plain_modules, plain_name
 from structured_init.plan import Weights
 from structured_init.undisturbed import undisturbed
@@ -100,7 +99,8 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
     tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
     if proof.factor is not None and proof.factor < 0 and proof.error <= tolerance:
         return FoundAttention(watched.name, None, proof, "its softmax is taken of −q·k", calls)
-    if _overlap(watched.layout):
+    own = watched.layout
+    if any(overlap(part, own.output) for part in (own.query, own.key, own.value)):
         return FoundAttention(watched.name, None, proof, "its values and its output are the same numbers", calls)
     if not proof.error <= tolerance:
         reason = (
@@ -116,18 +116,6 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
         words = [layout.between, f"a factor of {proof.value_factor:.3g} on the values"]
         layout = replace(layout, between=", ".join(filter(None, words)))
     return FoundAttention(watched.name, layout, proof, None, calls, length, tokens)
-
-
-def _overlap(layout: AttentionLayout) -> bool:
-    """Say whether the output projection has entries that another one has too: writing one would change the other."""
-    weight = layout.output.weight
-    shared = [part for part in (layout.query, layout.key, layout.value) if part.weight is weight]
-    if not shared:
-        return False
-    places = Weights(nn.Module())
-    places.read = lambda tensor: torch.arange(tensor.numel(), dtype=torch.float64).view(tensor.shape)  # type: ignore[method-assign]
-    own = layout.output.get(places).flatten()
-    return any(bool(torch.isin(own, part.get(places).flatten()).any()) for part in shared)
 
 
 def _few(x: Tensor) -> Tensor:

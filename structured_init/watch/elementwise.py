@@ -126,7 +126,7 @@ def _own(seen: Pass, tag: Tag) -> list[Linear]:
 
 def _stacked(seen: Pass, tag: Tag, out: Tensor, args: tuple) -> list[Linear]:
     """Return the linear maps whose outputs were put beside each other and are added up along that axis."""
-    axes = args[1] if len(args) > 1 else ()
+    axes = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
     few = codes.compact(tag.codes)
     if few.ndim != out.ndim + 1 or len(axes) != 1 or few.shape[axes[0]] < 2 or tag.path:
         return []

@@ -763,3 +763,25 @@ class BesideTheHeads(Apart):
     def forward(self, x):
         mixed = merged(self.attend(heads(self.ask(x)), heads(self.meet(x)), heads(self.carry(x))))
         return self.write(torch.cat([x, mixed], -1))
+
+
+class OneMapFor(Apart):
+    """One linear map for several of queries, keys and values."""
+
+    def __init__(self, *names):
+        super().__init__()
+        for name in names:
+            setattr(self, name, self.meet)
+
+
+class SharedKey(nn.Module):
+    """Two layers of attention with one map of keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = Apart(), Apart()
+        self.two.meet = self.one.meet
+
+    def forward(self, x):
+        x = x + self.one(x)
+        return x + self.two(x)
