@@ -216,6 +216,10 @@ def initialize(
         changes = list(initializer.freezing(weights))
         initializer.plan(weights, rng=draws, batch=batch if isinstance(batch, Tensor) else None)
         weights.flush()
+        written = {who for update in weights.updates.values() for who in update.by}
+        for who, why in weights.refused.items():
+            if who not in written:
+                raise StructuredInitError(f"{who}: {why}")
         for name, _ in quantized_layers(model):
             weights.skip(name, "quantized weights are out of reach: initialize the model before it is quantized")
         report = build_report(weights, initializer, draws.seed, changes)

@@ -5,10 +5,11 @@ Letters: H heads, D embed_dim, k head_dim. Row vectors: q = x W_q.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int64
 from torch import Tensor
 
 from structured_init.errors import StructuredInitError
@@ -46,6 +47,17 @@ class Projection:
     def width(self) -> int:
         """D, the size of the other axis."""
         return self.weight.shape[1 - self.axis]
+
+    @property
+    def rows(self) -> set[int]:
+        """Which rows, or columns, of the parameter it is."""
+        step = self.step or self.head_dim
+        return {self.start + head * step + channel for head in range(self.heads) for channel in range(self.head_dim)}
+
+    @property
+    def entries(self) -> Int64[Tensor, "heads head_dim width"]:
+        """The index of every number in the flattened parameter."""
+        return self._heads(torch.arange(self.weight.numel()).view(self.weight.shape))
 
     def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
         """Return the block with its heads apart, as a copy."""
@@ -98,6 +110,12 @@ class StridedProjection:
     def heads(self) -> int:
         """How many heads there are."""
         return len(self.starts)
+
+    @property
+    def entries(self) -> Int64[Tensor, "heads head_dim width"]:
+        """The index of every number in the flattened parameter."""
+        channels = torch.tensor(self.starts)[:, None] + torch.arange(self.head_dim) * self.steps[0]
+        return channels[..., None] + torch.arange(self.width) * self.steps[1]
 
     def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
         """Return the heads, as a copy."""
@@ -160,6 +178,30 @@ class JoinedProjection:
 Matrices = Projection | StridedProjection | JoinedProjection
 
 
+def pieces(matrices: Matrices) -> tuple[Projection | StridedProjection, ...]:
+    """Return the parts of heads that lie in parameters of their own; else the one block that there is."""
+    return matrices.parts if isinstance(matrices, JoinedProjection) else (matrices,)
+
+
+def overlap(one: Matrices, two: Matrices) -> bool:
+    """Say whether two of the matrices have numbers in common: writing one would change the other."""
+    pairs = [(a, b) for a in pieces(one) for b in pieces(two) if a.weight is b.weight]
+    return any(_overlap(a, b) for a, b in pairs)
+
+
+def _overlap(one: Projection | StridedProjection, two: Projection | StridedProjection) -> bool:
+    if isinstance(one, Projection) and isinstance(two, Projection):
+        return one.axis != two.axis or not one.rows.isdisjoint(two.rows)
+    return bool(torch.isin(one.entries, two.entries).any())
+
+
+def coincide(one: Matrices, two: Matrices) -> bool:
+    """Say whether two of the matrices are the same numbers in the same order."""
+    pairs = list(zip(pieces(one), pieces(two), strict=False))
+    same = all(a.weight is b.weight and torch.equal(a.entries, b.entries) for a, b in pairs)
+    return len(pieces(one)) == len(pieces(two)) and same
+
+
 @dataclass(frozen=True)
 class AttentionLayout:
     """Where one attention module keeps its matrices, and what it does around them.
@@ -173,6 +215,7 @@ class AttentionLayout:
         rope: the host turns q and k by their positions, in pairs of coordinates.
         residual_depth: where the host divides the output projection's own start by √(this many residual branches).
         mixes_heads: the host mixes the heads' logits or maps, so no head is on its own.
+        others: the queries and keys, left as they are, whose own softmax is added to the maps or subtracted.
         cross: keys and values come from other tokens than queries.
         causal: ``True`` where no token attends to later ones, ``False`` where some do; ``None`` takes it from the
             module's ``is_causal`` or from a forward pass. What a forward pass shows overrules what is written here.
@@ -191,9 +234,15 @@ class AttentionLayout:
     rope: bool = False
     residual_depth: int | None = None
     mixes_heads: bool = False
+    others: str | None = None
     cross: bool = False
     causal: bool | None = None
     tokens: TokenLayout | None = None
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield whatever holds a part of the four matrices; a fused parameter comes several times."""
+        for matrices in (self.query, self.key, self.value, self.output):
+            yield from (part.weight for part in getattr(matrices, "parts", (matrices,)))
 
 
 @dataclass(frozen=True)

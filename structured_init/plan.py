@@ -110,6 +110,7 @@ class Weights:
         self.watched: list | None = None  # what one forward pass showed of attention, once it was run
         self.watched_mlps: list = []  # and of MLPs
         self.ruled_mlps: list | None = None  # MLPs that their modules, run alone, turned out to be, once they were run
+        self.ran: set[str] | None = None  # which modules it ran
         self.unwatched: str | None = None  # why it could not be run
         self.writer = writer
         self.updates: dict[int, Update] = {}
@@ -119,6 +120,8 @@ class Weights:
         self.warnings: list[str] = []
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}
         self.assigned: dict[str, set[str]] = {}  # attention layer → which of its four matrices were written
+        self.roles: dict[int, dict[tuple[str, str], Any]] = {}  # parameter → (layer, matrix) written in it → its layout
+        self.refused: dict[str, str] = {}  # who → why a part of it could not be written to some layer
         self._pending: set[int] = set()
         self._computed: dict[int, tuple[Computed, Tensor]] = {}  # the tensors as well, so that no id is used again
         self._names = tensor_names(model)
@@ -266,7 +269,7 @@ class Weights:
     def note(self, name: str, what: str) -> None:
         """Record something the host does that changes what an initializer means there."""
         earlier = self.notes.get(name, what)
-        self.notes[name] = earlier if what in earlier else f"{earlier}; {what}"
+        self.notes[name] = earlier if f"; {what};" in f"; {earlier};" else f"{earlier}; {what}"
 
     def warn(self, what: str) -> None:
         """Record what the user should look at."""
@@ -276,6 +279,7 @@ class Weights:
     def assign(self, name: str, matrix: str) -> None:
         """Record that a matrix of an attention layer was written: ``"query"``, ``"key"``, ``"value"``, ``"output"``."""
         self.assigned.setdefault(name, set()).add(matrix)
+        self.attention.update({name: True} if name in self.attention else {})
 
     def measure(self, name: str, values: Mapping[str, tuple[float, float]]) -> None:
         """Record what an initialization did to a site beyond its entries' statistics: quantity → (before, after)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ from structured_init.plan import Weights
 from structured_init.report_lines import alike, html, set_lines, text, unset_blocks
 from structured_init.shared import note_shared, stale_magnitudes
 from structured_init.sites.position import position_sites
+from structured_init.storage import uninitialized
+from structured_init.writer import full_value
 
 UNTOUCHED = "as the host built it"
 
@@ -132,8 +134,8 @@ def build_report(
     sizes = [(each.numel(), future.get(id(each), each.requires_grad)) for each in weights.model.parameters()]
     note_shared(weights)
     warnings = [*weights.warnings, *stale_magnitudes(weights)]
-    if any(update.by for update in weights.updates.values()) and (name := trained_norm(weights)):
-        warnings.append(f"the weights look trained ('{name}' is not as a library builds it) and were overwritten")
+    if any(update.by for update in weights.updates.values()):
+        warnings += _odd_norms(weights)
     report = InitReport(
         initializer=repr(initializer),
         seed=seed,
@@ -153,16 +155,36 @@ def build_report(
     return report
 
 
+def _odd_norms(weights: Weights) -> Iterator[str]:
+    """Say of normalization weights that are not as a library builds them what they are."""
+    if (name := trained_norm(weights)) is not None:
+        yield (
+            f"the weights look trained ('{name}' is not constant, as libraries build it, or is memory that nobody "
+            "wrote to, as after to_empty) and were overwritten"
+        )
+    bare = {name: why for name, why in _uneven_norms(weights) if why is not None}
+    if bare:
+        first, why = next(iter(bare.items()))
+        beside = f", and {len(bare) - 1} more" if len(bare) > 1 else ""
+        yield f"'{first}'{beside} was never initialized, as after to_empty: {why}"
+
+
 def trained_norm(weights: Weights) -> str | None:
-    """Return the first normalization weight that is not constant: every library builds them constant."""
+    """Return the first normalization weight that is not constant, though somebody has written to it."""
+    return next((name for name, why in _uneven_norms(weights) if why is None), None)
+
+
+def _uneven_norms(weights: Weights) -> Iterator[tuple[str, str | None]]:
+    """Yield normalization weights that are not constant, and why they look like bare memory, where they do."""
     for name, module in named_plain_modules(weights.model):
         weight = getattr(module, "weight", None)
         if "norm" not in type(module).__name__.lower() or not isinstance(weight, nn.Parameter) or weight.is_meta:
             continue
-        set_by_us = id(weight) in weights.updates
-        if weight.numel() > 1 and not set_by_us and bool((weight.detach() != weight.detach().flatten()[0]).any()):
-            return f"{name}.weight"
-    return None
+        if weight.numel() != max(weight.shape, default=0) or id(weight) in weights.updates:  # a table, or set by us
+            continue
+        value = full_value(weight, f"{name}.weight").flatten().to(weight.dtype)
+        if bool((value != value[:1]).any()):
+            yield f"{name}.weight", uninitialized(value)
 
 
 def _unset_positions(weights: Weights) -> list[str]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 
-from torch import nn
+from torch import Tensor, nn
 
+from structured_init.layout import overlap
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 
@@ -16,7 +18,7 @@ def note_shared(weights: Weights) -> None:
     """Note every tensor that was set and has several names, and layers that are run several times (ALBERT)."""
     for update in weights.updates.values():
         names = weights.names(update.target)
-        if update.by and len(names) > 1:
+        if update.by and len(names) > 1 and not _several_roles(weights, update.target):
             weights.note(names[0], f"shared with {', '.join(names[1:])}: the last start written to one is that of all")
     for name, module in named_plain_modules(weights.model):
         config = getattr(module, "config", None)
@@ -28,6 +30,15 @@ def note_shared(weights: Weights) -> None:
             weights.note(
                 name, f"its {layers} layers share {groups} set(s) of weights: one initialization for all that share"
             )
+
+
+def _several_roles(weights: Weights, target: Tensor) -> bool:
+    """Say whether numbers of a tensor are two matrices of attention, such as keys and values: the site says so."""
+    pairs = combinations(weights.roles.get(id(target), {}).values(), 2)
+    return any(
+        one.matrix != two.matrix and overlap(getattr(one.layout, one.matrix), getattr(two.layout, two.matrix))
+        for one, two in pairs
+    )
 
 
 def stale_magnitudes(weights: Weights) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Which of a model's tensors cannot be initialized, because of how torch stores them."""
+"""Which of a model's tensors cannot be initialized, because of how torch stores them, and which never were."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from torch.nn.parameter import is_lazy
 
 from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules
+
+HUGE = 1e10  # no library draws such a number
+SUBNORMAL_SHARE = 1e-3  # of a float32 tensor; memory that holds integers or pointers has many, weights next to none
 
 
 def refuse_lazy(model: nn.Module) -> None:
@@ -43,3 +46,20 @@ def quantized_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, module in named_plain_modules(model):
         if hasattr(module, "_packed_params"):  # torch.ao.nn.quantized, dynamic and static
             yield name, module
+
+
+def uninitialized(value: Tensor) -> str | None:
+    """Say why numbers look like memory that nobody has written to; ``None`` where they do not.
+
+    Memory of a process that is zero, or holds the numbers of an older tensor, cannot be told from weights.
+    """
+    finite = value.isfinite()
+    if not finite.all():
+        return f"{int((~finite).sum()):,} of {value.numel():,} numbers are not finite"
+    size = value.abs()
+    if value.dtype != torch.float16 and size.max() >= HUGE:
+        return f"its largest number is {size.max().item():.1e}"
+    subnormal = int(((size > 0) & (size < torch.finfo(value.dtype).tiny)).sum())
+    if value.dtype != torch.float16 and subnormal > SUBNORMAL_SHARE * value.numel():
+        return f"{subnormal:,} of {value.numel():,} numbers are below {torch.finfo(value.dtype).tiny:.0e}"
+    return None

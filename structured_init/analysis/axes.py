@@ -107,7 +107,13 @@ def _with_heads(host: tuple[int, ...], heads: int, batches: set[int]) -> Arrange
 
 
 def refuse_channels(
-    host: tuple[int, ...], value_dim: int, heads: int, module: nn.Module, inputs: Iterable[tuple[int, ...]]
+    host: tuple[int, ...],
+    value_dim: int,
+    heads: int,
+    module: nn.Module,
+    inputs: Iterable[tuple[int, ...]],
+    *,
+    between: bool = True,
 ) -> None:
     """Raise where a map lies between channels: each head's channels are its queries, and its values are tokens.
 
@@ -120,6 +126,7 @@ def refuse_channels(
         heads: H.
         module: the module that computes it.
         inputs: the shapes of what the module is given.
+        between: whether its logits are a product of two activations: those of linear attention are not.
 
     Raises:
         AxesError: it does.
@@ -127,6 +134,8 @@ def refuse_channels(
     queries, keys = host[-2:]
     widths = _widths(module)
     for tokens, channels in _readings(inputs):
+        if not between and channels in widths and {queries, keys} == {tokens, channels // heads}:
+            raise AxesError(f"its maps {host} lie between tokens and the {channels // heads} channels of a head")
         between_channels = queries == keys and heads * queries == channels and value_dim == tokens
         if between_channels and channels in widths and keys != tokens:
             raise AxesError(f"its maps {host} relate the {queries} channels of a head, not tokens")

@@ -71,7 +71,8 @@ class Call:
         if seen.origin is not None and seen.origin.products > 1 and seen.shape[-1] < seen.origin.logits.shape[-1]:
             raise AxesError(f"its softmax {tuple(seen.origin.logits.shape)} is multiplied with the values in pieces")
         arranged = arrangement(seen.shape, heads, batches)
-        refuse_channels(seen.shape, seen.value_dim, arranged.shape[1], self.module, self.inputs)
+        between = seen.origin is None or seen.origin.between
+        refuse_channels(seen.shape, seen.value_dim, arranged.shape[1], self.module, self.inputs, between=between)
         return arranged
 
 

@@ -15,9 +15,12 @@ from structured_init.analysis.unnamed import watched_names
 from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.names import named_plain_modules
+from structured_init.plan import Weights
 from structured_init.sites.attention import ATTENTION
+from structured_init.sites.mlp_rule import within
 from structured_init.sites.registry import Registry
 from structured_init.sites.select import selects
+from structured_init.sites.unexplained import may_attend
 from structured_init.sites.unknown import looks_like_attention
 from structured_init.undisturbed import undisturbed
 
@@ -79,8 +82,8 @@ def capture_attention(
     attention stays on, compiled models stay compiled. Autocast that is on applies to the model, never to the maps.
 
     Args:
-        model: any network; attention is found by listening (see ``AttentionTap``), and where nothing that is known as
-            attention or called so gives a map, by watching one more pass over two samples.
+        model: any network; attention is found by listening (see ``AttentionTap``), and where linear maps are left
+            that could be attention, by watching one more pass over two samples.
         *args: what the model takes.
         layers: the layers wanted, by name or pattern (see ``selects``) or number in calling order; all when None.
         max_samples: at most so many samples, the first along axis 0 of every tensor with the batch's length; the
@@ -124,8 +127,10 @@ def capture_attention(
         return store
 
     store, failure = listen(), None
-    if not store.seen and not store.refused:
+    heard = {*store.refused, *(name.partition(":")[0] for name in store.seen)}
+    if not heard or may_attend(Weights(model), heard):
         attending, failure = _by_watching(model, args, kwargs)
+        attending = [name for name in attending if not any(within(name, h) or within(h, name) for h in heard)]
         store = listen(attending) if attending else store
     if not store.seen:
         raise NoAttentionError(_all_refused(store.refused)) if store.refused else failure or _nothing_seen(model)

@@ -128,6 +128,7 @@ class AttentionTap(TorchFunctionMode):
         elif func is F.multi_head_attention_forward and not adapted:
             self._multihead(args, kwargs)
         result = func(*args, **kwargs)
+        self.trail.mark(func, args, kwargs, result)
         if func in SOFTMAX and not adapted:
             self._handwritten(args, kwargs, result)
         elif (product := self.trail.follow(func, args, kwargs, result)) is not None:
@@ -215,7 +216,7 @@ class AttentionTap(TorchFunctionMode):
         owner = self._site() or next(written, None)
         if owner is None or (logits.ndim != 4 and heads_of(owner.module) is None):
             return
-        self.trail.begin(Origin(owner, logits), result)
+        self.trail.begin(Origin(owner, logits, logits in self.trail.products), result)
 
     def _attends(self, call: Call) -> bool:
         return call.name in self.attending or looks_like_attention(call.name, call.module, ATTENTION)

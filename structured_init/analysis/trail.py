@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
 
 PRODUCTS = frozenset(
     {torch.matmul, torch.bmm, torch.Tensor.matmul, torch.Tensor.bmm, torch.Tensor.__matmul__, torch.Tensor.__rmatmul__}
 )
+LINEAR = frozenset({F.linear, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d})
 EINSUM = frozenset({torch.einsum, torch.functional.einsum})
 # What leaves numbers as they are in evaluation mode, but for their precision.
 UNCHANGED = frozenset(
@@ -32,12 +34,14 @@ class Origin:
     Attributes:
         owner: whose attention it is.
         logits: what it is taken of.
+        between: whether that comes from a product of two activations, and not of a linear map alone.
         left: how many of its numbers are still to be multiplied with values.
         products: how many times it was.
     """
 
     owner: object
     logits: Tensor
+    between: bool = True
     left: int = 0
     products: int = 0
 
@@ -63,7 +67,21 @@ class Product:
 class Trail:
     """Every tensor that comes from a softmax inside attention, until it is multiplied with values."""
 
+    products: WeakTensorKeyDictionary = field(default_factory=WeakTensorKeyDictionary)
     _held: dict[int, tuple[Tensor, Origin, bool]] = field(default_factory=dict)  # holding keeps an id from being reused
+
+    def mark(self, func: Callable, args: tuple, kwargs: dict, result: object) -> None:
+        """Take note of products of two activations, and of what is made of them up to the next linear map."""
+        arguments = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        active = [tensor for tensor in arguments if not isinstance(tensor, nn.Parameter)]
+        multiplies = func in PRODUCTS or func in EINSUM or func in (torch.baddbmm, torch.Tensor.baddbmm)
+        if multiplies or func in LINEAR:
+            comes = multiplies and len(active) > 1
+        else:
+            comes = any(tensor in self.products for tensor in active)
+        for leaf in tree_leaves(result) if comes else ():
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                self.products[leaf] = None
 
     def begin(self, origin: Origin, result: Tensor) -> None:
         """Follow what a softmax gave."""

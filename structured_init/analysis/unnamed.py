@@ -25,7 +25,7 @@ def watched_names(model: nn.Module, args: tuple, kwargs: dict) -> tuple[list[str
     if (args and kwargs) or any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in model.parameters()):
         raise StructuredInitError(f"{type(model).__name__} cannot be watched")
     modules = dict(named_plain_modules(model))
-    found, _ = watch_model(model, args or kwargs)
+    found, _, _ = watch_model(model, args or kwargs)
     names = [_called(each.name, modules) for each in found if each.layout is not None]
     return list(dict.fromkeys(names)), {each.name: each.reason for each in found if each.reason}
 

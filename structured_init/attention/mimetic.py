@@ -247,10 +247,8 @@ class Mimetic(Initializer):
             query, key = gather(((left.expand(group, -1, -1), right.mT) for left, right in parts), layout, turns)
         if group > 1 and not self.qk_alpha:
             site.note(f"qk_alpha 0: the {group} heads that share a key have the same queries")
-        site.query = query
-        del query
-        site.key = key
-        site.note_query_key()
+        if site.write_query_key(query, key):
+            site.note_query_key()
 
     def _value_output(self, site: AttentionSite, rng: Draws, found: Iterator[tuple[Tensor, Tensor]]) -> None:
         """2305.09828, Algorithm: per layer, U S Vᵀ = svd(αZ ± βI), W_v = U S^½, W_o = S^½ Vᵀ."""
@@ -263,11 +261,12 @@ class Mimetic(Initializer):
             right = right / math.sqrt(layout.residual_depth)
         if self.balance_heads:
             left, right = spread(left, right, generator=rng.generator(site.name, "balance_heads"))
-        site.value = left.reshape(dim, heads, width).movedim(1, 0)
+        value = left.reshape(dim, heads, width).movedim(1, 0)
         group = layout.output.heads // heads  # heads that share a value share its output, each a part of it
         right = right.reshape(heads, width, dim)
-        site.output = right if group == 1 else (right / group).repeat_interleave(group, dim=0)
-        site.note_value_output(residual_scale=self.residual_scale)
+        output = right if group == 1 else (right / group).repeat_interleave(group, dim=0)
+        if site.write_value_output(value, output, together=True):
+            site.note_value_output(residual_scale=self.residual_scale)
 
     def _query_key_target(self, site: AttentionSite, generator: torch.Generator) -> Tensor:
         return self._target(self.qk_alpha, self.qk_sign * self.qk_beta, generator, site.embed_dim)

@@ -147,15 +147,15 @@ class Skipless(Initializer):
     def _query_key(self, site: AttentionSite, rng: Draws, found: Iterator[tuple[Tensor, Tensor]]) -> None:
         """Per head, the largest k singular values of αZ + βI, √S on either side."""
         turns = rng.generator(site.name, "rope") if site.layout.rope else None
-        site.query, site.key = gather(found, site.layout, turns)
-        site.note_query_key()
+        if site.write_query_key(*gather(found, site.layout, turns)):
+            site.note_query_key()
 
     def _value_output(self, site: AttentionSite, found: Iterator[tuple[Tensor, Tensor]]) -> None:
         """Per layer, W_v = cU and W_o = cVᵀ."""
         value, output = site.layout.value, site.layout.output
         left, right = next(found)
-        site.value = left.reshape(value.width, value.heads, value.head_dim).movedim(1, 0)
+        values = left.reshape(value.width, value.heads, value.head_dim).movedim(1, 0)
         group = output.heads // value.heads  # heads that share a value share its output, each a part of it
         shared = right.reshape(value.heads, value.head_dim, output.width) / group
-        site.output = shared.repeat_interleave(group, dim=0)
-        site.note_value_output()
+        if site.write_value_output(values, shared.repeat_interleave(group, dim=0), together=True):
+            site.note_value_output()

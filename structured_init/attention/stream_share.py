@@ -82,7 +82,7 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
                 f"'{site.name}' adds nothing to the residual stream, so no factor gives it the share asked for"
             )
         root = math.sqrt(branch.factor)
-        site.value, site.output = root * site.value, root * site.output
+        site.write_value_output(root * site.value, root * site.output)
         site.note(
             f"adds {share:g} times the stream, whose root mean square is {branch.stream:.2g} ({branch.known}): values"
             f" and outputs times {root:.2g}"

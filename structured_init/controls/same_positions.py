@@ -51,7 +51,7 @@ class SamePositions(Control):
                     weights.write(update.target, update.value, f"SamePositions: of {type(member).__name__}")
                     kept += 1
             weights.flush()
-        weights.watched, weights.unwatched = above.watched, above.unwatched
+        weights.watched, weights.unwatched, weights.ran = above.watched, above.unwatched, above.ran
         if not kept:
             raise StructuredInitError(f"SamePositions: {self.initializer!r} writes no positions of this model")
 
@@ -69,7 +69,7 @@ class _Above(Weights):
     def __init__(self, below: Weights) -> None:
         batch = below.ask if below.batch is None and below.can_ask else below.batch
         super().__init__(below.model, None, batch, below.progress, below.batches)
-        self.watched, self.unwatched = below.watched, below.unwatched
+        self.watched, self.unwatched, self.ran = below.watched, below.unwatched, below.ran
         self._lower = below
 
     def _below(self, tensor: Tensor, *, own: bool = False) -> Tensor:

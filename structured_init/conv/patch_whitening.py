@@ -199,10 +199,14 @@ def inverse_power(moment: Float64[Tensor, "d d"], exponent: float, floor: float)
 
 
 def _check_inputs(name: str, module: Layer, inputs: Tensor) -> None:
-    """Raise where what comes to a layer are no finite numbers, or not of the shape that it takes."""
+    """Raise where what comes to a layer are no finite numbers, not of the shape that it takes, or no whole patch."""
     if isinstance(module, nn.Conv2d) and inputs.ndim != 4:
         raise StructuredInitError(
             f"{WHO}: '{name}' takes a batch of images, got a tensor of shape {tuple(inputs.shape)}"
+        )
+    if inputs.numel() == 0:
+        raise StructuredInitError(
+            f"{WHO}: the batch gives '{name}' no numbers, a tensor of shape {tuple(inputs.shape)}"
         )
     if not inputs.is_floating_point() or not inputs.isfinite().all():
         raise StructuredInitError(f"{WHO}: what the batch gives '{name}' are not finite floating-point numbers")
@@ -213,6 +217,13 @@ def _check_inputs(name: str, module: Layer, inputs: Tensor) -> None:
     )
     if taken != given:
         raise StructuredInitError(f"{WHO}: '{name}' takes {taken} channels, and the batch gives it {given}")
+    if isinstance(module, nn.Conv2d):
+        reach = [(size - 1) * step + 1 for size, step in zip(module.kernel_size, module.dilation, strict=True)]
+        if any(size < least for size, least in zip(inputs.shape[2:], reach, strict=True)):
+            given, least = ("×".join(map(str, sizes)) for sizes in (inputs.shape[2:], reach))
+            raise StructuredInitError(
+                f"{WHO}: images of {given} pixels hold no whole patch of '{name}', {least} without padding"
+            )
 
 
 class _Reached(Exception):

@@ -145,7 +145,7 @@ def _watched_sites(
 
 def _worth_asking(weights: Weights, written: list[AttentionSite]) -> bool:
     """Say whether somebody can be asked for a batch, and there may be attention beside what layouts are written for."""
-    return weights.can_ask and (not written or may_attend(weights, [site.name for site in written]))
+    return weights.can_ask and (not written or bool(may_attend(weights, [site.name for site in written])))
 
 
 def _of_length(tokens: TokenLayout | None, length: int) -> TokenLayout | None:
@@ -194,22 +194,40 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
             weights.skip(site.name, "cross-attention is left alone unless asked for: cross=True")
     for name, kind in unknown.items():
         weights.skip(name, kind)
+    if weights.watched is None and (others := may_attend(weights, [*(site.name for site in chosen), *unknown])):
+        weights.warn(f"{', '.join(others)} may attend too, which only a forward pass can tell: {GIVE_A_BATCH}")
     check_sites(weights, sites, ATTENTION)
     weights.sought([site.name for site in sites], [*(site.name for site in chosen), *unknown])
     return sites
 
 
 def left_unknown(weights: Weights) -> dict[str, str]:
-    """Return name → what is known of every module that is called attention and is no site."""
-    sites = {site.name for site in attention_sites(weights, cross=True)}
+    """Return name → what is known of every module that is called attention and holds no matrix of a site.
+
+    A site may be named for a module around it: the innermost that holds all four of its matrices.
+    """
+    taken = {id(held) for site in attention_sites(weights, cross=True) for held in site.layout.parameters()}
     reasons = {found.name: found.reason for found in weights.watched or () if found.reason}
+    modules = dict(named_plain_modules(weights.model))
     unknown = {}
     for name, kind in unknown_attention(weights.model, ATTENTION).items():
-        if any(site == name or site.startswith(f"{name}.") for site in sites):
+        if any(id(parameter) in taken for parameter in modules[name].parameters()):
             continue
-        reason = next((why for inner, why in reasons.items() if inner == name or inner.startswith(f"{name}.")), None)
-        unknown[name] = f"{kind} has no layout: {reason}" if reason else f"{kind} is not known: {WAY_OUT}"
+        reason = next((why for inner, why in reasons.items() if _around(name, inner)), None)
+        if reason is not None:
+            unknown[name] = f"{kind} has no layout: {reason}"
+        elif weights.ran is not None and not any(_around(name, each) for each in weights.ran):
+            unknown[name] = (
+                f"{kind} did not run on what the model was given: give a batch on which it does, or {WAY_OUT}"
+            )
+        else:
+            unknown[name] = f"{kind} is not known: {WAY_OUT}"
     return unknown
+
+
+def _around(name: str, inner: str) -> bool:
+    """Say whether a module is another one, or holds it."""
+    return inner == name or inner.startswith(f"{name}.")
 
 
 def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSite], unknown: dict[str, str]) -> str:

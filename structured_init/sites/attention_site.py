@@ -11,9 +11,11 @@ from typing import Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from structured_init.errors import StructuredInitError
 from structured_init.layout import AttentionLayout, Matrices, TokenLayout
 from structured_init.plan import Weights
 from structured_init.sites.caveats import query_key_caveats, value_output_caveats
+from structured_init.sites.roles import KEPT, NAMES, Role, held, reconciled, said, shares, take
 
 
 class AttentionSite:
@@ -90,7 +92,7 @@ class AttentionSite:
 
     @query.setter
     def query(self, value: Float[Tensor, "heads embed_dim head_dim"]) -> None:
-        self._set("query", value.mT)
+        self._set("query", value)
 
     @property
     def key(self) -> Float[Tensor, "kv_heads embed_dim head_dim"]:
@@ -99,7 +101,7 @@ class AttentionSite:
 
     @key.setter
     def key(self, value: Float[Tensor, "kv_heads embed_dim head_dim"]) -> None:
-        self._set("key", value.mT)
+        self._set("key", value)
 
     @property
     def value(self) -> Float[Tensor, "kv_heads embed_dim value_dim"]:
@@ -108,7 +110,7 @@ class AttentionSite:
 
     @value.setter
     def value(self, value: Float[Tensor, "kv_heads embed_dim value_dim"]) -> None:
-        self._set("value", value.mT)
+        self._set("value", value)
 
     @property
     def output(self) -> Float[Tensor, "heads value_dim out_dim"]:
@@ -118,6 +120,44 @@ class AttentionSite:
     @output.setter
     def output(self, value: Float[Tensor, "heads value_dim out_dim"]) -> None:
         self._set("output", value)
+
+    def write_query_key(self, query: Float[Tensor, "heads D k"], key: Float[Tensor, "kv_heads D k"]) -> bool:
+        """Write W_q and W_k where their products count, and say whether that could be done.
+
+        Where queries and keys are one parameter, or one of them is something else too, the nearest products are written
+        and a note says how near they are. Where they are not near, nothing is written and the report says why.
+        """
+        return self._write_product(("query", "key"), query, key)
+
+    def write_value_output(
+        self, value: Float[Tensor, "kv_heads D kv"], output: Float[Tensor, "heads kv E"], *, together: bool = False
+    ) -> bool:
+        """Write W_v and W_o in the same way; ``together`` where what counts is the sum of the heads' products."""
+        return self._write_product(("value", "output"), value, output, together=together)
+
+    def _write_product(self, matrices: tuple[str, str], left: Tensor, right: Tensor, *, together: bool = False) -> bool:
+        weights = self._weights
+        first, second = (Role(self.name, self.layout, matrix, together) for matrix in matrices)
+        if not shares(weights, first, second):
+            self._write(first, left)
+            self._write(second, right)
+            return True
+        new, meeting, kept = reconciled(weights, first, second, (left.double(), right.double()))
+        shared = said(weights, *meeting)
+        if kept < KEPT:
+            why = f"{shared}: the nearest that it can be has a cosine of {kept:.2f} with what is asked for"
+            weights.skip(f"{self.name} ({NAMES[first.matrix]}, {NAMES[second.matrix]})", why)
+            weights.refused.setdefault(self._by, why)
+            if self.name in weights.attention and not weights.assigned.get(self.name):
+                weights.attention[self.name] = False
+            return False
+        for role, value in new:
+            self._write(role, value)
+        for role in (first, second):
+            take(weights, role)
+            weights.assign(self.name, role.matrix)
+        self.note(f"{shared}: what is written has a cosine of {kept:.2f} with what is asked for")
+        return True
 
     def note(self, what: str) -> None:
         """Record in the report what this host does to an initialization."""
@@ -134,9 +174,18 @@ class AttentionSite:
             self.note(caveat)
 
     def _set(self, matrix: str, value: Tensor) -> None:
-        projection: Matrices = getattr(self.layout, matrix)
-        projection.set(self._weights, value, self._by)
-        self._weights.assign(self.name, matrix)
+        role = Role(self.name, self.layout, matrix)
+        if others := held(self._weights, role):
+            raise StructuredInitError(
+                f"{self._by}: {said(self._weights, role, others[0])}, which was written before and would be undone"
+            )
+        self._write(role, value)
+
+    def _write(self, role: Role, value: Tensor) -> None:
+        projection: Matrices = getattr(role.layout, role.matrix)
+        projection.set(self._weights, value if role.matrix == "output" else value.mT, self._by)
+        self._weights.assign(role.name, role.matrix)
+        take(self._weights, role)
 
     def __repr__(self) -> str:
         return (

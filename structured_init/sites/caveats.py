@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from structured_init.layout import AttentionLayout
+from structured_init.layout import AttentionLayout, overlap
 
 HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to see
 
@@ -18,6 +18,10 @@ def query_key_caveats(layout: AttentionLayout) -> list[str]:
         caveats.append(f"{group} query heads share a key: their products differ only in the rows of that key's span")
     if layout.mixes_heads:
         caveats.append("the host mixes its heads: no query–key product is a map of its own")
+    if overlap(layout.key, layout.value):
+        caveats.append("keys and values are one parameter: what is written as the keys changes the values")
+    if layout.others:
+        caveats.append(f"the host adds or subtracts the maps of other queries and keys, left alone: {layout.others}")
     return caveats
 
 

@@ -12,8 +12,8 @@ from structured_init.sites.mlp import mlp_sites_unwatched
 from structured_init.sites.mlp_rule import within
 
 
-def may_attend(weights: Weights, known: Iterable[str]) -> bool:
-    """Say whether maps that belong to no known attention and no MLP could be queries, keys, values and an output.
+def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
+    """Name the modules whose maps, of no known attention and no MLP, could be queries, keys, values and an output.
 
     That takes two or more inside one module that holds no known attention, which read or write tokens of one width and
     are more than two square matrices of it. A classifier, merged patches or a lone projection are fewer.
@@ -42,7 +42,8 @@ def may_attend(weights: Weights, known: Iterable[str]) -> bool:
         while around and not any(within(each, around) for each in attending):  # the module and what is around it
             left.setdefault(around, []).extend(maps)
             around = around.rpartition(".")[0]
-    return any(map(_like_attention, left.values()))
+    found = [name for name, maps in left.items() if _like_attention(maps)]
+    return [name for name in found if not any(within(other, name) and other != name for other in found)]
 
 
 def _like_attention(maps: list[Tensor]) -> bool:

@@ -12,7 +12,7 @@ from structured_init.sites.attention_site import AttentionSite
 from structured_init.sites.registry import Registry
 from structured_init.watch.discover import watch_model
 from structured_init.watch.evidence import difference, product_diagonal
-from structured_init.watch.found import TOLERANCE, FoundAttention
+from structured_init.watch.found import TOLERANCE, FoundAttention, worst
 from structured_init.watch.mlp import FoundMlp
 
 UNASKED = 10**9  # parameters up to which a model is run on its host's own example
@@ -33,7 +33,7 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
             size = sum(parameter.numel() for parameter in weights.model.parameters())
             if batch is None and size > UNASKED:
                 raise StructuredInitError(f"{size:,} parameters are too many to run unasked: give a batch, as batch=…")
-            weights.watched, weights.watched_mlps = watch_model(weights.model, batch)
+            weights.watched, weights.watched_mlps, weights.ran = watch_model(weights.model, batch)
         except StructuredInitError as error:
             weights.unwatched = none or str(error)
     return weights.watched
@@ -90,7 +90,7 @@ def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights)
         )
     logits, outputs = difference(ours, found, weights)
     tolerance = TOLERANCE.get(true.query.weight.dtype, 1e-3)
-    if max(logits, outputs) > tolerance:
+    if not worst(logits, outputs) <= tolerance:
         said, real = (product_diagonal(layout, weights) for layout in (ours, true))
         raise StructuredInitError(
             f"the layout of {kind} ('{site.name}') disagrees with what the model computes: the logits it predicts "

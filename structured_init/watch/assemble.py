@@ -17,7 +17,7 @@ from structured_init.watch.causal import agreed
 from structured_init.watch.elementwise import LINEAR, NORMING, POOLING, SOFTMAX
 from structured_init.watch.found import NoLayout
 from structured_init.watch.heads import content, distinct, in_groups, made_by, resolved, sorted_alike, taken_by
-from structured_init.watch.records import AVERAGED, GATED, ITSELF, MIXED, POOLED, TWICE, Linear, Product, Sum
+from structured_init.watch.records import AVERAGED, GATED, ITSELF, MIXED, NEGATED, POOLED, TWICE, Linear, Product, Sum
 from structured_init.watch.relation import is_cross
 from structured_init.watch.watch import WatchMode
 
@@ -142,8 +142,12 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
         raise NoLayout(f"its logits or maps go through {_spoken(between)}")
     if first.softened > 1:
         raise NoLayout("its softmax is taken more than once")
-    if sum_.over_queries:
-        raise NoLayout("the weights of its maps sum to one over queries and not over keys")
+    if first.over_queries != sum_.turned:
+        raise NoLayout("its softmax is taken over queries and not over keys")
+    if sum_.turned:
+        raise NoLayout("its queries and keys change places between their product and the values")
+    if first.apart:
+        raise NoLayout("some of its logits are multiplied with negative numbers")
     numbers = list(range(len(product.columns)))
     if set(numbers) - sum_.first.keys():
         raise NoLayout("its heads are put together after the softmax")
@@ -156,6 +160,8 @@ def _call(seen: WatchMode, sum_: Sum) -> Call:
             raise NoLayout(f"its {what} go through {_spoken(between)} behind their linear map")
     linears = [made_by(seen, what, table, tags[what]) for what, table in tables.items()]
     output, taken = taken_by(seen, sum_, torch.tensor(numbers))
+    if NEGATED in output.path:
+        raise NoLayout(f"what its heads give, or some of them, is taken times −1 in front of '{output.module}'")
     query, key, value = (codes.place(table) for table in tables.values())
     query, key, order = sorted_alike(query, key)
     return Call(sum_, product, factor, (*linears, output), (query, key, value, taken), order)
@@ -179,6 +185,8 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
     first = calls[0]
     if any(len({table.shape[1] for table in tables}) > 1 for tables in zip(*(c.columns for c in calls), strict=True)):
         raise NoLayout("its heads are of different sizes")
+    if len({call.product.logits.shape[1:] for call in calls}) > 1:
+        raise NoLayout("its heads are of different numbers of tokens")
     query, key, value, taken = (torch.cat(tables) for tables in zip(*(call.columns for call in calls), strict=True))
     order = in_groups(query, key, value)
     query, key, value, taken = query[order], distinct(key[order]), distinct(value[order]), taken[order]
@@ -190,13 +198,20 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
         *(outputs(what, linear, table) for what, linear, table in makers),
         inputs(first.linears[3], taken),
         query_key_norm=bool(NORMS & path),
-        value_norm=bool(NORMS & first.linears[3].path),
+        value_norm=bool(NORMS & (first.linears[3].path | first.sum.value_tag.path)),
         between=", ".join(sorted((first.linears[3].path | first.curved) - PLAIN - NORMS - POOLS)) or None,
         rope=bool(TURNS & path),
         mixes_heads=MIXED in first.sum.maps_tag.path,
+        others=_makers(seen, seen.source(first.sum.maps_tag).others),
         cross=is_cross(seen, first.linears[0], first.linears[1]),
     )
     return layout, (query, key, value, taken), order
+
+
+def _makers(seen: WatchMode, products: list[Product]) -> str | None:
+    """Name the linear maps that the queries and keys of some products are made by."""
+    sources = [seen.source(tag) for each in products for tag in (each.query_tag, each.key_tag)]
+    return ", ".join(dict.fromkeys(f"'{getattr(source, 'module', '')}'" for source in sources)) or None
 
 
 def common(names: list[str]) -> str:

@@ -24,6 +24,8 @@ def outputs(what: str, linear: Linear, columns: Tensor) -> Projection | StridedP
     if apart.numel() and not (apart == apart[0]).all():
         raise NoLayout(f"the inputs of '{linear.module}' lie in no regular order in its parameter")
     across = int(apart[0]) if apart.numel() else 1
+    if min(step, across) < 0:
+        raise NoLayout(f"the channels of its {what} lie backwards in '{linear.module}', those that they meet do not")
     return _block(block.parameter, starts[:, 0].tolist(), columns.shape[1], block.inputs, (step, across))
 
 
@@ -39,6 +41,8 @@ def inputs(linear: Linear, columns: Tensor) -> Projection | StridedProjection:
     along = int(apart[0, 0]) if apart.numel() else 1
     if (len(starts) > 1 and not (starts.diff() == step).all()) or (apart.numel() and not (apart == along).all()):
         raise NoLayout(f"what it gives goes into '{linear.module}' in no regular order")
+    if min(step, along) < 0:
+        raise NoLayout(f"what it gives goes into '{linear.module}' backwards")
     return _block(block.parameter, entries[:, 0].tolist(), columns.shape[1], len(starts), (along, step))
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Int64
 from torch import Tensor
 
 PLACE_BITS, SOURCE_BITS = 37, 16
+ROW_BITS = 20  # of a logit's place: its query; the others are its head
 LIMIT = 1 << SOURCE_BITS
 
 
@@ -30,6 +31,31 @@ def source(codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
 def place(codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
     """Return the channel, or the index within its parameter, of every number."""
     return codes & ((1 << PLACE_BITS) - 1)
+
+
+def logits(source: int, heads: Int64[Tensor, " batch"], shape: torch.Size) -> Int64[Tensor, "batch queries keys"]:
+    """Return the codes of logits: the place says of which head and of which query each is."""
+    rows = torch.arange(shape[1], device=heads.device)[:, None]
+    return pack(source, (heads[:, None, None] << ROW_BITS) + rows).expand(shape)
+
+
+def head(codes: Int64[Tensor, ...]) -> Int64[Tensor, ...]:
+    """Return the head of every logit."""
+    return place(codes) >> ROW_BITS
+
+
+def over_queries(codes: Int64[Tensor, ...], axis: int) -> bool:
+    """Say whether an axis of logits, or of what was made of them, runs over their queries, and only that one does."""
+    few = compact(codes)
+    rows, known = place(few) & ((1 << ROW_BITS) - 1), few != 0
+
+    def vary(axis: int) -> bool:
+        if rows.shape[axis] == 1:
+            return False
+        least = torch.where(known, rows, 1 << ROW_BITS).amin(axis, keepdim=True)
+        return bool((known & (rows > least)).any())
+
+    return vary(axis) and not any(vary(other) for other in range(few.ndim) if other != axis % few.ndim)
 
 
 def whole(codes: Tensor) -> Int64[Tensor, ...]:

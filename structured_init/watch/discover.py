@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from traceback import walk_tb
 
-import torch
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
 from structured_init.host_inputs import as_inputs, host_inputs
-from structured_init.layout import AttentionLayout
-from structured_init.names import named_plain_modules
+from structured_init.layout import overlap
+from structured_init.names import named_plain_modules, plain_name
 from structured_init.plan import Weights
 from structured_init.undisturbed import undisturbed
 from structured_init.watch.assemble import Watched, assemble
@@ -51,8 +51,8 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
     return watch_model(model, batch)[0]
 
 
-def watch_model(model: nn.Module, batch: object = None) -> tuple[list[FoundAttention], list[FoundMlp]]:
-    """Return the attention layers and the MLPs of one forward pass; see :func:`discover_attention`."""
+def watch_model(model: nn.Module, batch: object = None) -> tuple[list[FoundAttention], list[FoundMlp], set[str]]:
+    """Return the attention layers, the MLPs and the modules that ran; see :func:`discover_attention`."""
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:
         raise StructuredInitError(
@@ -66,12 +66,12 @@ def watch_model(model: nn.Module, batch: object = None) -> tuple[list[FoundAtten
             raise
         except Exception as error:
             what = "the host's own example" if batch is None else "the batch"
-            why = " ".join(str(error).split()) or type(error).__name__
+            why = _not_finite(model) or " ".join(str(error).split()) or type(error).__name__
             raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{_where(error, model)}") from error
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     weights = Weights(model)
     layers = [(watched, found(watched, weights)) for watched in assemble(seen, owners)]
-    return named(joined(layers), model), found_mlps(seen, owners)
+    return named(joined(layers), model), found_mlps(seen, owners), seen.ran
 
 
 def _where(error: Exception, model: nn.Module) -> str:
@@ -82,6 +82,14 @@ def _where(error: Exception, model: nn.Module) -> str:
     return f" (in '{inner[-1]}')" if inner and inner[-1] else ""
 
 
+def _not_finite(model: nn.Module) -> str | None:
+    """Name the first parameter that holds NaN or infinity."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.isfinite().all():
+            return f"'{plain_name(name, model)}' holds numbers that are not finite"
+    return None
+
+
 def found(watched: Watched, weights: Weights) -> FoundAttention:
     """Check what was watched; a layout that its own evidence contradicts is refused."""
     calls = watched.calls
@@ -89,15 +97,18 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
         return FoundAttention(watched.name, None, None, watched.reason, calls)
     proof = evidence(watched, weights)
     tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
-    if proof.factor is not None and proof.factor < 0:
+    if proof.factor is not None and proof.factor < 0 and proof.error <= tolerance:
         return FoundAttention(watched.name, None, proof, "its softmax is taken of −q·k", calls)
-    if _overlap(watched.layout):
+    own = watched.layout
+    if any(overlap(part, own.output) for part in (own.query, own.key, own.value)):
         return FoundAttention(watched.name, None, proof, "its values and its output are the same numbers", calls)
     if not proof.error <= tolerance:
         reason = (
             f"what its matrices predict is not what came out: relative error {proof.logits:.2g} "
             f"(compared: {proof.how}), and {proof.outputs:.2g} of the outputs"
         )
+        if not math.isfinite(proof.error):
+            reason = _not_finite(weights.model) or "its queries, keys or values are not finite"
         return FoundAttention(watched.name, None, proof, reason, calls)
     tokens = tuple(_few(linear.x) for linear in watched.parts[0].linears[:3])
     layout, length = replace(watched.layout, scale=proof.factor), watched.parts[0].product.key.shape[1]
@@ -105,18 +116,6 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
         words = [layout.between, f"a factor of {proof.value_factor:.3g} on the values"]
         layout = replace(layout, between=", ".join(filter(None, words)))
     return FoundAttention(watched.name, layout, proof, None, calls, length, tokens)
-
-
-def _overlap(layout: AttentionLayout) -> bool:
-    """Say whether the output projection has entries that another one has too: writing one would change the other."""
-    weight = layout.output.weight
-    shared = [part for part in (layout.query, layout.key, layout.value) if part.weight is weight]
-    if not shared:
-        return False
-    places = Weights(nn.Module())
-    places.read = lambda tensor: torch.arange(tensor.numel(), dtype=torch.float64).view(tensor.shape)  # type: ignore[method-assign]
-    own = layout.output.get(places).flatten()
-    return any(bool(torch.isin(own, part.get(places).flatten()).any()) for part in shared)
 
 
 def _few(x: Tensor) -> Tensor:

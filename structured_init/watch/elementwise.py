@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 
 from torch import Tensor, nn
 
 from structured_init.watch import codes
 from structured_init.watch.functions import pointwise, proportional
-from structured_init.watch.records import AVERAGED, GATED, ITSELF, POOLED, TWICE, Linear, Other, Pass, Product, Sum, Tag
+from structured_init.watch.records import (
+    AVERAGED,
+    GATED,
+    ITSELF,
+    NEGATED,
+    POOLED,
+    TWICE,
+    Linear,
+    Other,
+    Pass,
+    Product,
+    Sum,
+    Tag,
+)
 from structured_init.watch.sums import added, same_numbers
 from structured_init.watch.tags import pooled, single, tensors
 
@@ -20,7 +34,9 @@ TIMES = frozenset({"mul", "mul_", "div", "div_"})
 LINEAR = frozenset({"mul", "div", "add", "sub", "neg", "mean", "sum"})
 PIXELS = frozenset({"avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices"})
 POOLING = PIXELS | {"amax", "max"}
-NORMING = frozenset({"native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"})
+# Batch norm has other names on other devices and versions of torch, and in evaluation mode.
+NORMING = frozenset({"native_layer_norm", "native_group_norm", "_fused_rms_norm", "native_batch_norm"})
+NORMING |= {"_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "miopen_batch_norm"}
 
 
 def keep(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Tag], set[str]]) -> None:
@@ -33,6 +49,8 @@ def keep(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Ta
             continue
         if not same:
             left = pooled(given[0].codes, out, args)
+            if name == "sum" and left is None:
+                _together([[term] for term in _stacked(seen, given[0], out, args)])
             if left is None and name in PIXELS and given[0].codes.ndim == out.ndim:
                 left = codes.over_pixels(given[0].codes, out.shape)
             seen.tags[out] = Tag(
@@ -48,6 +66,7 @@ def keep(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Ta
         beside = [other.path if turns else other.path & {AVERAGED, POOLED} for other in given]
         path = tag.path.union(names(tag) - SILENT, *beside)
         path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
+        path |= {NEGATED} if _negated(seen, name.rstrip("_"), args) else set()
         mixed = isinstance(seen.source(tag), Sum) and any(
             leaf.shape == out.shape and seen.tag(leaf) is None for leaf in tensors(args)
         )
@@ -67,6 +86,25 @@ def keep(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Ta
             _summed(seen, args, out, same)
 
 
+def _negated(seen: Pass, name: str, args: tuple) -> bool:
+    """Say whether an operation takes maps, or what attention gives, times −1, all of them or some."""
+    tags = [seen.tag(leaf) if isinstance(leaf, Tensor) else None for leaf in args[:2]]
+    sources = [None if tag is None else seen.source(tag) for tag in tags]
+    own = [isinstance(each, Sum) or (isinstance(each, Product) and each.softened > 0) for each in sources]
+    if name == "neg" or len(own) < 2 or all(own):
+        return name == "neg" and any(own)
+    times = (name == "mul" and any(own)) or (name == "div" and own[0])
+    return (name == "sub" and own[1]) or (times and _negative(seen, args[own.index(False)]))
+
+
+def _negative(seen: Pass, factor: object) -> bool:
+    """Say whether a number, or some of a tensor that is no activation, are below zero."""
+    if isinstance(factor, Tensor):
+        tag = seen.tag(factor)
+        return (tag is None or seen.is_weight(tag)) and bool((factor < 0).any())
+    return isinstance(factor, int | float) and factor < 0
+
+
 def _summed(seen: Pass, args: tuple, out: Tensor, same: list[Tag]) -> None:
     """Take note of linear maps whose outputs are added to other activations, or get a bias."""
     beside = [leaf for leaf in tensors(args) if leaf.shape != out.shape or seen.weight(leaf)]
@@ -75,6 +113,32 @@ def _summed(seen: Pass, args: tuple, out: Tensor, same: list[Tag]) -> None:
             source.joined |= not beside
             if beside and all(map(seen.weight, beside)):
                 source.biased(out)
+    sides = [tag.terms or _own(seen, tag) for tag in same]
+    _together(sides)
+    seen.tags[out].terms = [term for side in sides for term in side]
+
+
+def _own(seen: Pass, tag: Tag) -> list[Linear]:
+    """Return the linear map that gave a tensor, to which nothing but sums was done since."""
+    source = seen.source(tag)
+    return [source] if isinstance(source, Linear) and tag.path <= {"add"} else []
+
+
+def _stacked(seen: Pass, tag: Tag, out: Tensor, args: tuple) -> list[Linear]:
+    """Return the linear maps whose outputs were put beside each other and are added up along that axis."""
+    axes = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
+    few = codes.compact(tag.codes)
+    if few.ndim != out.ndim + 1 or len(axes) != 1 or few.shape[axes[0]] < 2 or tag.path:
+        return []
+    sources = [seen.source(Tag(each)) for each in few.movedim(axes[0], 0).flatten(1)[:, :1]]
+    return sources if all(isinstance(source, Linear) for source in sources) else []
+
+
+def _together(sides: list[list[Linear]]) -> None:
+    """Take note that the outputs of linear maps on different sides of a sum are added up."""
+    for side, others in permutations(sides, 2):
+        for term in side:
+            term.beside.update(map(id, others))
 
 
 def _gated(seen: Pass, one: Tag, two: Tag) -> bool:
@@ -109,7 +173,19 @@ def _logits(seen: Pass, product: Product, name: str, args: tuple, given: list[Ta
     """Take note of what is done to logits before the softmax: factors, and parameters that are added."""
     if name in SUMS and len(given) == 2:
         product.added += [source for tag in given if isinstance(source := seen.source(tag), nn.Parameter)]
-    by = next((arg for arg in args[1:] if isinstance(arg, int | float) or single(arg)), None)
-    if by is not None and name.rstrip("_") in ("mul", "div") and not product.softened:
-        product.factor *= float(by) if name.startswith("mul") else 1 / float(by)
-    product.softened += name in SOFTMAX
+    plain, own = name.rstrip("_"), [isinstance(arg, Tensor) and _of(seen, arg, product) for arg in args[:2]]
+    if product.softened == 0 and plain == "sub" and own == [False, True]:
+        product.factor *= -1
+    if product.softened == 0 and plain in ("mul", "div") and own[1:] != own[:1]:
+        by = args[own.index(False)]
+        if isinstance(by, int | float) or single(by):
+            product.factor *= float(by) if plain == "mul" else 1 / float(by)
+        else:
+            product.apart |= _negative(seen, by)
+    if name in SOFTMAX:
+        product.softened += 1
+        product.over_queries |= codes.over_queries(seen.tag(args[0]).codes, args[1])
+
+
+def _of(seen: Pass, tensor: Tensor, product: Product) -> bool:
+    return (tag := seen.tag(tensor)) is not None and seen.source(tag) is product

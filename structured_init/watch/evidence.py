@@ -15,7 +15,7 @@ from structured_init.layout import AttentionLayout, Matrices, Projection, Stride
 from structured_init.plan import Weights
 from structured_init.watch.assemble import NORMS, POOLS, TURNS, Call, Watched
 from structured_init.watch.elementwise import SUMS, TIMES
-from structured_init.watch.found import Evidence, FoundAttention
+from structured_init.watch.found import Evidence, FoundAttention, worst
 from structured_init.watch.records import Linear
 
 SHIFTED = 1e-3
@@ -43,8 +43,8 @@ def evidence(watched: Watched, weights: Weights) -> Evidence:
         else:
             outputs = _relative(made, seen.out)
     logits, factor, how = _logits(watched, seen, q, k, v)
-    outputs = max(wrong_v, outputs, _written(linears[3], layout.output, watched.columns[3], weights))
-    return Evidence(max(wrong_q, wrong_k, logits), outputs, factor, how, scale)
+    outputs = worst(wrong_v, outputs, _written(linears[3], layout.output, watched.columns[3], weights))
+    return Evidence(worst(wrong_q, wrong_k, logits), outputs, factor, how, scale)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> t
         if error > SHIFTED and path & SUMS and places is not None:  # a bias behind the map hides which token is which
             (q, wrong_q), (k, wrong_k) = _shifted(q[:, places[rows]], seen.query), _shifted(k[:, places], seen.key)
             error, factor = _scaled(q @ k.mT, seen.logits)
-            error, how = max(error, wrong_q, wrong_k), "logits, with a bias behind the map"
+            error, how = worst(error, wrong_q, wrong_k), "logits, with a bias behind the map"
     if factor is None:
         return error, None, f"{how}, which are zero"
     return error, factor * call.factor, how
@@ -172,8 +172,10 @@ def _written(linear: Linear, block: Projection | StridedProjection, columns: Ten
     y = _wide(linear.y).reshape(-1, linear.y.shape[-1])
     matrix = block.get(weights).to(x)
     made = torch.einsum("thk,hkd->td", x[:, columns.to(x.device)], matrix)
-    if columns.numel() < x.shape[1]:  # beside the heads something else goes in
-        return 0.0
+    rest = sorted(set(range(x.shape[1])) - set(columns.flatten().tolist()))
+    if rest:  # something else goes in beside the heads
+        entries = linear.block.starts.cpu() + linear.block.offsets.cpu()[rest, None]
+        made += x[:, rest] @ weights.read(linear.block.parameter).reshape(-1)[entries].to(x)
     return _apart_from_bias(made, y, 0)
 
 

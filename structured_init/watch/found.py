@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +13,11 @@ from structured_init.layout import AttentionLayout
 
 class NoLayout(Exception):
     """Attention that cannot be described by four matrices; the message says what it is instead."""
+
+
+def worst(*errors: float) -> float:
+    """Return the largest error; one that is not a number is larger than any."""
+    return max(errors, key=lambda error: (math.isnan(error), error))
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Evidence:
     @property
     def error(self) -> float:
         """The larger of the two."""
-        return max(self.logits, self.outputs)
+        return worst(self.logits, self.outputs)
 
 
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}

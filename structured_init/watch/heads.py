@@ -136,7 +136,7 @@ def taken_by(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, Int64[T
         raise NoLayout(
             next(
                 (f"what it gives goes into {t.what} ('{t.module}')" for t in takers),
-                "no linear map takes what it gives",
+                sum_.parted or "no linear map takes what it gives",
             )
         )
     if len({id(linear.block.parameter) for linear in taking}) > 1:

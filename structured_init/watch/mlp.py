@@ -18,9 +18,6 @@ from structured_init.watch.elementwise import POOLING, SILENT
 from structured_init.watch.records import GATED, LATE, MIXED, POOLED, TWICE, Linear, Tag
 from structured_init.watch.watch import WatchMode
 
-# Names of batch norm in evaluation mode, which differ between devices and with what gradients are asked for.
-BATCH_NORMS = frozenset({"_native_batch_norm_legit_no_training", "_native_batch_norm_legit", "cudnn_batch_norm"})
-ALL_NORMS = NORMS | BATCH_NORMS
 SUMMING = POOLING | {"sum", "mean"}
 
 
@@ -101,7 +98,7 @@ def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None, str] |
     inputs, width = second.y.shape[-1], len(second.taken)
     if not (isinstance(first, Linear) and second.joined) or first.block.inputs != inputs or _single(first):
         return None
-    if {TWICE, LATE} & second.path or _summed(second.path) or (POOLS & second.path and ALL_NORMS & second.path):
+    if {TWICE, LATE} & second.path or _summed(second.path) or (POOLS & second.path and NORMS & second.path):
         return None
     plain, narrow = codes.source(second.taken).unique().numel() == 1, 2 * width <= inputs
     if GATED not in second.path:
@@ -122,7 +119,7 @@ def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None, str] |
 
 
 def _function(path: frozenset[str]) -> str:
-    return ", ".join(sorted(path - PLAIN - ALL_NORMS - POOLS - TURNS - SILENT - {GATED}))
+    return ", ".join(sorted(path - PLAIN - NORMS - POOLS - TURNS - SILENT - {GATED}))
 
 
 def _summed(path: frozenset[str]) -> bool:

@@ -6,6 +6,7 @@ multiplies them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -23,6 +24,7 @@ MIXED, TWICE = "mixed by a linear map", "added to itself"
 AVERAGED, POOLED, GATED = "channels averaged", "tokens pooled", "a gate"
 ITSELF = "multiplied by itself"
 LATE = "tokens mixed behind a function"
+NEGATED = "a change of sign"
 
 
 @dataclass(eq=False)
@@ -34,18 +36,22 @@ class Tag:
         other: where two tensors of one source were added, the codes of the second.
         path: names of the operations since the source that changed numbers.
         factors: of a product, as in a gated MLP, the tags of both sides.
+        terms: of a sum, the linear maps whose outputs are added up in it.
     """
 
     codes: Int64[Tensor, ...]
     other: Int64[Tensor, ...] | None = None
     path: frozenset[str] = frozenset()
     factors: tuple[Tag, Tag] | None = None
+    terms: list[Linear] = field(default_factory=list)
 
 
 @runtime_checkable
 class Pass(Protocol):
     """What is known in the middle of a pass (see ``watch.WatchMode``)."""
 
+    sources: list
+    running: list[str]
     tags: MutableMapping[Tensor, Tag]
     pointwise: set[str]
 
@@ -111,6 +117,7 @@ class Linear:
         path: what happened to the input since its own source.
         factors: of an input that is a product, the tags of both sides.
         joined: whether y was added to another activation, as a residual branch is.
+        beside: the linear maps whose outputs y was added to, by identity.
     """
 
     module: str
@@ -121,13 +128,14 @@ class Linear:
     path: frozenset[str]
     factors: tuple[Tag, Tag] | None = None
     joined: bool = False
+    beside: set[int] = field(default_factory=set)
 
     def biased(self, y: Tensor) -> None:
         """Take y with a bias that is added in a step of its own, where y is that."""
         if y.numel() == self.y.numel() and y.shape[-1] == self.y.shape[-1]:
             beside = y.reshape(self.y.shape)
-            bias = (beside - self.y).flatten(0, -2)
-            if torch.allclose(bias, bias[:1], rtol=0, atol=1e-5 * float(beside.abs().max())):
+            bias, size = (beside - self.y).flatten(0, -2), float(beside.abs().max())
+            if math.isfinite(size) and torch.allclose(bias, bias[:1], rtol=0, atol=1e-5 * size):
                 self.y = beside
 
 
@@ -163,6 +171,9 @@ class Product:
         factor: what they were multiplied with before the softmax.
         beside: products that were added to it, such as that with positions, each with ``factor`` at that moment.
         softened: how often a softmax was taken.
+        over_queries: whether one was taken over the queries, so that the keys are what asks.
+        apart: whether factors of both signs, or negative ones, were put on some of its logits alone.
+        others: products whose own softmax is added to its softmax, or subtracted.
         heads: for every entry of the batch, the number of its head: those with the same query channels are one.
         columns: the codes of each head's query channels; ``None`` where they differ between tokens.
         rows: which of the N queries are kept.
@@ -179,6 +190,9 @@ class Product:
     factor: float = 1.0
     beside: list[tuple[Product, float]] = field(default_factory=list)
     softened: int = 0
+    over_queries: bool = False
+    apart: bool = False
+    others: list[Product] = field(default_factory=list)
     heads: Int64[Tensor, " batch"] = field(init=False)
     columns: Int64[Tensor, "heads head_dim"] | None = field(init=False)
     rows: Int64[Tensor, " rows"] = field(init=False)
@@ -211,7 +225,8 @@ class Sum:
         first: for every number of a head, its first entry in the batch.
         width: k.
         causal: whether the whole is zero above the diagonal; ``None`` where that cannot be told.
-        over_queries: the weights of a key sum to one over the queries, and those of a query do not over the keys.
+        parted: why no linear map takes it as a whole, where that is known.
+        turned: whether the map has the product's keys where its queries are, and its queries where its keys are.
     """
 
     module: str
@@ -224,17 +239,17 @@ class Sum:
     first: dict[int, int] = field(init=False)
     width: int = field(init=False)
     causal: bool | None = field(init=False)
-    over_queries: bool = field(init=False)
+    turned: bool = field(init=False)
+    parted: str | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         """Read from the map which head it is of, and keep a few numbers of each."""
-        heads = codes.compact(codes.place(self.maps_tag.codes)).amax(dim=(1, 2))
+        heads = codes.compact(codes.head(self.maps_tag.codes)).amax(dim=(1, 2))
+        self.turned = codes.over_queries(self.maps_tag.codes, -1)
         self.heads, self.width = heads.expand(len(self.maps)), self.out.shape[-1]
         places = first_of_each(self.heads)
         self.first = {int(self.heads[place]): place for place in places}
         self.causal, rows = hides_what_follows(self.maps), spread(self.maps)
-        off = [float((self.maps[places].sum(axis) - 1).abs().max()) for axis in (-2, -1)]
-        self.over_queries = off[0] < 1e-2 * off[1] and off[1] > 10 * torch.finfo(self.maps.dtype).eps
         self.maps, self.out = self.maps[places][:, rows], self.out[places][:, rows]
         self.value = self.value[places]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from structured_init.watch import codes
+from structured_init.watch.found import NoLayout
 from structured_init.watch.records import Linear, Other
 from structured_init.watch.watch import WatchMode
 
@@ -14,17 +15,34 @@ def is_cross(seen: WatchMode, query: Linear, key: Linear) -> bool:
 
     They do not where the queries' tokens are among the keys', or where the keys' were made from those, by a
     convolution that reduces them or a smaller linear map.
+
+    Raises:
+        NoLayout: the queries themselves were made of the keys' tokens by two linear maps, one after the other.
     """
     if key.x is query.x or (key.x.shape == query.x.shape and key.x.data_ptr() == query.x.data_ptr()):
         return False
-    asked = _rows(query.x)
-    for _ in range(3):
-        if key is None:
-            return True
-        if key.x.shape[-1] == query.x.shape[-1] and asked <= _rows(key.x):
-            return False
-        key = _above(seen, key)
+    keys = _line(seen, key)
+    if any(_holds(one.x, query.x) for one in keys):
+        return False
+    for first in _line(seen, query)[1:]:
+        if isinstance(first, Linear) and any(_holds(one.x, first.x) for one in keys):
+            raise NoLayout(
+                f"its queries are made by two linear maps, one after the other ('{first.module}', '{query.module}')"
+            )
     return True
+
+
+def _line(seen: WatchMode, linear: Linear) -> list[Linear | Other]:
+    """Return a linear map, what made its input, and what made the input of that."""
+    line: list[Linear | Other] = [linear]
+    while len(line) < 3 and (above := _above(seen, line[-1])) is not None:
+        line.append(above)
+    return line
+
+
+def _holds(tokens: Tensor, some: Tensor) -> bool:
+    """Say whether some tokens are among others of the same width."""
+    return tokens.shape[-1] == some.shape[-1] and _rows(some) <= _rows(tokens)
 
 
 def _above(seen: WatchMode, linear: Linear | Other) -> Linear | Other | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from jaxtyping import Int64
 from torch import Tensor
 
 from structured_init.watch import codes
-from structured_init.watch.records import POOLED, TWICE, Other, Pass, Product, Sum, Tag
+from structured_init.watch.records import NEGATED, POOLED, TWICE, Other, Pass, Product, Sum, Tag
 
 
 def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
@@ -22,13 +23,15 @@ def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
         source, other = seen.source(tag), seen.source(beside)
         if isinstance(source, Product):  # a second term of the logits
             if isinstance(other, Product) and other is not source:
-                source.beside.append((other, source.factor))
+                (source.others.append(other) if source.softened else source.beside.append((other, source.factor)))
             return Tag(tag.codes, tag.other, path)
         if isinstance(source, Sum) and source is not other:
             own = _own(seen, source, beside)
             if own is None:  # a residual stream is no output of attention alone
+                if isinstance(other, Sum):
+                    source.parted = other.parted = "what it gives is added to what another product with values gives"
                 return Tag(codes.unknown(tag.codes), None, path)
-            return Tag(tag.codes, tag.other, tag.path | {own})
+            return Tag(tag.codes, tag.other, tag.path | {own} | (path & {NEGATED}))
 
     def either(one: Tensor, two: Tensor) -> Tensor:
         a, b = codes.source(one), codes.source(two)
@@ -50,6 +53,21 @@ def _own(seen: Pass, sum_: Sum, beside: Tag) -> str | None:
     for what, tag in (("values", sum_.value_tag), ("queries", product.query_tag)):
         if other is seen.source(tag) and torch.isin(channels, codes.compact(tag.codes)).all():
             return f"a convolution of its {what}, added" if POOLED in beside.path else f"its {what}, added"
+    return None
+
+
+def taken_alike(seen: Pass, given: Int64[Tensor, "batch tokens inputs"] | None) -> Int64[Tensor, " inputs"] | None:
+    """Return the code that each input of a linear map has in every token; ``None`` where tokens differ.
+
+    So do those of several products with values that are put together token by token, of which it takes note.
+    """
+    columns = None if given is None else codes.over_tokens(given)
+    if columns is not None and (columns == columns[0]).all():
+        return columns[0]
+    numbers = [] if given is None else codes.source(codes.compact(codes.whole(given))).unique().tolist()
+    sums = [source for number in numbers if isinstance(source := seen.sources[number], Sum)]
+    for sum_ in sums if len(sums) > 1 else ():
+        sum_.parted = f"its tokens come from {len(sums)} products with values, put together before '{seen.running[-1]}'"
     return None
 
 

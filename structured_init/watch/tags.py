@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from structured_init.errors import StructuredInitError
 from structured_init.watch import codes
 from structured_init.watch.records import Tag
 
@@ -28,6 +29,18 @@ def pooled(before: Tensor, out: Tensor, args: tuple) -> Tensor | None:
 def single(argument: object) -> bool:
     """Say whether an argument is a tensor of one number."""
     return isinstance(argument, Tensor) and argument.numel() == 1
+
+
+def refuse_nested(args: tuple, result: object = None) -> None:
+    """Refuse tensors of several lengths, whose numbers lie in no grid.
+
+    Raises:
+        StructuredInitError: an argument of an operation, or what it gave, is one.
+    """
+    if any(isinstance(each, Tensor) and each.is_nested for each in (*args, result)):
+        raise StructuredInitError(
+            "nested (jagged) tensors are not watched: give samples of one length as a plain tensor"
+        )
 
 
 def tensors(tree: object) -> list[Tensor]:

@@ -20,7 +20,8 @@ from structured_init.watch.elementwise import LINEAR, keep, named
 from structured_init.watch.moves import FILLS, MAKES, MOVES, moved
 from structured_init.watch.parameters import ParameterViews
 from structured_init.watch.records import LATE, MIXED, POOLED, Block, Linear, Other, Product, Sum, Tag
-from structured_init.watch.tags import tensors, turned
+from structured_init.watch.sums import taken_alike
+from structured_init.watch.tags import refuse_nested, tensors, turned
 
 RECORDED = {Linear: ("x", "y"), Other: ("x",)}
 Source = Linear | Other | Product | Sum | nn.Parameter
@@ -33,6 +34,7 @@ class WatchMode(TorchDispatchMode):
         sources: what the numbers of codes stand for; entry 0 is unknown.
         alike: for every source, the number of the first that is the same linear map.
         running: plain names of the modules that run, the innermost last.
+        ran: names of all that have run.
         tags: what is known of tensors.
         pointwise: names of functions that were seen to act on single numbers.
         together: numbers of calls of one linear map → the linear map with the tokens of all.
@@ -46,6 +48,7 @@ class WatchMode(TorchDispatchMode):
         self.together: dict[tuple[int, ...], Linear] = {}
         self._maps: dict[tuple, int] = {}
         self.running: list[str] = [""]
+        self.ran: set[str] = set()
         self._weights = ParameterViews(model)
         self._numbers: dict[int, int] = {}
         self.tags: WeakIdKeyDictionary = WeakIdKeyDictionary()
@@ -66,6 +69,7 @@ class WatchMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
         kwargs, name = kwargs or {}, func._schema.name.rpartition("::")[2]
+        refuse_nested(args)
         if func._can_decompose():  # composed operations come whole from what is written out, and in inference mode
             with self:
                 return func.decompose(*args, **kwargs)
@@ -75,6 +79,7 @@ class WatchMode(TorchDispatchMode):
             if args[0] in self.tags and name[:-1] not in LINEAR and name not in FILLS:
                 before = (args[0].clone(), *args[1:])
         result = func(*args, **kwargs)
+        refuse_nested(args, result)
         if len(self.sources) < codes.LIMIT - 1:
             self._note(func, name, args, kwargs, result, before)
         return result
@@ -171,17 +176,15 @@ class WatchMode(TorchDispatchMode):
 
     def _linear(self, x: Tensor, tag: Tag | None, block: Block, y: Tensor, result: Tensor) -> None:
         """Record y = x W; ``result`` is y as torch gave it, which may be turned."""
-        if tag is not None and isinstance(self.source(tag), Product) and tag.codes.shape == y.shape:
+        below = None if tag is None else self.source(tag)
+        mixed = isinstance(below, Product) and tag.codes.shape == y.shape
+        if mixed and not codes.over_queries(tag.codes, -1):  # what a map over queries takes are tokens, no logits
             self._put(result, Tag(tag.codes, tag.other, tag.path | {MIXED}), y)
             return
-        below = None if tag is None else self.source(tag)
         record: Source = Other(self.running[-1], "weights that are computed", x, below)
         if block.starts is not None:
-            taken = None
-            if tag is not None:
-                columns = codes.over_tokens(tag.codes if tag.codes.ndim == 3 else tag.codes[None])
-                taken = columns[0] if columns is not None and (columns == columns[0]).all() else None
-            before = Tag(taken) if tag is None else tag
+            given = None if tag is None else tag.codes if tag.codes.ndim == 3 else tag.codes[None]
+            taken, before = taken_alike(self, given), tag or Tag(None)
             record = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
         channels = torch.arange(y.shape[-1] * len(block.starts if block.starts is not None else (0,)), device=y.device)
         places = codes.pack(self._new(record), channels).view(-1, 1, y.shape[-1])
@@ -196,8 +199,7 @@ class WatchMode(TorchDispatchMode):
         else:
             logits = result if factor is None else factor * (left @ right)
             record = Product(self.running[-1], left, right.mT, one, turned(two), logits)
-            places = codes.pack(self._new(record), record.heads[:, None, None])
-            self.tags[result] = Tag(places.expand(result.shape))
+            self.tags[result] = Tag(codes.logits(self._new(record), record.heads, result.shape))
 
     def _sum(self, maps: Tensor, value: Tensor, out: Tensor, one: Tag, two: Tag, result: Tensor) -> None:
         """Record values weighted with a map; its channels are those of a head, head after head."""
@@ -219,10 +221,8 @@ class WatchMode(TorchDispatchMode):
         y = result.movedim(1, -1)
         channels = torch.arange(result.shape[1], device=result.device)
         if math.prod(size) == groups == 1 and x.shape[2:] == result.shape[2:]:
-            taken = codes.over_tokens(tag.codes.flatten(2).mT) if tag is not None else None
-            taken = taken[0] if taken is not None and (taken == taken[0]).all() else None
+            taken, before = taken_alike(self, None if tag is None else tag.codes.flatten(2).mT), tag or Tag(None)
             block = self._weights.block(weight[(..., *(0 for _ in size))].T)
-            before = Tag(taken) if tag is None else tag
             x = x.movedim(1, -1)
             record: Source = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
         elif (kept := self._channelwise(tag, groups, result)) is not None:

@@ -24,7 +24,7 @@ def watching(model: nn.Module) -> Iterator[WatchMode]:
     handles, stack = [], mode.running
     fast = torch.backends.mha.get_fastpath_enabled()
     for name, module in named_plain_modules(model):
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: stack.append(name), prepend=True))
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: entered(mode, name), prepend=True))
         handles.append(module.register_forward_hook(lambda *_: left(stack), always_call=True))
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -36,6 +36,12 @@ def watching(model: nn.Module) -> Iterator[WatchMode]:
         torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:
             handle.remove()
+
+
+def entered(mode: WatchMode, name: str) -> None:
+    """Take note that a module begins to run."""
+    mode.running.append(name)
+    mode.ran.add(name)
 
 
 def left(running: list[str]) -> None:

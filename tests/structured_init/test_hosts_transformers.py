@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, NamedTuple
 
 import pytest
@@ -187,7 +188,11 @@ def test_a_layers_output_is_that_of_the_four_matrices(attend, without_biases, ki
     for site in attention_sites(model, cross=True):
         module, x = site.module, torch.randn(2, 5, site.embed_dim, dtype=torch.float64)
         known = {"norms": (getattr(module, "q_norm", None), getattr(module, "k_norm", None))}
-        arguments = {"attention_mask": None}
+        inner = module.self if kind in ("bert", "roberta") else module
+        masked = (
+            "attention_mask" in inspect.signature(inner.forward).parameters
+        )  # in transformers 5.17 DINOv2 takes none
+        arguments = {"attention_mask": None} if masked else {}
         if kind in ROTARY:
             turned = getattr(module, "rotary_ndims", site.head_dim)
             angle = torch.zeros(1, 5, turned, dtype=torch.float64)
@@ -198,9 +203,10 @@ def test_a_layers_output_is_that_of_the_four_matrices(attend, without_biases, ki
         causal = getattr(getattr(module, "self", module), "is_causal", False)
         _, expected = attend(site, x, causal=causal, **known)
         if kind in ("bert", "roberta"):
-            output = module.output.dense(module.self(x, **arguments)[0])
+            output = module.output.dense(inner(x, **arguments)[0])
         else:
-            output = module(x, **arguments)[0]
+            output = module(x, **arguments)
+            output = output if isinstance(output, torch.Tensor) else output[0]
         torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
 
 

@@ -216,6 +216,19 @@ def test_too_few_patches_are_warned_of(images):
     assert "'0' saw 32 patches of 192 numbers, too few" in warning
 
 
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ((4, 3, 5, 3), r"images of 5×3 pixels hold no whole patch of '0', 5×5 without padding"),
+        ((0, 3, 8, 8), r"the batch gives '0' no numbers, a tensor of shape \(0, 3, 8, 8\)"),
+    ],
+)
+def test_a_batch_without_a_patch_is_one_line(shape, said):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, dilation=2, padding=2))
+    with pytest.raises(StructuredInitError, match=f"^PatchWhitening: {said}$"):
+        initialize(model, PatchWhitening(), batch=torch.randn(shape))
+
+
 class Classifier(pl.LightningModule):
     def __init__(self):
         super().__init__()

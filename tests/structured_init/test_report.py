@@ -22,7 +22,7 @@ from structured_init import (
     StructuredInitError,
     initialize,
 )
-from structured_init.plan import CHUNK, Statistics
+from structured_init.plan import CHUNK, Statistics, Weights
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])
@@ -130,6 +130,13 @@ def test_nothing_is_noted_where_the_host_cancels_nothing(tiny_vit, changes):
     assert initialize(tiny_vit(**changes), Mimetic()).notes == {}
 
 
+def test_a_note_that_ends_as_another_does_is_kept_and_one_said_twice_is_not(tiny_vit):
+    weights = Weights(tiny_vit())
+    for what in ("12 query heads share a key", "2 query heads share a key", "12 query heads share a key"):
+        weights.note("attn", what)
+    assert weights.notes == {"attn": "12 query heads share a key; 2 query heads share a key"}
+
+
 def test_a_part_that_is_off_is_not_noted(tiny_vit):
     report = initialize(tiny_vit(qk_norm=True, init_values=1e-5), Mimetic(query_key=False))
     assert not any("normalizes" in note for note in report.notes.values())
@@ -231,3 +238,28 @@ def test_the_summary_names_positions_that_were_left_and_parts_that_were_skipped(
         "; skipped positions (the model has no position embedding of a known class: describe it with "
         "structured_init.register_positions, or say positions='keep')"
     )
+
+
+class NormedEmbedding(nn.Embedding):
+    """A table, whatever it is called, as in Inkling."""
+
+
+def test_a_table_with_a_norm_in_its_name_does_not_look_trained():
+    model = nn.ModuleDict({"embed": NormedEmbedding(5, 4), "map": nn.Linear(4, 4), "norm": nn.LayerNorm(4)})
+
+    class MapAlone(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            weights.write(weights.model["map"].weight, torch.ones(4, 4), "MapAlone")
+
+    assert initialize(model, MapAlone()).warnings == []
+
+
+def test_memory_that_was_never_written_to_does_not_look_trained():
+    with torch.device("meta"):
+        model = nn.ModuleDict({"map": nn.Linear(4, 4), "norm": nn.LayerNorm(4), "last": nn.LayerNorm(4)})
+    model.to_empty(device="cpu")
+    model["norm"].weight.data = torch.arange(4, dtype=torch.int32).view(torch.float32)
+    model["last"].weight.data = torch.tensor([0.0, float("nan"), 1.0, 1.0])
+    (warning,) = initialize(model, KaimingUniform()).warnings
+    said = "3 of 4 numbers are below 1e-38"
+    assert warning == f"'norm.weight', and 1 more was never initialized, as after to_empty: {said}"

@@ -14,8 +14,9 @@ from structured_init.analysis.audit.distribution import FEWEST, Distribution, re
 from structured_init.analysis.audit.places import Place, places
 from structured_init.analysis.audit.references import Reference, matching
 from structured_init.analysis.audit.sample import Sample
-from structured_init.analysis.audit.structure import structured, uninitialized
+from structured_init.analysis.audit.structure import structured
 from structured_init.plan import tensor_names
+from structured_init.storage import uninitialized
 from structured_init.writer import full_value
 
 # Kinds in another space: what is recognized there → what the parameter itself is.

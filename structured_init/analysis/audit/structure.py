@@ -1,4 +1,4 @@
-"""Parameters that are no draw of independent numbers: matrices, filters and tables with a structure, and bare memory.
+"""Parameters that are no draw of independent numbers: matrices, filters and tables with a structure.
 
 Letters: R rows, C columns.
 """
@@ -12,27 +12,8 @@ from torch import Tensor
 
 from structured_init.analysis.audit.distribution import Distribution
 
-HUGE = 1e10  # no library draws such a number
-SUBNORMAL_SHARE = 1e-3  # of a float32 tensor; memory that holds integers or pointers has many, weights next to none
 TOLERANCE = 1e-4  # of squared norms and inner products of rows, by the mean squared norm
 ROWS = 256  # compared with each other, at even distances
-
-
-def uninitialized(value: Tensor) -> str | None:
-    """Say why numbers look like memory that nobody has written to; ``None`` where they do not.
-
-    Memory of a process that is zero, or holds the numbers of an older tensor, cannot be told from weights.
-    """
-    finite = value.isfinite()
-    if not finite.all():
-        return f"{int((~finite).sum()):,} of {value.numel():,} numbers are not finite"
-    size = value.abs()
-    if value.dtype != torch.float16 and size.max() >= HUGE:
-        return f"its largest number is {size.max().item():.1e}"
-    subnormal = int(((size > 0) & (size < torch.finfo(value.dtype).tiny)).sum())
-    if value.dtype != torch.float16 and subnormal > SUBNORMAL_SHARE * value.numel():
-        return f"{subnormal:,} of {value.numel():,} numbers are below {torch.finfo(value.dtype).tiny:.0e}"
-    return None
 
 
 def structured(value: Tensor) -> Distribution | None:

@@ -173,5 +173,5 @@ class Impulse(Initializer):
         return shared[shape]
 
     def _write(self, site: AttentionSite, query: Tensor, key: Tensor) -> None:
-        site.query, site.key = query, key
-        site.note_query_key()
+        if site.write_query_key(query, key):
+            site.note_query_key()

@@ -332,6 +332,58 @@ class EinAtt(nn.Module):
         return torch.einsum("bhnm,bhmk,hdk->bnd", attention, value, self.maps[3])
 
 
+class Mixer(nn.Module):
+    """Attention by hand with 2 heads of 4 channels; no name says so."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def mixed(self, q, k, v):
+        return (q @ k.mT).softmax(-1) @ v
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return self.out(self.mixed(q, k, v).transpose(1, 2).flatten(2))
+
+
+class EfficientAttention(Mixer):
+    """No map between tokens is ever made."""
+
+    def mixed(self, q, k, v):
+        return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+
+class ChannelQueriesAttention(Mixer):
+    def mixed(self, q, k, v):
+        return q @ (k.mT.softmax(-1) @ v)
+
+
+class BesideKnown(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.known, self.mixer = nn.MultiheadAttention(8, 2, batch_first=True), Mixer()
+
+    def forward(self, x):
+        return self.mixer(self.known(x, x, x)[0])
+
+
+@pytest.mark.parametrize("kind", [EfficientAttention, ChannelQueriesAttention])
+def test_a_softmax_over_channels_is_no_map(kind):
+    with pytest.raises(NoAttentionError, match="lie between tokens and the 4 channels of a head"):
+        capture_attention(nn.Sequential(kind()), torch.randn(2, 5, 8))
+    with pytest.warns(UserWarning, match="lie between tokens and the 4 channels of a head"):
+        assert "0.known" in capture_attention(nn.Sequential(BesideKnown(), kind()), torch.randn(2, 5, 8))
+
+
+def test_attention_of_no_telling_name_is_captured_beside_a_known_class():
+    model, x = BesideKnown(), torch.randn(3, 5, 8)
+    maps = capture_attention(model, x)
+    assert list(maps) == ["known", "mixer"]
+    q, k = model.mixer.qkv(model.known(x, x, x)[0])[..., :16].unflatten(-1, (2, 2, 4)).permute(2, 0, 3, 1, 4)
+    torch.testing.assert_close(maps["mixer"], (q @ k.mT).softmax(-1).detach())
+
+
 def test_attention_is_captured_whatever_its_class_is_called():
     model, x = nn.Sequential(EinAtt(), nn.LayerNorm(8), EinAtt()), torch.randn(3, 5, 8)
     maps = capture_attention(model, x)

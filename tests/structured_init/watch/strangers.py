@@ -85,6 +85,95 @@ class NormalizedQueries(Apart):
         return q / q.pow(2).mean(-1, keepdim=True).sqrt(), F.layer_norm(k, (DIM,))
 
 
+class BatchNormed(Apart):
+    """A batch norm behind every linear map but the last, as in LeViT."""
+
+    def __init__(self):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm1d(WIDTH) for _ in range(3))
+
+    def forward(self, x):
+        maps = zip((self.ask, self.meet, self.carry), self.norms, strict=True)
+        q, k, v = (heads(norm(linear(x).flatten(0, 1)).view_as(x)) for linear, norm in maps)
+        return self.write(merged(self.attend(q, k, v)))
+
+
+class MixedStreams(Apart):
+    """Two streams of tokens, mixed with weights that are computed for each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.streams, self.weigh = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, 4)
+
+    def forward(self, x):
+        streams = self.streams(x).unflatten(-1, (2, WIDTH)).mT
+        return super().forward((streams @ self.weigh(x).unflatten(-1, (2, 2)))[..., 0])
+
+
+class BackwardKeys(Apart):
+    def turn(self, q, k):
+        return q, k.flip(-1)
+
+
+class BackwardValues(Apart):
+    def attend(self, q, k, v):
+        return super().attend(q, k, v.flip(-1))
+
+
+class ReachByHead(Apart):
+    """Every head looks at another number of keys."""
+
+    def attend(self, q, k, v):
+        each = [super(ReachByHead, self).attend(q[:, h], k[:, h, h:], v[:, h, h:]) for h in range(HEADS)]
+        return torch.stack(each, 1)
+
+
+class Jagged(Apart):
+    """Sequences of different lengths, one after another in memory."""
+
+    def forward(self, x):
+        return super().forward(torch.nested.nested_tensor_from_jagged(x.flatten(0, 1), torch.tensor([0, 4, 10])))
+
+
+class LowRankQueries(Apart):
+    """Queries by two maps, one after the other."""
+
+    def __init__(self, rank=6):
+        super().__init__()
+        self.down, self.ask = nn.Linear(WIDTH, rank), nn.Linear(rank, WIDTH)
+
+    def forward(self, x):
+        q, k, v = heads(self.ask(self.down(x))), heads(self.meet(x)), heads(self.carry(x))
+        return self.write(merged(self.attend(q, k, v)))
+
+
+class QueriesByChunks(Apart):
+    """A product for every few queries."""
+
+    def attend(self, q, k, v):
+        return torch.cat([F.scaled_dot_product_attention(part, k, v) for part in q.split(2, 2)], 2)
+
+
+class LocalAndGlobal(Apart):
+    """The same queries look near and far."""
+
+    def attend(self, q, k, v):
+        near = torch.ones(q.shape[2], q.shape[2]).tril(1).triu(-1).bool()
+        return F.scaled_dot_product_attention(q, k, v) + F.scaled_dot_product_attention(q, k, v, attn_mask=near)
+
+
+class Axial(Apart):
+    """Along the rows of an image, and along its columns."""
+
+    def forward(self, x):
+        q, k, v = (layer(x).unflatten(-1, (HEADS, DIM)) for layer in (self.ask, self.meet, self.carry))
+        columns = self.along(*(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
+        return self.write((self.along(q, k, v) + columns).flatten(3))
+
+    def along(self, *parts):
+        return F.scaled_dot_product_attention(*(each.movedim(-2, 1) for each in parts)).movedim(1, -2)
+
+
 class InPlace(Apart):
     """Scales, masks and adds in place."""
 
@@ -565,3 +654,134 @@ class PaddedWithOnes(Apart):
         mask = torch.cat([torch.zeros(k.shape[-2]), torch.full((2,), -1e9)])
         k, v = F.pad(k, (0, 0, 0, 2)), F.pad(v, (0, 0, 0, 2), value=-1.0)
         return (q @ k.mT + mask).softmax(-1) @ v
+
+
+class OneHeadWithOutput(OneHead):
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Linear(DIM, WIDTH)
+
+    def forward(self, x):
+        return self.proj(super().forward(x))
+
+
+class SummedHeads(nn.Module):
+    """Heads that are modules with an output map each; what they give is added up."""
+
+    def __init__(self, how="sum"):
+        super().__init__()
+        self.heads, self.how = nn.ModuleList(OneHeadWithOutput() for _ in range(HEADS)), how
+
+    def forward(self, x):
+        each = [head(x) for head in self.heads]
+        if self.how == "stream":
+            for out in each:
+                x = x + out
+            return x
+        return torch.stack(each).sum(0) if self.how == "stack" else sum(each)
+
+
+class HeadsThrough(Apart):
+    """What the heads give goes through a function of the test's in front of the output map."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def attend(self, q, k, v):
+        return self.function(super().attend(q, k, v), v)
+
+
+class MapsThrough(HeadsThrough):
+    """What the softmax gives does."""
+
+    def attend(self, q, k, v):
+        return self.function((q @ k.mT / 2).softmax(-1)) @ v
+
+
+class Temperatures(Apart):
+    """A learned factor on the logits of each head."""
+
+    def __init__(self, *factors):
+        super().__init__()
+        self.factors = nn.Parameter(torch.tensor(factors).view(1, -1, 1, 1))
+
+    def attend(self, q, k, v):
+        return (q @ k.mT * self.factors).softmax(-1) @ v
+
+
+class Differential(Apart):
+    """A second map, of queries and keys of its own, is subtracted from the first."""
+
+    def __init__(self):
+        super().__init__()
+        self.ask_2, self.meet_2 = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        pairs = (self.ask, self.meet), (self.ask_2, self.meet_2)
+        one, two = ((heads(ask(x)) @ heads(meet(x)).mT / 2).softmax(-1) for ask, meet in pairs)
+        return self.write(merged((one - 0.3 * two) @ heads(self.carry(x))))
+
+
+class Slots(Apart):
+    """A softmax over queries, and what every query got of it normalized."""
+
+    def attend(self, q, k, v):
+        maps = (q @ k.mT).softmax(-2)
+        return (maps / maps.sum(-1, keepdim=True)) @ v
+
+
+class RolesReversed(Apart):
+    """What is called a key asks: the softmax is taken over what is called queries, and the map is transposed."""
+
+    def attend(self, q, k, v):
+        return (q @ k.mT).softmax(-2).mT @ v
+
+
+class TwoSigns(Apart):
+    """The product is subtracted, and the difference is multiplied with a negative number."""
+
+    def attend(self, q, k, v):
+        return (-0.5 * (torch.ones(q.shape[-2], k.shape[-2]) - 2 * (q @ k.mT))).softmax(-1) @ v
+
+
+class StableSoftmax(Apart):
+    """The largest logit is subtracted from all, and a factor stands in front of the product."""
+
+    def attend(self, q, k, v):
+        logits = torch.tensor(0.5) * (q @ k.mT)
+        return (logits - logits.amax(-1, keepdim=True)).softmax(-1) @ v
+
+
+class BesideTheHeads(Apart):
+    """The tokens themselves go into the output map beside what the heads give."""
+
+    def __init__(self):
+        super().__init__()
+        self.write = nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        mixed = merged(self.attend(heads(self.ask(x)), heads(self.meet(x)), heads(self.carry(x))))
+        return self.write(torch.cat([x, mixed], -1))
+
+
+class OneMapFor(Apart):
+    """One linear map for several of queries, keys and values."""
+
+    def __init__(self, *names):
+        super().__init__()
+        for name in names:
+            setattr(self, name, self.meet)
+
+
+class SharedKey(nn.Module):
+    """Two layers of attention with one map of keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = Apart(), Apart()
+        self.two.meet = self.one.meet
+
+    def forward(self, x):
+        x = x + self.one(x)
+        return x + self.two(x)

@@ -68,3 +68,11 @@ def test_nobody_is_asked_where_all_linear_maps_are_explained():
     sites = attention_sites(Weights(mixed(nn.LayerNorm(D), head), batch=lambda: batch_counted(calls)))
     assert [site.name for site in sites] == ["0.attn", "3.attn"]
     assert calls == []
+
+
+def test_without_a_batch_what_may_attend_beside_a_known_class_is_warned_of():
+    report = initialize(mixed(Mixer()), Mimetic(positions="keep"))
+    [warning] = report.warnings
+    assert warning.startswith("1 may attend too, which only a forward pass can tell: give `batch=…`")
+    assert initialize(mixed(), Mimetic(positions="keep")).warnings == []
+    assert initialize(mixed(Mixer()), Mimetic(positions="keep"), batch=torch.randn(2, 7, D)).warnings == []

@@ -35,8 +35,8 @@ APART = [
     strangers.FusedKernel, strangers.TransformerXL, strangers.TransformerXLPositionsFirst, strangers.ShortConvolution,
     strangers.QueriesAdded, strangers.TwoKindsOfTokens, strangers.ScaledValues, strangers.FarClamp,
     strangers.ClampByTensors,
-    strangers.CosineAttention,
-    strangers.GatedValues, strangers.PaddedWithOnes, strangers.BiasInAStep,
+    strangers.CosineAttention, strangers.BatchNormed,
+    strangers.GatedValues, strangers.PaddedWithOnes, strangers.BiasInAStep, strangers.StableSoftmax,
 ]  # fmt: skip
 
 
@@ -60,10 +60,12 @@ def test_four_linear_maps_are_found_whatever_lies_between(kind):
         (strangers.Apart, {"scale": 0.5}),
         (strangers.InPlace, {"scale": 0.5}),
         (strangers.Sink, {"scale": 1.0}),
+        (strangers.StableSoftmax, {"scale": 0.5}),
         (strangers.RotaryByHalves, {"rope": True, "scale": 0.5}),
         (strangers.RotaryByPairs, {"rope": True}),
         (strangers.RotaryByComplexNumbers, {"rope": False, "scale": 0.5}),
         (strangers.NormalizedQueries, {"query_key_norm": True, "rope": False}),
+        (strangers.BatchNormed, {"query_key_norm": True, "value_norm": True, "between": None}),
         (strangers.TalkingHeads, {"mixes_heads": True}),
         (strangers.GatedOutput, {"between": "a gate, relu", "value_norm": False}),
         (strangers.Apart, {"between": None}),
@@ -142,11 +144,31 @@ def test_heads_that_share_a_key_become_neighbours():
         (strangers.QueriesTimesThemselves(), TOKENS, "its queries go through a gate behind their linear map"),
         (strangers.NearClamp(), TOKENS, "its queries go through clamp behind their linear map"),
         (strangers.NearClampByTensors(), TOKENS, "its queries go through clamp behind their linear map"),
-        (strangers.Transposed(), TOKENS, "the weights of its maps sum to one over queries and not over keys"),
-        (strangers.OverQueries(), TOKENS, "the weights of its maps sum to one over queries and not over keys"),
+        (strangers.Transposed(), TOKENS, "its softmax is taken over queries and not over keys"),
+        (strangers.OverQueries(), TOKENS, "its softmax is taken over queries and not over keys"),
         (strangers.NoSoftmax(), TOKENS, "no softmax lies between the product of queries and keys and that with the"),
         (strangers.Latent(), TOKENS, "its keys are put together from several linear maps (meet, also)"),
         (strangers.BetweenChannels(), TOKENS, "it attends between channels, not between tokens"),
+        (
+            strangers.LowRankQueries(),
+            TOKENS,
+            "its queries are made by two linear maps, one after the other ('down', 'ask')",
+        ),
+        (strangers.LowRankQueries(12), TOKENS, "its queries are made by two linear maps, one after the other"),
+        (
+            strangers.QueriesByChunks(),
+            TOKENS,
+            "its tokens come from 3 products with values, put together before 'write'",
+        ),
+        (strangers.LocalAndGlobal(), TOKENS, "what it gives is added to what another product with values gives"),
+        (strangers.Axial(), (2, 3, 3, 12), "what it gives is added to what another product with values gives"),
+        (
+            strangers.BackwardKeys(),
+            TOKENS,
+            "the channels of its keys lie backwards in 'meet', those that they meet do not",
+        ),
+        (strangers.BackwardValues(), TOKENS, "the channels of its values lie backwards in 'carry', those that they"),
+        (strangers.ReachByHead(), TOKENS, "its heads are of different numbers of tokens"),
         (strangers.NoOutput(), TOKENS, "no linear map takes what it gives"),
         (strangers.Twice(), TOKENS, "what it gives goes into 'write' more than once"),
         (strangers.Twice(2), TOKENS, "what it gives goes into several linear maps ('write', 'also')"),
@@ -162,6 +184,67 @@ def test_what_four_matrices_cannot_describe_is_refused_with_the_reason(model, sh
     assert found
     assert all(each.layout is None for each in found)
     assert found[0].reason.startswith(reason)
+
+
+SIGNS = torch.tensor([1.0, -1.0, 1.0]).view(1, 3, 1, 1)
+NEGATED = "what its heads give, or some of them, is taken times −1 in front of 'write'"
+SIGN = "its logits or maps go through a change of sign"
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (strangers.HeadsThrough(lambda out, v: -out), NEGATED),
+        (strangers.HeadsThrough(lambda out, v: out * SIGNS), NEGATED),
+        (strangers.HeadsThrough(lambda out, v: out / SIGNS), NEGATED),
+        (strangers.HeadsThrough(lambda out, v: torch.cat([out[:, :1], out[:, 1:] * -2], 1)), NEGATED),
+        (strangers.HeadsThrough(lambda out, v: 2 * v - out), NEGATED),
+        (strangers.MapsThrough(lambda maps: 2 * torch.eye(5) - maps), SIGN),
+        (strangers.MapsThrough(lambda maps: maps * -1), SIGN),
+        (strangers.Temperatures(1.0, 0.5, -1.0), "some of its logits are multiplied with negative numbers"),
+        (strangers.Slots(), "its softmax is taken over queries and not over keys"),
+        (strangers.RolesReversed(), "its queries and keys change places between their product and the values"),
+    ],
+)
+def test_a_change_of_sign_or_of_roles_between_the_matrices_is_refused(model, reason):
+    torch.manual_seed(0)
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (found.layout, found.reason) == (None, reason)
+
+
+def test_signs_that_cancel_in_front_of_the_softmax_are_one_factor():
+    torch.manual_seed(0)
+    [found] = discover_attention(strangers.TwoSigns(), torch.randn(TOKENS))
+    assert found.layout.scale == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("how", ["sum", "stack", "stream"])
+def test_heads_whose_own_outputs_are_added_up_are_one_layer(how):
+    torch.manual_seed(0)
+    model, tokens = strangers.SummedHeads(how), torch.randn(TOKENS)
+    [found] = discover_attention(model, tokens)
+    assert (found.name, found.layout.query.heads) == ("heads", 3)
+    initialize(model, Mimetic(positions="keep", vo_alpha=0.0), batch=tokens)
+    product = sum(head.proj.weight @ head.value.weight for head in model.heads)
+    torch.testing.assert_close(product, -0.4 * torch.eye(12), atol=1e-5, rtol=0)
+
+
+def test_a_second_pair_of_queries_and_keys_is_named():
+    torch.manual_seed(0)
+    model, tokens = strangers.Differential(), torch.randn(TOKENS)
+    [found] = discover_attention(model, tokens)
+    assert found.layout.others == "'ask_2', 'meet_2'"
+    report = initialize(model, Mimetic(positions="keep"), batch=tokens)
+    assert "maps of other queries and keys, left alone: 'ask_2', 'meet_2'" in next(iter(report.notes.values()))
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1.0])
+def test_an_output_map_that_takes_more_than_the_heads_is_checked(wrong):
+    torch.manual_seed(0)
+    model = strangers.BesideTheHeads()
+    model.register_forward_hook(lambda *_: model.write.weight.data.add_(wrong))
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (0 < found.evidence.outputs < 1e-5) if wrong == 0 else found.evidence.outputs > 0.1
 
 
 @pytest.mark.parametrize("size", [1e-17, 1e17])
@@ -292,3 +375,31 @@ def test_the_reason_stands_in_the_error_of_an_initialization():
         check_attention(nn.Sequential(strangers.Reversed()), torch.randn(TOKENS))
     with pytest.raises(StructuredInitError, match="Sequential fails on the batch"):
         initialize(nn.Sequential(strangers.Apart()), Mimetic(positions="keep"), batch=torch.randn(2, 5, 7))
+
+
+@pytest.mark.parametrize("kind", [strangers.Apart, strangers.BiasInAStep])
+def test_numbers_that_are_not_finite_are_named(kind):
+    model = kind()
+    model.meet.weight.data[0, 0] = float("nan")
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (found.layout, found.reason) == (None, "'meet.weight' holds numbers that are not finite")
+    [found] = discover_attention(kind(), torch.full(TOKENS, float("inf")))
+    assert found.reason == "its queries, keys or values are not finite"
+
+
+def test_attention_behind_a_product_of_two_activations_that_is_no_attention_is_found():
+    """As in Gemma 3n; what comes of that product has the shape of queries, and is no map."""
+    torch.manual_seed(0)
+    model = strangers.MixedStreams()
+    [found] = [each for each in discover_attention(model, torch.randn(TOKENS)) if each.layout is not None]
+    query, _, _, output = parts(found, model)
+    torch.testing.assert_close(query, block(model.ask))
+    torch.testing.assert_close(output, model.write.weight.detach().T.unflatten(0, (-1, strangers.DIM)))
+
+
+def test_sequences_of_different_lengths_in_one_tensor_are_refused_in_one_line():
+    said = r"^nested \(jagged\) tensors are not watched: give samples of one length as a plain tensor$"
+    pair = torch.nested.nested_tensor([torch.randn(3, 12), torch.randn(5, 12)], layout=torch.jagged)
+    for model, batch in ((strangers.Jagged(), torch.randn(TOKENS)), (strangers.Apart(), pair)):
+        with pytest.raises(StructuredInitError, match=said):
+            discover_attention(model, batch)

@@ -26,6 +26,7 @@ from structured_init import (
     register_attention,
     required_attention_sites,
 )
+from structured_init.analysis.audit.products import product_diagonals
 from structured_init.sites.attention import ATTENTION
 
 spec = importlib.util.spec_from_file_location("strangers", Path(__file__).with_name("strangers.py"))
@@ -222,3 +223,68 @@ def test_a_batch_that_is_only_offered_is_asked_for_where_nothing_is_known():
     assert report.attention == {"0": True}
     initialize(nn.TransformerEncoderLayer(12, 3, batch_first=True), Mimetic(positions="keep"), batch=offer)
     assert asked == [1]
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+WORDS = {"vocab_size": 40, "max_position_embeddings": 40, "pad_token_id": 1}
+FRAMES = {"image_size": 8, "patch_size": 4, "num_frames": 2}
+SOUND = {"conv_dim": (8, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+SOUND |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+LATENTS = {"num_latents": 4, "d_latents": 16, "d_model": 16, "num_blocks": 1, "num_self_attends_per_block": 1}
+LATENTS |= {"num_self_attention_heads": 2, "num_cross_attention_heads": 2}
+SWIN_2 = {"image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4}
+TWO_SEQUENCES = {"query_embeds": (1, 4, 16), "encoder_hidden_states": (1, 5, 16)}
+NESTED = {  # queries, keys and values in one module, the output projection in one around it
+    "VideoMAE": (SMALL | FRAMES, {"pixel_values": (1, 2, 3, 8, 8)}),
+    "Timesformer": (SMALL | FRAMES, {"pixel_values": (1, 2, 3, 8, 8)}),
+    "Swinv2": (SWIN_2, {"pixel_values": (1, 3, 8, 8)}),
+    "DebertaV2": (SMALL | WORDS, {"input_ids": (1, 6)}),
+    "XLMRobertaXL": (SMALL | WORDS, {"input_ids": (1, 6)}),
+    "RobertaPreLayerNorm": (SMALL | WORDS, {"input_ids": (1, 6)}),
+    "SEWD": (SMALL | SOUND | {"vocab_size": 40}, {"input_values": (1, 400)}),
+    "Perceiver": (LATENTS, {"inputs": (1, 6, 16)}),
+    "Blip2QFormer": (
+        SMALL | {"vocab_size": 40, "encoder_hidden_size": 16, "cross_attention_frequency": 1},
+        TWO_SEQUENCES,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # by transformers 5.17
+@pytest.mark.parametrize("host", NESTED)
+def test_no_layer_that_was_written_is_said_to_be_left_alone_where_classes_are_nested(host):
+    settings, shapes = NESTED[host]
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{host}Model")(getattr(transformers, f"{host}Config")(**settings))
+    batch = {
+        name: torch.randint(3, 40, shape) if name == "input_ids" else torch.randn(shape)
+        for name, shape in shapes.items()
+    }
+    report = initialize(model, Mimetic(positions="keep", cross=True), batch=batch, strict=True)
+    assert (report.left, report.skipped) == ([], {})
+    written = {entry.names[0] for entry in report.changed}
+    layers = [name for name, module in model.named_modules() if is_asked(module)]
+    assert layers
+    for name in layers:  # what transformers calls queries was set, in every layer that was said to be left alone
+        assert any(each.startswith(f"{name}.") for each in written), name
+    assert product_diagonals(model, batch)[1] == []  # what an audit says is left out
+
+
+def is_asked(module):
+    return any(hasattr(module, name) for name in ("query", "query_proj", "q_proj", "qkv"))
+
+
+class TwoTowers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.text, self.image = Reader(depth=1), Reader(depth=1)
+
+    def forward(self, text=None, image=None):
+        return self.text(text) if image is None else self.image(image)
+
+
+def test_a_tower_that_the_batch_does_not_run_is_said_not_to_have_run():
+    report = initialize(TwoTowers(), Mimetic(positions="keep"), batch={"text": torch.randn(2, 5, 12)})
+    assert report.left == ["image.blocks.0.attn"]
+    said = "Apart did not run on what the model was given: give a batch on which it does, or describe it with "
+    assert report.skipped["image.blocks.0.attn"].startswith(said)
