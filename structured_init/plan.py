@@ -117,6 +117,7 @@ class Weights:
         self.attention: dict[str, bool] = {}  # layers that an initializer looked for → whether one takes them
         self.notes: dict[str, str] = {}
         self.warnings: list[str] = []
+        self.short: list[str] = []  # of these, those that say that less was reached than was asked for
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}
         self.assigned: dict[str, set[str]] = {}  # attention layer → which of its four matrices were written
         self._pending: set[int] = set()
@@ -272,6 +273,11 @@ class Weights:
         """Record what the user should look at."""
         if what not in self.warnings:
             self.warnings.append(what)
+
+    def fall_short(self, what: str) -> None:
+        """Warn that much less was reached than was asked for, which ``strict`` refuses."""
+        self.warn(what)
+        self.short.append(what)
 
     def assign(self, name: str, matrix: str) -> None:
         """Record that a matrix of an attention layer was written: ``"query"``, ``"key"``, ``"value"``, ``"output"``."""

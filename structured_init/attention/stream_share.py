@@ -14,16 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_init.attention.forward import run_planned
+from structured_init.attention.forward import run_planned, something_to_run
 from structured_init.errors import StructuredInitError
-from structured_init.host_inputs import Inputs, as_inputs, host_inputs
+from structured_init.host_inputs import Inputs
 from structured_init.layout import JoinedProjection
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite
-from structured_init.sites.position_rule import is_stack
+from structured_init.sites.position_rule import block_around, is_stack
 from structured_init.sites.stream import norm_weight, stream_into
-from structured_init.sites.watched import UNASKED
 
 CONTEXT = 128  # tokens of a text that the host library offers, if it takes as many: branches average over them
 
@@ -60,7 +59,7 @@ def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> 
         sites: the layers.
         share: of the stream.
     """
-    found = _something_to_run(weights)
+    found = something_to_run(weights, CONTEXT)
     if found is None:
         return dict(_computed(weights, sites, share))
     part, inputs = found
@@ -89,23 +88,6 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
         )
 
 
-def _something_to_run(weights: Weights) -> tuple[nn.Module, Inputs] | None:
-    """Return the model and its batch, or its outermost part that the host library has inputs for."""
-    if weights.batch is not None:
-        return weights.model, as_inputs(weights.batch)
-    parameters = list(weights.model.parameters())
-    unseen = any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in parameters)
-    if unseen or sum(tensor.numel() for tensor in parameters) > UNASKED:
-        return None
-    level = [weights.model]
-    for _ in range(3):  # a LightningModule holds a network, which may hold a transformer
-        for module in level:
-            if (inputs := host_inputs(module, length=CONTEXT)) is not None:
-                return module, inputs
-        level = [child for module in level for child in module.children()]
-    return None
-
-
 def _measured(
     weights: Weights, sites: Sequence[AttentionSite], share: float, part: nn.Module, inputs: Inputs
 ) -> dict[str, tuple[float, float]]:
@@ -132,19 +114,11 @@ def _measured(
 
     with ExitStack() as stack:
         for site in sites:
-            block, last = modules[_block(site.name, stacks)], _last(site, modules)
+            block, last = modules[block_around(site.name, stacks)], _last(site, modules)
             stack.callback(block.register_forward_pre_hook(enter(site.name), with_kwargs=True).remove)
             stack.callback(last.register_forward_hook(leave(site.name)).remove)
         run_planned(weights, inputs, part)
     return found
-
-
-def _block(name: str, stacks: set[str]) -> str:
-    """The layer's own place in the innermost list of layers around it: what enters there is the stream."""
-    around = name
-    while around and around.rpartition(".")[0] not in stacks:
-        around = around.rpartition(".")[0]
-    return around or name
 
 
 def _last(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Module:

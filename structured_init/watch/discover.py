@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
 from structured_init.host_inputs import as_inputs, host_inputs
-from structured_init.layout import AttentionLayout
+from structured_init.layout import AttentionLayout, Projection, StridedProjection
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.undisturbed import undisturbed
@@ -113,10 +113,15 @@ def _overlap(layout: AttentionLayout) -> bool:
     shared = [part for part in (layout.query, layout.key, layout.value) if part.weight is weight]
     if not shared:
         return False
+    own = entries_of(layout.output).flatten()
+    return any(bool(torch.isin(own, entries_of(part).flatten()).any()) for part in shared)
+
+
+def entries_of(projection: Projection | StridedProjection) -> Tensor:
+    """Return for every number of a projection (heads, head_dim, width) its index in the flattened parameter."""
     places = Weights(nn.Module())
     places.read = lambda tensor: torch.arange(tensor.numel(), dtype=torch.float64).view(tensor.shape)  # type: ignore[method-assign]
-    own = layout.output.get(places).flatten()
-    return any(bool(torch.isin(own, part.get(places).flatten()).any()) for part in shared)
+    return projection.get(places)
 
 
 def _few(x: Tensor) -> Tensor:

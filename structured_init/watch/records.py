@@ -6,7 +6,7 @@ multiplies them.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -212,6 +212,8 @@ class Sum:
         width: k.
         causal: whether the whole is zero above the diagonal; ``None`` where that cannot be told.
         over_queries: the weights of a key sum to one over the queries, and those of a query do not over the keys.
+        measure: what is to be read off the whole map, before most of it is let go of.
+        measured: what that gave, (H, …): the mean over the entries of each head.
     """
 
     module: str
@@ -220,6 +222,8 @@ class Sum:
     value: Float[Tensor, "heads keys value_dim"]
     value_tag: Tag
     out: Float[Tensor, "heads rows value_dim"]
+    measure: Callable[[Tensor], Tensor] | None = None
+    measured: Tensor | None = field(init=False, default=None)
     heads: Int64[Tensor, " batch"] = field(init=False)
     first: dict[int, int] = field(init=False)
     width: int = field(init=False)
@@ -231,6 +235,10 @@ class Sum:
         heads = codes.compact(codes.place(self.maps_tag.codes)).amax(dim=(1, 2))
         self.heads, self.width = heads.expand(len(self.maps)), self.out.shape[-1]
         places = first_of_each(self.heads)
+        if self.measure is not None:
+            entries = self.measure(self.maps)
+            numbers = self.heads.to(entries.device).unique()  # in the order of ``first``
+            self.measured = torch.stack([entries[self.heads == number].mean(dim=0) for number in numbers])
         self.first = {int(self.heads[place]): place for place in places}
         self.causal, rows = hides_what_follows(self.maps), spread(self.maps)
         off = [float((self.maps[places].sum(axis) - 1).abs().max()) for axis in (-2, -1)]

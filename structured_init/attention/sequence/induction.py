@@ -10,8 +10,9 @@ from torch import Tensor
 
 from structured_init.arguments import check_finite, check_flag, check_positive, check_whole
 from structured_init.attention.sequence.copying import write_copies
-from structured_init.attention.sequence.job import Job, Outcome, told
+from structured_init.attention.sequence.job import Job, Outcome
 from structured_init.attention.sequence.matching import Copied, matching_coordinates, share_of_matches
+from structured_init.attention.sequence.measured import measured_shares, told
 from structured_init.attention.sequence.previous_token import look, prepare
 from structured_init.attention.sequence.share import Reached, least_strength
 from structured_init.attention.sequence.towers import those_that_can, towers
@@ -88,8 +89,8 @@ class Induction(Initializer):
         for first, second in weights.each(self._pairs(weights, rng)):
             outcome, _ = look(first, self.gain)
             read, write = write_copies(first, self.copy_scale, outcome.stream)
-            first.site.note(told(first, outcome))
             self._match(second, first, outcome, read, write)
+            first.site.note(told(first, outcome, *measured_shares([first])))
 
     def _pairs(self, weights: Weights, rng: Draws) -> list[tuple[Job, Job]]:
         """Return the first two layers of every tower, with nothing written yet."""

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from structured_init.attention.sequence.offsets import Offset, spoken
+from structured_init.attention.sequence.offsets import Offset
 from structured_init.attention.sequence.share import Reached
 from structured_init.draws import Draws
 from structured_init.plan import Weights
@@ -113,23 +113,3 @@ class Outcome:
     stream: float
     how: str
     content: float = 1.0
-
-
-def told(job: Job, outcome: Outcome) -> str:
-    """Say what was reached, for the report."""
-    shares = ", ".join(
-        f"{spoken(offset)}: {outcome.reached[head].share:.2f}"
-        for head, _, offset in job.heads
-        if head in outcome.reached
-    )
-    said = f"attention on offsets at the end of {job.length:,} tokens, as predicted: {shares} ({outcome.how})"
-    if outcome.ends:
-        heads = ", ".join(
-            f"head {head} up to {end:,} tokens" if end else f"head {head} in no context"
-            for head, end in outcome.ends.items()
-        )
-        said += f"; {CLEAR} or more only: {heads}"
-    shared = sorted(head for head, offset in enumerate(job.offsets) if offset is None and head // job.group in job.keys)
-    if shared and job.kind != "relative":
-        said += f"; heads {', '.join(map(str, shared))} are the host's, but for the key that they share"
-    return said
