@@ -134,7 +134,9 @@ def _within(maps: dict[str, Tensor], layer: str) -> Tensor | None:
 
 def previous(note: str, maps: Tensor | None) -> Iterator[dict[str, object]]:
     """Yield what a note says of heads on offsets, its least share, beside that of the maps."""
-    found = re.search(r"attention on offsets at the end of ([\d,]+) tokens, (measured|predicted): (.*?) \((on|not)", note)
+    found = re.search(
+        r"attention on offsets at the end of ([\d,]+) tokens, (measured|predicted): (.*?) \((on|not)", note
+    )
     if found is None or maps is None:
         return
     heads = re.findall(r"(-?\d+): (\d\.\d\d)(?: \(predicted (\d\.\d\d)\))?", found[3])

@@ -68,7 +68,7 @@ def measured_shares(jobs: Sequence[Job], *, twice: bool = False) -> list[Measure
     heads = max(each.site.num_heads for each in jobs)
     while length > 2 and heads * length**2 > MOST:
         length //= 2
-    found = _to_run(weights, length, max(1, min(SAMPLES, MOST // (heads * length**2))), twice)
+    found = to_run(weights, length, max(1, min(SAMPLES, MOST // (heads * length**2))), twice)
     if isinstance(found, str):
         return [Measured({}, 0, found) for _ in jobs]
     part, inputs, known = found
@@ -81,7 +81,7 @@ def measured_shares(jobs: Sequence[Job], *, twice: bool = False) -> list[Measure
     ]
 
 
-def _to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str] | str:
+def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str] | str:
     """Return what is run, on what, and how that is called; or why nothing can be run."""
     given = None if weights.batch is None else as_inputs(weights.batch)
     if given is not None and not twice and (_tokens(given) or length) >= length:
@@ -96,23 +96,24 @@ def _to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[n
 
 def _tokens(inputs: Inputs) -> int:
     """Return how many tokens each sample has; 0 where none are given by number."""
-    return max((leaf.shape[1] for leaf in tree_leaves(inputs) if _numbered(leaf)), default=0)
+    return max((leaf.shape[1] for leaf in tree_leaves(inputs) if numbered(leaf)), default=0)
 
 
 def _repeated(inputs: Inputs) -> Inputs:
     """Return texts whose second half repeats the first."""
 
     def again(leaf: object) -> object:
-        return leaf[:, : (leaf.shape[1] + 1) // 2].repeat(1, 2)[:, : leaf.shape[1]] if _numbered(leaf) else leaf
+        return leaf[:, : (leaf.shape[1] + 1) // 2].repeat(1, 2)[:, : leaf.shape[1]] if numbered(leaf) else leaf
 
     return tree_map(again, inputs)
 
 
-def _numbered(leaf: object) -> bool:
+def numbered(leaf: object) -> bool:
+    """Say whether something are token numbers (B, N), or a mask over them."""
     return isinstance(leaf, Tensor) and leaf.ndim == 2 and not leaf.is_floating_point()
 
 
-class _Enough(Exception):
+class Enough(Exception):
     """All layers that were asked for have run."""
 
 
@@ -142,7 +143,7 @@ def _run(
         def hook(*_: object) -> None:
             left.discard(name)
             if not left:
-                raise _Enough
+                raise Enough
 
         return hook
 
@@ -151,7 +152,7 @@ def _run(
             stack.callback(modules[name].register_forward_hook(ended(name)).remove)
         try:
             run_planned(weights, inputs, part, listening())
-        except _Enough:
+        except Enough:
             pass
         except Exception as error:  # of the host
             why = " ".join(str(error).split()) or type(error).__name__
