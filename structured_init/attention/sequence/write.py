@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from structured_init.attention.sequence.matrices import (
     write_constants,
     write_product,
 )
+from structured_init.attention.sequence.seen import positions_in, read_by, reading_as_large_as_seen
 from structured_init.attention.sequence.share import (
     Reached,
     Share,
@@ -32,10 +34,12 @@ from structured_init.attention.sequence.share import (
 )
 from structured_init.errors import StructuredInitError
 from structured_init.sites.bias import projection_bias
-from structured_init.sites.stream import stream_into
+from structured_init.sites.stream import Stream, stream_into
 
 GAINS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # of positions over content, the least that suffices is taken
 CONTENT = (1.0, 0.5, 0.25, 0.125, 0.0)  # of the host's queries and keys, the most that leaves the share
+ROUNDS = 6  # of looking how large content is beside positions
+OTHER, NEAR = 1.5, 1.1  # times as large as was taken for granted, from which on content is what was seen, and how near
 
 Shares = Callable[[int], Share]  # context → share as a function of the strength
 
@@ -85,7 +89,7 @@ def through_absolute(job: Job, gain: float | None) -> tuple[Outcome, float]:
 
     gain, found, ends = _first_that_suffices(job, shares, GAINS if gain is None else (gain,))
     everywhere = codes.at(torch.arange(table.num_tokens), site.embed_dim)
-    table.write(gain * stream.rms * everywhere, "PreviousToken: positions")
+    job, stream = _among_content(job, stream, gain * everywhere)
     if not table.saved:
         job.weights.warn(f"'{table.name}' is not saved in checkpoints: a reloaded model has its original positions")
 
@@ -97,6 +101,29 @@ def through_absolute(job: Job, gain: float | None) -> tuple[Outcome, float]:
     content = 1 / math.sqrt(1 + gain**2)
     how = f"positions {gain:g} times as large as content, whose root mean square is {stream.rms:.2g} ({stream.known})"
     return Outcome(found, ends, 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2), how, content), gain
+
+
+def _among_content(job: Job, stream: Stream, codes: Tensor) -> tuple[Job, Stream]:
+    """Write codes as positions, as many times as large as content as they are given, and see that they arrive so.
+
+    Some hosts multiply embeddings or positions before they add them. So what the layer reads is looked at in a forward
+    pass, and where the positions in it are not what they should be, content is taken for so much larger or smaller.
+
+    Returns:
+        The layer and the stream as they were seen.
+    """
+    table, square, off = job.positions.absolute, codes.square().mean().item(), OTHER
+    for _ in range(ROUNDS):
+        table.write(stream.rms * codes, "PreviousToken: positions")
+        found = read_by(job)
+        part = None if found is None else positions_in(found)
+        if part is None:
+            break
+        ratio = math.sqrt(square * (1 - part) / part)  # of content, as it is read, to what it was taken for
+        if 1 / off < ratio < off:
+            break
+        stream, off = replace(stream, rms=stream.rms * ratio, known="measured"), NEAR
+    return reading_as_large_as_seen(job), stream
 
 
 def through_rotary(job: Job) -> Outcome:
@@ -131,7 +158,10 @@ def through_rotary(job: Job) -> Outcome:
 
         return at
 
-    kept, found, ends = _first_that_suffices(job, shares, CONTENT)
+    # A norm of queries and keys makes the same of all sizes but those below its epsilon: here they are the host's.
+    least = site.scale * site.head_dim * _rms(queries_of) * _rms(keys_of) if site.layout.query_key_norm else 0.0
+    kept, found, ends = _first_that_suffices(job, shares, CONTENT, least)
+    job = reading_as_large_as_seen(job)
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_constants(job, strengths, parts, kept, biases, direction)
     how = "biases of turned queries and keys"
@@ -172,7 +202,7 @@ def _most(slopes: Tensor, heads: Mapping[int, Reached]) -> str:
 
 
 def _first_that_suffices(
-    job: Job, shares: Callable[[int, int, int, float], Shares], candidates: tuple[float, ...]
+    job: Job, shares: Callable[[int, int, int, float], Shares], candidates: tuple[float, ...], least: float = 0.0
 ) -> tuple[float, dict[int, Reached], dict[int, int]]:
     """Return the first candidate by which every head gets its share, or that whose worst head gets most.
 
@@ -181,7 +211,7 @@ def _first_that_suffices(
     best: tuple[float, dict[int, Reached]] | None = None
     for candidate in candidates:
         found = {
-            head: least_strength(shares(head, key, offset[1], candidate)(job.length), job.target)
+            head: least_strength(shares(head, key, offset[1], candidate)(job.length), job.target, least=least)
             for head, key, offset in job.heads
         }
         if best is None or _worst(found) > _worst(best[1]):
@@ -204,6 +234,10 @@ def _first_that_suffices(
 def shortest(offset: int) -> int:
     """The shortest context in which it means something to look at an offset."""
     return 2 * abs(offset) + 2
+
+
+def _rms(vectors: Tensor) -> float:
+    return vectors.square().mean().sqrt().item()
 
 
 def _worst(found: Mapping[int, Reached]) -> float:
