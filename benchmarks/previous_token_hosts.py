@@ -29,14 +29,14 @@ from structured_init.analysis import capture_attention
 
 CONTEXT, SAMPLES = 128, 8
 NAMES = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
-HOSTS = """
-    gpt2 gpt_neo gptj codegen gpt_neox gpt_neox_japanese gpt_bigcode openai-gpt opt bloom mpt falcon llama mistral
-    mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3_text phi phi3 olmo olmo2 starcoder2 stablelm persimmon
-    cohere cohere2 glm granite smollm3 nemotron gpt_oss exaone4 xglm ctrl biogpt helium arcee seed_oss
-    bert roberta electra albert camembert xlm-roberta mpnet esm modernbert roformer distilbert megatron-bert rembert
-    big_bird data2vec-text ernie eurobert
-    t5 mt5 umt5 bart mbart marian pegasus blenderbot m2m_100 bigbird_pegasus plbart led
-""".split()
+HOSTS = (
+    "gpt2 gpt_neo gptj codegen gpt_neox gpt_neox_japanese gpt_bigcode openai-gpt opt bloom mpt falcon llama mistral "
+    "mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3_text phi phi3 olmo olmo2 starcoder2 stablelm "
+    "persimmon cohere cohere2 glm granite smollm3 nemotron gpt_oss exaone4 xglm ctrl biogpt helium arcee seed_oss "
+    "bert roberta electra albert camembert xlm-roberta mpnet esm modernbert roformer distilbert megatron-bert rembert "
+    "big_bird data2vec-text ernie eurobert t5 mt5 umt5 bart mbart marian pegasus blenderbot m2m_100 bigbird_pegasus "
+    "plbart led"
+)
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
 WINDOWS = {"window_size": 16, "attention_types": [[["local"], 2]]}
 SIZES = {
@@ -47,13 +47,16 @@ SIZES = {
 WIDE = {"hidden_size": 768, "num_attention_heads": 12, "num_key_value_heads": 12, "intermediate_size": 2048}
 SIZES["llama, 768 wide, 12 heads, 12 layers"] = ("llama", {**WIDE, "head_dim": 64, "num_hidden_layers": 12})
 SIZES["llama, positions divided by 4"] = ("llama", {"rope_parameters": LINEAR})
+for name in ("marian", "pegasus", "bart"):
+    SIZES[f"{name}, embeddings times √d"] = (name, {"scale_embedding": True})
+SIZES["big_bird, embeddings times √d"] = ("big_bird", {"rescale_embeddings": True})
 SIZES["gpt_neo, windows of 16"] = ("gpt_neo", WINDOWS)
 SIZES["mistral, windows of 16"] = ("mistral", {"sliding_window": 16})
 
 
 def hosts() -> dict[str, Callable[[], nn.Module]]:
     """Return every host by name."""
-    return {name: partial(build, *SIZES.get(name, (name, {}))) for name in (*HOSTS, *SIZES)}
+    return {name: partial(build, *SIZES.get(name, (name, {}))) for name in (*HOSTS.split(), *SIZES)}
 
 
 def build(name: str, options: dict[str, object]) -> nn.Module:
@@ -170,14 +173,14 @@ def page(rows: dict[str, dict[str, object]], versions: dict[str, str]) -> str:
     lines = [
         "# Previous tokens and induction in language hosts",
         "",
-        "`python -m benchmarks.previous_token_hosts --output benchmarks/results`. Random weights of seed 0, four heads and",
-        "two layers of width 128 unless the name says otherwise, 128 tokens; "
+        "`python -m benchmarks.previous_token_hosts --output benchmarks/results`. Random weights of seed 0, four heads",
+        "and two layers of width 128 unless the name says otherwise, 128 tokens; "
         + ", ".join(f"{library} {versions[library]}" for library in ("torch", "transformers"))
         + ".",
         "*Measured* is what the host's own eager attention shows on random tokens: of `PreviousToken` the least of all",
         "written heads' mean share on its offset in the second half of the context, of `Induction` the share on what",
-        "followed an equal token in random tokens that come twice. *Said* is the number in the report, *predicted* that",
-        "which was computed without running the network.",
+        "followed an equal token in random tokens that come twice. *Said* is the number in the report, *predicted*",
+        "what was computed without running the network.",
         "",
         "| host | layer | offsets: said | measured | predicted | induction: said | measured | predicted |",
         "|---|---|---|---|---|---|---|---|",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from structured_init.layout import TokenLayout
 
-NAME = re.compile(r"(^|_)(wpe|pe|pos(itions?)?|pos(ition(al)?)?_?(emb(ed(ding)?s?)?|enc(od(er|ing))?|table))$")
+NAME = re.compile(r"(^|_)(wpe|pe|pos(itions?)?|pos(ition(s|al)?)?_?(emb(ed(ding)?s?)?|enc(od(er|ing))?|table))$")
 NOT = re.compile(r"rel|rot|rope")  # relative tables and rotations are no positions of tokens
 CONTENTS = ("weight", "weights", "pe")  # of a module that holds nothing but the table
 PREFIX = re.compile(r"^(cls|class|reg(ister)?|dist(illation)?|storage)_?(tokens?|embed(ding)?)$")

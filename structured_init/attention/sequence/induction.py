@@ -67,7 +67,7 @@ class Induction(Initializer):
     Example:
         >>> report = initialize(model, Induction(), seed=0)
         >>> report.notes["h.1.attn"]
-        'attention on what followed an equal token: head 1: 0.86 at 64 tokens, measured on random tokens that come twice'
+        'attention on what followed an equal token: head 1: 0.86 at 64 tokens, measured on …'
 
     Source: ours; constructions and measurements in ``docs/previous_token.md``; the circuit is Olsson et al. 2022's.
     """
@@ -138,7 +138,7 @@ class Induction(Initializer):
         self, first: Job, second: Job, read: Subspaces, write: Subspaces
     ) -> tuple[Balance, Recorded, list[Found]]:
         """Scale the other branches of the first layer as little as suffices, and return the matches found there."""
-        weights, applied, best = first.weights, Balance(), None
+        applied, best = Balance(), None
         built = seen = record(first, second)
         for limit in LIMITS if self.others is None else (self.others,):
             wanted = Balance.within(limit, built)
@@ -239,10 +239,10 @@ class Induction(Initializer):
         short = [each for each in found if (shares[each.head] or each.reached.share) < self.share / 2]
         if short:
             least = min(shares[each.head] or 0.0 for each in short)
-            why = f"of the stream that it reads, {seen.parts(first)}" if least else "its mask hides them"
+            why = f"of the stream before it, {seen.parts(first)}" if least else "its mask hides what followed"
             first.weights.fall_short(
-                f"heads {', '.join(str(each.head) for each in short)} of '{site.name}' have {least:.2f} of their attention"
-                f" on what followed an equal token, of {self.share:g} asked for: {why}"
+                f"heads {', '.join(str(each.head) for each in short)} of '{site.name}' have {least:.2f} of their"
+                f" attention on what followed an equal token, of {self.share:g} asked for: {why}"
             )
 
 

@@ -40,6 +40,7 @@ class Job:
         target: the share of attention asked for.
         weights: the overlay.
         rng: named generators.
+        reads: root mean square of what the layer reads, weights of the norm before it apart: 1 behind a norm.
     """
 
     site: AttentionSite
@@ -51,6 +52,7 @@ class Job:
     target: float
     weights: Weights
     rng: Draws
+    reads: float = 1.0
 
     def draw(self, part: str) -> torch.Generator:
         """Return the generator of a named part of this layer."""
@@ -77,8 +79,8 @@ class Job:
         return sorted({key for _, key, _ in self.heads})
 
     def through_norm(self, weight: Float64[Tensor, "*heads D k"]) -> Float64[Tensor, "*heads D k"]:
-        """Return the weight that reads x̂ = γ·x as the given one reads x; γ is that of the norm before the layer."""
-        gamma = norm_weight(self.site, self.weights)
+        """Return the weight that reads x̂ as the given one reads x̂/(γ·rms), of mean square 1; γ is the norm's before."""
+        gamma, weight = norm_weight(self.site, self.weights), weight / self.reads
         return weight if gamma is None else weight / gamma.where(gamma.abs() > 1e-3, 1)[:, None]
 
     def content(self, *, biased: bool) -> tuple[Float[Tensor, "heads N k"], Float[Tensor, "kv_heads N k"]]:

@@ -6,33 +6,23 @@ Letters: B entries of a batch (samples, windows and heads together), N tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import Tensor
 
-from structured_init.attention.forward import run_planned, what_the_host_offers
 from structured_init.attention.sequence.job import CLEAR, Job, Outcome
 from structured_init.attention.sequence.offsets import Offset, spoken
 from structured_init.attention.sequence.relative import asking
+from structured_init.attention.sequence.seen import watched_pass
 from structured_init.errors import StructuredInitError
-from structured_init.host_inputs import Inputs, as_inputs
-from structured_init.names import named_plain_modules
-from structured_init.plan import Weights
-from structured_init.sites.position_rule import block_around, is_stack
-from structured_init.sites.watched import cannot_run
 from structured_init.watch import codes
 from structured_init.watch.discover import entries_of
 from structured_init.watch.records import Linear, Product, Sum
 from structured_init.watch.watch import WatchMode
-from structured_init.watch.watching import watching
 
-MOST = 2**25  # numbers in the maps of a layer, which a pass holds a few times: 128 MiB of float32 each
-SAMPLES = 4
 TOLD = 0.05  # from which difference on the prediction stands beside what was measured
 
 
@@ -52,114 +42,25 @@ class Measured:
 
 
 def measured_shares(jobs: Sequence[Job], *, twice: bool = False) -> list[Measured]:
-    """Run the network with everything planned so far, and return the shares of attention that heads really have.
-
-    It is run on the batch where one was given that is long enough, else on random tokens or pixels as the host library
-    offers them. The contexts are as long as the longest that is asked for, or half, a quarter, … of it where the maps
-    would not fit. It is run no further than the last layer that is asked for. Nothing need be flushed.
+    """Run the network as ``watched_pass`` does, and return the shares of attention that heads really have.
 
     Args:
         jobs: layers of one overlay, with the offsets of those heads that are asked for.
         twice: the share on what followed an equal token, in place of that on an offset: of random tokens that come
             twice, whatever batch was given.
     """
-    weights = jobs[0].weights
-    length = max(each.length + each.site.prefix_tokens for each in jobs)
-    heads = max(each.site.num_heads for each in jobs)
-    while length > 2 and heads * length**2 > MOST:
-        length //= 2
-    found = to_run(weights, length, max(1, min(SAMPLES, MOST // (heads * length**2))), twice)
-    if isinstance(found, str):
-        return [Measured({}, 0, found) for _ in jobs]
-    part, inputs, known = found
-    try:
-        seen = _run(weights, part, inputs, jobs, twice)
-    except StructuredInitError as error:
-        return [Measured({}, 0, f"on {known}, {error}") for _ in jobs]
-    return [
-        Measured(*each, known) if each[0] else Measured({}, 0, f"its maps were not seen on {known}") for each in seen
-    ]
-
-
-def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str] | str:
-    """Return what is run, on what, and how that is called; or why nothing can be run."""
-    given = None if weights.batch is None else as_inputs(weights.batch)
-    if given is not None and not twice and (_tokens(given) or length) >= length:
-        return weights.model, given, "the batch"
-    if (offered := what_the_host_offers(weights, length, samples)) is not None:
-        part, inputs = offered
-        return part, (_repeated(inputs) if twice else inputs), "random tokens" if _tokens(inputs) else "random inputs"
-    if given is not None:
-        return weights.model, (_repeated(given) if twice else given), "the batch"
-    return cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
-
-
-def _tokens(inputs: Inputs) -> int:
-    """Return how many tokens each sample has; 0 where none are given by number."""
-    return max((leaf.shape[1] for leaf in tree_leaves(inputs) if numbered(leaf)), default=0)
-
-
-def _repeated(inputs: Inputs) -> Inputs:
-    """Return texts whose second half repeats the first."""
-
-    def again(leaf: object) -> object:
-        return leaf[:, : (leaf.shape[1] + 1) // 2].repeat(1, 2)[:, : leaf.shape[1]] if numbered(leaf) else leaf
-
-    return tree_map(again, inputs)
-
-
-def numbered(leaf: object) -> bool:
-    """Say whether something are token numbers (B, N), or a mask over them."""
-    return isinstance(leaf, Tensor) and leaf.ndim == 2 and not leaf.is_floating_point()
-
-
-class Enough(Exception):
-    """All layers that were asked for have run."""
-
-
-def _run(
-    weights: Weights, part: nn.Module, inputs: Inputs, jobs: Sequence[Job], twice: bool
-) -> list[tuple[dict[int, float], int]]:
-    """Return shares and number of tokens of each layer; nothing and 0 of those that were not seen."""
     wanted = sorted({(each.site.prefix_tokens, each.size, offset) for each in jobs for *_, offset in each.heads})
 
     def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, "batch wanted"]:
         return torch.stack([_share(maps, *each, twice) for each in wanted], dim=1)
 
-    modules = dict(named_plain_modules(weights.model))
-    stacks = {name for name, module in modules.items() if is_stack(module)}
-    left = {block_around(each.site.name, stacks) for each in jobs}
-    originals = dict(weights.model.named_parameters(remove_duplicate=False))
-    passes: list[tuple[WatchMode, dict[int, Tensor]]] = []
-
-    @contextmanager
-    def listening() -> Iterator[None]:
-        here = {id(each): originals[n] for n, each in weights.model.named_parameters(remove_duplicate=False)}
-        with watching(weights.model, measure) as seen:
-            passes.append((seen, here))
-            yield
-
-    def ended(name: str) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            left.discard(name)
-            if not left:
-                raise Enough
-
-        return hook
-
-    with ExitStack() as stack:
-        for name in tuple(left):
-            stack.callback(modules[name].register_forward_hook(ended(name)).remove)
-        try:
-            run_planned(weights, inputs, part, listening())
-        except Enough:
-            pass
-        except Exception as error:  # of the host
-            why = " ".join(str(error).split()) or type(error).__name__
-            raise StructuredInitError(f"{type(part).__name__} fails: {why[:200]}") from error
-    seen, here = passes[0]
-    found = _by_head(seen, here)
-    return [_of_layer(each, found, wanted) for each in jobs]
+    try:
+        seen, own, known, _ = watched_pass(jobs, measure, twice=twice)
+    except StructuredInitError as error:
+        return [Measured({}, 0, str(error)) for _ in jobs]
+    found, unseen = _by_head(seen, own), Measured({}, 0, f"its maps were not seen on {known}")
+    layers = [_of_layer(each, found, wanted) for each in jobs]
+    return [Measured(*each, known) if each[0] else unseen for each in layers]
 
 
 def _share(

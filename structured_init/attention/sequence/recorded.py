@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.attention.forward import run_planned
 from structured_init.attention.sequence.job import Job
-from structured_init.attention.sequence.measured import Enough, numbered, to_run
+from structured_init.attention.sequence.seen import Enough, numbered, to_run
 from structured_init.attention.stream_share import last_module, tensors
 from structured_init.errors import StructuredInitError
 from structured_init.host_inputs import Inputs
@@ -72,10 +72,10 @@ def record(first: Job, second: Job) -> Recorded:
         StructuredInitError: it cannot be run, or on nothing that has token numbers.
     """
     weights, site = first.weights, first.site
-    found = to_run(weights, second.length, -(-TOKENS // second.length), True)
-    if isinstance(found, str):
-        raise StructuredInitError(f"Induction is solved on what the network computes: {found}")
-    part, inputs, known = found
+    try:
+        part, inputs, known = to_run(weights, second.length, -(-TOKENS // second.length), True)
+    except StructuredInitError as error:
+        raise StructuredInitError(f"Induction is solved on what the network computes: {error}") from error
     inputs, other = _each_twice(inputs, first.draw("tokens that come twice"))
     modules = dict(named_plain_modules(weights.model))
     stacks = {name for name, module in modules.items() if is_stack(module)}

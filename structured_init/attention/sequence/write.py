@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from structured_init.attention.sequence.matrices import (
     write_constants,
     write_product,
 )
+from structured_init.attention.sequence.seen import positions_in, read_by, reading_as_large_as_seen
 from structured_init.attention.sequence.share import (
     Reached,
     Share,
@@ -32,10 +34,12 @@ from structured_init.attention.sequence.share import (
 )
 from structured_init.errors import StructuredInitError
 from structured_init.sites.bias import projection_bias
-from structured_init.sites.stream import stream_into
+from structured_init.sites.stream import Stream, stream_into
 
 GAINS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # of positions over content, the least that suffices is taken
 CONTENT = (1.0, 0.5, 0.25, 0.125, 0.0)  # of the host's queries and keys, the most that leaves the share
+ROUNDS = 6  # of looking how large content is beside positions
+OTHER, NEAR = 1.5, 1.1  # times as large as was taken for granted, from which on content is what was seen, and how near
 
 Shares = Callable[[int], Share]  # context → share as a function of the strength
 
@@ -88,7 +92,7 @@ def through_absolute(job: Job, gain: float | None, spare: int = 0) -> tuple[Outc
     everywhere = codes.at(torch.arange(table.num_tokens), site.embed_dim)
     free = _spared(job, chosen.values(), spare)
     everywhere[:, free] = 0.0
-    table.write(gain * stream.rms * everywhere, "PreviousToken: positions")
+    job, stream = _among_content(job, stream, gain * everywhere)
     if not table.saved:
         job.weights.warn(f"'{table.name}' is not saved in checkpoints: a reloaded model has its original positions")
 
@@ -111,6 +115,29 @@ def _spared(job: Job, chosen: Iterable[Tensor], spare: int) -> Tensor:
         return torch.empty(0, dtype=torch.long)
     order = torch.rand(len(unread), generator=job.draw("spare frequencies")).argsort()[: -(-spare // 2)]
     return torch.cat([unread[order], count + unread[order]])
+
+
+def _among_content(job: Job, stream: Stream, codes: Tensor) -> tuple[Job, Stream]:
+    """Write codes as positions, as many times as large as content as they are given, and see that they arrive so.
+
+    Some hosts multiply embeddings or positions before they add them. So what the layer reads is looked at in a forward
+    pass, and where the positions in it are not what they should be, content is taken for so much larger or smaller.
+
+    Returns:
+        The layer and the stream as they were seen.
+    """
+    table, square, off = job.positions.absolute, codes.square().mean().item(), OTHER
+    for _ in range(ROUNDS):
+        table.write(stream.rms * codes, "PreviousToken: positions")
+        found = read_by(job)
+        part = None if found is None else positions_in(found)
+        if part is None:
+            break
+        ratio = math.sqrt(square * (1 - part) / part)  # of content, as it is read, to what it was taken for
+        if 1 / off < ratio < off:
+            break
+        stream, off = replace(stream, rms=stream.rms * ratio, known="measured"), NEAR
+    return reading_as_large_as_seen(job), stream
 
 
 def through_rotary(job: Job) -> Outcome:
@@ -145,7 +172,10 @@ def through_rotary(job: Job) -> Outcome:
 
         return at
 
-    kept, found, ends = _first_that_suffices(job, shares, CONTENT)
+    # A norm of queries and keys makes the same of all sizes but those below its epsilon: here they are the host's.
+    least = site.scale * site.head_dim * _rms(queries_of) * _rms(keys_of) if site.layout.query_key_norm else 0.0
+    kept, found, ends = _first_that_suffices(job, shares, CONTENT, least)
+    job = reading_as_large_as_seen(job)
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_constants(job, strengths, parts, kept, biases, direction)
     how = "biases of turned queries and keys"
@@ -186,7 +216,7 @@ def _most(slopes: Tensor, heads: Mapping[int, Reached]) -> str:
 
 
 def _first_that_suffices(
-    job: Job, shares: Callable[[int, int, int, float], Shares], candidates: tuple[float, ...]
+    job: Job, shares: Callable[[int, int, int, float], Shares], candidates: tuple[float, ...], least: float = 0.0
 ) -> tuple[float, dict[int, Reached], dict[int, int]]:
     """Return the first candidate by which every head gets its share, or that whose worst head gets most.
 
@@ -195,7 +225,7 @@ def _first_that_suffices(
     best: tuple[float, dict[int, Reached]] | None = None
     for candidate in candidates:
         found = {
-            head: least_strength(shares(head, key, offset[1], candidate)(job.length), job.target)
+            head: least_strength(shares(head, key, offset[1], candidate)(job.length), job.target, least=least)
             for head, key, offset in job.heads
         }
         if best is None or _worst(found) > _worst(best[1]):
@@ -218,6 +248,10 @@ def _first_that_suffices(
 def shortest(offset: int) -> int:
     """The shortest context in which it means something to look at an offset."""
     return 2 * abs(offset) + 2
+
+
+def _rms(vectors: Tensor) -> float:
+    return vectors.square().mean().sqrt().item()
 
 
 def _worst(found: Mapping[int, Reached]) -> float:
