@@ -27,20 +27,20 @@ def copying_subspaces(
         embed_dim: D.
         width: k.
         sources: the number of the value of each head that copies.
-        free: coordinates without positions, in which V lies, and O beside them, where they suffice.
+        free: coordinates without positions: V lies there where they suffice, and O too, or else beside them.
         generator: draws them.
     """
     values = sorted(set(sources))
-    beside = torch.ones(embed_dim, dtype=torch.bool)
-    beside[[] if free is None else free] = False
-    if free is not None and width * len(values) <= len(free) and width * len(sources) <= int(beside.sum()):
-        unit = torch.eye(embed_dim, dtype=torch.float64)
-        within = (
-            unit[:, free] @ random_orthogonal(len(free), width * len(values), generator=generator),
-            unit[:, beside] @ random_orthogonal(int(beside.sum()), width * len(sources), generator=generator),
-        )
-        reading, writing = (each.split(width, dim=1) for each in within)
-        return dict(zip(values, reading, strict=True)), [block.mT for block in writing]
+    if free is not None and len(free) >= width * len(values):
+        inside = len(values) + (len(sources) if len(free) >= width * (len(values) + len(sources)) else 0)
+        blocks = _within(embed_dim, free, width * inside, generator).split(width, dim=1)
+        beside = torch.ones(embed_dim, dtype=torch.bool)
+        beside[free] = False
+        if inside == len(values) and width * len(sources) <= int(beside.sum()):
+            blocks += _within(embed_dim, beside.nonzero()[:, 0], width * len(sources), generator).split(width, dim=1)
+        elif inside == len(values):
+            return copying_subspaces(embed_dim, width, sources, generator=generator)
+        return dict(zip(values, blocks, strict=False)), [block.mT for block in blocks[len(values) :]]
     room = max(embed_dim // width, 1)
     blocks: list[Tensor] = []
     while len(blocks) < len(sources) + len(values):
@@ -54,6 +54,13 @@ def copying_subspaces(
         crowded = len(sources) + len(values) > room and bool(others)
         read[value] = others[0] if crowded else next(spare)
     return read, [block.mT for block in write]
+
+
+def _within(embed_dim: int, coordinates: Tensor, columns: int, generator: torch.Generator) -> Tensor:
+    """Draw orthonormal columns (D, columns) that are zero but in some coordinates."""
+    drawn = torch.zeros(embed_dim, columns, dtype=torch.float64)
+    drawn[coordinates] = random_orthogonal(len(coordinates), columns, generator=generator)
+    return drawn
 
 
 def write_copies(job: Job, scale: float, outcome: Outcome) -> tuple[dict[int, Tensor], dict[int, Tensor]]:

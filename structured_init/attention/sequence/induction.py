@@ -42,7 +42,7 @@ class Induction(Initializer):
     Heads of the first layer look at the token before (:class:`PreviousToken`) and copy what it holds into a subspace of
     their own: W_v = V (D, k), W_o = s Oᵀ. Heads of the second layer hold the present token against those copies,
     W_q = m V R and W_k = m O R, so that each token looks at those that followed its equals, and pass what they hold on:
-    W_v = U, W_o = s Uᵀ, which an output tied to the embeddings reads as a prediction. Added positions keep out of V,
+    W_v = U, W_o = s Uᵀ, which an output tied to the embeddings reads as a prediction. Added positions keep out of V and O,
     R keeps out what all tokens have in common, and m is solved on what the network is seen to carry before the second
     layer. Where that drowns tokens and copies, the other branches of the first layer are scaled down.
 
@@ -51,7 +51,7 @@ class Induction(Initializer):
         share: of attention, between 0 and 1, that a first head puts on the token before, and a second one in a random
             sequence that comes twice on what followed; the least strength that gives it is taken.
         copy_scale: s over the root mean square of the stream.
-        gain: as in ``PreviousToken``; small, so that copies hold tokens rather than positions.
+        gain: as in ``PreviousToken``.
         others: the root mean square that the other heads of the first layer, and its MLP, may each add, over that of
             the stream that enters it; where the host built them larger, their last matrices are scaled down. ``None``:
             the host's own, or 1, 0.3, 0.1, the first with which three quarters of the share are had, else the best.
@@ -77,7 +77,7 @@ class Induction(Initializer):
         circuits: int = 1,
         share: float = 0.9,
         copy_scale: float = 1.5,
-        gain: float | None = 1.0,
+        gain: float | None = None,
         others: float | None = None,
         circuit: bool = True,
         context: int | None = None,
@@ -123,7 +123,8 @@ class Induction(Initializer):
         """Write the circuits, and return by which factor other heads were scaled, by the name of the first layer."""
         factors = {}
         for first, second in weights.each(self._pairs(weights, rng)):
-            outcome, _ = look(first, self.gain, first.site.value.shape[-1] * len(first.keys))
+            width, copying = first.site.value.shape[-1], len(list(first.heads))
+            outcome, _ = look(first, self.gain, [width * (len(first.keys) + copying), width * len(first.keys)])
             read, write = write_copies(first, self.copy_scale, outcome)
             balance, seen, found = self._balanced(first, second, read, write)
             self._match(second, outcome, found, write)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -164,13 +165,13 @@ def prepare(
     return Job(site.by("PreviousToken: query_key"), positions, kind, chosen, bool(known), size, share, weights, rng)
 
 
-def look(job: Job, gain: float | None, spare: int = 0) -> tuple[Outcome, float | None]:
+def look(job: Job, gain: float | None, spare: Sequence[int] = ()) -> tuple[Outcome, float | None]:
     """Write one layer, and return what was reached and the gain of absolute positions, those written before or not.
 
     Args:
         job: the layer.
         gain: of absolute positions; ``None`` for the least that suffices.
-        spare: how many coordinates absolute positions are to leave to content.
+        spare: how many coordinates absolute positions are to leave to content, the first number that they can.
     """
     if job.kind == "absolute":
         return through_absolute(job, gain, spare)

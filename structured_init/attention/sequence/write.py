@@ -6,7 +6,7 @@ Letters: H heads, Hkv key heads, D embed_dim, k head_dim, N tokens, u a unit dir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -65,13 +65,13 @@ def through_relative(job: Job) -> Outcome:
     return Outcome(found, ends, _stream(job), how)
 
 
-def through_absolute(job: Job, gain: float | None, spare: int = 0) -> tuple[Outcome, float]:
+def through_absolute(job: Job, gain: float | None, spare: Sequence[int] = ()) -> tuple[Outcome, float]:
     """Write codes as positions, and heads that read some of their frequencies; return the gain as well.
 
     Args:
         job: the layer.
         gain: root mean square of positions over that of content; ``None`` for the least that suffices.
-        spare: how many coordinates positions are to leave to content, if the heads leave as many.
+        spare: how many coordinates positions are to leave to content: the first number that heads leave as well.
     """
     site, table = job.site, job.positions.absolute
     assert table is not None
@@ -105,15 +105,17 @@ def through_absolute(job: Job, gain: float | None, spare: int = 0) -> tuple[Outc
     return Outcome(found, ends, 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2), how, free), gain
 
 
-def _spared(job: Job, chosen: Iterable[Tensor], spare: int) -> Tensor:
-    """Return coordinates whose frequencies no head reads, drawn at random; none where there are not as many."""
+def _spared(job: Job, chosen: Iterable[Tensor], spare: Sequence[int]) -> Tensor:
+    """Return coordinates whose frequencies no head reads, drawn at random, as many as the first number that they give.
+
+    None where they give no number.
+    """
     count = job.site.embed_dim // 2
     rest = torch.ones(count, dtype=torch.bool)
     rest[torch.cat(list(chosen))] = False
     unread = rest.nonzero()[:, 0]
-    if not spare or 2 * len(unread) < spare:
-        return torch.empty(0, dtype=torch.long)
-    order = torch.rand(len(unread), generator=job.draw("spare frequencies")).argsort()[: -(-spare // 2)]
+    taken = next((-(-number // 2) for number in spare if number <= 2 * len(unread)), 0)
+    order = torch.rand(len(unread), generator=job.draw("spare frequencies")).argsort()[:taken]
     return torch.cat([unread[order], count + unread[order]])
 
 
