@@ -70,6 +70,8 @@ def build(name: str, options: dict[str, object]) -> nn.Module:
         if isinstance(getattr(config, setting, None), int):
             extra = 2 if getattr(config, "position_embedding_type", None) or name in ("roberta", "camembert") else 0
             put(config, setting, CONTEXT + extra)
+    if getattr(config, "rotary_dim", None):
+        config.rotary_dim = 32
     for setting, value in options.items():
         setattr(config, setting, value)
     model = MODEL_MAPPING_NAMES[name]
