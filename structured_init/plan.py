@@ -290,6 +290,20 @@ class Weights:
             earlier[quantity] = (earlier.get(quantity, (before,))[0], after)
 
 
+class Above(Weights):
+    """An overlay over an overlay: what is written to it stays in it."""
+
+    def __init__(self, below: Weights) -> None:
+        batch = below.ask if below.batch is None and below.can_ask else below.batch
+        super().__init__(below.model, None, batch, below.progress, below.batches)
+        self.watched, self.unwatched = below.watched, below.unwatched
+        self._lower = below
+
+    def _below(self, tensor: Tensor, *, own: bool = False) -> Tensor:
+        value = self._lower.read(tensor)
+        return value.clone() if own else value
+
+
 def tensor_names(model: nn.Module) -> dict[int, tuple[str, ...]]:
     """Map each parameter's and buffer's id to its names, free of what wrappers add."""
     names: dict[int, list[str]] = {}

@@ -107,11 +107,11 @@ class Outcome:
         ends: head → the context at whose end it still looks clearly, of those that do not at the longest.
         stream: root mean square of what attention's branch is added to.
         how: what the report says besides.
-        content: root mean square of content in what attention reads, which has 1 in all.
+        free: coordinates that positions leave to content, where some were to be spared.
     """
 
     reached: dict[int, Reached]
     ends: dict[int, int]
     stream: float
     how: str
-    content: float = 1.0
+    free: Tensor | None = None

@@ -115,7 +115,7 @@ class PreviousToken(Initializer):
             outcome, gains[name] = look(job, gains.get(name, self.gain))
             done.setdefault(job.length, []).append((job, outcome))
             if self.values == "copy":
-                write_copies(job, self.copy_scale, outcome.stream)
+                write_copies(job, self.copy_scale, outcome)
         for layers in done.values():
             for (job, outcome), measured in zip(layers, measured_shares([job for job, _ in layers]), strict=True):
                 job.site.note(told(job, outcome, measured))
@@ -164,10 +164,16 @@ def prepare(
     return Job(site.by("PreviousToken: query_key"), positions, kind, chosen, bool(known), size, share, weights, rng)
 
 
-def look(job: Job, gain: float | None) -> tuple[Outcome, float | None]:
-    """Write one layer, and return what was reached and the gain of absolute positions, those written before or not."""
+def look(job: Job, gain: float | None, spare: int = 0) -> tuple[Outcome, float | None]:
+    """Write one layer, and return what was reached and the gain of absolute positions, those written before or not.
+
+    Args:
+        job: the layer.
+        gain: of absolute positions; ``None`` for the least that suffices.
+        spare: how many coordinates absolute positions are to leave to content.
+    """
     if job.kind == "absolute":
-        return through_absolute(job, gain)
+        return through_absolute(job, gain, spare)
     return {"relative": through_relative, "rotary": through_rotary, "alibi": through_alibi}[job.kind](job), gain
 
 

@@ -71,7 +71,7 @@ def watched_pass(
     heads = max(each.site.num_heads for each in jobs)
     while length > 2 and heads * length**2 > MOST:
         length //= 2
-    part, inputs, known = _to_run(weights, length, max(1, min(SAMPLES, MOST // (heads * length**2))), twice)
+    part, inputs, known = to_run(weights, length, max(1, min(SAMPLES, MOST // (heads * length**2))), twice)
     modules = dict(named_plain_modules(weights.model))
     stacks = {name for name, module in modules.items() if is_stack(module)}
     left = {block_around(each.site.name, stacks) for each in jobs}
@@ -89,7 +89,7 @@ def watched_pass(
         def hook(*_: object) -> None:
             left.discard(name)
             if not left:
-                raise _Enough
+                raise Enough
 
         return hook
 
@@ -98,7 +98,7 @@ def watched_pass(
             stack.callback(modules[name].register_forward_hook(ended(name)).remove)
         try:
             run_planned(weights, inputs, part, listening())
-        except _Enough:
+        except Enough:
             pass
         except Exception as error:  # of the host
             why = " ".join(str(error).split()) or type(error).__name__
@@ -165,7 +165,7 @@ def lasts(job: Job) -> bool:
             kept.append(owner._buffers[key] is at)
 
     def enough(*_: object) -> None:
-        raise _Enough
+        raise Enough
 
     def longer(leaf: object) -> object:
         rows = 1 + table.shape[-2]
@@ -184,12 +184,16 @@ def lasts(job: Job) -> bool:
     return all(kept)
 
 
-class _Enough(Exception):
+class Enough(Exception):
     """All layers that were asked for have run."""
 
 
-def _to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str]:
-    """Return what is run, on what, and how that is called."""
+def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str]:
+    """Return what is run, on what, and how that is called; the arguments are those of :func:`watched_pass`.
+
+    Raises:
+        StructuredInitError: nothing can be run.
+    """
     given = None if weights.batch is None else as_inputs(weights.batch)
     if given is not None and not twice and (_tokens(given) or length) >= length:
         return weights.model, given, "the batch"
@@ -205,17 +209,18 @@ def _to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[n
 
 def _tokens(inputs: Inputs) -> int:
     """Return how many tokens each sample has; 0 where none are given by number."""
-    return max((leaf.shape[1] for leaf in tree_leaves(inputs) if _numbered(leaf)), default=0)
+    return max((leaf.shape[1] for leaf in tree_leaves(inputs) if numbered(leaf)), default=0)
 
 
 def _repeated(inputs: Inputs) -> Inputs:
     """Return texts whose second half repeats the first."""
 
     def again(leaf: object) -> object:
-        return leaf[:, : (leaf.shape[1] + 1) // 2].repeat(1, 2)[:, : leaf.shape[1]] if _numbered(leaf) else leaf
+        return leaf[:, : (leaf.shape[1] + 1) // 2].repeat(1, 2)[:, : leaf.shape[1]] if numbered(leaf) else leaf
 
     return tree_map(again, inputs)
 
 
-def _numbered(leaf: object) -> bool:
+def numbered(leaf: object) -> bool:
+    """Say whether something are token numbers (B, N), or a mask over them."""
     return isinstance(leaf, Tensor) and leaf.ndim == 2 and not leaf.is_floating_point()

@@ -6,7 +6,7 @@ Letters: H heads, Hkv key heads, D embed_dim, k head_dim, N tokens, u a unit dir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -65,12 +65,13 @@ def through_relative(job: Job) -> Outcome:
     return Outcome(found, ends, _stream(job), how)
 
 
-def through_absolute(job: Job, gain: float | None) -> tuple[Outcome, float]:
+def through_absolute(job: Job, gain: float | None, spare: int = 0) -> tuple[Outcome, float]:
     """Write codes as positions, and heads that read some of their frequencies; return the gain as well.
 
     Args:
         job: the layer.
         gain: root mean square of positions over that of content; ``None`` for the least that suffices.
+        spare: how many coordinates positions are to leave to content, if the heads leave as many.
     """
     site, table = job.site, job.positions.absolute
     assert table is not None
@@ -89,6 +90,8 @@ def through_absolute(job: Job, gain: float | None) -> tuple[Outcome, float]:
 
     gain, found, ends = _first_that_suffices(job, shares, GAINS if gain is None else (gain,))
     everywhere = codes.at(torch.arange(table.num_tokens), site.embed_dim)
+    free = _spared(job, chosen.values(), spare)
+    everywhere[:, free] = 0.0
     job, stream = _among_content(job, stream, gain * everywhere)
     if not table.saved:
         job.weights.warn(f"'{table.name}' is not saved in checkpoints: a reloaded model has its original positions")
@@ -103,9 +106,20 @@ def through_absolute(job: Job, gain: float | None) -> tuple[Outcome, float]:
 
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_product(job, strengths, lambda _, key, offset: weight(key, offset[1]), lambda key: weight(key, 0))
-    content = 1 / math.sqrt(1 + gain**2)
     how = f"positions {gain:g} times as large as content, whose root mean square is {stream.rms:.2g} ({stream.known})"
-    return Outcome(found, ends, 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2), how, content), gain
+    return Outcome(found, ends, 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2), how, free), gain
+
+
+def _spared(job: Job, chosen: Iterable[Tensor], spare: int) -> Tensor:
+    """Return coordinates whose frequencies no head reads, drawn at random; none where there are not as many."""
+    count = job.site.embed_dim // 2
+    rest = torch.ones(count, dtype=torch.bool)
+    rest[torch.cat(list(chosen))] = False
+    unread = rest.nonzero()[:, 0]
+    if not spare or 2 * len(unread) < spare:
+        return torch.empty(0, dtype=torch.long)
+    order = torch.rand(len(unread), generator=job.draw("spare frequencies")).argsort()[: -(-spare // 2)]
+    return torch.cat([unread[order], count + unread[order]])
 
 
 def _among_content(job: Job, stream: Stream, codes: Tensor) -> tuple[Job, Stream]:
@@ -174,7 +188,7 @@ def through_rotary(job: Job) -> Outcome:
         how = "a direction common to all token embeddings, which were changed: tied to the output, it adds the same to"
         how += " every logit"
     how += "" if kept == 1 else f"; the host's own queries and keys are {kept:g} times what they were"
-    return Outcome(found, ends, _stream(job), how, own)
+    return Outcome(found, ends, _stream(job), how)
 
 
 def through_alibi(job: Job) -> Outcome:
