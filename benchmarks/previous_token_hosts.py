@@ -38,7 +38,7 @@ HOSTS = (
     "plbart led"
 )
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
-WINDOWS = {"window_size": 16, "attention_types": [[["local"], 2]]}
+WINDOWS = {"window_size": 16, "attention_layers": ["local", "local"]}
 SIZES = {
     **{f"gpt2, {width} wide": ("gpt2", {"n_embd": width}) for width in (64, 256)},
     "gpt2, 768 wide, 12 heads": ("gpt2", {"n_embd": 768, "n_head": 12}),
@@ -70,6 +70,10 @@ def build(name: str, options: dict[str, object]) -> nn.Module:
         if isinstance(getattr(config, setting, None), int):
             extra = 2 if getattr(config, "position_embedding_type", None) or name in ("roberta", "camembert") else 0
             put(config, setting, CONTEXT + extra)
+    if getattr(config, "rotary_dim", None):
+        config.rotary_dim = 32
+    if hasattr(config, "query_pre_attn_scalar"):
+        config.query_pre_attn_scalar = 32  # the width of a head, as in the real ones
     for setting, value in options.items():
         setattr(config, setting, value)
     model = MODEL_MAPPING_NAMES[name]

@@ -59,7 +59,7 @@ def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
         return said
     places = [entries_of(layout.query)[0, :, 0].tolist() for layout in (found.layout, site.layout)]
     own = torch.tensor([places[1].index(place) for place in places[0]])  # channels as the site counts them
-    return Rotary(turns.frequencies, own[turns.pairs], turns.scaling)
+    return Rotary(turns.frequencies, own[turns.pairs], 1.0 if said is None else said.scaling)
 
 
 def _alike(one: Tensor, two: Tensor) -> bool:

@@ -49,12 +49,10 @@ class Turns:
     Attributes:
         frequencies: of each pair, in radians per token.
         pairs: the two coordinates of each within a head of the layout.
-        scaling: the factor on the logits of turned coordinates.
     """
 
     frequencies: Float64[Tensor, " r"]
     pairs: Int64[Tensor, "r 2"]
-    scaling: float
 
 
 @dataclass(frozen=True)

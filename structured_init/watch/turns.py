@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Complex128, Float64, Int64
 from torch import Tensor
 
-from structured_init.watch.assemble import NORMS, TURNS, Watched
+from structured_init.watch.assemble import TURNS, Watched
 from structured_init.watch.found import Turns
 
 EXACT = 1e-2  # radians by which an angle may be off: pairs that are none are off by any
@@ -35,13 +35,10 @@ def turns_of(watched: Watched) -> Turns | None:
     if before.shape != after.shape:
         return None
     for pairs in _candidates(before.shape[2]):
-        z = _turned(before, pairs), _turned(after, pairs)
-        found = _frequencies(*z, product.rows.cpu().double())
+        found = _frequencies(_turned(before, pairs), _turned(after, pairs), product.rows.cpu().double())
         if found is not None:
-            grown = (z[1].abs().square().sum() / z[0].abs().square().sum()).item()
             moving = found > STILL
-            scaling = 1.0 if NORMS & product.query_tag.path or math.isclose(grown, 1, rel_tol=1e-4) else grown
-            return Turns(found[moving], pairs[moving], scaling) if moving.any() else None
+            return Turns(found[moving], pairs[moving]) if moving.any() else None
     return None
 
 

@@ -34,11 +34,13 @@ class Measured:
         shares: head → the mean share of attention on its offset, of the last queries.
         length: the number of tokens for which it is; 0 where nothing was seen.
         on: "the batch", or what else the model was run on; where nothing was seen, why.
+        window: the number of tokens that each one sees, itself included, where it does not see all before it.
     """
 
     shares: dict[int, float]
     length: int
     on: str
+    window: int | None = None
 
 
 def measured_shares(jobs: Sequence[Job], *, twice: bool = False) -> list[Measured]:
@@ -52,7 +54,7 @@ def measured_shares(jobs: Sequence[Job], *, twice: bool = False) -> list[Measure
     wanted = sorted({(each.site.prefix_tokens, each.size, offset) for each in jobs for *_, offset in each.heads})
 
     def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, "batch wanted"]:
-        return torch.stack([_share(maps, *each, twice) for each in wanted], dim=1)
+        return torch.stack([*(_share(maps, *each, twice) for each in wanted), _farthest(maps)], dim=1)
 
     try:
         seen, own, known, _ = watched_pass(jobs, measure, twice=twice)
@@ -60,7 +62,7 @@ def measured_shares(jobs: Sequence[Job], *, twice: bool = False) -> list[Measure
         return [Measured({}, 0, str(error)) for _ in jobs]
     found, unseen = _by_head(seen, own), Measured({}, 0, f"its maps were not seen on {known}")
     layers = [_of_layer(each, found, wanted) for each in jobs]
-    return [Measured(*each, known) if each[0] else unseen for each in layers]
+    return [Measured(shares, length, known, window) if shares else unseen for shares, length, window in layers]
 
 
 def _share(
@@ -73,6 +75,14 @@ def _share(
     offset = (0, (length + 1) // 2 - 1) if twice else offset
     queries, targets = asking(size if size[0] > 1 else (1, length), offset)
     return maps[:, queries + prefix, targets + prefix].float().mean(dim=1)
+
+
+def _farthest(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batch"]:
+    """Return how far back tokens look where all that have so many before them look equally far: ∞ where not."""
+    back = torch.arange(maps.shape[1], device=maps.device) - (maps > 0).int().argmax(dim=2)
+    farthest = back.amax(dim=1, keepdim=True)
+    cut = (back == torch.arange(maps.shape[1], device=maps.device).minimum(farthest)).all(dim=1)
+    return torch.where(cut & (farthest[:, 0] < maps.shape[1] - 1), farthest[:, 0].float(), math.inf)
 
 
 def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int], tuple[Tensor, int]]:
@@ -90,7 +100,7 @@ def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int
         for number, values in zip(sum_.heads.unique().tolist(), sum_.measured, strict=True):
             for code in product.columns[number]:
                 linear = seen.sources[int(codes.source(code))]
-                if isinstance(linear, Linear) and not values.isnan().all():
+                if isinstance(linear, Linear) and not values[:-1].isnan().all():
                     block = linear.block
                     entry = int(block.starts.flatten()[int(codes.place(code))] + block.offsets[0])
                     found.setdefault((id(here[id(block.parameter)]), entry), (values, sum_.maps.shape[2]))
@@ -99,9 +109,9 @@ def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int
 
 def _of_layer(
     job: Job, found: Mapping[tuple[int, int], tuple[Tensor, int]], wanted: list[tuple]
-) -> tuple[dict[int, float], int]:
-    """Return head → share of a layer, and its number of tokens."""
-    query, shares, length = job.site.layout.query, {}, 0
+) -> tuple[dict[int, float], int, int | None]:
+    """Return head → share of a layer, its number of tokens, and how many each of them sees if not all."""
+    query, shares, length, farthest = job.site.layout.query, {}, 0, 0.0
     parts = getattr(query, "parts", (query,))
     channels = [(id(part.weight), row[:, 0].long().tolist()) for part in parts for row in entries_of(part)]
     for head, _, offset in job.heads:
@@ -110,7 +120,8 @@ def _of_layer(
         share = math.nan if own is None else own[0][wanted.index((job.site.prefix_tokens, job.size, offset))].item()
         if own is not None and not math.isnan(share):
             shares[head], length = share, own[1] - job.site.prefix_tokens
-    return shares, length
+            farthest = max(farthest, own[0][-1].item())
+    return shares, length, None if math.isinf(farthest) else int(farthest) + 1
 
 
 def compared(measured: float | None, predicted: float) -> str:
@@ -133,6 +144,8 @@ def told(job: Job, outcome: Outcome, measured: Measured) -> str:
         other = "" if measured.length == job.length else f", solved for {job.length:,}"
         known, length, how = "measured", measured.length, f"on {measured.on}{other}"
     said = f"attention on offsets at the end of {length:,} tokens, {known}: {shares} ({how}; {outcome.how})"
+    if measured.window:
+        said += f"; each token sees no more than {measured.window:,} tokens, itself among them"
     if outcome.ends:
         heads = ", ".join(
             f"head {head} up to {end:,} tokens" if end else f"head {head} in no context"

@@ -144,6 +144,46 @@ def reading_as_large_as_seen(job: Job) -> Job:
     return job if 1 / NORMED < size < NORMED or size == 0 else replace(job, reads=size)
 
 
+def lasts(job: Job) -> bool:
+    """Say whether a buffer of positions stays what it is when an input is longer than its table.
+
+    XGLM and its kin then build a new one, which is shorter inputs' as well.
+    """
+    weights, table = job.weights, job.positions.absolute.tensor
+    buffers = [(each, dict(each._buffers)) for each in weights.model.modules()]
+    owner, key = next(((each, key) for each, own in buffers for key in own if own[key] is table), (None, ""))
+    if owner is None:
+        return True
+    kept = []
+
+    @contextmanager
+    def comparing() -> Iterator[None]:
+        at = owner._buffers[key]
+        try:
+            yield
+        finally:
+            kept.append(owner._buffers[key] is at)
+
+    def enough(*_: object) -> None:
+        raise Enough
+
+    def longer(leaf: object) -> object:
+        rows = 1 + table.shape[-2]
+        return leaf.repeat(1, 1 + rows // leaf.shape[1])[:, :rows] if _numbered(leaf) else leaf
+
+    handle = job.site.module.register_forward_pre_hook(enough)
+    try:
+        part, inputs, _ = _to_run(weights, job.length, 1, twice=False)
+        run_planned(weights, tree_map(longer, inputs), part, comparing())
+    except Exception:  # it takes no longer input, or has begun with its layers
+        pass
+    finally:
+        handle.remove()
+        for each, own in buffers:
+            each._buffers.update(own)
+    return all(kept)
+
+
 class Enough(Exception):
     """All layers that were asked for have run."""
 

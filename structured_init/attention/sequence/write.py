@@ -22,7 +22,7 @@ from structured_init.attention.sequence.matrices import (
     write_constants,
     write_product,
 )
-from structured_init.attention.sequence.seen import positions_in, read_by, reading_as_large_as_seen
+from structured_init.attention.sequence.seen import lasts, positions_in, read_by, reading_as_large_as_seen
 from structured_init.attention.sequence.share import (
     Reached,
     Share,
@@ -95,6 +95,11 @@ def through_absolute(job: Job, gain: float | None, spare: Sequence[int] = ()) ->
     job, stream = _among_content(job, stream, gain * everywhere)
     if not table.saved:
         job.weights.warn(f"'{table.name}' is not saved in checkpoints: a reloaded model has its original positions")
+        if not lasts(job):
+            job.weights.warn(
+                f"'{table.name}' is built anew when an input has more than {table.num_tokens:,} tokens: the heads are"
+                " gone then, for inputs of all lengths"
+            )
 
     def weight(key: int, offset: int) -> Tensor:
         return absolute.offset_head(codes, chosen[key], offset, site.embed_dim, site.head_dim)
