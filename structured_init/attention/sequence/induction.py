@@ -235,11 +235,12 @@ class Induction(Initializer):
             for each in found
         )
         how = f"measured on {measured.on}" if measured.shares else f"predicted, not measured: {measured.on}"
-        site.note(f"attention on what followed an equal token: {each}, {how} that come twice")
+        window = f"; each token sees no more than {measured.window:,} tokens" if measured.window else ""
+        site.note(f"attention on what followed an equal token: {each}, {how} that come twice{window}")
         site.note_value_output()
-        short = [each for each in found if (shares[each.head] or each.reached.share) < self.share / 2]
+        short = [each for each in found if (shares[each.head] is not None and shares[each.head] < self.share / 2)]
         if short:
-            least = min(shares[each.head] or 0.0 for each in short)
+            least = min(shares[each.head] for each in short)
             why = f"of the stream before it, {seen.parts(first)}" if least else "its mask hides what followed"
             first.weights.fall_short(
                 f"heads {', '.join(str(each.head) for each in short)} of '{site.name}' have {least:.2f} of their"
