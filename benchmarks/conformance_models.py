@@ -93,8 +93,15 @@ def _of_transformers(name: str, model: str | tuple[str, ...]) -> tuple[nn.Module
     return cls(config), None
 
 
-def small(config: object, layers: int = 2) -> object:
-    """Make a configuration of transformers small, and those inside of it."""
+def small(config: object, layers: int = 2, factor: int = 1, spread: float | None = SPREAD) -> object:
+    """Make a configuration of transformers small, and those inside of it.
+
+    Args:
+        config: of the host; it is changed.
+        layers: of each stack.
+        factor: on widths and the vocabulary.
+        spread: standard deviation of the weights; ``None`` for the host's own.
+    """
     names = {config.attribute_map.get(name, name) for name in (*LAYERS, *SMALL)}
     counts = (getattr(config, name, None) for name in ("num_attention_heads", "n_head"))
     heads = next((count for count in counts if isinstance(count, int)), 0)
@@ -103,11 +110,11 @@ def small(config: object, layers: int = 2) -> object:
         value = getattr(config, name, None)
         if isinstance(value, bool) or not isinstance(value, int):
             continue
-        put(config, name, layers if name in LAYERS else _small(config, name))
+        put(config, name, layers if name in LAYERS else _small(config, name, factor))
     if hasattr(config, "qk_rope_head_dim"):  # latent attention: part of a head is rotated, the other is not
         for name, size in (("qk_rope_head_dim", 4), ("qk_nope_head_dim", 4), ("qk_head_dim", 8), ("head_dim", 4)):
             if hasattr(config, name):
-                put(config, name, size)
+                put(config, name, factor * size)
         for name in ("kv_lora_rank", "q_lora_rank", "v_head_dim"):
             if isinstance(getattr(config, name, None), int):
                 setattr(config, name, 8)
@@ -117,8 +124,8 @@ def small(config: object, layers: int = 2) -> object:
         if isinstance(getattr(config, name, None), int):
             setattr(config, name, 0)
     for name in ("initializer_range", "init_std"):
-        if isinstance(getattr(config, name, None), float):
-            put(config, name, SPREAD)
+        if spread is not None and isinstance(getattr(config, name, None), float):
+            put(config, name, spread)
     types = getattr(config, "layer_types", None)
     if isinstance(types, list | tuple) and types:
         kinds = list(dict.fromkeys(types))
@@ -127,7 +134,7 @@ def small(config: object, layers: int = 2) -> object:
     _mix(config)
     for part in vars(config).values():
         if hasattr(part, "attribute_map") and hasattr(part, "to_dict"):
-            small(part, layers)
+            small(part, layers, factor, spread)
     return config
 
 
@@ -169,9 +176,10 @@ def put(config: object, name: str, value: object) -> None:
         setattr(config, name, value)
 
 
-def _small(config: object, name: str) -> int:
+def _small(config: object, name: str, factor: int) -> int:
     backwards = {real: alias for alias, real in config.attribute_map.items()}
-    return SMALL[name] if name in SMALL else SMALL[backwards[name]]
+    size = SMALL[name] if name in SMALL else SMALL[backwards[name]]
+    return size if size <= 4 else factor * size  # of heads and experts there are as many
 
 
 def torchvision_models() -> dict[str, Build]:

@@ -46,8 +46,7 @@ def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = L
 
     def tokens(vocabulary: int) -> Tensor:
         longest = _setting(config, "max_position_embeddings") or length
-        # RoBERTa's positions begin behind that of padding.
-        size = (batch, min(length, max(longest - 2, 1)))
+        size = (batch, min(length, max(longest - _rows_of_padding(model, longest), 1)))
         ids = torch.randint(min(3, vocabulary - 1), vocabulary, size, generator=generator)
         return ids.to(weight.device)
 
@@ -80,6 +79,14 @@ def _of_transformers(model: nn.Module, config: Any, numbers: Any, tokens: Any) -
     if getattr(config, "is_encoder_decoder", False) and named:
         named["decoder_input_ids"] = tokens(_setting(config, "vocab_size") or 100)
     return ((), named) if named else None
+
+
+def _rows_of_padding(model: nn.Module, longest: int) -> int:
+    """Return how many of a table's positions come before the first token's: RoBERTa's begin behind that of padding."""
+    tables = ((each, getattr(each, "weight", None)) for each in model.modules() if getattr(each, "padding_idx", None))
+    return max(
+        (each.padding_idx + 1 for each, table in tables if table is not None and len(table) == longest), default=0
+    )
 
 
 def _setting(config: Any, name: str) -> Any:

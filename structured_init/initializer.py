@@ -178,7 +178,8 @@ def initialize(
             (``ProceduralWarmup``, ``SelfPretraining``) trains a copy here too; ``iterations=0`` leaves that out.
         broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
         strict: refuse a model of which attention would be left alone that ``where`` selects, because its class is not
-            known or because it is cross-attention. Without, the report says so, and warns where that is most of it.
+            known or because it is cross-attention, and heads that reach less than half of what was asked for in the
+            network. Without, the report says so, and warns where that is most of it.
         progress: show on stderr, in a terminal or notebook, which layer is reached, if it takes more than 3 seconds.
 
     Returns:
@@ -227,6 +228,8 @@ def initialize(
             raise StructuredInitError(
                 f"{type(initializer).__name__}, strict: {left_alone(report)} (where= selects fewer layers)"
             )
+        if strict and weights.short:
+            raise StructuredInitError(f"{type(initializer).__name__}, strict: {weights.short[0]}")
         if not dry_run:
             for tensor, trainable in changes:
                 writer.train(tensor, trainable)

@@ -118,6 +118,7 @@ class Weights:
         self.attention: dict[str, bool] = {}  # layers that an initializer looked for → whether one takes them
         self.notes: dict[str, str] = {}
         self.warnings: list[str] = []
+        self.short: list[str] = []  # of these, those that say that less was reached than was asked for
         self.measures: dict[str, dict[str, tuple[float, float]]] = {}
         self.assigned: dict[str, set[str]] = {}  # attention layer → which of its four matrices were written
         self.roles: dict[int, dict[tuple[str, str], Any]] = {}  # parameter → (layer, matrix) written in it → its layout
@@ -276,6 +277,11 @@ class Weights:
         if what not in self.warnings:
             self.warnings.append(what)
 
+    def fall_short(self, what: str) -> None:
+        """Warn that much less was reached than was asked for, which ``strict`` refuses."""
+        self.warn(what)
+        self.short.append(what)
+
     def assign(self, name: str, matrix: str) -> None:
         """Record that a matrix of an attention layer was written: ``"query"``, ``"key"``, ``"value"``, ``"output"``."""
         self.assigned.setdefault(name, set()).add(matrix)
@@ -286,6 +292,20 @@ class Weights:
         earlier = self.measures.setdefault(name, {})
         for quantity, (before, after) in values.items():
             earlier[quantity] = (earlier.get(quantity, (before,))[0], after)
+
+
+class Above(Weights):
+    """An overlay over an overlay: what is written to it stays in it."""
+
+    def __init__(self, below: Weights) -> None:
+        batch = below.ask if below.batch is None and below.can_ask else below.batch
+        super().__init__(below.model, None, batch, below.progress, below.batches)
+        self.watched, self.unwatched, self.ran = below.watched, below.unwatched, below.ran
+        self._lower = below
+
+    def _below(self, tensor: Tensor, *, own: bool = False) -> Tensor:
+        value = self._lower.read(tensor)
+        return value.clone() if own else value
 
 
 def tensor_names(model: nn.Module) -> dict[int, tuple[str, ...]]:

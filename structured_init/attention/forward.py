@@ -2,24 +2,58 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
-from structured_init.host_inputs import Inputs
+from structured_init.host_inputs import Inputs, as_inputs, host_inputs
 from structured_init.plan import Weights
+from structured_init.sites.watched import cannot_run
 from structured_init.undisturbed import undisturbed
 
 
-def run_planned(weights: Weights, inputs: Inputs, part: nn.Module | None = None) -> None:
+def something_to_run(weights: Weights, length: int) -> tuple[nn.Module, Inputs] | None:
+    """Return the model and its batch, or where none was given :func:`what_the_host_offers`."""
+    if weights.batch is not None:
+        return weights.model, as_inputs(weights.batch)
+    return what_the_host_offers(weights, length)
+
+
+def what_the_host_offers(weights: Weights, length: int, batch: int = 2) -> tuple[nn.Module, Inputs] | None:
+    """Return the model, or its outermost part, that the host library has inputs for; ``None`` where it cannot be run.
+
+    Args:
+        weights: the overlay.
+        length: tokens of a text, if it takes as many.
+        batch: how many samples.
+    """
+    if cannot_run(weights.model):
+        return None
+    level = [weights.model]
+    for _ in range(3):  # a LightningModule holds a network, which may hold a transformer
+        for module in level:
+            if (inputs := host_inputs(module, batch=batch, length=length)) is not None:
+                return module, inputs
+        level = [child for module in level for child in module.children()]
+    return None
+
+
+def run_planned(
+    weights: Weights,
+    inputs: Inputs,
+    part: nn.Module | None = None,
+    inside: AbstractContextManager[object] | None = None,
+) -> None:
     """Run once, in evaluation mode and without gradients; who wants to see something hangs hooks in.
 
     Args:
         weights: the overlay.
         inputs: positional and named arguments; tensors are moved to the model's device.
         part: a module of the model to run in its place.
+        inside: is entered for the pass, when the planned values stand in the model.
     """
     part = weights.model if part is None else part
     device = next(part.parameters()).device
@@ -29,18 +63,35 @@ def run_planned(weights: Weights, inputs: Inputs, part: nn.Module | None = None)
 
     try:
         with undisturbed(weights.model):
-            functional_call(part, _planned(weights, part), *tree_map(moved, inputs))
+            planned = {f"part.{name}": value for name, value in _planned(weights, part).items()}
+            functional_call(_Around(part, inside or nullcontext()), planned, *tree_map(moved, inputs))
     finally:
         _reshard(weights.model)
+
+
+class _Around(nn.Module):
+    """A module that is run with a context entered."""
+
+    def __init__(self, part: nn.Module, inside: AbstractContextManager[object]) -> None:
+        super().__init__()
+        self.part, self.inside = part, inside
+
+    def forward(self, *args: object, **kwargs: object) -> None:
+        with self.inside:
+            self.part(*args, **kwargs)
 
 
 def _planned(weights: Weights, part: nn.Module) -> dict[str, Tensor]:
     """Return the planned values that are not in the model yet: all of them in a dry run, else those of this layer."""
     names = {id(tensor): name for name, tensor in (*part.named_parameters(), *part.named_buffers())}
-    return {
-        names[id(update.target)]: update.value.to(update.target.device, update.target.dtype)
+    values = {
+        names[id(update.target)]: (update.target, update.value.to(update.target.device, update.target.dtype))
         for update in weights.updates.values()
         if update.value is not None and id(update.target) in names
+    }
+    return {  # parameters as such, which is how they are known to whoever watches
+        name: nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value
+        for name, (target, value) in values.items()
     }
 
 

@@ -6,7 +6,7 @@ Letters: D embed_dim, x the stream, x̂ what attention reads of it after its nor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,16 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_init.attention.forward import run_planned
+from structured_init.attention.forward import run_planned, something_to_run
 from structured_init.errors import StructuredInitError
-from structured_init.host_inputs import Inputs, as_inputs, host_inputs
+from structured_init.host_inputs import Inputs
 from structured_init.layout import JoinedProjection
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite
-from structured_init.sites.position_rule import is_stack
+from structured_init.sites.mlp import MlpSite, mlp_sites
+from structured_init.sites.mlp_rule import within
+from structured_init.sites.position_rule import block_around, is_stack
 from structured_init.sites.stream import norm_weight, stream_into
-from structured_init.sites.watched import UNASKED
 
 CONTEXT = 128  # tokens of a text that the host library offers, if it takes as many: branches average over them
 
@@ -60,7 +61,7 @@ def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> 
         sites: the layers.
         share: of the stream.
     """
-    found = _something_to_run(weights)
+    found = something_to_run(weights, CONTEXT)
     if found is None:
         return dict(_computed(weights, sites, share))
     part, inputs = found
@@ -89,23 +90,6 @@ def scale_branches(weights: Weights, sites: Sequence[AttentionSite], share: floa
         )
 
 
-def _something_to_run(weights: Weights) -> tuple[nn.Module, Inputs] | None:
-    """Return the model and its batch, or its outermost part that the host library has inputs for."""
-    if weights.batch is not None:
-        return weights.model, as_inputs(weights.batch)
-    parameters = list(weights.model.parameters())
-    unseen = any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in parameters)
-    if unseen or sum(tensor.numel() for tensor in parameters) > UNASKED:
-        return None
-    level = [weights.model]
-    for _ in range(3):  # a LightningModule holds a network, which may hold a transformer
-        for module in level:
-            if (inputs := host_inputs(module, length=CONTEXT)) is not None:
-                return module, inputs
-        level = [child for module in level for child in module.children()]
-    return None
-
-
 def _measured(
     weights: Weights, sites: Sequence[AttentionSite], share: float, part: nn.Module, inputs: Inputs
 ) -> dict[str, tuple[float, float]]:
@@ -117,13 +101,13 @@ def _measured(
 
     def enter(name: str) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict) -> None:
-            entered[name] = _rms(next(_tensors((args, *kwargs.values()))))
+            entered[name] = _rms(next(tensors((args, *kwargs.values()))))
 
         return hook
 
     def leave(name: str) -> Any:
         def hook(module: nn.Module, args: tuple, output: Any) -> Any:
-            branch = next(_tensors(output))
+            branch = next(tensors(output))
             size = _rms(branch)
             found[name] = entered[name], (share * entered[name] / size if size else 0.0)
             return _with_first(output, branch * found[name][1])
@@ -132,28 +116,58 @@ def _measured(
 
     with ExitStack() as stack:
         for site in sites:
-            block, last = modules[_block(site.name, stacks)], _last(site, modules)
+            block, last = modules[block_around(site.name, stacks)], last_module(site, modules)
             stack.callback(block.register_forward_pre_hook(enter(site.name), with_kwargs=True).remove)
             stack.callback(last.register_forward_hook(leave(site.name)).remove)
         run_planned(weights, inputs, part)
     return found
 
 
-def _block(name: str, stacks: set[str]) -> str:
-    """The layer's own place in the innermost list of layers around it: what enters there is the stream."""
-    around = name
-    while around and around.rpartition(".")[0] not in stacks:
-        around = around.rpartition(".")[0]
-    return around or name
-
-
-def _last(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Module:
+def last_module(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Module:
     """The module that puts out the branch: the output projection, which some hosts keep outside, or the layer."""
     if isinstance(site.module, nn.MultiheadAttention) or isinstance(site.layout.output, JoinedProjection):
         return site.module  # the projection is no module that is called, or several
     weight = site.layout.output.weight
     owners = (module for module in modules.values() if any(each is weight for each in module._parameters.values()))
     return next(owners, site.module)
+
+
+def scale_heads(site: AttentionSite, heads: Iterable[int], factor: float) -> None:
+    """Multiply what some heads of a layer add."""
+    if factor != 1:
+        output = site.output
+        output[list(heads)] *= factor
+        site.output = output
+
+
+def scale_mlp(site: AttentionSite, weights: Weights, factor: float, by: str) -> bool:
+    """Multiply the last matrix of the MLP in the layer around an attention layer, and its bias; say if it is known."""
+    if factor == 1:
+        return True
+    modules = dict(named_plain_modules(weights.model))
+    block = block_around(site.name, {name for name, module in modules.items() if is_stack(module)})
+    found = [each for each in mlp_sites(weights) if within(each.name, block)]
+    for mlp in found:
+        first = {id(each.weight) for each in (mlp.layout.first, mlp.layout.gate) if each is not None}
+        inside = [module for name, module in named_plain_modules(mlp.module) if not within(name, _relative(site, mlp))]
+        last = [
+            module
+            for module in inside
+            for weight in module._parameters.values()
+            if weight is not None and weight.ndim == 2 and site.embed_dim in weight.shape and id(weight) not in first
+        ]
+        if len(found) != 1 or len(last) != 1:
+            return False
+        for parameter in last[0]._parameters.values():
+            if parameter is not None:
+                weights.edit(parameter, by).mul_(factor)
+    return bool(found)
+
+
+def _relative(site: AttentionSite, mlp: MlpSite) -> str:
+    """The name of an attention layer within the module that holds an MLP, or one that nothing has."""
+    inside = within(site.name, mlp.name) and site.name != mlp.name
+    return site.name.removeprefix(f"{mlp.name}.") if inside else "-"
 
 
 def _computed(weights: Weights, sites: Sequence[AttentionSite], share: float) -> Iterator[tuple[str, Branch]]:
@@ -173,14 +187,14 @@ def _computed(weights: Weights, sites: Sequence[AttentionSite], share: float) ->
         yield site.name, Branch(stream, share * stream / size if size else 0.0, COMPUTED[into.known])
 
 
-def _tensors(given: Any) -> Iterator[Tensor]:
+def tensors(given: Any) -> Iterator[Tensor]:
     """Yield the activations in what a module takes or returns: floating-point tensors of two axes or more."""
     if isinstance(given, Tensor):
         if given.is_floating_point() and given.ndim > 1:
             yield given
     elif isinstance(given, tuple | list):
         for each in given:
-            yield from _tensors(each)
+            yield from tensors(each)
 
 
 def _with_first(output: Any, branch: Tensor) -> Any:

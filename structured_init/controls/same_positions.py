@@ -10,7 +10,7 @@ from structured_init.controls.members import Control, is_structured, members
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules
-from structured_init.plan import Weights
+from structured_init.plan import Above, Weights
 from structured_init.sites.attention import attention_sites
 from structured_init.sites.position import position_sites
 from structured_init.sites.relative import relative_bias
@@ -37,7 +37,7 @@ class SamePositions(Control):
     """
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        above, kept = _Above(weights), 0
+        above, kept = Above(weights), 0
         kinds = {id(tensor) for tensor in _positions(weights)}
         for member in members(self.initializer):
             if not is_structured(member):
@@ -61,20 +61,6 @@ class SamePositions(Control):
             for tensor, trainable in member.freezing(weights):
                 if not is_structured(member) or id(tensor) in kinds:
                     yield tensor, trainable
-
-
-class _Above(Weights):
-    """An overlay over an overlay: what is written to it stays in it."""
-
-    def __init__(self, below: Weights) -> None:
-        batch = below.ask if below.batch is None and below.can_ask else below.batch
-        super().__init__(below.model, None, batch, below.progress, below.batches)
-        self.watched, self.unwatched, self.ran = below.watched, below.unwatched, below.ran
-        self._lower = below
-
-    def _below(self, tensor: Tensor, *, own: bool = False) -> Tensor:
-        value = self._lower.read(tensor)
-        return value.clone() if own else value
 
 
 def _positions(weights: Weights) -> list[Tensor]:

@@ -6,7 +6,7 @@ Letters: T rows of the table, N tokens of a grid (Gy, Gx), D embed_dim.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from structured_init.layout import TokenLayout
 
-NAME = re.compile(r"(^|_)(wpe|pe|pos(itions?)?|pos(ition(al)?)?_?(emb(ed(ding)?s?)?|enc(od(er|ing))?|table))$")
+NAME = re.compile(r"(^|_)(wpe|pe|pos(itions?)?|pos(ition(s|al)?)?_?(emb(ed(ding)?s?)?|enc(od(er|ing))?|table))$")
 NOT = re.compile(r"rel|rot|rope")  # relative tables and rotations are no positions of tokens
 CONTENTS = ("weight", "weights", "pe")  # of a module that holds nothing but the table
 PREFIX = re.compile(r"^(cls|class|reg(ister)?|dist(illation)?|storage)_?(tokens?|embed(ding)?)$")
@@ -65,6 +65,19 @@ def is_stack(module: nn.Module) -> bool:
     if isinstance(module, nn.ModuleList):
         return bool(children)
     return isinstance(module, nn.Sequential) and len(children) > 1 and len({type(child) for child in children}) == 1
+
+
+def block_around(name: str, stacks: Collection[str]) -> str:
+    """Return a layer's own place in the innermost list of layers around it: what enters there is the stream.
+
+    Args:
+        name: of something in the layer.
+        stacks: names of the lists of layers.
+    """
+    around = name
+    while around and around.rpartition(".")[0] not in stacks:
+        around = around.rpartition(".")[0]
+    return around or name
 
 
 def _tables(modules: Mapping[str, nn.Module], stacks: list[str]) -> Iterator[Table]:

@@ -13,9 +13,11 @@ import torch
 from jaxtyping import Float64, Int
 from torch import Tensor, nn
 
+from structured_init.layout import pieces
 from structured_init.names import named_plain_modules
 from structured_init.plan import Weights
 from structured_init.sites.attention import AttentionSite
+from structured_init.sites.watched import same_attention, watched_attention
 
 TURNS = ("rotate_half", "rotate_every_two")  # what a file of transformers calls the quarter turn of every pair
 
@@ -41,11 +43,30 @@ class Rotary:
 
 
 def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
-    """Find the frequencies in the nearest module around the layer that has some, and see which coordinates pair.
+    """Find how a layer is turned: what its modules say, or else what a forward pass shows; ``None`` where neither does.
 
-    The frequencies are the buffer ``inv_freq`` of a child. Which coordinates pair is read off the host's own
-    ``rotate_half`` or ``rotate_every_two``, which is called on the numbers 1, 2, …. ``None`` where either is missing.
+    The frequencies are the buffer ``inv_freq`` of the nearest module around the layer that has one. Which coordinates
+    pair is read off the host's own ``rotate_half`` or ``rotate_every_two``, which is called on the numbers 1, 2, ….
+    Where either is missing, queries before and after they are turned say both. They also do where the model was run
+    already and shows other frequencies.
     """
+    said = _said(site, weights)
+    if said is not None and weights.watched is None:
+        return said
+    found = same_attention(site, watched_attention(weights))
+    turns = None if found is None else found.turns
+    if turns is None or (said is not None and _alike(said.frequencies, turns.frequencies)):
+        return said
+    places = [pieces(layout.query)[0].entries[0, :, 0].tolist() for layout in (found.layout, site.layout)]
+    own = torch.tensor([places[1].index(place) for place in places[0]])  # channels as the site counts them
+    return Rotary(turns.frequencies, own[turns.pairs], 1.0 if said is None else said.scaling)
+
+
+def _alike(one: Tensor, two: Tensor) -> bool:
+    return len(one) == len(two) and torch.allclose(one, two.to(one), rtol=1e-2, atol=1e-6)
+
+
+def _said(site: AttentionSite, weights: Weights) -> Rotary | None:
     modules = dict(named_plain_modules(weights.model))
     turn = _quarter_turn(site.module)
     name = site.name

@@ -30,7 +30,7 @@ class Stream:
 
     Attributes:
         rms: root mean square of the content; 1 where nothing tells.
-        known: how that is known: "embeddings", "patches" (of pixels with mean square 1) or "assumed".
+        known: how that is known: "embeddings", "patches" (of pixels with mean square 1), "assumed" or "measured".
         normalized: whether a norm follows before the layers, after which the whole has root mean square 1.
         embeddings: the tables of tokens, the largest first.
     """

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from torch import nn
+
 from structured_init.errors import StructuredInitError
 from structured_init.layout import PARTS
 from structured_init.plan import Weights
@@ -27,16 +29,25 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
     if weights.watched is None:
         weights.watched, none = [], None
         try:
-            if any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in weights.model.parameters()):
-                raise StructuredInitError("a model on the meta device, or a sharded one, cannot be run")
+            if why := cannot_run(weights.model, asked=True):
+                raise StructuredInitError(why)
             batch, none = _asked(weights)
-            size = sum(parameter.numel() for parameter in weights.model.parameters())
-            if batch is None and size > UNASKED:
-                raise StructuredInitError(f"{size:,} parameters are too many to run unasked: give a batch, as batch=…")
+            if why := cannot_run(weights.model, asked=batch is not None):
+                raise StructuredInitError(why)
             weights.watched, weights.watched_mlps, weights.ran = watch_model(weights.model, batch)
         except StructuredInitError as error:
             weights.unwatched = none or str(error)
     return weights.watched
+
+
+def cannot_run(model: nn.Module, *, asked: bool = False) -> str | None:
+    """Say why a model cannot be run, on a batch that was given or (``asked`` false) on what its host offers."""
+    if any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in model.parameters()):
+        return "a model on the meta device, or a sharded one, cannot be run"
+    size = sum(parameter.numel() for parameter in model.parameters())
+    if not asked and size > UNASKED:
+        return f"{size:,} parameters are too many to run unasked: give a batch, as batch=…"
+    return None
 
 
 def _asked(weights: Weights) -> tuple[object, str | None]:

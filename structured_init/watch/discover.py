@@ -20,6 +20,7 @@ from structured_init.watch.found import TOLERANCE, FoundAttention
 from structured_init.watch.join import joined, named
 from structured_init.watch.mlp import FoundMlp, found_mlps
 from structured_init.watch.records import ROWS
+from structured_init.watch.turns import turns_of
 from structured_init.watch.watching import watching
 
 
@@ -115,7 +116,7 @@ def found(watched: Watched, weights: Weights) -> FoundAttention:
     if abs(proof.value_factor - 1) > tolerance:
         words = [layout.between, f"a factor of {proof.value_factor:.3g} on the values"]
         layout = replace(layout, between=", ".join(filter(None, words)))
-    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens)
+    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens, turns_of(watched))
 
 
 def _few(x: Tensor) -> Tensor:

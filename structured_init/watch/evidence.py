@@ -5,6 +5,7 @@ Letters: H heads, S samples or windows, N tokens of each, T = S·N, D width, k h
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -82,8 +83,11 @@ def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> t
     path = product.query_tag.path | product.key_tag.path
     if path & POOLS:
         return 0.0, None, "before queries or keys are pooled"
-    if path & NORMS:
-        return 0.0, None, "before queries and keys are normalized"
+    if path & NORMS:  # of queries and keys that then have a mean square of 1, whatever factor is on them
+        sizes = (each.double().square().mean().sqrt() for each in (seen.query, seen.key))
+        factor = math.prod(float(size) for size in sizes) * watched.parts[0].factor
+        usual = math.isclose(factor, seen.query.shape[-1] ** -0.5, rel_tol=0.01)
+        return 0.0, None if usual else factor, "before queries and keys are normalized"
     rows, call, how = product.rows, watched.parts[0], "logits"
     own = not watched.layout.cross and seen.value.shape[1] == seen.logits.shape[-1] > int(rows[-1])
     places = _nearest(seen.value[0], v[0]) if own and not call.curved else None

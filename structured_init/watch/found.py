@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 import torch
+from jaxtyping import Float64, Int64
 from torch import Tensor
 
 from structured_init.layout import AttentionLayout
@@ -48,6 +49,19 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torc
 
 
 @dataclass(frozen=True)
+class Turns:
+    """How queries and keys are turned: the pair (a, b) of token t by the angle frequency · t.
+
+    Attributes:
+        frequencies: of each pair, in radians per token.
+        pairs: the two coordinates of each within a head of the layout.
+    """
+
+    frequencies: Float64[Tensor, " r"]
+    pairs: Int64[Tensor, "r 2"]
+
+
+@dataclass(frozen=True)
 class FoundAttention:
     """One attention layer of a forward pass.
 
@@ -60,6 +74,7 @@ class FoundAttention:
         calls: how many times it ran in the pass.
         length: how many tokens it looks at, those of one window where it has windows; 0 without a layout.
         tokens: a few of the tokens that queries, keys and values are made of, each (tokens, width).
+        turns: how queries and keys were seen to be turned by their positions; ``None`` where they were not.
     """
 
     name: str
@@ -69,3 +84,4 @@ class FoundAttention:
     calls: int = 1
     length: int = 0
     tokens: tuple[Tensor, ...] = field(default=(), repr=False)
+    turns: Turns | None = field(default=None, repr=False)

@@ -7,7 +7,7 @@ multiplies them.
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -227,6 +227,8 @@ class Sum:
         causal: whether the whole is zero above the diagonal; ``None`` where that cannot be told.
         parted: why no linear map takes it as a whole, where that is known.
         turned: whether the map has the product's keys where its queries are, and its queries where its keys are.
+        measure: what is to be read off the whole map, before most of it is let go of.
+        measured: what that gave, (H, …): the mean over the entries of each head.
     """
 
     module: str
@@ -235,6 +237,8 @@ class Sum:
     value: Float[Tensor, "heads keys value_dim"]
     value_tag: Tag
     out: Float[Tensor, "heads rows value_dim"]
+    measure: Callable[[Tensor], Tensor] | None = None
+    measured: Tensor | None = field(init=False, default=None)
     heads: Int64[Tensor, " batch"] = field(init=False)
     first: dict[int, int] = field(init=False)
     width: int = field(init=False)
@@ -248,6 +252,10 @@ class Sum:
         self.turned = codes.over_queries(self.maps_tag.codes, -1)
         self.heads, self.width = heads.expand(len(self.maps)), self.out.shape[-1]
         places = first_of_each(self.heads)
+        if self.measure is not None:
+            entries = self.measure(self.maps)
+            numbers = self.heads.to(entries.device).unique()  # in the order of ``first``
+            self.measured = torch.stack([entries[self.heads == number].mean(dim=0) for number in numbers])
         self.first = {int(self.heads[place]): place for place in places}
         self.causal, rows = hides_what_follows(self.maps), spread(self.maps)
         self.maps, self.out = self.maps[places][:, rows], self.out[places][:, rows]

@@ -9,6 +9,7 @@ host is written.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -38,10 +39,12 @@ class WatchMode(TorchDispatchMode):
         tags: what is known of tensors.
         pointwise: names of functions that were seen to act on single numbers.
         together: numbers of calls of one linear map → the linear map with the tokens of all.
+        measure: is asked of every map, for what it gives to stand in its ``Sum``.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
+        self.measure = measure
         self.sources: list[Source | None] = [None]
         self.alike: list[int] = [0]
         self.pointwise: set[str] = set()
@@ -203,7 +206,7 @@ class WatchMode(TorchDispatchMode):
 
     def _sum(self, maps: Tensor, value: Tensor, out: Tensor, one: Tag, two: Tag, result: Tensor) -> None:
         """Record values weighted with a map; its channels are those of a head, head after head."""
-        record = Sum(self.running[-1], maps, one, value, two, out)
+        record = Sum(self.running[-1], maps, one, value, two, out, self.measure)
         channels = record.heads[:, None, None] * out.shape[-1] + torch.arange(out.shape[-1], device=out.device)
         self._put(result, Tag(codes.pack(self._new(record), channels).expand(out.shape)), out)
 

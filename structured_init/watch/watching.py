@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from structured_init.names import named_plain_modules
@@ -14,13 +14,14 @@ from structured_init.watch.watch import WatchMode
 
 
 @contextmanager
-def watching(model: nn.Module) -> Iterator[WatchMode]:
+def watching(model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> Iterator[WatchMode]:
     """Watch what runs inside; fused attention is written out, and its inference fast path is off.
 
     Args:
         model: whose parameters and modules are known by name. It is not changed.
+        measure: what is to be read off every map; see ``WatchMode``.
     """
-    mode = WatchMode(model)
+    mode = WatchMode(model, measure)
     handles, stack = [], mode.running
     fast = torch.backends.mha.get_fastpath_enabled()
     for name, module in named_plain_modules(model):

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from structured_init import Compose, Mimetic, PreviousToken, StructuredInitError, initialize
-from structured_init.attention import stream_share
+from structured_init.sites import watched
 
 TEXT = {"vocab_size": 80, "max_position_embeddings": 40, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
@@ -98,7 +98,7 @@ def test_the_target_as_it_is_drowns_gpt2():
 
 
 def test_where_nothing_can_be_run_it_is_computed_for_tokens_that_look_at_themselves(monkeypatch):
-    monkeypatch.setattr(stream_share, "UNASKED", 0)
+    monkeypatch.setattr(watched, "UNASKED", 0)
     model = seeded(gpt2)
     report = initialize(model, Mimetic(value_scale="stream", stream_share=0.4))
     assert "computed from embeddings" in report.notes["transformer.h.0.attn"]

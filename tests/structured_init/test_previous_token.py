@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import pydoc_data.topics
+import re
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -109,6 +111,13 @@ def share_on(maps, offset, start):
     return sum(maps[:, t, t - offset].mean().item() for t in queries) / len(queries)
 
 
+def reported(note):
+    """The shares that a note names by their offsets."""
+    return {
+        int(offset): float(share) for offset, share in re.findall(r"(-?\d+): (\d\.\d\d)", note.partition(" tokens")[2])
+    }
+
+
 def seeded(build):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -116,18 +125,19 @@ def seeded(build):
 
 
 @pytest.mark.parametrize("name", HOSTS)
-def test_every_head_looks_at_its_offset_at_the_end_of_the_context(name, text):
+def test_every_head_looks_at_its_offset_at_the_end_of_the_context_and_the_note_says_how_much(name, text):
     build, offsets, least = HOSTS[name]
     model = seeded(build)
     site = attention_sites(model)[0]
     before = capture_attention(model, text, layers=[0])[site.name]
-    report = initialize(model, PreviousToken())
+    report = initialize(model, PreviousToken(context=LENGTH), batch=text)
     after = capture_attention(model, text, layers=[0])[site.name]
+    told = report.notes[site.name]
+    assert "tokens, measured: " in told
     for head, offset in enumerate(offsets):
         assert share_on(before[:, head], offset, LENGTH // 2) < 0.1
         assert share_on(after[:, head], offset, LENGTH // 2) >= least
-    told = report.notes[site.name]
-    assert all(f"{offset}: 0.9" in told for offset in offsets)
+        assert reported(told)[offset] == pytest.approx(share_on(after[:, head], offset, LENGTH // 2), abs=0.006)
     assert ("embeddings, which were changed" in told) == ("Llama" in name)
     assert report.warnings == []
 
@@ -185,6 +195,39 @@ def test_norms_of_queries_and_keys_bound_the_strength_and_the_report_says_so():
     settings = {**WIDTH, **TEXT, **SIZE, "num_key_value_heads": 2, "head_dim": 32}
     report = initialize(seeded(lambda: transformers.Qwen3Model(config("Qwen3", **settings))), PreviousToken())
     assert "in no context" in report.notes["layers.0.self_attn"]
+
+
+def test_what_is_measured_is_the_network_and_not_what_was_written(text):
+    """A mask of the host's own hides the token before: the note says 0, the report warns and strict refuses."""
+
+    def blind():
+        model = seeded(gpt2)
+        for layer in model.h:
+            layer.attn.forward = partial(_without_the_token_before, layer.attn.forward)
+        return model
+
+    model, same = blind(), blind()
+    report = initialize(model, PreviousToken(offsets=[1, None]))
+    assert reported(report.notes["h.0.attn"])[1] == 0
+    assert "1: 0.00 (predicted 0.90)" in report.notes["h.0.attn"]
+    assert "heads 0 of 'h.0.attn' have 0.00" in report.warnings[0]
+    assert "hides the tokens at their offsets" in report.warnings[0]
+    with pytest.raises(StructuredInitError, match=r"PreviousToken, strict: heads 0 of 'h.0.attn' have 0\.00"):
+        initialize(same, PreviousToken(offsets=[1, None]), strict=True)
+    assert all(map(torch.equal, same.state_dict().values(), blind().state_dict().values()))
+
+
+def _without_the_token_before(forward, hidden_states, *args, attention_mask=None, **kwargs):
+    length = hidden_states.shape[1]
+    hidden = torch.full((length, length), -torch.inf).triu(1)
+    hidden[range(1, length), range(length - 1)] = -torch.inf
+    return forward(hidden_states, *args, attention_mask=hidden[None, None], **kwargs)
+
+
+def test_a_dry_run_measures_what_would_be_written():
+    planned, written = (initialize(seeded(gpt2), PreviousToken(), dry_run=dry) for dry in (True, False))
+    assert planned.notes == written.notes
+    assert "tokens, measured: " in planned.notes["h.0.attn"]
 
 
 # What is written, and what is left alone

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from structured_init.arguments import check_finite, check_flag, check_positive, check_whole
 from structured_init.attention.sequence.copying import write_copies
-from structured_init.attention.sequence.job import Job, Outcome, told
-from structured_init.attention.sequence.matching import Copied, matching_coordinates, share_of_matches
+from structured_init.attention.sequence.job import Job, Outcome
+from structured_init.attention.sequence.matching import Match, matched, matching_coordinates, share_of_matches
+from structured_init.attention.sequence.measured import compared, measured_shares, told, warn_of
 from structured_init.attention.sequence.previous_token import look, prepare
+from structured_init.attention.sequence.recorded import Recorded, record
 from structured_init.attention.sequence.share import Reached, least_strength
 from structured_init.attention.sequence.towers import those_that_can, towers
+from structured_init.attention.stream_share import scale_heads, scale_mlp
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.initializer import Initializer
-from structured_init.plan import Weights
-from structured_init.sites.attention import AttentionSite
+from structured_init.plan import Above, Weights
+from structured_init.sites.attention import AttentionSite, attention_sites
 from structured_init.sites.causal import is_causal
 from structured_init.sites.position_kinds import attention_positions
 from structured_init.sites.select import Where
 
-WORTH = 0.25  # a share of attention on what is matched, well above that of any other token
-SHORTEST = 16  # tokens
+LONGEST = 512  # tokens for which it is solved, unless asked otherwise
+LIMITS = (math.inf, 1.0, 0.3, 0.1)  # on what other branches add over the stream: the first that suffices is taken
+SUFFICIENT = 0.75  # of the share asked for
+Subspaces = dict[int, Tensor]
+BALANCED = "Induction: balance"
+BALANCE = {BALANCED, "PreviousToken: positions", "PreviousToken: a direction common to all tokens"}
 
 
 class Induction(Initializer):
@@ -33,16 +41,22 @@ class Induction(Initializer):
 
     Heads of the first layer look at the token before (:class:`PreviousToken`) and copy what it holds into a subspace of
     their own: W_v = V (D, k), W_o = s Oᵀ. Heads of the second layer hold the present token against those copies,
-    W_q = m V and W_k = m O, so that each token looks at those that followed its equals, and pass what they hold on:
-    W_v = U, W_o = s Uᵀ, which an output tied to the embeddings reads as a prediction.
+    W_q = m V R and W_k = m O R, so that each token looks at those that followed its equals, and pass what they hold on:
+    W_v = U, W_o = s Uᵀ, which an output tied to the embeddings reads as a prediction. Added positions keep out of V and
+    O, R keeps out what all tokens have in common, and m is solved on what the network is seen to carry before the
+    second layer. Where that drowns tokens and copies, the other branches of the first layer are scaled down.
 
     Args:
         circuits: how many of them, each with a head in either layer and subspaces of its own.
         share: of attention, between 0 and 1, that a first head puts on the token before, and a second one in a random
             sequence that comes twice on what followed; the least strength that gives it is taken.
         copy_scale: s over the root mean square of the stream.
-        gain: as in ``PreviousToken``; small, so that copies hold tokens rather than positions.
-        context: as in ``PreviousToken``.
+        gain: as in ``PreviousToken``.
+        others: the root mean square that the other heads of the first layer, and its MLP, may each add, over that of
+            the stream that enters it; where the host built them larger, their last matrices are scaled down. ``None``:
+            the host's own, or 1, 0.3, 0.1, the first with which three quarters of the share are had, else the best.
+        circuit: without, positions and balance alone are written: the control for what is changed beside the circuit.
+        context: tokens for which it is solved; ``None``: the host's longest context, at most 512.
         causal: as in ``PreviousToken``.
         where: which attention layers, by name: the first two of every tower among them are used.
 
@@ -53,7 +67,7 @@ class Induction(Initializer):
     Example:
         >>> report = initialize(model, Induction(), seed=0)
         >>> report.notes["h.1.attn"]
-        'attention on what followed an equal token: head 1: 0.42 at 64 tokens, predicted from …'
+        'attention on what followed an equal token: head 1: 0.86 at 64 tokens, measured on …'
 
     Source: ours; constructions and measurements in ``docs/previous_token.md``; the circuit is Olsson et al. 2022's.
     """
@@ -63,7 +77,9 @@ class Induction(Initializer):
         circuits: int = 1,
         share: float = 0.9,
         copy_scale: float = 1.5,
-        gain: float | None = 1.0,
+        gain: float | None = None,
+        others: float | None = None,
+        circuit: bool = True,
         context: int | None = None,
         causal: bool | None = None,
         where: Where = None,
@@ -71,8 +87,9 @@ class Induction(Initializer):
         check_whole("Induction", circuits=circuits)
         check_finite("Induction", share=share)
         check_positive("Induction", copy_scale=copy_scale)
-        check_positive("Induction", null=True, gain=gain)
+        check_positive("Induction", null=True, gain=gain, others=others)
         check_whole("Induction", least=4, null=True, context=context)
+        check_flag("Induction", circuit=circuit)
         check_flag("Induction", null=True, causal=causal)
         if not 0 < share < 1:
             raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {share}")
@@ -80,16 +97,77 @@ class Induction(Initializer):
         self.share = share
         self.copy_scale = copy_scale
         self.gain = gain
+        self.others = others
+        self.circuit = circuit
         self.context = context
         self.causal = causal
         self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        if self.circuit:
+            self._write(weights, rng)
+            return
+        above = Above(weights)
+        factors = self._write(above, rng)
+        for update in above.updates.values():
+            if set(update.by) <= BALANCE:
+                weights.write(update.target, update.value, update.by[-1])
+        for site in weights.each([each for each in attention_sites(weights) if each.name in factors]):
+            scale_heads(site.by(BALANCED), range(site.num_heads), factors[site.name])
+            site.note("the balance and the positions of Induction, without its circuit")
+        weights.watched, weights.unwatched = above.watched, above.unwatched
+        weights.attention.update(above.attention)
+        weights.skipped.update(above.skipped)
+
+    def _write(self, weights: Weights, rng: Draws) -> dict[str, float]:
+        """Write the circuits, and return by which factor other heads were scaled, by the name of the first layer."""
+        factors = {}
         for first, second in weights.each(self._pairs(weights, rng)):
-            outcome, _ = look(first, self.gain)
-            read, write = write_copies(first, self.copy_scale, outcome.stream)
-            first.site.note(told(first, outcome))
-            self._match(second, first, outcome, read, write)
+            width, copying = first.site.value.shape[-1], len(list(first.heads))
+            outcome, _ = look(first, self.gain, [width * (len(first.keys) + copying), width * len(first.keys)])
+            read, write = write_copies(first, self.copy_scale, outcome)
+            balance, seen, found = self._balanced(first, second, read, write)
+            self._match(second, outcome, found, write)
+            factors[first.site.name] = balance.heads
+            measured = measured_shares([first])[0]
+            first.site.note(told(first, outcome, measured) + balance.told(seen))
+            warn_of(first, outcome, measured)
+            self._told(second, first, found, seen)
+        return factors
+
+    def _balanced(
+        self, first: Job, second: Job, read: Subspaces, write: Subspaces
+    ) -> tuple[Balance, Recorded, list[Found]]:
+        """Scale the other branches of the first layer as little as suffices, and return the matches found there."""
+        applied, best = Balance(), None
+        built = seen = record(first, second)
+        for limit in LIMITS if self.others is None else (self.others,):
+            wanted = Balance.within(limit, built)
+            if best is not None and wanted == applied:
+                continue
+            if wanted != applied:
+                _scale(first, wanted, applied)
+                applied, seen = wanted, record(first, second)
+            found = [
+                self._found(second, seen, head, number, copying, read[source], write[copying])
+                for (head, number, _), (copying, source, _) in zip(second.heads, first.heads, strict=True)
+            ]
+            worst = min(each.reached.share for each in found)
+            if best is None or worst > best[0]:
+                best = worst, applied, seen, found
+            if worst >= SUFFICIENT * self.share:
+                break
+        assert best is not None
+        if best[1] != applied:
+            _scale(first, best[1], applied)
+        return best[1:]
+
+    def _found(
+        self, second: Job, seen: Recorded, head: int, number: int, copying: int, read: Tensor, write: Tensor
+    ) -> Found:
+        match = matched(second, seen, read, write, matching_coordinates(second))
+        share = share_of_matches(second, seen, match, _falling(second, head))
+        return Found(head, number, copying, match, least_strength(share, self.share))
 
     def _pairs(self, weights: Weights, rng: Draws) -> list[tuple[Job, Job]]:
         """Return the first two layers of every tower, with nothing written yet."""
@@ -132,53 +210,84 @@ class Induction(Initializer):
         chosen = {site.num_heads - 1 - circuit * group for circuit in range(self.circuits)}
         offsets = [(0, 1) if head in chosen else None for head in range(site.num_heads)]
         site = site.by("Induction: match and pass on")
-        return replace(first, site=site, positions=positions, offsets=offsets)
+        length = min(first.length, LONGEST) if self.context is None else first.length
+        return replace(first, site=site, positions=positions, offsets=offsets, size=(1, length))
 
-    def _match(
-        self, second: Job, first: Job, outcome: Outcome, read: dict[int, Tensor], write: dict[int, Tensor]
-    ) -> None:
+    def _match(self, second: Job, outcome: Outcome, found: list[Found], write: dict[int, Tensor]) -> None:
         """Write the heads that match: one for each that copies."""
-        site, reached = second.site, []
+        site = second.site
         query, key, value, output = (part.double() for part in (site.query, site.key, site.value, site.output))
-        for (head, number, _), (copying, source, _) in zip(second.heads, first.heads, strict=True):
-            size = self.copy_scale * outcome.reached[copying].share
-            copied = Copied(read[source], write[copying], size, outcome.content)
-            found, coordinates, length = self._strength(second, head, copied)
-            reached.append(f"head {head}: {found.share:.2f} at {length:,} tokens")
-            amplitude = math.sqrt(found.strength / site.scale)
-            for matrices, index, subspace in ((query, head, copied.read), (key, number, copied.write.mT)):
-                weight = torch.zeros(site.embed_dim, site.head_dim, dtype=torch.float64)
-                weight[:, coordinates] = amplitude * subspace[:, : len(coordinates)]
-                matrices[index] = second.through_norm(weight)
-            passed = _beside(copied.write, value.shape[-1], generator=second.draw(f"passed {head}"))
-            value[number] = second.through_norm(passed)
-            output[head] = self.copy_scale * outcome.stream * passed.mT
+        for each in found:
+            amplitude = math.sqrt(each.reached.strength / site.scale)
+            query[each.head], key[each.number] = amplitude * each.match.query, amplitude * each.match.key
+            passed = _beside(write[each.copying], value.shape[-1], generator=second.draw(f"passed {each.head}"))
+            value[each.number] = second.through_norm(passed)
+            output[each.head] = self.copy_scale * outcome.stream * passed.mT
         site.query, site.key, site.value, site.output = query, key, value, output
-        site.note(
-            f"attention on what followed an equal token: {', '.join(reached)}, predicted from embeddings, positions and"
-            " copies, without what the host's other branches of the layer before add"
+
+    def _told(self, second: Job, first: Job, found: list[Found], seen: Recorded) -> None:
+        """Measure what tokens look at in the whole network, and say so in the report."""
+        site, measured = second.site, measured_shares([second], twice=True)[0]
+        shares = {each.head: measured.shares.get(each.head) for each in found}
+        length = measured.length or second.length
+        each = ", ".join(
+            f"head {each.head}: {compared(shares[each.head], each.reached.share)} at {length:,} tokens"
+            for each in found
         )
+        how = f"measured on {measured.on}" if measured.shares else f"predicted, not measured: {measured.on}"
+        window = f"; each token sees no more than {measured.window:,} tokens" if measured.window else ""
+        site.note(f"attention on what followed an equal token: {each}, {how} that come twice{window}")
         site.note_value_output()
-
-    def _strength(self, job: Job, head: int, copied: Copied) -> tuple[Reached, Tensor, int]:
-        """Return strength, coordinates and context for which a head matches.
-
-        The context is the longest of N, N/2, N/4, … in which it does so to a part worth speaking of, or that where it
-        does most: rotations leave few coordinates that match over long distances.
-        """
-        best: tuple[Reached, Tensor, int] | None = None
-        length = job.length
-        while best is None or (best[0].share < WORTH and length >= SHORTEST):
-            shorter = replace(job, size=(1, length))
-            coordinates = matching_coordinates(shorter)[: copied.read.shape[1]]
-            share = share_of_matches(
-                shorter, copied, coordinates, _falling(shorter, head), generator=job.draw(f"match {head}")
+        short = [each for each in found if (shares[each.head] is not None and shares[each.head] < self.share / 2)]
+        if short:
+            least = min(shares[each.head] for each in short)
+            why = f"of the stream before it, {seen.parts(first)}" if least else "its mask hides what followed"
+            first.weights.fall_short(
+                f"heads {', '.join(str(each.head) for each in short)} of '{site.name}' have {least:.2f} of their"
+                f" attention on what followed an equal token, of {self.share:g} asked for: {why}"
             )
-            found = least_strength(share, self.share)
-            if best is None or found.share > best[0].share:
-                best = found, coordinates, length
-            length //= 2
-        return best
+
+
+@dataclass(frozen=True)
+class Balance:
+    """Factors on what the first layer's other heads add, and on what its MLP does."""
+
+    heads: float = 1.0
+    mlp: float = 1.0
+
+    @classmethod
+    def within(cls, limit: float, seen: Recorded) -> Balance:
+        """Return the factors by which each adds at most ``limit`` times the stream."""
+        most = limit * seen.stream
+        return cls(*(min(1.0, most / size) if size else 1.0 for size in (seen.heads, seen.rest)))
+
+    def told(self, seen: Recorded) -> str:
+        """Say for the report what was scaled."""
+        if self == Balance():
+            return ""
+        return (
+            f"; its other heads were scaled by {self.heads:.2g} and its MLP by {self.mlp:.2g}, to add"
+            f" {seen.heads / seen.stream:.2f} and {seen.rest / seen.stream:.2f} times the stream"
+        )
+
+
+class Found(NamedTuple):
+    """A head that matches, the number of its key, the head whose copies it looks for, how, and what that gives."""
+
+    head: int
+    number: int
+    copying: int
+    match: Match
+    reached: Reached
+
+
+def _scale(first: Job, wanted: Balance, applied: Balance) -> None:
+    """Scale other heads and MLP from what they are to what they shall be."""
+    site = first.site.by(BALANCED)
+    taken = [head for head, _, _ in first.heads]
+    scale_heads(site, [head for head in range(site.num_heads) if head not in taken], wanted.heads / applied.heads)
+    if not scale_mlp(site, first.weights, wanted.mlp / applied.mlp, BALANCED):
+        first.site.note("its MLP could not be scaled: which matrix is its last is not known")
 
 
 def _beside(taken: Tensor, width: int, *, generator: torch.Generator) -> Tensor:

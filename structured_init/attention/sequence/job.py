@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from structured_init.attention.sequence.offsets import Offset, spoken
+from structured_init.attention.sequence.offsets import Offset
 from structured_init.attention.sequence.share import Reached
 from structured_init.draws import Draws
 from structured_init.plan import Weights
@@ -40,6 +40,7 @@ class Job:
         target: the share of attention asked for.
         weights: the overlay.
         rng: named generators.
+        reads: root mean square of what the layer reads, weights of the norm before it apart: 1 behind a norm.
     """
 
     site: AttentionSite
@@ -51,6 +52,7 @@ class Job:
     target: float
     weights: Weights
     rng: Draws
+    reads: float = 1.0
 
     def draw(self, part: str) -> torch.Generator:
         """Return the generator of a named part of this layer."""
@@ -77,8 +79,8 @@ class Job:
         return sorted({key for _, key, _ in self.heads})
 
     def through_norm(self, weight: Float64[Tensor, "*heads D k"]) -> Float64[Tensor, "*heads D k"]:
-        """Return the weight that reads x̂ = γ·x as the given one reads x; γ is that of the norm before the layer."""
-        gamma = norm_weight(self.site, self.weights)
+        """Return the weight that reads x̂ as the given one reads x̂/(γ·rms), of mean square 1; γ is the norm's before."""
+        gamma, weight = norm_weight(self.site, self.weights), weight / self.reads
         return weight if gamma is None else weight / gamma.where(gamma.abs() > 1e-3, 1)[:, None]
 
     def content(self, *, biased: bool) -> tuple[Float[Tensor, "heads N k"], Float[Tensor, "kv_heads N k"]]:
@@ -105,31 +107,11 @@ class Outcome:
         ends: head → the context at whose end it still looks clearly, of those that do not at the longest.
         stream: root mean square of what attention's branch is added to.
         how: what the report says besides.
-        content: root mean square of content in what attention reads, which has 1 in all.
+        free: coordinates that positions leave to content, where some were to be spared.
     """
 
     reached: dict[int, Reached]
     ends: dict[int, int]
     stream: float
     how: str
-    content: float = 1.0
-
-
-def told(job: Job, outcome: Outcome) -> str:
-    """Say what was reached, for the report."""
-    shares = ", ".join(
-        f"{spoken(offset)}: {outcome.reached[head].share:.2f}"
-        for head, _, offset in job.heads
-        if head in outcome.reached
-    )
-    said = f"attention on offsets at the end of {job.length:,} tokens, as predicted: {shares} ({outcome.how})"
-    if outcome.ends:
-        heads = ", ".join(
-            f"head {head} up to {end:,} tokens" if end else f"head {head} in no context"
-            for head, end in outcome.ends.items()
-        )
-        said += f"; {CLEAR} or more only: {heads}"
-    shared = sorted(head for head, offset in enumerate(job.offsets) if offset is None and head // job.group in job.keys)
-    if shared and job.kind != "relative":
-        said += f"; heads {', '.join(map(str, shared))} are the host's, but for the key that they share"
-    return said
+    free: Tensor | None = None

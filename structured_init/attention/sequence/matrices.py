@@ -104,15 +104,17 @@ def with_constant(
     gamma = norm_weight(job.site, job.weights)
     seen = direction if gamma is None else direction * gamma
     read = direction if gamma is None else direction / gamma.where(gamma.abs() > 1e-3, 1)
-    length = math.sqrt(len(direction) * COMMON**2 / (1 + COMMON**2))
+    length = job.reads * math.sqrt(len(direction) * COMMON**2 / (1 + COMMON**2))
     return weight - torch.outer(read, seen @ weight) + torch.outer(read, constant / length)
 
 
 def common_direction(job: Job) -> Float64[Tensor, " D"]:
     """Give every token's embedding the same part along a direction u, and return u.
 
-    E ← E − (E u) uᵀ + μ u with μ = COMMON·√D times the root mean square of E. u has no mean, which a layer norm would
-    take out, and depends on the name of the embedding alone.
+    E ← R (E − (E u) uᵀ) + μ u with μ = COMMON·√D times the root mean square of E. R makes all rows equally long, so
+    that the norm before attention leaves the same of u in every token: what it left of rows of other lengths would
+    differ by some 1/√(2D), which is too much where logits are large. u has no mean, which a layer norm would take out,
+    and depends on the name of the embedding alone.
     """
     site, weights = job.site, job.weights
     tables = stream_into(site, weights).embeddings
@@ -130,8 +132,10 @@ def common_direction(job: Job) -> Float64[Tensor, " D"]:
     table = weights.edit(tables[0], "PreviousToken: a direction common to all tokens")
     along = direction.to(table.dtype)
     table.sub_(torch.outer(table @ along, along))
-    length = COMMON * torch.linalg.vector_norm(table, dtype=torch.float64) / math.sqrt(len(table))
-    table.add_(length.to(table.dtype) * along)
+    lengths = torch.linalg.vector_norm(table, dim=1, keepdim=True, dtype=torch.float64)
+    length = lengths.square().mean().sqrt()
+    table.mul_((length / lengths.where(lengths > 0, 1)).to(table.dtype))
+    table.add_((COMMON * length).to(table.dtype) * along)
     return direction
 
 

@@ -51,7 +51,7 @@ def mean_share(
     return probability[..., torch.arange(len(targets)), targets].mean().item()
 
 
-def least_strength(share: Share, target: float, sufficient: float = SUFFICIENT) -> Reached:
+def least_strength(share: Share, target: float, sufficient: float = SUFFICIENT, least: float = 0.0) -> Reached:
     """Return the least strength that gives the target share.
 
     Where none does, it is the least that gives a sufficient part of the largest share: beyond, each head looks at one
@@ -61,12 +61,15 @@ def least_strength(share: Share, target: float, sufficient: float = SUFFICIENT) 
         share: the share of attention at a strength; rising up to where it is largest.
         target: between 0 and 1.
         sufficient: part of the largest share, where the target is out of reach.
+        least: the strength to begin with.
     """
-    tried = [Reached(0.0, share(0.0))]
+    tried = [Reached(least, share(least))]
     for step in range(STEPS + 1):
         if tried[-1].share >= target:
             break
         strength = 2.0 ** (step / 2 - 8)
+        if strength <= least:
+            continue
         tried.append(Reached(strength, share(strength)))
     if tried[-1].share < target:
         target = sufficient * max(each.share for each in tried)

@@ -6,7 +6,8 @@ Letters: H heads, Hkv key heads, D embed_dim, k head_dim, N tokens, u a unit dir
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from structured_init.attention.sequence.matrices import (
     write_constants,
     write_product,
 )
+from structured_init.attention.sequence.seen import lasts, positions_in, read_by, reading_as_large_as_seen
 from structured_init.attention.sequence.share import (
     Reached,
     Share,
@@ -32,10 +34,12 @@ from structured_init.attention.sequence.share import (
 )
 from structured_init.errors import StructuredInitError
 from structured_init.sites.bias import projection_bias
-from structured_init.sites.stream import stream_into
+from structured_init.sites.stream import Stream, stream_into
 
 GAINS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # of positions over content, the least that suffices is taken
 CONTENT = (1.0, 0.5, 0.25, 0.125, 0.0)  # of the host's queries and keys, the most that leaves the share
+ROUNDS = 6  # of looking how large content is beside positions
+OTHER, NEAR = 1.5, 1.1  # times as large as was taken for granted, from which on content is what was seen, and how near
 
 Shares = Callable[[int], Share]  # context → share as a function of the strength
 
@@ -61,12 +65,13 @@ def through_relative(job: Job) -> Outcome:
     return Outcome(found, ends, _stream(job), how)
 
 
-def through_absolute(job: Job, gain: float | None) -> tuple[Outcome, float]:
+def through_absolute(job: Job, gain: float | None, spare: Sequence[int] = ()) -> tuple[Outcome, float]:
     """Write codes as positions, and heads that read some of their frequencies; return the gain as well.
 
     Args:
         job: the layer.
         gain: root mean square of positions over that of content; ``None`` for the least that suffices.
+        spare: how many coordinates positions are to leave to content: the first number that heads leave as well.
     """
     site, table = job.site, job.positions.absolute
     assert table is not None
@@ -85,18 +90,61 @@ def through_absolute(job: Job, gain: float | None) -> tuple[Outcome, float]:
 
     gain, found, ends = _first_that_suffices(job, shares, GAINS if gain is None else (gain,))
     everywhere = codes.at(torch.arange(table.num_tokens), site.embed_dim)
-    table.write(gain * stream.rms * everywhere, "PreviousToken: positions")
+    free = _spared(job, chosen.values(), spare)
+    everywhere[:, free] = 0.0
+    job, stream = _among_content(job, stream, gain * everywhere)
     if not table.saved:
         job.weights.warn(f"'{table.name}' is not saved in checkpoints: a reloaded model has its original positions")
+        if not lasts(job):
+            job.weights.warn(
+                f"'{table.name}' is built anew when an input has more than {table.num_tokens:,} tokens: the heads are"
+                " gone then, for inputs of all lengths"
+            )
 
     def weight(key: int, offset: int) -> Tensor:
         return absolute.offset_head(codes, chosen[key], offset, site.embed_dim, site.head_dim)
 
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_product(job, strengths, lambda _, key, offset: weight(key, offset[1]), lambda key: weight(key, 0))
-    content = 1 / math.sqrt(1 + gain**2)
     how = f"positions {gain:g} times as large as content, whose root mean square is {stream.rms:.2g} ({stream.known})"
-    return Outcome(found, ends, 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2), how, content), gain
+    return Outcome(found, ends, 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2), how, free), gain
+
+
+def _spared(job: Job, chosen: Iterable[Tensor], spare: Sequence[int]) -> Tensor:
+    """Return coordinates whose frequencies no head reads, drawn at random, as many as the first number that they give.
+
+    None where they give no number.
+    """
+    count = job.site.embed_dim // 2
+    rest = torch.ones(count, dtype=torch.bool)
+    rest[torch.cat(list(chosen))] = False
+    unread = rest.nonzero()[:, 0]
+    taken = next((-(-number // 2) for number in spare if number <= 2 * len(unread)), 0)
+    order = torch.rand(len(unread), generator=job.draw("spare frequencies")).argsort()[:taken]
+    return torch.cat([unread[order], count + unread[order]])
+
+
+def _among_content(job: Job, stream: Stream, codes: Tensor) -> tuple[Job, Stream]:
+    """Write codes as positions, as many times as large as content as they are given, and see that they arrive so.
+
+    Some hosts multiply embeddings or positions before they add them. So what the layer reads is looked at in a forward
+    pass, and where the positions in it are not what they should be, content is taken for so much larger or smaller.
+
+    Returns:
+        The layer and the stream as they were seen.
+    """
+    table, square, off = job.positions.absolute, codes.square().mean().item(), OTHER
+    for _ in range(ROUNDS):
+        table.write(stream.rms * codes, "PreviousToken: positions")
+        found = read_by(job)
+        part = None if found is None else positions_in(found)
+        if part is None:
+            break
+        ratio = math.sqrt(square * (1 - part) / part)  # of content, as it is read, to what it was taken for
+        if 1 / off < ratio < off:
+            break
+        stream, off = replace(stream, rms=stream.rms * ratio, known="measured"), NEAR
+    return reading_as_large_as_seen(job), stream
 
 
 def through_rotary(job: Job) -> Outcome:
@@ -131,7 +179,10 @@ def through_rotary(job: Job) -> Outcome:
 
         return at
 
-    kept, found, ends = _first_that_suffices(job, shares, CONTENT)
+    # A norm of queries and keys makes the same of all sizes but those below its epsilon: here they are the host's.
+    least = site.scale * site.head_dim * _rms(queries_of) * _rms(keys_of) if site.layout.query_key_norm else 0.0
+    kept, found, ends = _first_that_suffices(job, shares, CONTENT, least)
+    job = reading_as_large_as_seen(job)
     strengths = {head: each.strength / site.scale for head, each in found.items()}
     write_constants(job, strengths, parts, kept, biases, direction)
     how = "biases of turned queries and keys"
@@ -139,7 +190,7 @@ def through_rotary(job: Job) -> Outcome:
         how = "a direction common to all token embeddings, which were changed: tied to the output, it adds the same to"
         how += " every logit"
     how += "" if kept == 1 else f"; the host's own queries and keys are {kept:g} times what they were"
-    return Outcome(found, ends, _stream(job), how, own)
+    return Outcome(found, ends, _stream(job), how)
 
 
 def through_alibi(job: Job) -> Outcome:
@@ -172,7 +223,7 @@ def _most(slopes: Tensor, heads: Mapping[int, Reached]) -> str:
 
 
 def _first_that_suffices(
-    job: Job, shares: Callable[[int, int, int, float], Shares], candidates: tuple[float, ...]
+    job: Job, shares: Callable[[int, int, int, float], Shares], candidates: tuple[float, ...], least: float = 0.0
 ) -> tuple[float, dict[int, Reached], dict[int, int]]:
     """Return the first candidate by which every head gets its share, or that whose worst head gets most.
 
@@ -181,7 +232,7 @@ def _first_that_suffices(
     best: tuple[float, dict[int, Reached]] | None = None
     for candidate in candidates:
         found = {
-            head: least_strength(shares(head, key, offset[1], candidate)(job.length), job.target)
+            head: least_strength(shares(head, key, offset[1], candidate)(job.length), job.target, least=least)
             for head, key, offset in job.heads
         }
         if best is None or _worst(found) > _worst(best[1]):
@@ -204,6 +255,10 @@ def _first_that_suffices(
 def shortest(offset: int) -> int:
     """The shortest context in which it means something to look at an offset."""
     return 2 * abs(offset) + 2
+
+
+def _rms(vectors: Tensor) -> float:
+    return vectors.square().mean().sqrt().item()
 
 
 def _worst(found: Mapping[int, Reached]) -> float:
