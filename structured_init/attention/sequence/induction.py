@@ -42,9 +42,9 @@ class Induction(Initializer):
     Heads of the first layer look at the token before (:class:`PreviousToken`) and copy what it holds into a subspace of
     their own: W_v = V (D, k), W_o = s Oᵀ. Heads of the second layer hold the present token against those copies,
     W_q = m V R and W_k = m O R, so that each token looks at those that followed its equals, and pass what they hold on:
-    W_v = U, W_o = s Uᵀ, which an output tied to the embeddings reads as a prediction. Added positions keep out of V and O,
-    R keeps out what all tokens have in common, and m is solved on what the network is seen to carry before the second
-    layer. Where that drowns tokens and copies, the other branches of the first layer are scaled down.
+    W_v = U, W_o = s Uᵀ, which an output tied to the embeddings reads as a prediction. Added positions leave V and O to
+    tokens, R keeps out what all tokens have in common, and m is solved on what the network is seen to carry before the
+    second layer. Where that drowns tokens and copies, the other branches of the first layer are scaled down.
 
     Args:
         circuits: how many of them, each with a head in either layer and subspaces of its own.
