@@ -81,7 +81,7 @@ def test_tokens_look_at_what_followed_their_equals(name, twice):
     assert before[-1] < 0.05
     assert after[-1] > 0.5
     assert after[-1] > 5 * after[0]
-    assert said(report.notes[second]) == pytest.approx(after[-1].item(), abs=0.05)
+    assert said(report.notes[second]) == pytest.approx(after[-1].item(), abs=0.1)  # 128 queries
     assert report.warnings == []
 
 
@@ -175,8 +175,8 @@ def test_without_the_circuit_positions_and_balance_are_what_is_left(dry_run):
         return gpt2(n_embd=256, n_head=4)
 
     host, full, rest = (seeded(build) for _ in range(3))
-    initialize(full, Induction())
-    report = initialize(rest, Induction(circuit=False), dry_run=dry_run)
+    initialize(full, Induction(others=0.1))
+    report = initialize(rest, Induction(others=0.1, circuit=False), dry_run=dry_run)
     names = {name for entry in report.changed for name in entry.names}
     assert names == {"wpe.weight", "h.0.mlp.c_proj.weight", "h.0.mlp.c_proj.bias", "h.0.attn.c_proj.weight"}
     if dry_run:
@@ -193,7 +193,7 @@ def test_without_the_circuit_positions_and_balance_are_what_is_left(dry_run):
 
 def test_a_host_that_cannot_be_run_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(watched, "UNASKED", 0)
-    with pytest.raises(StructuredInitError, match="is solved on what the network computes: .* too many to run unasked"):
+    with pytest.raises(StructuredInitError, match=r"solved on what the network computes: .* too many to run unasked"):
         initialize(seeded(gpt2), Induction())
 
 

@@ -228,18 +228,18 @@ class Induction(Initializer):
     def _told(self, second: Job, first: Job, found: list[Found], seen: Recorded) -> None:
         """Measure what tokens look at in the whole network, and say so in the report."""
         site, measured = second.site, measured_shares([second], twice=True)[0]
-        shares = {each.head: measured.shares.get(each.head) for each in found}
+        shares = {each.head: measured.shares.get(each.head, each.reached.share) for each in found}
         length = measured.length or second.length
         each = ", ".join(
-            f"head {each.head}: {compared(shares[each.head], each.reached.share)} at {length:,} tokens"
+            f"head {each.head}: {compared(measured.shares.get(each.head), each.reached.share)} at {length:,} tokens"
             for each in found
         )
         how = f"measured on {measured.on}" if measured.shares else f"predicted, not measured: {measured.on}"
         site.note(f"attention on what followed an equal token: {each}, {how} that come twice")
         site.note_value_output()
-        short = [each for each in found if (shares[each.head] or each.reached.share) < self.share / 2]
+        short = [each for each in found if shares[each.head] < self.share / 2]
         if short:
-            least = min(shares[each.head] or 0.0 for each in short)
+            least = min(shares[each.head] for each in short)
             why = f"of the stream before it, {seen.parts(first)}" if least else "its mask hides what followed"
             first.weights.fall_short(
                 f"heads {', '.join(str(each.head) for each in short)} of '{site.name}' have {least:.2f} of their"
