@@ -56,7 +56,7 @@ SIZES["mistral, windows of 16"] = ("mistral", {"sliding_window": 16})
 
 def hosts() -> dict[str, Callable[[], nn.Module]]:
     """Return every host by name."""
-    return {name: partial(build, *SIZES.get(name, (name, {}))) for name in (*HOSTS.split(), *SIZES)}
+    return {name: partial(build, *SIZES.get(name, (name, {}))) for name in (*SIZES, *HOSTS.split())}
 
 
 def build(name: str, options: dict[str, object]) -> nn.Module:
@@ -218,6 +218,8 @@ def main(args: list[str] | None = None) -> int:
     rows: dict[str, dict[str, object]] = {}
     if given.output and given.only and (given.output / "previous_token_hosts.json").exists():
         rows = json.loads((given.output / "previous_token_hosts.json").read_text(encoding="utf-8"))["hosts"]
+    if given.output:
+        given.output.mkdir(parents=True, exist_ok=True)
     versions = installed_versions()
     for name in given.only or hosts():
         rows[name] = in_a_fork(partial(examined, name))

@@ -83,10 +83,9 @@ def _of_transformers(model: nn.Module, config: Any, numbers: Any, tokens: Any) -
 
 def _rows_of_padding(model: nn.Module, longest: int) -> int:
     """Return how many of a table's positions come before the first token's: RoBERTa's begin behind that of padding."""
-    tables = ((each, getattr(each, "weight", None)) for each in model.modules() if getattr(each, "padding_idx", None))
-    return max(
-        (each.padding_idx + 1 for each, table in tables if table is not None and len(table) == longest), default=0
-    )
+    held = ((getattr(each, "padding_idx", None), getattr(each, "weight", None)) for each in model.modules())
+    tables = ((padding, table) for padding, table in held if padding is not None and table is not None)
+    return max((padding + 1 for padding, table in tables if len(table) == longest), default=0)
 
 
 def _setting(config: Any, name: str) -> Any:

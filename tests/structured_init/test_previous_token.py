@@ -224,6 +224,94 @@ def _without_the_token_before(forward, hidden_states, *args, attention_mask=None
     return forward(hidden_states, *args, attention_mask=hidden[None, None], **kwargs)
 
 
+def small(kind, **options):
+    """A host of transformers of one layer, its width under whichever name it has."""
+    settings = {**WIDTH, **TEXT, **SIZE, "num_hidden_layers": 1, "num_key_value_heads": 2, "head_dim": 32, **options}
+    return getattr(transformers, f"{kind}Model")(config(kind, **settings))
+
+
+def seq2seq(kind, **options):
+    widths = {f"{tower}_{what}": 2 for tower in ("encoder", "decoder") for what in ("layers", "attention_heads")}
+    widths |= {"d_model": DIM, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    return getattr(transformers, f"{kind}Model")(config(kind, **widths, **TEXT, **SIZE, **options))
+
+
+# Hosts that are not what their modules suggest, and the least share that each must have.
+FORWARDS = {
+    "CTRL, embeddings times √d": (
+        lambda: transformers.CTRLModel(
+            config("CTRL", n_embd=DIM, n_layer=1, n_head=2, dff=16, n_positions=LENGTH, **TEXT)
+        ),
+        0.75,
+    ),
+    "Pegasus, embeddings times √d": (lambda: seq2seq("Pegasus", scale_embedding=True), 0.75),
+    "Marian, embeddings times √d": (lambda: seq2seq("Marian", scale_embedding=True, decoder_start_token_id=0), 0.75),
+    "Marian, without a norm before attention": (lambda: seq2seq("Marian", decoder_start_token_id=0), 0.75),
+    "BigBird, embeddings times √d": (lambda: small("BigBird", rescale_embeddings=True), 0.75),
+    "Qwen3, a norm with an epsilon": (lambda: small("Qwen3"), 0.3),
+    "OLMo 2, norms over all heads": (lambda: small("Olmo2"), 0.3),
+    "Gemma 3, its logits scaled otherwise": (lambda: small("Gemma3Text", query_pre_attn_scalar=8), 0.75),
+    "Llama, positions divided by 4": (
+        lambda: small("Llama", rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}),
+        0.75,
+    ),
+    "ModernBERT, other frequencies in each layer": (lambda: small("ModernBert"), 0.75),
+    "GPT-J, neighbouring coordinates": (
+        lambda: transformers.GPTJModel(
+            config("GPTJ", n_embd=DIM, n_layer=1, n_head=2, rotary_dim=16, n_positions=LENGTH, **TEXT)
+        ),
+        0.6,
+    ),
+    "GPT-OSS, queries and keys stretched": (
+        lambda: small("GptOss", num_local_experts=2, num_experts_per_tok=1),
+        0.75,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_what_a_host_does_in_its_forward_pass_is_reckoned_with(name, text):
+    build, least = FORWARDS[name]
+    model = seeded(build)
+    report = initialize(model, PreviousToken(offsets=[1, 2], context=LENGTH))
+    inputs = {"input_ids": text} | ({"decoder_input_ids": text} if model.config.is_encoder_decoder else {})
+    maps = {name.removesuffix(".self"): each for name, each in capture_attention(model, **inputs).items()}
+    told = {layer: note for layer, note in report.notes.items() if "tokens, measured: " in note}
+    assert told
+    for layer, note in told.items():
+        for head, offset in enumerate([1, 2]):
+            share = share_on(maps[layer][:, head], offset, LENGTH // 2)
+            assert share >= least
+            assert reported(note)[offset] == pytest.approx(share, abs=0.1)  # of other tokens
+
+
+def test_the_width_of_a_window_is_said_and_an_offset_beyond_it_warned_of():
+    windows = {"sliding_window": 8, "num_hidden_layers": 1}
+    report = initialize(seeded(lambda: small("Mistral", **windows)), PreviousToken(offsets=[1, 2]))
+    assert "each token sees no more than 8 tokens" in report.notes["layers.0.self_attn"]
+    assert report.warnings == []
+    report = initialize(seeded(lambda: small("Mistral", **windows)), PreviousToken(offsets=[1, 9]))
+    assert "heads 1 of 'layers.0.self_attn' have 0.00" in report.warnings[0]
+    assert "its mask hides the tokens at their offsets" in report.warnings[0]
+
+
+def test_positions_that_a_longer_input_builds_anew_are_said_and_looked_at_without_a_trace(text):
+    def xglm():
+        settings = {"d_model": DIM, "num_layers": 1, "attention_heads": 2, "ffn_dim": 16}
+        return transformers.XGLMModel(config("XGLM", **settings, **SIZE, **TEXT))
+
+    model = seeded(xglm)
+    table = model.embed_positions.weights
+    report = initialize(model, PreviousToken())
+    assert model.embed_positions.weights is table
+    assert f"'embed_positions.weights' is built anew when an input has more than {LENGTH} tokens" in report.warnings[1]
+    before = capture_attention(model, text)["layers.0.self_attn"]
+    model(text.flatten()[None, : LENGTH + 1])  # what the warning is of
+    after = capture_attention(model, text)["layers.0.self_attn"]
+    assert share_on(before[:, 0], 1, LENGTH // 2) > 0.7
+    assert share_on(after[:, 0], 1, LENGTH // 2) < 0.4
+
+
 def test_a_dry_run_measures_what_would_be_written():
     planned, written = (initialize(seeded(gpt2), PreviousToken(), dry_run=dry) for dry in (True, False))
     assert planned.notes == written.notes
@@ -261,17 +349,20 @@ def test_a_norm_before_attention_is_seen_through(text):
 
 
 def test_all_tokens_of_llama_get_the_same_part_along_one_direction():
-    """So tied to the output it adds the same number to every logit."""
+    """So tied to the output it adds the same number to every logit, and the norm leaves the same of it in each."""
     model, same = seeded(llama), seeded(llama)
     initialize(model, PreviousToken())
     table, before = (m.model.embed_tokens.weight.detach().double() for m in (model, same))
-    change = table - before
-    direction = torch.linalg.svd(change)[2][0]
-    along = table @ direction
-    assert along.std() < 1e-6 * along.mean().abs()
-    assert torch.allclose(
-        table - along[:, None] * direction, before - torch.outer(before @ direction, direction), atol=1e-6
-    )
+    filled = before.norm(dim=1) > 0  # not that of padding
+    along = torch.linalg.lstsq(table[filled], torch.ones(int(filled.sum()), 1, dtype=torch.float64)).solution[:, 0]
+    direction = along / along.norm()
+    part = table @ direction
+    assert part.std() < 1e-6 * part.mean().abs()
+    assert table[filled].norm(dim=1).std() < 1e-6
+    content, was = (each - torch.outer(each @ direction, direction) for each in (table, before))
+    cosine = nn.functional.cosine_similarity(content[filled], was[filled], dim=1)
+    assert torch.allclose(cosine, torch.ones_like(cosine), atol=1e-9)
+    assert content.norm() == pytest.approx(was.norm().item(), rel=1e-6)
     assert abs(direction.sum()) < 1e-4
 
 

@@ -133,7 +133,7 @@ def common_direction(job: Job) -> Float64[Tensor, " D"]:
     along = direction.to(table.dtype)
     table.sub_(torch.outer(table @ along, along))
     lengths = torch.linalg.vector_norm(table, dim=1, keepdim=True, dtype=torch.float64)
-    length = lengths.square().mean().sqrt()
+    length = (lengths.square().sum() / (lengths > 0).sum().clamp(min=1)).sqrt()  # that of padding may be empty
     table.mul_((length / lengths.where(lengths > 0, 1)).to(table.dtype))
     table.add_((COMMON * length).to(table.dtype) * along)
     return direction

@@ -170,14 +170,16 @@ def lasts(job: Job) -> bool:
 
     def longer(leaf: object) -> object:
         rows = 1 + table.shape[-2]
-        return leaf.repeat(1, 1 + rows // leaf.shape[1])[:, :rows] if _numbered(leaf) else leaf
+        return leaf.repeat(1, 1 + rows // leaf.shape[1])[:, :rows] if numbered(leaf) else leaf
 
+    part, inputs, _ = to_run(weights, job.length, 1, twice=False)
     handle = job.site.module.register_forward_pre_hook(enough)
     try:
-        part, inputs, _ = _to_run(weights, job.length, 1, twice=False)
         run_planned(weights, tree_map(longer, inputs), part, comparing())
-    except Exception:  # it takes no longer input, or has begun with its layers
+    except Enough:
         pass
+    except Exception:  # of a host that takes no longer input
+        kept.append(True)
     finally:
         handle.remove()
         for each, own in buffers:

@@ -97,8 +97,8 @@ def through_absolute(job: Job, gain: float | None, spare: Sequence[int] = ()) ->
         job.weights.warn(f"'{table.name}' is not saved in checkpoints: a reloaded model has its original positions")
         if not lasts(job):
             job.weights.warn(
-                f"'{table.name}' is built anew when an input has more than {table.num_tokens:,} tokens: the heads are"
-                " gone then, for inputs of all lengths"
+                f"'{table.name}' is built anew when an input has more than {table.num_tokens:,} tokens: then heads no"
+                " longer look at their offsets, in inputs of any length"
             )
 
     def weight(key: int, offset: int) -> Tensor:
