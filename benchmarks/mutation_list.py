@@ -270,7 +270,7 @@ MUTATIONS = [
         f"{OF_PROOF} lightning_modules/tasks/certified/test_certified_soundness.py",
     ),
     # The comparison
-    Mutation(PAIRED, "for value in values) / (n - 1)", "for value in values) / n", OF_PAIRED),
+    Mutation(PAIRED, "for value in values) / (len(values) - 1)", "for value in values) / len(values)", OF_PAIRED),
     Mutation(PAIRED, "0.5 + level / 2, n - 1", "level, n - 1", OF_PAIRED),
     Mutation(PAIRED, "set(arm) & set(baseline)", "set(arm)", OF_PAIRED),
     Mutation(TARGETS, 'sign = -1.0 if mode == "min" else 1.0', "sign = 1.0", OF_TARGETS),

@@ -25,7 +25,7 @@ class Html:
     """A piece of the page that is neither a sentence, a table nor a figure.
 
     Attributes:
-        markup: for the page.
+        markup: for the page; a script in it does not run, as the page's policy allows its own alone.
         markdown: the same in Markdown; empty where that cannot say it.
         drawings: figures inside the markup: they are written for a paper, and linked in the Markdown.
     """

@@ -118,6 +118,11 @@ RUN = "runs/default/seed_0"
         (f"{RUN}/result.json", "{}", "it has no 'metrics', so no comparison wrote it"),
         (f"{RUN}/missing.json", "[1]", "it holds a list, not keys and values"),
         (f"{RUN}/missing.json", '{"attention": "gone"}', "it is not a table of what → moment → why"),
+        (
+            f"{RUN}/result.json",
+            '{"metrics": ' + "[" * 200_000,
+            "maximum recursion depth exceeded while decoding a JSON array",
+        ),
     ],
 )
 def test_a_file_that_no_comparison_has_written_is_one_line(comparison, file, text, said):
@@ -125,7 +130,19 @@ def test_a_file_that_no_comparison_has_written_is_one_line(comparison, file, tex
     (folder / file).write_text(text)
     with pytest.raises(StructuredInitError) as caught:
         load_results(folder)
-    assert str(caught.value) == f"cannot read '{folder / file}': {said}"
+    assert str(caught.value).removesuffix(" from a unicode string") == f"cannot read '{folder / file}': {said}"
+
+
+def test_an_experiment_of_any_depth_only_leaves_the_samples_unknown(comparison):
+    folder = comparison(VALUES, pieces=())
+    (folder / RUN / "experiment.yaml").write_text("[" * 200_000)
+    assert load_curves(folder)["samples"].isna().any()
+
+
+def test_a_whole_number_of_400_digits_has_diverged(comparison):
+    folder = comparison(VALUES, pieces=())
+    (folder / RUN / "result.json").write_text('{"metrics": {"test/accuracy": ' + "9" * 400 + "}}")
+    assert load_results(folder)["diverged"].sum() == 1
 
 
 def test_a_log_that_holds_no_numbers_is_named_with_its_line(comparison):
