@@ -19,6 +19,7 @@ from structured_init.progress import Progress
 from structured_init.report import InitReport, build_report, left_alone
 from structured_init.storage import quantized_layers, refuse_lazy
 from structured_init.threads import one_thread
+from structured_init.undisturbed import cpu_by_default
 from structured_init.writer import Writer
 
 
@@ -212,7 +213,7 @@ def initialize(
     draws = Draws(seed)
     refuse_lazy(model)
     shown = Progress(type(initializer).__name__, wanted=progress)
-    with shown, one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
+    with shown, cpu_by_default(), one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer, batch, shown, batches)
         changes = list(initializer.freezing(weights))
         initializer.plan(weights, rng=draws, batch=batch if isinstance(batch, Tensor) else None)

@@ -6,12 +6,33 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from structured_init.threads import all_threads
+
+_DEFAULT: ContextVar[torch.device | None] = ContextVar("default device outside", default=None)
+
+
+@contextmanager
+def cpu_by_default() -> Iterator[None]:
+    """Make what is made inside on the CPU where it does not say otherwise, whatever the default device is outside.
+
+    A model that is run inside (see :func:`undisturbed`) has a default again: the device that it is on.
+    """
+    outside = torch.get_default_device()
+    if outside.type == "cpu":
+        yield
+        return
+    token = _DEFAULT.set(outside)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        _DEFAULT.reset(token)
 
 
 @contextmanager
@@ -32,6 +53,8 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
             stack.enter_context(torch.no_grad())
             stack.enter_context(all_threads())
             stack.enter_context(eager())
+            if (_DEFAULT.get() or torch.get_default_device()).type != "cpu":
+                stack.enter_context(next((each.device for each in model.parameters()), torch.device("cpu")))
             model.eval()
             yield
     finally:

@@ -87,7 +87,7 @@ def impulse_mass_change(
         grid: rows and columns of patches.
         prefix_tokens: number of leading tokens that are no patches.
     """
-    offsets = torch.as_tensor(offsets)
+    offsets = torch.as_tensor(offsets, device="cpu")
     return impulse_mass(after, offsets, grid, prefix_tokens) - impulse_mass(before, offsets, grid, prefix_tokens)
 
 

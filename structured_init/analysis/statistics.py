@@ -66,7 +66,7 @@ def entropy(maps: Maps, normalised: bool = False) -> PerHead:
     """
     rows = -torch.special.xlogy(maps, maps).sum(dim=-1)
     nats = rows.mean(dim=(0, 2))
-    return nats / torch.tensor(float(max(maps.shape[-1], 2))).log().to(nats) if normalised else nats
+    return nats / torch.tensor(float(max(maps.shape[-1], 2)), device="cpu").log().to(nats) if normalised else nats
 
 
 def diagonal_mass(maps: Maps, prefix_tokens: int = 0) -> PerHead:
@@ -177,15 +177,14 @@ def profile_energy(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
 
 def grid_distances(grid: Grid) -> Float[Tensor, "patches patches"]:
     """Return the Euclidean distance, in patches, between any two patches of a grid."""
-    rows, columns = grid
-    places = torch.cartesian_prod(torch.arange(float(rows)), torch.arange(float(columns)))
+    places = torch.cartesian_prod(*(torch.arange(float(size), device="cpu") for size in grid))
     # Exactly: cdist's default goes through a matrix product on large grids and is not exactly zero on the diagonal.
     return torch.cdist(places, places, compute_mode="donot_use_mm_for_euclid_dist")
 
 
 def _offset_index(rows: int, columns: int) -> Int[Tensor, "patches patches"]:
     """Number the offset of every pair of patches, as in ``offset_profile``."""
-    places = torch.cartesian_prod(torch.arange(rows), torch.arange(columns))
+    places = torch.cartesian_prod(torch.arange(rows, device="cpu"), torch.arange(columns, device="cpu"))
     offsets = places[None, :, :] - places[:, None, :]
     return (offsets[..., 0] + rows - 1) * (2 * columns - 1) + offsets[..., 1] + columns - 1
 
@@ -193,7 +192,7 @@ def _offset_index(rows: int, columns: int) -> Int[Tensor, "patches patches"]:
 def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid) -> Bool[Tensor, "heads patches patches"]:
     """Mark, for each head, the pairs (query, target) that are its offset apart."""
     rows, columns = grid
-    offsets = torch.as_tensor(offsets).cpu()  # as are the grid's
+    offsets = torch.as_tensor(offsets, device="cpu")  # as are the grid's
     wanted = (offsets[:, 0] + rows - 1) * (2 * columns - 1) + offsets[:, 1] + columns - 1
     reachable = (offsets[:, 0].abs() < rows) & (offsets[:, 1].abs() < columns)
     return (_offset_index(rows, columns) == wanted[:, None, None]) & reachable[:, None, None]

@@ -76,7 +76,7 @@ def summarize(
         "effective_rank": statistics.effective_rank(maps),
         "profile_energy": statistics.profile_energy(maps, *place),
         "far_mass": statistics.far_mass(maps, *place),
-        "uniform_far_mass": torch.full((maps.shape[1],), uniform),
+        "uniform_far_mass": torch.full((maps.shape[1],), uniform, device="cpu"),
     }
     return _plain(numbers, offsets)
 
@@ -140,7 +140,7 @@ def to_csv(phases: Mapping[str, Mapping[str, Mapping[str, list]]]) -> str:
 
 def _plain(numbers: Mapping[str, Tensor], offsets: Tensor) -> dict[str, list]:
     return {name: [round(v, 6) for v in values.tolist()] for name, values in numbers.items()} | {
-        "offset": torch.as_tensor(offsets).tolist()
+        "offset": torch.as_tensor(offsets, device="cpu").tolist()
     }
 
 

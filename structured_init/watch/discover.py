@@ -13,7 +13,7 @@ from structured_init.host_inputs import as_inputs, host_inputs
 from structured_init.layout import overlap
 from structured_init.names import named_plain_modules, plain_name
 from structured_init.plan import Weights
-from structured_init.undisturbed import undisturbed
+from structured_init.undisturbed import cpu_by_default, undisturbed
 from structured_init.watch.assemble import Watched, assemble
 from structured_init.watch.evidence import evidence
 from structured_init.watch.found import TOLERANCE, FoundAttention
@@ -52,6 +52,7 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
     return watch_model(model, batch)[0]
 
 
+@cpu_by_default()
 def watch_model(model: nn.Module, batch: object = None) -> tuple[list[FoundAttention], list[FoundMlp], set[str]]:
     """Return the attention layers, the MLPs and the modules that ran; see :func:`discover_attention`."""
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)

@@ -18,8 +18,9 @@ from torch._subclasses.fake_tensor import (
 )
 
 from lightning_modules.networks import create_network
-from structured_init import analysis, layers
+from structured_init import analysis, discover_attention, layers
 from structured_init.analysis import capture_attention
+from structured_init.analysis.audit.products import product_diagonals
 
 MAPS = (2, 2, 17, 17)  # two samples, two heads, a class token and 4×4 patches
 GRID = {"grid": (4, 4), "prefix_tokens": 1}
@@ -102,6 +103,57 @@ def test_statistics_of_maps_run_on_the_device(name, fake_cuda):
     count = 2 if "after" in inspect.signature(function).parameters else 1
     with suppress(DynamicOutputShapeException, DataDependentOutputException):  # as far as no number is needed
         function(*[maps] * count, **{key: make() for key, make in dict(statistics())[name].items()})
+
+
+def same(one, two):
+    """Whether two results hold the same bits on the CPU, where not a number is one as well."""
+    pairs = list(zip(tensors(one), tensors(two), strict=True))
+    return all(a.device.type == b.device.type == "cpu" for a, b in pairs) and all(
+        torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in pairs
+    )
+
+
+def test_another_default_device_changes_nothing_that_is_seen_of_a_host(host):
+    if "attention" not in host.has:
+        pytest.skip("the host has no attention")
+    model, inputs = host.build().eval(), host.inputs("cpu")
+    looks = (
+        lambda: capture_attention(model, **inputs),
+        lambda: {each.name: vars(each.evidence) for each in discover_attention(model, inputs) if each.evidence},
+        lambda: product_diagonals(model, inputs),
+    )
+    for look in looks:
+        expected = look()
+        with torch.device("meta"):
+            found = look()
+        assert same(expected, found)
+        assert isinstance(next(iter(tensors(expected)), None), torch.Tensor) or str(found) == str(expected)
+
+
+@pytest.mark.parametrize("name", [*dict(statistics()), "ArgmaxAccuracy", "OffsetProfile", "MeanAttentionDistance"])
+def test_another_default_device_changes_no_statistic(name):
+    maps = torch.rand(MAPS, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    function, cpu = getattr(analysis, name), torch.ones(MAPS[0], MAPS[-1], dtype=torch.long)
+    asked = {"offsets": torch.ones(2, 2, dtype=torch.long), "tokens": cpu, **GRID}
+
+    def built():
+        offsets = {"offsets": asked["offsets"]} if "num_heads" not in METRICS[name] else {}
+        return function(**METRICS[name], **offsets)
+
+    metrics = [built(), built()] if inspect.isclass(function) else []  # like all modules, on the default device
+
+    def count():
+        if metrics:
+            metric = metrics.pop()
+            metric.update(maps)
+            return [metric.compute()]
+        names = inspect.signature(function).parameters
+        twice = [maps] * (2 if "after" in names else 1)
+        return [function(*twice, **{key: value for key, value in asked.items() if key in names})]
+
+    expected = count()
+    with torch.device("meta"):
+        assert same(expected, count())
 
 
 METRICS = {

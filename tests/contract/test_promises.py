@@ -86,6 +86,14 @@ def test_the_global_random_states_are_untouched(pair, as_installed):
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
+def test_another_default_device_changes_no_bit(pair):
+    plain, other, initializer = pair.model(), pair.model(), pair.initializer()
+    expected = initialize(plain, pair.initializer()).to_dict()
+    with torch.device("meta"):
+        assert initialize(other, initializer).to_dict() == expected
+    assert not changed(state(plain), other)
+
+
 def test_compiled_models_have_the_same_names_and_draws(pair):
     plain, compiled = pair.model(), pair.model()
     reports = [
