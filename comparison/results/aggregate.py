@@ -56,6 +56,9 @@ class Aggregate:
         thresholds: from the worst value of any run to the best.
         fewest: seeds of an arm at a place.
         arms: in their order.
+        between_arms: how far apart the means of arms over all places are.
+        between_places: how far apart the means of places over all arms are.
+        interaction: the most that an arm's mean at a place is off the sum of both.
     """
 
     metric: Metric
@@ -64,6 +67,9 @@ class Aggregate:
     thresholds: np.ndarray
     fewest: int
     arms: list[ArmAggregate]
+    between_arms: Interval
+    between_places: Interval
+    interaction: Interval
 
 
 def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate | None:
@@ -100,7 +106,24 @@ def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate
             ends = _resampled(pairs, drawn, lambda each: improvement_of(each, sign))
             improvement = Interval(*map(float, ends), samples=len(places))
         arms.append(ArmAggregate(name, mean, improvement, profile, low, high))
-    return Aggregate(metric, baseline, len(places), thresholds, min(map(len, seeds)), arms)
+    tables = [np.stack(of_place, -1) for of_place in zip(*scores.values(), strict=True)]
+    moves = _resampled(tables, drawn, lambda each: moves_of(np.stack([place.mean(-2) for place in each], -1)))
+    parts = (Interval(*map(float, ends), samples=len(places)) for ends in zip(*moves, strict=True))
+    return Aggregate(metric, baseline, len(places), thresholds, min(map(len, seeds)), arms, *parts)
+
+
+def moves_of(means: np.ndarray) -> np.ndarray:
+    """Return what arms, places and their interaction move: two ranges of means, and the largest deviation of a cell.
+
+    Args:
+        means: (…, arms, places).
+
+    Returns:
+        (…, 3), none of them negative; noise in the means alone makes each larger than zero.
+    """
+    of_arms, of_places = means.mean(-1, keepdims=True), means.mean(-2, keepdims=True)
+    off = means - of_arms - of_places + means.mean((-2, -1), keepdims=True)
+    return np.stack([np.ptp(of_arms, axis=(-2, -1)), np.ptp(of_places, axis=(-2, -1)), np.abs(off).max((-2, -1))], -1)
 
 
 def interquartile_mean(scores: Scores) -> np.ndarray:

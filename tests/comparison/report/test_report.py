@@ -187,7 +187,7 @@ def test_a_metric_without_a_curve_and_where_less_is_better(comparison, known_eff
     assert "training time" not in text  # not logged
 
 
-def test_every_place_of_a_grid_has_a_table(comparison):
+def test_every_place_of_a_grid_has_a_table_and_the_page_says_what_moves_the_means(comparison):
     folder = comparison({"default": {}, "sincos": {}}, grid={"data.init_args.fraction": ["0.1", "0.5"]}, seeds=[0, 1])
     for place, value in enumerate(("0.1", "0.5")):
         for arm, bonus in (("default", 0.0), ("sincos", 0.1 - 0.1 * place)):
@@ -199,6 +199,9 @@ def test_every_place_of_a_grid_has_a_table(comparison):
     assert "<h3>fraction 0.1</h3>" in text
     assert "<h3>fraction 0.5</h3>" in text
     assert (folder / "figures" / "differences_to_baseline_fraction_0.5.svg").is_file()
+    # Means of 50.5 and 60.55 at one place, of 50.5 twice at the other; of two seeds intervals resample.
+    said = r"accuracy % lie 5\.0\d? \(.*\) apart between places of the grid, and 5\.0\d? \(.*\) between initializations"
+    assert re.search(said, (folder / "report.md").read_text())
     # The middle half of 50, 51, 60 and 61.1; of four pairs all are better at 0.1, at 0.5 one and two are ties.
     row = next(
         line for line in (folder / "report.md").read_text().splitlines() if line.startswith("| sincos | 55.50 (")
