@@ -785,3 +785,16 @@ class SharedKey(nn.Module):
     def forward(self, x):
         x = x + self.one(x)
         return x + self.two(x)
+
+
+class PooledQueriesBehindAnMlp(Apart):
+    """Queries of pooled tokens, of a stream to which an MLP was added and that no norm follows (NextViT)."""
+
+    def __init__(self):
+        super().__init__()
+        self.there, self.back = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        x = x + self.back(self.there(x).relu())
+        few = F.avg_pool1d(x.mT, 2).mT
+        return self.write(merged(self.attend(heads(self.ask(few)), heads(self.meet(x)), heads(self.carry(x)))))

@@ -229,6 +229,13 @@ def test_heads_whose_own_outputs_are_added_up_are_one_layer(how):
     torch.testing.assert_close(product, -0.4 * torch.eye(12), atol=1e-5, rtol=0)
 
 
+def test_a_map_that_queries_and_keys_both_come_from_is_no_first_of_two_for_the_queries():
+    torch.manual_seed(0)
+    [found] = discover_attention(strangers.PooledQueriesBehindAnMlp(), torch.randn(2, 6, 12))
+    assert found.reason is None
+    assert found.evidence.error < 1e-5
+
+
 def test_a_second_pair_of_queries_and_keys_is_named():
     torch.manual_seed(0)
     model, tokens = strangers.Differential(), torch.randn(TOKENS)
