@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # A file is one process's, so that what its tests share is made once; tests/conftest.py says which files come first.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test fast-test mutations lint types docs wheel-check bench clean
+.PHONY: demo test fast-test oldest-test mutations lint types docs wheel-check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -41,6 +41,23 @@ test: $(READY)  ## run all tests
 
 fast-test: $(READY)  ## run the tests that take seconds
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) -q -m "not slow and not distributed" $(ARGS)
+
+# The first environment with the oldest torch, transformers, timm and lightning that pyproject.toml admits over it: what
+# else they need is there, CUDA's libraries too. 1.4 GB, half a minute of a processor.
+OLDEST := build/oldest
+OLD = $(shell sed -nE 's/^ *"(torch|torchvision|timm|lightning)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
+OLD_TRANSFORMERS = $(shell sed -nE 's/^ *"(transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
+$(OLDEST)/.ready: $(READY) pyproject.toml
+	@rm -rf $(OLDEST) && $(BIN)/python -m venv --without-pip $(OLDEST)
+	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(OLDEST)/bin/python -c \
+	  'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
+	@$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-deps --ignore-installed $(OLD)
+	@$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet $(OLD_TRANSFORMERS)
+	@touch $@
+
+oldest-test: $(OLDEST)/.ready  ## run the tests of host libraries on the oldest versions of them that are admitted
+	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest $(SHARED) -q \
+	  tests/structured_init/watch/test_sites.py tests/structured_init/test_hosts_*.py $(ARGS)
 
 mutations: $(READY)  ## put 77 bugs into copies of the tree, one at a time, and see that the tests catch them (10 minutes)
 	@$(BIN)/python -W ignore -m benchmarks.mutations --output benchmarks/results
