@@ -42,9 +42,9 @@ class Induction(Initializer):
     Heads of the first layer look at the token before (:class:`PreviousToken`) and copy what it holds into a subspace of
     their own: W_v = V (D, k), W_o = s Oᵀ. Heads of the second layer hold the present token against those copies,
     W_q = m V R and W_k = m O R, so that each token looks at those that followed its equals, and pass what they hold on:
-    W_v = U, W_o = s Uᵀ, which an output tied to the embeddings reads as a prediction. Added positions keep out of V and O,
-    R keeps out what all tokens have in common, and m is solved on what the network is seen to carry before the second
-    layer. Where that drowns tokens and copies, the other branches of the first layer are scaled down.
+    W_v = U, W_o = s Uᵀ, which an output tied to the embeddings reads as a prediction. Added positions leave V and O to
+    tokens, R keeps out what all tokens have in common, and m is solved on what the network is seen to carry before the
+    second layer. Where that drowns tokens and copies, the other branches of the first layer are scaled down.
 
     Args:
         circuits: how many of them, each with a head in either layer and subspaces of its own.
@@ -228,17 +228,17 @@ class Induction(Initializer):
     def _told(self, second: Job, first: Job, found: list[Found], seen: Recorded) -> None:
         """Measure what tokens look at in the whole network, and say so in the report."""
         site, measured = second.site, measured_shares([second], twice=True)[0]
-        shares = {each.head: measured.shares.get(each.head) for each in found}
+        shares = {each.head: measured.shares.get(each.head, each.reached.share) for each in found}
         length = measured.length or second.length
         each = ", ".join(
-            f"head {each.head}: {compared(shares[each.head], each.reached.share)} at {length:,} tokens"
+            f"head {each.head}: {compared(measured.shares.get(each.head), each.reached.share)} at {length:,} tokens"
             for each in found
         )
         how = f"measured on {measured.on}" if measured.shares else f"predicted, not measured: {measured.on}"
         window = f"; each token sees no more than {measured.window:,} tokens" if measured.window else ""
         site.note(f"attention on what followed an equal token: {each}, {how} that come twice{window}")
         site.note_value_output()
-        short = [each for each in found if (shares[each.head] is not None and shares[each.head] < self.share / 2)]
+        short = [each for each in found if shares[each.head] < self.share / 2]
         if short:
             least = min(shares[each.head] for each in short)
             why = f"of the stream before it, {seen.parts(first)}" if least else "its mask hides what followed"

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from structured_init.attention.forward import run_planned
 from structured_init.attention.sequence.job import Job
-from structured_init.attention.sequence.seen import Enough, numbered, to_run
+from structured_init.attention.sequence.seen import Enough, drawn_twice, numbered, to_run
 from structured_init.attention.stream_share import last_module, tensors
 from structured_init.errors import StructuredInitError
 from structured_init.host_inputs import Inputs
@@ -145,17 +145,7 @@ def _each_twice(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Ten
     rank = torch.rand(samples, length, generator=generator).argsort(dim=1)  # of each place in the list of tokens, twice
     other = torch.gather(rank.argsort(dim=1), 1, (rank + half) % length)
 
-    def drawn(leaf: object) -> object:
-        if not numbered(leaf):
-            return leaf
-        vocabulary = leaf.unique()
-        if len(vocabulary) >= half:
-            picked = torch.rand(samples, len(vocabulary), generator=generator).argsort(dim=1)[:, :half]
-        else:
-            picked = torch.randint(len(vocabulary), (samples, half), generator=generator)
-        return torch.gather(vocabulary.cpu()[picked].repeat(1, 2), 1, rank).to(leaf)
-
-    return tree_map(drawn, inputs), other
+    return drawn_twice(inputs, rank, generator=generator), other
 
 
 def _reader(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Module:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -215,12 +216,38 @@ def _tokens(inputs: Inputs) -> int:
 
 
 def _repeated(inputs: Inputs) -> Inputs:
-    """Return texts whose second half repeats the first."""
+    """Return texts whose second half repeats the first, in which no token comes twice while there are enough."""
+    length, samples = (
+        max(_tokens(inputs), 1),
+        max((len(leaf) for leaf in tree_leaves(inputs) if numbered(leaf)), default=1),
+    )
+    in_order = torch.arange(length).expand(samples, -1)
+    return drawn_twice(inputs, in_order, generator=torch.Generator().manual_seed(0))
 
-    def again(leaf: object) -> object:
-        return leaf[:, : (leaf.shape[1] + 1) // 2].repeat(1, 2)[:, : leaf.shape[1]] if numbered(leaf) else leaf
 
-    return tree_map(again, inputs)
+def drawn_twice(inputs: Inputs, order: Int[Tensor, "samples tokens"], *, generator: torch.Generator) -> Inputs:
+    """Return other texts, of random tokens of those that are there: N/2 of them twice, in a given order.
+
+    Args:
+        inputs: with texts in them, by number. What holds two numbers at most is a mask, of which nothing is hidden.
+        order: which of the tokens a_1 … a_N/2, a_1 … a_N/2 stands where.
+        generator: draws them.
+    """
+    samples, half = len(order), (order.shape[1] + 1) // 2
+
+    def drawn(leaf: Any) -> Any:
+        if not numbered(leaf):
+            return leaf
+        vocabulary = leaf.unique()
+        if len(vocabulary) <= 2:
+            return vocabulary[-1].expand(order.shape).clone()
+        if len(vocabulary) >= half:
+            picked = torch.rand(samples, len(vocabulary), generator=generator).argsort(dim=1)[:, :half]
+        else:
+            picked = torch.randint(len(vocabulary), (samples, half), generator=generator)
+        return vocabulary[torch.gather(picked.repeat(1, 2), 1, order).to(leaf.device)]
+
+    return tree_map(drawn, inputs)
 
 
 def numbered(leaf: object) -> bool:
