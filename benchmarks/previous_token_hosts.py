@@ -184,7 +184,7 @@ def page(rows: dict[str, dict[str, object]], versions: dict[str, str]) -> str:
         "*Measured* is what the host's own eager attention shows on random tokens: of `PreviousToken` the least of all",
         "written heads' mean share on its offset in the second half of the context, of `Induction` the share on what",
         "followed an equal token in random tokens that come twice. *Said* is the number in the report, *predicted*",
-        "what was computed without running the network.",
+        "what stands beside it where it was solved for another one.",
         "",
         "| host | layer | offsets: said | measured | predicted | induction: said | measured | predicted |",
         "|---|---|---|---|---|---|---|---|",
@@ -204,7 +204,10 @@ def _cells(found: object, layer: str) -> list[str]:
     if not isinstance(found, dict):
         return ["refused" if found else "", "", ""]
     each = found.get(layer)
-    return ["", "", ""] if each is None else [f"{each[key]:.2f}" for key in ("said", "measured", "predicted")]
+    if each is None:
+        return ["", "", ""]
+    other = abs(each["predicted"] - each["said"]) > 0.005
+    return [f"{each['said']:.2f}", f"{each['measured']:.2f}", f"{each['predicted']:.2f}" if other else ""]
 
 
 def main(args: list[str] | None = None) -> int:
