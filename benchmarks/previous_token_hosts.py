@@ -86,9 +86,10 @@ def recorded(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
 
     def keep(name: str, _: nn.Module, __: tuple, output: object) -> None:
         for each in output if isinstance(output, tuple | list) else ():
-            if isinstance(each, Tensor) and each.ndim == 4 and each.shape[-1] == each.shape[-2] and name not in maps:
-                if torch.allclose(each.sum(-1), torch.ones(()), atol=1e-3):  # T5 returns its biases as well
-                    maps[name] = each
+            square = isinstance(each, Tensor) and each.ndim == 4 and each.shape[-1] == each.shape[-2]
+            # T5 returns its biases as well
+            if square and name not in maps and torch.allclose(each.sum(-1), torch.ones(()), atol=1e-3):
+                maps[name] = each
 
     inputs = {"input_ids": tokens}
     if model.config.is_encoder_decoder:
