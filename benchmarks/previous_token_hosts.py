@@ -33,10 +33,11 @@ HOSTS = (
     "gpt2 gpt_neo gptj codegen gpt_neox gpt_neox_japanese gpt_bigcode openai-gpt opt bloom mpt falcon llama mistral "
     "mixtral qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3_text phi phi3 olmo olmo2 starcoder2 stablelm "
     "persimmon cohere cohere2 glm granite smollm3 nemotron gpt_oss exaone4 xglm ctrl biogpt helium arcee seed_oss "
-    "bert roberta electra albert camembert xlm-roberta mpnet esm modernbert roformer distilbert megatron-bert rembert "
+    "bert roberta electra albert camembert xlm-roberta mpnet modernbert roformer distilbert megatron-bert rembert "
     "big_bird data2vec-text ernie eurobert t5 mt5 umt5 bart mbart marian pegasus blenderbot m2m_100 bigbird_pegasus "
     "plbart led"
 )
+BEHIND_PADDING = ("roberta", "camembert", "xlm-roberta", "data2vec-text", "mpnet")  # where positions begin
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
 WINDOWS = {"window_size": 16, "attention_layers": ["local", "local"]}
 SIZES = {
@@ -68,8 +69,7 @@ def build(name: str, options: dict[str, object]) -> nn.Module:
     config = small(CONFIG_MAPPING[name](), factor=4, spread=None)
     for setting in NAMES:
         if isinstance(getattr(config, setting, None), int):
-            extra = 2 if getattr(config, "position_embedding_type", None) or name in ("roberta", "camembert") else 0
-            put(config, setting, CONTEXT + extra)
+            put(config, setting, CONTEXT + 2 * (name in BEHIND_PADDING))
     if getattr(config, "rotary_dim", None):
         config.rotary_dim = 32
     if hasattr(config, "query_pre_attn_scalar"):
@@ -86,7 +86,9 @@ def recorded(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
 
     def keep(name: str, _: nn.Module, __: tuple, output: object) -> None:
         for each in output if isinstance(output, tuple | list) else ():
-            if isinstance(each, Tensor) and each.ndim == 4 and each.shape[-1] == each.shape[-2] and name not in maps:
+            square = isinstance(each, Tensor) and each.ndim == 4 and each.shape[-1] == each.shape[-2]
+            # T5 returns its biases as well
+            if square and name not in maps and torch.allclose(each.sum(-1), torch.ones(()), atol=1e-3):
                 maps[name] = each
 
     inputs = {"input_ids": tokens}

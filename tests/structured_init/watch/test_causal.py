@@ -147,7 +147,7 @@ def test_what_cannot_be_told_is_neither():
 def test_heads_of_a_causal_model_of_ones_own_look_back_alone(attend):
     model = nano(attend)
     told = initialize(model, PreviousToken(), batch=BATCH).notes[FIRST]
-    assert " 1: 0.9" in told
+    assert "measured: 1: 0." in told
     assert ", 2: 0." in told
     assert "-1: " not in told
 
