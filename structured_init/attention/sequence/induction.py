@@ -167,7 +167,8 @@ class Induction(Initializer):
     ) -> Found:
         match = matched(second, seen, read, write, matching_coordinates(second))
         share = share_of_matches(second, seen, match, _falling(second, head))
-        return Found(head, number, copying, match, least_strength(share, self.share))
+        least = second.site.scale if second.site.layout.query_key_norm else 0.0
+        return Found(head, number, copying, match, least_strength(share, self.share, least=least))
 
     def _pairs(self, weights: Weights, rng: Draws) -> list[tuple[Job, Job]]:
         """Return the first two layers of every tower, with nothing written yet."""

@@ -97,6 +97,7 @@ def share_of_matches(job: Job, seen: Recorded, match: Match, falling: Tensor | N
         maps.append((logits, places[queries] + 1, visible(queries, length, causal=True), added))
 
     def share(strength: float) -> float:
+        strength = job.site.scale if job.site.layout.query_key_norm else strength  # which norms would take out
         shares = [mean_share(strength * logits + added, *where) for logits, *where, added in maps]
         return sum(shares) / len(shares)
 
