@@ -199,7 +199,9 @@ MUTATIONS = [
     Mutation(f"{LIBRARY}/watch/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
     Mutation(f"{LIBRARY}/watch/watch.py", "            self._keep_from(args[0])", "            pass", OF_WATCH),
     Mutation(f"{LIBRARY}/watch/sums.py", "if isinstance(source, Sum) and source is not other:", "if False:", OF_WATCH),
-    Mutation(f"{LIBRARY}/sites/watched.py", "if max(logits, outputs) > tolerance:", "if logits > tolerance:", OF_WATCH),
+    Mutation(
+        f"{LIBRARY}/sites/watched.py", "if not worst(logits, outputs) <= tolerance:", "if logits > tolerance:", OF_WATCH
+    ),
     # Analysis
     Mutation(MAPS, "maps[..., prefix_tokens:, prefix_tokens:]", "maps[..., prefix_tokens:, :]", OF_MAPS),
     Mutation(MAPS, "rows = -torch.special", "rows = torch.special", OF_MAPS),

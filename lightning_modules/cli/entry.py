@@ -7,9 +7,10 @@ import shlex
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_modules.cli.commands import ADDED, LIGHTNING, added_commands, overview
+from lightning_modules.cli.interrupted import stop_at_once
 from lightning_modules.cli.quiet import quiet
 from lightning_modules.cli.shadowed import shadowing
 
@@ -90,7 +91,7 @@ def command() -> None:
         SystemExit: with code 130 after Ctrl-C, which gets one line on stderr.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell lets its job ignore it
-        signal.signal(signal.SIGINT, _stop_at_once)
+        signal.signal(signal.SIGINT, stop_at_once)
     here = os.path.realpath(os.getcwd())
     if sys.argv[1:2] != ["report"]:
         sys.path.append(os.getcwd())  # last: nothing there can hide a package
@@ -101,15 +102,3 @@ def command() -> None:
     except KeyboardInterrupt:
         print("structured-init: stopped", file=sys.stderr)
         raise SystemExit(130) from None
-
-
-def begin_writing() -> None:
-    """Let Ctrl-C raise ``KeyboardInterrupt`` from here on, so that what is being written is put in order."""
-    if signal.getsignal(signal.SIGINT) is _stop_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _stop_at_once(*_: Any) -> None:
-    """End the command: while it imports and checks, an exception could be lost in what a library catches."""
-    os.write(2, b"structured-init: stopped before anything was written\n")
-    os._exit(130)
