@@ -28,7 +28,7 @@ from comparison.run.resolve import ANYWHERE
 from comparison.run.run import Run, set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.config_names import find_config
-from lightning_modules.cli.entry import begin_writing
+from lightning_modules.cli.interrupted import begin_writing
 from lightning_modules.cli.layers import merged
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_json, write_text

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lightning_modules.cli.commands import ADDED, LIGHTNING, added_commands, overview
+from lightning_modules.cli.interrupted import stop_at_once
 from lightning_modules.cli.quiet import quiet
 from lightning_modules.cli.shadowed import shadowing
 
@@ -64,7 +66,11 @@ def _lightning(args: list[str]) -> CLI:
 
 
 def _answer(error: Exception) -> Exception | None:
-    """Return what Lightning itself says about its arguments; a library that was not imported has said nothing."""
+    """Return what the system says of a name, or Lightning of its arguments; one that was not imported says nothing."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        from structured_init.errors import StructuredInitError
+
+        return StructuredInitError(f"'{error.filename}' is too long for the name of a file")
     if "lightning" not in sys.modules:
         return None
     from lightning_modules.cli.library_errors import answer
@@ -79,22 +85,10 @@ def command() -> None:
         SystemExit: with code 130 after Ctrl-C, which gets one line on stderr.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell lets its job ignore it
-        signal.signal(signal.SIGINT, _stop_at_once)
+        signal.signal(signal.SIGINT, stop_at_once)
     sys.path.append(os.getcwd())  # last: nothing there can hide a package
     try:
         main()
     except KeyboardInterrupt:
         print("structured-init: stopped", file=sys.stderr)
         raise SystemExit(130) from None
-
-
-def begin_writing() -> None:
-    """Let Ctrl-C raise ``KeyboardInterrupt`` from here on, so that what is being written is put in order."""
-    if signal.getsignal(signal.SIGINT) is _stop_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _stop_at_once(*_: Any) -> None:
-    """End the command: while it imports and checks, an exception could be lost in what a library catches."""
-    os.write(2, b"structured-init: stopped before anything was written\n")
-    os._exit(130)

@@ -1,13 +1,15 @@
-"""What a training that Ctrl-C has ended says: the command that goes on."""
+"""Ctrl-C: when it ends a command at once, and what a training that it has ended says: the command that goes on."""
 
 from __future__ import annotations
 
 import os
 import shlex
+import signal
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
 
 
 def resuming(trainer: Trainer, args: Sequence[str]) -> str:
@@ -17,6 +19,8 @@ def resuming(trainer: Trainer, args: Sequence[str]) -> str:
         trainer: of the training that was ended.
         args: its command line.
     """
+    from lightning.pytorch.callbacks import ModelCheckpoint  # only here: a command asks for this file before Lightning
+
     saved = [each.last_model_path or each.best_model_path for each in trainer.checkpoint_callbacks
              if isinstance(each, ModelCheckpoint)]  # fmt: skip
     last = next((os.path.relpath(path) for path in saved if path), None)
@@ -34,3 +38,15 @@ def without(args: Sequence[str], option: str) -> list[str]:
             kept.append(argument)
         value_follows = argument == option
     return kept
+
+
+def begin_writing() -> None:
+    """Let Ctrl-C raise ``KeyboardInterrupt`` from here on, so that what is being written is put in order."""
+    if signal.getsignal(signal.SIGINT) is stop_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def stop_at_once(*_: Any) -> None:
+    """End the command: while it imports and checks, an exception could be lost in what a library catches."""
+    os.write(2, b"structured-init: stopped before anything was written\n")
+    os._exit(130)

@@ -17,8 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from lightning_modules.cli.entry import begin_writing
-from lightning_modules.cli.interrupted import resuming
+from lightning_modules.cli.interrupted import begin_writing, resuming
 from lightning_modules.cli.layers import without_layers
 from lightning_modules.cli.library_errors import check_trainer
 from lightning_modules.cli.messages import explain, original_error, refuse_unwritable

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, named, whole
 from structured_init.errors import StructuredInitError, nearest
+from structured_init.files import refuse_endless
 
 EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
 RUN, STEPS = "name", ("step", "_step", "global_step", "trainer/global_step")
@@ -72,6 +73,7 @@ def read_table(path: Path, pattern: str | None = None) -> Runs:
 
 def _read(path: Path) -> tuple[list[str], list[_Row]]:
     try:
+        refuse_endless(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             head = file.readline()
             delimiter = max(",;\t", key=head.count)
