@@ -1,4 +1,4 @@
-"""Writing files so that nothing already written is ever lost or half replaced."""
+"""Writing files so that nothing already written is ever lost or half replaced, and reading no more than fits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from structured_init.errors import StructuredInitError
+
+LARGEST = 128 * 2**20  # bytes of a file of text that is read at once
 
 
 @contextmanager
@@ -81,3 +84,32 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], content: Any) -> None:
     """Write plain values as JSON; see :func:`write_text`."""
     write_text(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Return a text in UTF-8.
+
+    Raises:
+        StructuredInitError: it cannot be read, is no ordinary file, or is longer than ``LARGEST``.
+    """
+    try:
+        refuse_endless(path)
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise StructuredInitError(f"cannot read '{path}': {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise StructuredInitError(f"cannot read '{path}': {error}") from error
+
+
+def refuse_endless(path: str | os.PathLike[str]) -> None:
+    """Refuse a device, a pipe, and what is longer than ``LARGEST``, such as a file of zeros that takes no room.
+
+    Raises:
+        StructuredInitError: names it.
+        OSError: it does not exist, or cannot be reached.
+    """
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise StructuredInitError(f"cannot read '{path}': it is no ordinary file")
+    if found.st_size > LARGEST:
+        raise StructuredInitError(f"cannot read '{path}': it has {found.st_size:,} bytes, more than {LARGEST:,}")

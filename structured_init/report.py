@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from structured_init.entry import Entry
 from structured_init.files import write_json
+from structured_init.made_by import made_by
 from structured_init.names import named_plain_modules, plain_name
 from structured_init.plan import Weights
 from structured_init.report_lines import alike, html, set_lines, text, unset_blocks
@@ -96,8 +97,8 @@ class InitReport:
         return json.loads(json.dumps(asdict(self)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the report as JSON; an older file is replaced only when the new one is whole."""
-        write_json(path, self.to_dict())
+        """Write the report as JSON, with what made it; an older file is replaced only when the new one is whole."""
+        write_json(path, {"made_by": made_by(), **self.to_dict()})
 
     def __str__(self) -> str:
         return text([self.summary(), _counts(self)], set_lines(self.entries), _remarks(self))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ from torch import nn
 
 from structured_init.threads import all_threads
 
+ONE_AT_A_TIME = threading.RLock()  # random states are the process', and modes and hooks those of the model
 _DEFAULT: ContextVar[torch.device | None] = ContextVar("default device outside", default=None)
 
 
@@ -40,26 +42,24 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
     """Run the block in evaluation mode, eagerly and without gradients, and restore everything afterwards.
 
     Inside, random draws start from ``seed``, so that a model which draws in evaluation mode does so equally each
-    time. Restored are the training flag of every module and the python, numpy, torch and accelerator random states.
+    time. Of several threads one does so at a time. Restored are the training flag of every module and the python,
+    numpy, torch and accelerator random states.
 
     Args:
         model: the model that is looked at.
         seed: seed of the block's own random states.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(own_random_state(model, seed))
-            stack.enter_context(torch.no_grad())
-            stack.enter_context(all_threads())
-            stack.enter_context(eager())
-            if (_DEFAULT.get() or torch.get_default_device()).type != "cpu":
-                stack.enter_context(next((each.device for each in model.parameters()), torch.device("cpu")))
-            model.eval()
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with ONE_AT_A_TIME, ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+        stack.enter_context(own_random_state(model, seed))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(all_threads())
+        stack.enter_context(eager())
+        if (_DEFAULT.get() or torch.get_default_device()).type != "cpu":
+            stack.enter_context(next((each.device for each in model.parameters()), torch.device("cpu")))
+        model.eval()
+        yield
 
 
 def eager() -> AbstractContextManager[object]:

@@ -93,6 +93,10 @@ def _train(
     known = comparison.known()
     manifest = comparison.manifest() if known is None else comparison.grown(known)
     comparison.write(manifest)
+    if len(manifest["made_by"]) > 1:
+        versions = "; ".join(manifest["made_by"])
+        text = f"'{comparison.folder}' was made by different versions of structured-init: {versions}."
+        console.print(f"{text} The report says which runs are whose.", markup=False, soft_wrap=True)
     if comparison.learning_rates:  # the choice is among all rates of the folder, over all of its seeds
         comparison = dataclasses.replace(comparison, learning_rates=manifest["learning_rates"], seeds=manifest["seeds"])
     runs = comparison.runs(identity=manifest["identity"])

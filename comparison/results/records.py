@@ -17,6 +17,7 @@ import yaml
 from comparison.results.metric import Metric
 from comparison.results.run_record import SETTINGS, Point, RunRecord, read_json, read_run
 from structured_init.errors import StructuredInitError
+from structured_init.files import read_text, refuse_endless
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -174,7 +175,7 @@ def at_point(table: pd.DataFrame, point: Point) -> pd.DataFrame:
 
 def samples_per_step(experiment: Path) -> float:
     """Return how many samples one optimizer step sees; NaN where the experiment does not say."""
-    return _samples_per_step(experiment.read_text(encoding="utf-8")) if experiment.is_file() else math.nan
+    return _samples_per_step(read_text(experiment)) if experiment.is_file() else math.nan
 
 
 @lru_cache(maxsize=64)
@@ -219,6 +220,7 @@ def _rows(path: Path) -> Iterator[tuple[int, int, dict[str, float]]]:
     Raises:
         StructuredInitError: a row holds something else than numbers.
     """
+    refuse_endless(path)
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.DictReader(file)
         for row in reader:

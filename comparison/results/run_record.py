@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from structured_init.errors import StructuredInitError
+from structured_init.files import read_text
 
 Point = tuple[tuple[str, str], ...]  # the values of a grid at one place of it, in the order of the grid
 
@@ -100,9 +101,10 @@ def read_json(path: Path, *required: str) -> dict[str, Any]:
     Raises:
         StructuredInitError: it cannot be read, is damaged, holds no keys or lacks one.
     """
+    text = read_text(path)
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise StructuredInitError(f"cannot read '{path}': {error}") from error
     if not isinstance(content, dict):
         raise StructuredInitError(f"cannot read '{path}': it holds a {type(content).__name__}, not keys and values")

@@ -11,6 +11,8 @@ from lightning_modules.cli.config_names import config_names, of_control, overrid
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import split_outside_brackets, split_overrides
 
+LONGEST = 150  # bytes of a label: most file systems end at 255, and endings of controls and files follow
+
 
 @dataclass(frozen=True)
 class Arm:
@@ -81,6 +83,11 @@ def _arm(entry: str) -> Arm:
     label = label.strip()
     if not re.fullmatch(r"\w[\w.+-]*", label):
         raise StructuredInitError(f"'{label}' cannot be a label: use letters, digits and . _ + -, as in mine={init}")
+    if len(label.encode()) > LONGEST:
+        raise StructuredInitError(
+            f"'{label[:20]}…' cannot be a label: it has {len(label)} characters and names folders: "
+            f"give another, as in mine={init}"
+        )
     return Arm(label, init, overrides)
 
 

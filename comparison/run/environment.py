@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-import structured_init
+from structured_init.made_by import made_by
 
 LIBRARIES = ("torch", "torchvision", "lightning", "timm", "transformers", "datasets")
 
@@ -19,7 +19,7 @@ def environment() -> dict[str, str | int]:
         "processor": _processor(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "structured-init": structured_init.__version__,
+        "structured-init": made_by(),
         **{name: version(name) for name in LIBRARIES},
     }
 

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol
 
@@ -197,8 +197,10 @@ def _warm_context(threads: int) -> Any:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([WARM])
-    with variables({"OMP_NUM_THREADS": str(threads), **QUIET}), _without_interrupts():
-        forkserver.ensure_running()
+    with variables({"OMP_NUM_THREADS": str(threads), **QUIET}):
+        resource_tracker.ensure_running()  # beginning, it would let through what is held back here
+        with _without_interrupts():
+            forkserver.ensure_running()
     return context
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
 
 from comparison.results.records import choice_name
+from comparison.results.run_record import read_json
 from comparison.run.plan import Comparison
 from comparison.run.run import Run
 from structured_init.errors import StructuredInitError
@@ -63,7 +63,7 @@ def chosen_runs(choices: Choices, runs: Sequence[Run]) -> list[Run]:
 def write_choices(comparison: Comparison, choices: Choices) -> None:
     """Write ``learning_rates.json``; what it says of other points and initializations stays."""
     path = comparison.folder / "learning_rates.json"
-    known: Choices = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    known: Choices = read_json(path) if path.is_file() else {}
     merged = {point: {**known.get(point, {}), **choices.get(point, {})} for point in {**known, **choices}}
     write_json(path, merged)
 

@@ -13,11 +13,13 @@ from typing import Any
 
 from comparison.results.decisions import Question
 from comparison.results.records import asked_runs
+from comparison.results.run_record import read_json
 from comparison.run.arms import Arm
 from comparison.run.run import Run
 from lightning_modules.cli.config_names import config_names
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_json
+from structured_init.made_by import made_by
 
 VERSION = 1
 LEARNING_RATE = "model.init_args.optimizer.init_args.lr"
@@ -154,6 +156,7 @@ class Comparison:
             **{"learning_rates": list(self.learning_rates), "configuration": dict(self.configuration)},
             **({"question": self.question.plain(), "added": []} if self.question else {}),
             "identity": hashlib.sha256(identity.encode()).hexdigest(),
+            "made_by": [made_by()],
         }
 
     def known(self) -> dict[str, Any] | None:
@@ -163,10 +166,7 @@ class Comparison:
             StructuredInitError: the folder holds something else, or its manifest is damaged.
         """
         if self.manifest_file.is_file():
-            try:
-                return json.loads(self.manifest_file.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise StructuredInitError(f"'{self.manifest_file}' is damaged: {error}") from None
+            return read_json(self.manifest_file)
         if self.folder.exists() and not self.folder.is_dir():
             raise StructuredInitError(f"cannot write to '{self.folder}': it is a file")
         strange = [path.name for path in self.folder.glob("*") if not path.name.startswith(".")]
@@ -185,6 +185,7 @@ class Comparison:
         ours = self.manifest()
         refuse_another(known, ours, self.folder)
         merged = {**ours, "identity": known["identity"], "configuration": known["configuration"]}
+        merged["made_by"] = list(dict.fromkeys([*known.get("made_by", ["a version that did not say"]), made_by()]))
         merged["arms"] = {**known["arms"], **ours["arms"]}
         merged["seeds"] = sorted({*known["seeds"], *ours["seeds"]})
         merged["learning_rates"] = sorted({*known["learning_rates"], *ours["learning_rates"]})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
-import json
 import math
 import os
 import shutil
@@ -21,6 +20,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
+from comparison.results.run_record import read_json
 from comparison.run.environment import environment
 from comparison.run.resolve import BuildOnly
 from comparison.run.stopping import SHARE, StopAfterShare, StopAtDeadline, Stopped, last_file, paused_file
@@ -70,7 +70,7 @@ class Run:
     @property
     def result(self) -> dict[str, Any] | None:
         """What the run gave, if it is complete."""
-        return json.loads(self.result_file.read_text()) if self.result_file.is_file() else None
+        return read_json(self.result_file) if self.result_file.is_file() else None
 
     @property
     def complete(self) -> bool:
@@ -84,7 +84,7 @@ class Run:
     def paused(self) -> dict[str, Any] | None:
         """What the run gave at its share of the steps, where it was ended for now there: ``metrics``, ``seconds``."""
         path = paused_file(self.folder)
-        known = json.loads(path.read_text()) if self.share < 1 and path.is_file() else {}
+        known = read_json(path) if self.share < 1 and path.is_file() else {}
         return known.get(repr(self.share))
 
     def beside(self, ending: str) -> Path:

@@ -6,7 +6,6 @@ evaluated would need no less code, and a run whose epoch is longer than what is 
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from callbacks import ElapsedTime
 from callbacks.lightning_private import moment_of
+from comparison.results.run_record import read_json
 from comparison.run.time_limit import deadline
 from structured_init.files import write_json
 
@@ -64,7 +64,7 @@ class StopAfterShare(Checkpoint):
             return
         path = paused_file(Path(str(trainer.log_dir)))
         seconds = max((each.seconds for each in trainer.callbacks if isinstance(each, ElapsedTime)), default=0.0)
-        known = json.loads(path.read_text()) if path.is_file() else {}
+        known = read_json(path) if path.is_file() else {}
         if trainer.is_global_zero:  # before the checkpoint: of a run that is killed between, it is true all the same
             write_json(path, {**known, repr(self.share): {"metrics": self._metrics, "seconds": seconds}})
         stop(trainer)

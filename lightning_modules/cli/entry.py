@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import signal
@@ -73,7 +74,11 @@ def _lightning(args: list[str]) -> CLI:
 
 
 def _answer(error: Exception) -> Exception | None:
-    """Return what Lightning itself says about its arguments; a library that was not imported has said nothing."""
+    """Return what the system says of a name, or Lightning of its arguments; one that was not imported says nothing."""
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        from structured_init.errors import StructuredInitError
+
+        return StructuredInitError(f"'{error.filename}' is too long for the name of a file")
     if "lightning" not in sys.modules:
         return None
     from lightning_modules.cli.library_errors import answer

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import socket
+import sys
 
 import pytest
 
@@ -306,3 +308,24 @@ def test_comparing_leaves_the_environment_of_the_process_alone(compare):
 
 def test_a_reason_is_one_line():
     assert one_line(ValueError("a\n  b\n\nc")) == "a b c"
+
+
+def test_no_command_asks_for_a_host_that_its_configuration_does_not_name(compare, folder, reports):
+    asked, listening = [], [True]
+
+    def hear(event, args):  # it stays as long as the process does
+        if listening and event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+            address = args[0] if isinstance(args[0], str) else args[1]
+            asked.extend([] if event == "socket.connect" and not isinstance(address, tuple) else [(event, address)])
+
+    sys.addaudithook(hear)
+    reports()
+    try:
+        compare("--inits", "default", "--seeds", "0")  # with its report
+        main(["show", "-c", "tiny.yaml"])
+        assert asked == []
+        with pytest.raises(ConnectionRefusedError), socket.socket() as probe:
+            probe.connect(("127.0.0.1", 1))
+        assert asked == [("socket.connect", ("127.0.0.1", 1))]  # it would have been heard
+    finally:
+        listening.clear()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
+import os
 import stat
 import subprocess
 import sys
+from pathlib import PurePosixPath
+from types import SimpleNamespace
 
 import pytest
 
-from structured_init import StructuredInitError
+import structured_init.made_by
+from structured_init import InitReport, StructuredInitError
 from structured_init.errors import nearest
-from structured_init.files import replacing, write_json, write_text
+from structured_init.files import read_text, replacing, write_json, write_text
 
 
 def test_a_file_appears_only_when_it_is_whole(tmp_path):
@@ -98,3 +103,78 @@ def test_what_a_killed_writer_left_is_removed_by_the_next_and_what_another_write
         assert outer.exists()
         outer.write_text("outer")
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(path.name, "outer")]
+
+
+def test_what_has_no_end_or_takes_more_than_it_shows_is_not_read(tmp_path):
+    (tmp_path / "zeros").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "sparse").open("w") as file:
+        file.truncate(20 * 2**30)
+    for name, why in (
+        ("zeros", "it is no ordinary file"),
+        ("pipe", "it is no ordinary file"),
+        ("sparse", "it has 21,474,836,480 bytes, more than 134,217,728"),
+        ("absent", "No such file or directory"),
+    ):
+        with pytest.raises(StructuredInitError) as caught:
+            read_text(tmp_path / name)
+        assert str(caught.value) == f"cannot read '{tmp_path / name}': {why}"
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """A repository of one commit that stands for this one; its command git."""
+
+    def git(*words):
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path), *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    (tmp_path / "structured_init").mkdir()
+    (tmp_path / "structured_init" / "code.py").write_text("x = 1\n")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "begin")
+    monkeypatch.setattr(structured_init.made_by, "ROOT", tmp_path)
+    structured_init.made_by.made_by.cache_clear()
+    yield git
+    structured_init.made_by.made_by.cache_clear()
+
+
+def made_by():
+    structured_init.made_by.made_by.cache_clear()
+    return structured_init.made_by.made_by()
+
+
+def test_a_clone_says_its_commit_and_how_its_code_differs(clone, tmp_path):
+    known = f"{structured_init.__version__}, commit {clone('rev-parse', 'HEAD')[:12]}"
+    assert made_by() == known
+    (tmp_path / "notes.txt").write_text("no code")
+    assert made_by() == known
+    said = set()
+    for number in (2, 3, 2):
+        (tmp_path / "structured_init" / "code.py").write_text(f"x = {number}\n")
+        assert made_by().startswith(f"{known}, changed (")
+        said.add(made_by())
+    assert len(said) == 2
+    InitReport("Default()", 0, []).save(tmp_path / "report.json")
+    assert json.loads((tmp_path / "report.json").read_text())["made_by"] == made_by()
+
+
+def test_an_installed_wheel_has_the_digest_of_its_code_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(structured_init.made_by, "ROOT", tmp_path)
+
+    def installed(**hashes):
+        names = {"code": "structured_init/code.py", "script": "../../../bin/structured-init"}
+        files = []
+        for key, value in hashes.items():
+            file = SimpleNamespace(parts=PurePosixPath(names[key]).parts, as_posix=lambda key=key: names[key])
+            file.hash = SimpleNamespace(value=value)
+            files.append(file)
+        monkeypatch.setattr(importlib.metadata, "distribution", lambda name: SimpleNamespace(files=files))
+        return made_by()
+
+    assert installed(code="a", script="b").startswith(f"{structured_init.__version__}, wheel ")
+    assert installed(code="a", script="b") == installed(code="a", script="c")
+    assert installed(code="a") != installed(code="b")
+    assert installed(script="b") == structured_init.__version__  # a link to an unpacked archive
+    structured_init.made_by.made_by.cache_clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import version
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -12,6 +11,7 @@ from comparison.report.data import ReportData
 from comparison.report.registry import Html, Piece, heading, note, register_panel, table
 from comparison.results.records import asked_seeds, point_label
 from comparison.results.tables import Cell, Table
+from structured_init.made_by import made_by
 
 
 @register_panel("Runs and how to repeat them", label="Runs")
@@ -24,7 +24,7 @@ def runs(data: ReportData) -> list[Piece]:
     shown += heading("Command") if shown else []
     shown.append(_command(data.manifest.get("command", "")))
     shown += [table(data, environment, "tight")] if environment else []
-    return [*shown, note(_provenance(data))]
+    return [*shown, *([note(versions)] if (versions := _versions(data)) else []), note(_provenance(data))]
 
 
 def _unfinished(data: ReportData) -> Table | None:
@@ -63,6 +63,20 @@ def _environment(data: ReportData) -> Table | None:
     return _plain(["environment", ""], rows) if rows else None
 
 
+def _versions(data: ReportData) -> str:
+    """Say which complete runs are whose, where different versions of this project have trained them."""
+    runs: dict[str, list[str]] = {}
+    for run in data.runs:
+        if run.result is not None:
+            by = str(run.environment.get("structured-init", "a version that did not say"))
+            runs.setdefault(by, []).append(f"{run.arm}, seed {run.seed}")
+    if len(runs) < 2:
+        return ""
+    return "Different versions of structured-init have trained these runs. " + " ".join(
+        f"{by}: {'; '.join(sorted(set(names)))}." for by, names in runs.items()
+    )
+
+
 def _command(text: str) -> Html:
     """Return a command that breaks after commas and before options, never within an option's name."""
     whole = re.sub(r"--[\w.+-]+", lambda name: f"<span>{name[0]}</span>", str(escape(text))).replace(",", ",<wbr>")
@@ -79,7 +93,7 @@ def _provenance(data: ReportData) -> str:
         f"Further arguments of every run: {arguments}." if arguments else "",
         f"A complete run took {min(seconds):,.0f} to {max(seconds):,.0f} seconds." if seconds else "",
         "Tables are in results.csv, curves.csv and results.json, figures for a paper in the folder figures.",
-        f"Written by structured-init {version('structured-init')}.",
+        f"Written by structured-init {made_by()}.",
     ]
     return " ".join(part for part in parts if part)
 

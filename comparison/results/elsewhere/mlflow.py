@@ -12,6 +12,7 @@ import yaml
 
 from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, named
 from structured_init.errors import StructuredInitError
+from structured_init.files import refuse_endless
 
 META = "meta.yaml"
 SQLITE = b"SQLite format 3\0"
@@ -71,6 +72,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _text(file: Path) -> str:
+    refuse_endless(file)
     return file.read_text(encoding="utf-8", errors="replace")
 
 

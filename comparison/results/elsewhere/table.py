@@ -15,6 +15,7 @@ from typing import NamedTuple
 from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, named, whole
 from comparison.results.records import from_csv
 from structured_init.errors import StructuredInitError, nearest
+from structured_init.files import refuse_endless
 
 MOST_COLUMNS = 10_000
 EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
@@ -74,6 +75,7 @@ def read_table(path: Path, pattern: str | None = None) -> Runs:
 
 def _read(path: Path) -> tuple[list[str], list[_Row]]:
     try:
+        refuse_endless(path)
         with path.open(newline="", encoding="utf-8-sig") as file:
             head = file.readline()
             delimiter = max(",;\t", key=head.count)

@@ -14,6 +14,7 @@ from typing import Any
 from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, named
 from comparison.results.run_record import as_float
 from structured_init.errors import StructuredInitError
+from structured_init.files import read_text
 
 STEP = "_step"
 
@@ -43,13 +44,13 @@ def read_wandb(path: Path, pattern: str | None = None) -> Runs:
 
 
 def _content(file: Path) -> Any:
+    text = read_text(file)
     try:
-        text = file.read_text(encoding="utf-8")
         try:
             return json.loads(text)
         except ValueError:
             return [json.loads(line) for line in text.splitlines() if line.strip()]
-    except (OSError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise StructuredInitError(f"cannot read '{file}' as JSON: {error}") from None
 
 

@@ -167,3 +167,29 @@ def test_a_report_of_a_table_is_not_written_through_a_link(tmp_path, name):
     with pytest.raises(StructuredInitError, match="is a link: a report is written into folders of its own"):
         write_report(tmp_path / "t.csv")
     assert list((tmp_path / "outside").iterdir()) == []
+
+
+def test_a_folder_of_endless_files_is_one_line(comparison):
+    folder = comparison(VALUES, pieces=())
+    (result,) = folder.glob("runs/default/seed_1/result.json")
+    result.write_bytes(b"")
+    os.truncate(result, 20 * 2**30)
+    with pytest.raises(StructuredInitError, match=r"result.json': it has 21,474,836,480 bytes, more than 134,217,728"):
+        write_report(folder)
+    (folder / "comparison.json").unlink()
+    (folder / "comparison.json").symlink_to("/dev/zero")
+    with pytest.raises(StructuredInitError, match=r"/comparison.json' is a link"):
+        write_report(folder)
+
+
+def test_a_report_says_which_versions_have_trained_which_runs(comparison):
+    folder = comparison(VALUES, pieces=())
+    for arm, by in (("default", "0.1.0, commit a"), ("sincos", "0.1.0, commit b")):
+        for file in folder.glob(f"runs/{arm}/*/result.json"):
+            result = json.loads(file.read_text())
+            file.write_text(json.dumps({**result, "environment": {"structured-init": by}}))
+    _, text, *_ = write_report(folder)
+    assert (
+        "Different versions of structured-init have trained these runs. "
+        "0.1.0, commit a: default, seed 0; default, seed 1. 0.1.0, commit b: sincos, seed 0; sincos, seed 1."
+    ) in text.read_text()

@@ -78,6 +78,10 @@ def test_a_value_may_hold_commas_in_brackets_and_equals_signs():
         ("impulse{kernel_size}", "cannot read 'kernel_size' in 'impulse{kernel_size}': write argument=value"),
         ("a/b=default", "'a/b' cannot be a label"),
         ("=default", "'' cannot be a label"),
+        (
+            "a" * 300 + "=default",
+            "'aaaaaaaaaaaaaaaaaaaa…' cannot be a label: it has 300 characters and names folders: give",
+        ),
     ],
 )
 def test_a_mistake_in_the_starts_is_answered_in_one_line(text, message):

@@ -180,6 +180,26 @@ def test_ctrl_c_while_a_process_begins_is_not_lost_and_does_not_reach_the_proces
     assert begun == [method == "spawn"]  # a server that forks has inherited it before
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is forked elsewhere")
+def test_the_process_that_others_are_forked_from_holds_ctrl_c_back_also_where_it_is_the_first_of_all(monkeypatch):
+    running, held = [], []
+
+    def track():  # as that of multiprocessing does
+        if not running:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        running.append(True)
+
+    def begin():
+        track()
+        held.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, []))
+
+    monkeypatch.setattr("multiprocessing.resource_tracker.ensure_running", track)
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", begin)
+    LocalLauncher(1, threads=1)
+    assert held == [True]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
 def test_runs_start_in_order_as_places_become_free(folder):
     class Places:
         def __init__(self):

@@ -32,6 +32,7 @@ from structured_init import (
     StructuredInitError,
 )
 from structured_init.entry import Entry
+from structured_init.made_by import made_by
 
 REPORT = InitReport("Skipless()", 0, [])
 
@@ -238,3 +239,14 @@ def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_e
     initializers = {"skipless": Skipless(), "skipless_positions": Positions()}
     with pytest.raises(StructuredInitError, match="needs the label 'skipless_positions': rename that arm"):
         with_controls(arms, initializers, {"skipless": REPORT, "skipless_positions": None}, lambda arm: None)
+
+
+def test_a_folder_says_which_versions_have_made_it(tmp_path, monkeypatch):
+    begun = comparison(tmp_path).manifest()
+    assert begun["made_by"] == [made_by()]
+    assert comparison(tmp_path).grown(begun)["made_by"] == [made_by()]
+    monkeypatch.setattr("comparison.run.plan.made_by", lambda: "0.1.0, commit other")
+    grown = comparison(tmp_path).grown(begun)
+    assert grown["made_by"] == [made_by(), "0.1.0, commit other"]
+    del begun["made_by"]
+    assert comparison(tmp_path).grown(begun)["made_by"] == ["a version that did not say", "0.1.0, commit other"]

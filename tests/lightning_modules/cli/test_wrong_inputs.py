@@ -377,7 +377,11 @@ entry.command()
     ("before", "swallow", "said"),
     [
         ("", "return print('a library that is being imported has caught it')", "stopped before anything was written"),
-        ("entry.begin_writing()", "print('put in order')", "stopped"),
+        (
+            "from lightning_modules.cli.interrupted import begin_writing; begin_writing()",
+            "print('put in order')",
+            "stopped",
+        ),
     ],
 )
 def test_ctrl_c_ends_a_command_that_checks_whatever_a_library_catches_and_one_that_writes_in_order(

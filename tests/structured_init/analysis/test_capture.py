@@ -1,6 +1,7 @@
 import copy
 import random
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -398,3 +399,17 @@ def test_a_model_that_was_watched_and_does_not_attend_is_told_apart():
     with pytest.raises(NoAttentionError) as caught:
         capture_attention(nn.Sequential(Unheard()), torch.randn(1, 4, 8))
     assert "register_capture" in str(caught.value)
+
+
+def test_threads_that_capture_one_model_get_what_one_alone_gets(tiny_vit):
+    model, images = tiny_vit(), torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    alone = capture_attention(model, images)
+
+    def capture(_):
+        return capture_attention(model, images)
+
+    with ThreadPoolExecutor(4) as pool:
+        for maps in pool.map(capture, range(24)):
+            assert maps.keys() == alone.keys()
+            assert all(torch.equal(maps[name], alone[name]) for name in alone)
+    assert model.training
