@@ -5,9 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.analysis.tap import Adapter, AttentionTap
@@ -128,7 +130,7 @@ def capture_attention(
 
     store, failure = listen(), None
     heard = {*store.refused, *(name.partition(":")[0] for name in store.seen)}
-    if not heard or may_attend(Weights(model), heard):
+    if not heard or _others_may_attend(model, frozenset(heard)):
         attending, failure = _by_watching(model, args, kwargs)
         attending = [name for name in attending if not any(within(name, h) or within(h, name) for h in heard)]
         store = listen(attending) if attending else store
@@ -176,6 +178,19 @@ def _run(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
             f"capture_attention needs what {type(model).__name__} takes, such as a tensor, got {given}: "
             f"{' '.join(str(error).split())}"
         ) from error
+
+
+# Whether linear maps are left that may attend beside the modules that were heard: once a model, for it takes a while.
+_MAY_ATTEND: WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]] = WeakKeyDictionary()
+
+
+def _others_may_attend(model: nn.Module, heard: frozenset[str]) -> bool:
+    if any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # no numbers to look at
+        return False
+    known = _MAY_ATTEND.setdefault(model, {})
+    if heard not in known:
+        known[heard] = bool(may_attend(Weights(model), heard))
+    return known[heard]
 
 
 class _Store:
