@@ -17,7 +17,7 @@ from structured_init.plan import Weights
 from structured_init.presets import preset_node
 from structured_init.progress import Progress
 from structured_init.report import InitReport, build_report, left_alone
-from structured_init.storage import quantized_layers, refuse_lazy
+from structured_init.storage import quantized_layers, refuse_flattened, refuse_lazy
 from structured_init.threads import one_thread
 from structured_init.undisturbed import cpu_by_default
 from structured_init.writer import Writer
@@ -167,7 +167,8 @@ def initialize(
         initializer: what to do; a text is the name of a preset, such as ``"mimetic"`` (:func:`preset`).
         seed: with the names of the parameters, all that the draws depend on. Names are relative to ``model``:
             inside of another module of one's own, the same network has other names and other draws. Wrappers
-            (``torch.compile``, checkpointing, DDP, FSDP, averaging, PEFT) change neither.
+            (``torch.compile``, checkpointing, DDP, FSDP2, averaging, PEFT) change neither; nor does FSDP1 with
+            ``NO_SHARD`` and ``use_orig_params=True``, and any other FSDP1 is refused.
         batch: some real inputs, one or two samples, as the model takes them: a tensor, or a tuple or dictionary of
             several. One forward pass on them finds attention of unknown classes and checks every layout; without them,
             what the host library offers serves. Methods that run the model themselves are given a tensor alone. A
@@ -188,7 +189,7 @@ def initialize(
 
     Raises:
         StructuredInitError: a required part finds no site, and the message lists what the model has; ``seed`` is no
-            whole number; or, with ``strict``, attention is left alone.
+            whole number; FSDP1 has flattened the weights; or, with ``strict``, attention is left alone.
 
     Example:
         >>> import timm
@@ -212,6 +213,7 @@ def initialize(
         raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
     draws = Draws(seed)
     refuse_lazy(model)
+    refuse_flattened(model)
     shown = Progress(type(initializer).__name__, wanted=progress)
     with shown, cpu_by_default(), one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer, batch, shown, batches)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from structured_init.errors import StructuredInitError
-from structured_init.names import named_plain_modules
+from structured_init.names import named_plain_modules, plain_name, wrapped_child
 
 HUGE = 1e10  # no library draws such a number
 SUBNORMAL_SHARE = 1e-3  # of a float32 tensor; memory that holds integers or pointers has many, weights next to none
@@ -27,6 +27,24 @@ def refuse_lazy(model: nn.Module) -> None:
                 raise StructuredInitError(
                     f"'{name}' of a lazy layer has no shape yet: call the model once on a batch, then initialize it"
                 )
+
+
+def refuse_flattened(model: nn.Module) -> None:
+    """Refuse a model of which FSDP1 has put the weights into one flat parameter, whole or cut into shards.
+
+    Only ``use_orig_params=True`` without shards leaves each weight under its name and in its shape.
+
+    Raises:
+        StructuredInitError: names the first module whose weights are flat.
+    """
+    for name, module in model.named_modules():
+        if wrapped_child(module) != "_fsdp_wrapped_module" or module._handle is None:
+            continue
+        if not module._use_orig_params or module._handle.uses_sharded_strategy:
+            raise StructuredInitError(
+                f"FSDP1 has flattened the weights of '{plain_name(name, model) or 'the model'}': initialize the model"
+                " before it is wrapped, or shard it with FSDP2 (torch.distributed.fsdp.fully_shard)"
+            )
 
 
 def refuse_inference(tensor: Tensor, name: str) -> None:
