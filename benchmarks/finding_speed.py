@@ -34,19 +34,28 @@ def vision(name: str) -> tuple[nn.Module, Tensor]:
     return model, torch.randn(SAMPLES, *model.pretrained_cfg["input_size"])
 
 
-def language(name: str) -> tuple[nn.Module, Tensor]:
-    """Return a model of transformers in its usual size, and random tokens."""
-    config = transformers.AutoConfig.for_model(name)
+def language(name: str, **settings: int) -> tuple[nn.Module, Tensor]:
+    """Return a model of transformers, in its usual size unless settings say another, and random tokens."""
+    config = transformers.AutoConfig.for_model(name, **settings)
     model = transformers.AutoModel.from_config(config).eval()
     return model, torch.randint(config.vocab_size, (SAMPLES, TOKENS))
 
 
+MIDDLE = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "vocab_size": 32000}
+LLAMA = MIDDLE | {"num_hidden_layers": 12, "num_key_value_heads": 4}
+JAMBA = MIDDLE | {"num_hidden_layers": 8, "num_key_value_heads": 4, "num_experts": 4}
+
 MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
     "ViT-B": partial(vision, "vit_base_patch16_224"),
+    "ViT-S": partial(vision, "vit_small_patch16_224"),
     "Swin-T": partial(vision, "swin_tiny_patch4_window7_224"),
     "MobileViT-S": partial(vision, "mobilevit_s"),
+    "PVT v2 B1": partial(vision, "pvt_v2_b1"),
+    "MaxViT-T": partial(vision, "maxvit_tiny_tf_224"),
     "GPT-2": partial(language, "gpt2"),
     "BERT-B": partial(language, "bert"),
+    "Llama": partial(language, "llama", **LLAMA),
+    "Jamba": partial(language, "jamba", **JAMBA),
 }
 
 

@@ -63,13 +63,13 @@ def resolved(seen: WatchMode, tag: Tag) -> Int64[Tensor, "batch channels"]:
     others = codes.over_tokens(tag.other)
     if others is None:
         return columns
-    resolved = columns.clone()
-    for row, other in zip(resolved, others, strict=True):
+    resolved = columns.tolist()
+    for row, other in zip(resolved, others.tolist(), strict=True):
         seen: set[int] = set()
-        for place, (one, two) in enumerate(zip(row.tolist(), other.tolist(), strict=True)):
-            row[place] = two if one in seen else one
-            seen.add(int(row[place]))
-    return resolved
+        for place, two in enumerate(other):
+            row[place] = two if row[place] in seen else row[place]
+            seen.add(row[place])
+    return torch.tensor(resolved, device=columns.device)
 
 
 def made_by(seen: WatchMode, what: str, table: Int64[Tensor, "heads channels"], tag: Tag) -> Linear:

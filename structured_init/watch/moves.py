@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -107,7 +108,10 @@ def moved(func: torch._ops.OpOverload, name: str, args: tuple, kwargs: dict, kno
     if name in TURNS and len(args) > TURNS[name] and _alike_along(args[0], args[TURNS[name]]):
         return args[0]
     if name in SHAPES:
-        return args[0].reshape(args[1])
+        return reshaped(args[0], args[1])
+    if name in ("cat", "stack"):
+        parts, axis = args[0], args[1] if len(args) > 1 else 0
+        return _side_by_side([part.unsqueeze(axis) for part in parts] if name == "stack" else parts, axis)
     if name == "as_strided":  # strides are those of the numbers, not of their codes
         alike = torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.int64, device=tensor.device)
         return func(alike.copy_(args[0]), *args[1:], **kwargs)
@@ -118,6 +122,39 @@ def moved(func: torch._ops.OpOverload, name: str, args: tuple, kwargs: dict, kno
     if name == "view_as_real":
         return torch.view_as_real(args[0]).long()
     return func(*args, **kwargs)
+
+
+def reshaped(tensor: Tensor, shape: list[int]) -> Tensor:
+    """Return codes in another shape; axes along which they lie in memory once stay so unless they are cut or joined."""
+    if tensor.numel() == 0:
+        return tensor.reshape(shape)
+    rest = tensor.numel() // math.prod(size for size in shape if size != -1)
+    old, new = list(tensor.shape), [rest if size == -1 else size for size in shape]
+    few, kept, made, one, two = codes.compact(tensor), [], [], 0, 0
+    while one < len(old) or two < len(new):  # the fewest neighbouring axes of both that hold equally many numbers
+        first, second = one, two
+        one, two = min(one + 1, len(old)), min(two + 1, len(new))
+        while (left := math.prod(old[first:one])) != (right := math.prod(new[second:two])):
+            one, two = (one + 1, two) if left < right else (one, two + 1)
+        once = all(size == 1 for size in few.shape[first:one])
+        kept += few.shape[first:one] if once else old[first:one]
+        made += [1] * (two - second) if once else new[second:two]
+    return few.expand(kept).reshape(made).expand(new)
+
+
+def _side_by_side(parts: list[Tensor], axis: int) -> Tensor:
+    """Return codes put together along an axis; the others along which all lie in memory once stay so."""
+    shapes = [codes.compact(part).shape for part in parts]
+    if len({len(shape) for shape in shapes}) > 1:  # an empty tensor of one axis goes with any
+        return torch.cat(parts, axis)
+    axis %= len(shapes[0])
+    size = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    few = torch.cat(
+        [part[tuple(slice(None if n > 1 or a == axis else 1) for a, n in enumerate(size))] for part in parts], axis
+    )
+    whole = list(parts[0].shape)
+    whole[axis] = few.shape[axis]
+    return few.expand(whole)
 
 
 def exchanged(tree: Any, replace: Callable[[Tensor], Tensor]) -> Any:

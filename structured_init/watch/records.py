@@ -248,7 +248,7 @@ class Sum:
 
     def __post_init__(self) -> None:
         """Read from the map which head it is of, and keep a few numbers of each."""
-        heads = codes.compact(codes.head(self.maps_tag.codes)).amax(dim=(1, 2))
+        heads = codes.head(codes.compact(self.maps_tag.codes)).amax(dim=(1, 2))
         self.turned = codes.over_queries(self.maps_tag.codes, -1)
         self.heads, self.width = heads.expand(len(self.maps)), self.out.shape[-1]
         places = first_of_each(self.heads)
@@ -263,9 +263,11 @@ class Sum:
 
 
 def spread(tensor: Float[Tensor, "batch tokens channels"], rows: int = ROWS) -> Int64[Tensor, " rows"]:
-    """Return the numbers of a few tokens, evenly spread."""
-    count = tensor.shape[1]
-    return torch.arange(min(count, rows), device=tensor.device) * count // min(count, rows)
+    """Return the numbers of a few tokens: the first, which are neighbours, and some of the others, evenly spread."""
+    count, device = tensor.shape[1], tensor.device
+    near = count if count <= rows else rows // 2
+    far = torch.arange(min(count, rows) - near, device=device)
+    return torch.cat([torch.arange(near, device=device), near + far * (count - near) // max(len(far), 1)])
 
 
 def first_of_each(heads: Int64[Tensor, " batch"]) -> list[int]:

@@ -39,6 +39,7 @@ def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
 
     alike = codes.together(lambda one, two: codes.source(one) == codes.source(two), first.codes, second.codes)
     whole = codes.together(either, first.codes, second.codes)
+    whole = whole if codes.compact(whole).any() else codes.unknown(whole)  # a stream is carried on as one number
     turns = codes.compact(alike).all() and not same_numbers(first, second)
     return Tag(whole, second.codes, path | {TWICE}) if turns else Tag(whole, None, path)
 

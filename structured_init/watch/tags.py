@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 from torch import Tensor
 
 from structured_init.errors import StructuredInitError
 from structured_init.watch import codes
 from structured_init.watch.records import Tag
+
+composed = cache(torch._ops.OpOverload._can_decompose)  # asked of every operation of a pass
 
 
 def turned(tag: Tag) -> Tag:

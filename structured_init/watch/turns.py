@@ -62,7 +62,8 @@ def _frequencies(
 ) -> Float64[Tensor, " r"] | None:
     """Return the angle of each pair per token, where it is the same in all heads and grows evenly; else ``None``."""
     angle = (after * before.conj()).angle()
-    step = torch.polar(torch.ones_like(angle[:, 1:]), angle.diff(dim=1)).mean(dim=(0, 1)).angle() / tokens.diff()[0]
+    between = angle.diff(dim=1)[:, tokens.diff() == 1]  # of neighbours: others may have gone round in between
+    step = torch.polar(torch.ones_like(between), between).mean(dim=(0, 1)).angle()
     for _ in range(2):  # the first step tells how often the angle went round, all of them how far
         rest = torch.polar(torch.ones_like(angle), angle - tokens[:, None] * step).angle()
         if rest.abs().max() > math.pi / 2:

@@ -22,7 +22,7 @@ from structured_init.watch.moves import FILLS, MAKES, MOVES, moved
 from structured_init.watch.parameters import ParameterViews
 from structured_init.watch.records import LATE, MIXED, POOLED, Block, Linear, Other, Product, Sum, Tag
 from structured_init.watch.sums import taken_alike
-from structured_init.watch.tags import refuse_nested, tensors, turned
+from structured_init.watch.tags import composed, refuse_nested, tensors, turned
 
 RECORDED = {Linear: ("x", "y"), Other: ("x",)}
 Source = Linear | Other | Product | Sum | nn.Parameter
@@ -73,7 +73,7 @@ class WatchMode(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
         kwargs, name = kwargs or {}, func._schema.name.rpartition("::")[2]
         refuse_nested(args)
-        if func._can_decompose():  # composed operations come whole from what is written out, and in inference mode
+        if composed(func):  # composed operations come whole from what is written out, and in inference mode
             with self:
                 return func.decompose(*args, **kwargs)
         before = args

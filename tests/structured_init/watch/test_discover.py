@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaModel
 
 from structured_init import Mimetic, StructuredInitError, Weights, check_attention, initialize
 from structured_init.watch.discover import discover_attention
@@ -410,3 +411,18 @@ def test_sequences_of_different_lengths_in_one_tensor_are_refused_in_one_line():
     for model, batch in ((strangers.Jagged(), torch.randn(TOKENS)), (strangers.Apart(), pair)):
         with pytest.raises(StructuredInitError, match=said):
             discover_attention(model, batch)
+
+
+def test_initializing_with_a_batch_runs_the_model_once():
+    passes, model = [], nn.Sequential(strangers.Apart())
+    model.register_forward_hook(lambda *_: passes.append(1))
+    initialize(model, Mimetic(positions="keep"), batch=torch.randn(TOKENS))
+    assert len(passes) == 1
+
+
+def test_angles_per_token_are_read_off_texts_that_are_longer_than_the_tokens_that_are_kept():
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    [layer] = discover_attention(LlamaModel(config), torch.randint(50, (1, 400)))
+    assert layer.turns.frequencies.sort().values.allclose(10000.0 ** -(torch.arange(8).double().flip(0) / 8), rtol=1e-3)

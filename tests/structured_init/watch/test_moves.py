@@ -48,3 +48,20 @@ def test_tensors_are_found_in_order_in_any_nest():
     one, two, three = torch.zeros(1), torch.zeros(2), torch.zeros(3)
     found = tensors((one, [two, 3, None], {"a": (three, "b")}, torch.max(torch.zeros(2, 4), 0)))
     assert [each.numel() for each in found] == [1, 2, 3, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("shape", "kept"),
+    [([2, 9, 4], 4), ([2, 9, 2, 2], 4), ([18, 4], 4), ([-1, 3, 2, 2], 4), ([2, 3, 12], 12), ([2, 3, 3, 1, 4], 4)],
+)
+def test_another_shape_copies_only_the_tokens_that_are_joined_with_channels(shape, kept):
+    made = repeat("view", CODES, shape)
+    assert made.equal(CODES.contiguous().view(shape))
+    assert made.untyped_storage().nbytes() // made.itemsize == kept
+
+
+@pytest.mark.parametrize(("axis", "kept"), [(3, 8), (-1, 8), (1, 6 * 4)])
+def test_tensors_beside_each_other_are_copied_along_no_axis_along_which_both_are_alike(axis, kept):
+    made = moved(torch.ops.aten.cat.default, "cat", ([NUMBERS, NUMBERS], axis), {}, {id(NUMBERS): CODES})
+    assert made.equal(torch.cat([CODES, CODES], axis))
+    assert made.untyped_storage().nbytes() // made.itemsize == kept
