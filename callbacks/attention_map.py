@@ -14,14 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from callbacks.attention_figures import draw, send
+from callbacks.attention_tables import AttentionTables, records_of
 from callbacks.diagnostics import is_fatal, note_missing
 from callbacks.head_scores import Scores, head_scores, log_scores
 from callbacks.probe_batch import ProbeBatch, probe_batch
-from structured_init.analysis import NoAttentionError, capture_attention, summarize, to_csv
+from structured_init.analysis import NoAttentionError, capture_attention, summarize
 from structured_init.analysis.capture import check_layers
 from structured_init.arguments import check_flag, check_grid, check_positive, check_whole
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing, write_json, write_text
+from structured_init.files import replacing
 from structured_init.sites import attention_sites
 
 # Strategies that hold only a part of each weight on a rank: there every rank has to run the probe.
@@ -100,6 +101,7 @@ class AttentionMapCallback(Callback):
         self.grid, self.prefix_tokens, self.window = grid, prefix_tokens, window
         self.max_megabytes, self.on_missing = max_megabytes, on_missing
         self.records: dict[str, dict[str, Any]] = {}
+        self._tables = AttentionTables()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find out before any work is done whether the folder can be written to."""
@@ -129,12 +131,12 @@ class AttentionMapCallback(Callback):
             self._capture("after", trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the records: plain types, which load with ``weights_only=True``."""
-        return {"records": self.records}
+        """Return the records as texts, which load with ``weights_only=True``."""
+        return {"records": self._tables.state(self.records)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the records of the run that is resumed."""
-        self.records = dict(state_dict["records"])
+        self.records = records_of(state_dict["records"])
 
     def _capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> None:
         """Capture where the weights are, write on rank zero, and tell every rank how it went."""
@@ -232,11 +234,7 @@ class AttentionMapCallback(Callback):
         with replacing(record["path"]) as temporary:
             save_file({name: layer.contiguous() for name, layer in maps.items()}, temporary)
         records = {**self.records, phase: record}
-        statistics = {name: known["statistics"] for name, known in records.items()}
-        described = {name: {k: v for k, v in known.items() if k != "statistics"} for name, known in records.items()}
-        write_json(folder / "statistics.json", statistics)
-        write_text(folder / "statistics.csv", to_csv(statistics))
-        write_json(folder / "meta.json", {"model": _title(trainer), "captures": described})
+        self._tables.write(folder, _title(trainer), records)
         if phase == "after" and self.figures:
             shown = {name: _load(records[name]["path"]) for name in ("before",) if name in records}
             shown = {name: layers for name, layers in shown.items() if layers}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *RESULTS.rglob("*.m
 COMPARISONS = sorted(path.parent for path in RESULTS.rglob("report.md"))
 KINDS = {".md", ".json", ".csv", ".png"}
 MEGABYTES = 8
+TRIED = re.findall(r"`pytest ([^`]+)`", (RESULTS / "faults.md").read_text(encoding="utf-8"))
 
 
 def targets(page: Path) -> list[Path]:
@@ -55,3 +57,21 @@ def test_a_published_comparison_has_its_numbers_and_says_how_its_other_figures_a
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert f"{text.count('](figures/')} are kept here. The command under *Runs* makes all of them again" in text
     assert "```\nstructured-init compare " in text
+
+
+def defined(place: str) -> str:
+    """The names of the tests of a file, or of all files of a folder."""
+    files = sorted((ROOT / place).rglob("test_*.py")) if (ROOT / place).is_dir() else [ROOT / place]
+    return " ".join(re.findall(r"def (test_\w+)", "".join(file.read_text(encoding="utf-8") for file in files)))
+
+
+def test_every_test_that_the_page_of_faults_names_exists():
+    lost = []
+    for command in TRIED:
+        places, _, pattern = command.partition(" -k ")
+        places = [place.split("::") for place in shlex.split(places)]
+        names = " ".join(defined(file) for file, *_ in places)
+        lost += [name for file, *test in places for name in test if name not in defined(file).split()]
+        lost += [part for part in pattern.strip('"').split(" or ") if part not in names]
+    assert len(TRIED) >= 40
+    assert lost == []

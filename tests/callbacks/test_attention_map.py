@@ -1,5 +1,7 @@
+import csv
 import json
 import logging
+import math
 from pathlib import Path
 
 import lightning as L
@@ -12,8 +14,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
+from callbacks import attention_tables
 from callbacks.attention_map import AttentionMapCallback
-from structured_init.analysis import mean_distance
+from callbacks.attention_tables import AttentionTables
+from structured_init.analysis import mean_distance, summarize, to_csv
 from structured_init.errors import StructuredInitError
 
 pytestmark = [
@@ -415,3 +419,56 @@ def test_maps_of_which_a_host_has_mixed_the_heads_have_no_statistics(tmp_path):
     assert mixed.min() < 0
     assert "network.blocks.0.attn" in after["layers"]
     assert "network.blocks.0.attn" not in after["statistics"]
+
+
+def test_tables_joined_from_parts_are_those_that_are_written_at_once(tmp_path):
+    trainer, _ = fit(tmp_path, callback := AttentionMapCallback(samples=2, every_n_epochs=1, figures=False))
+    folder, records = attention_folder(trainer), callback.records
+    statistics = {phase: record["statistics"] for phase, record in records.items()}
+    described = {phase: {k: v for k, v in record.items() if k != "statistics"} for phase, record in records.items()}
+    assert list(records) == ["before", "epoch_0001", "epoch_0002", "after"]
+    for name, content in (
+        ("statistics.json", statistics),
+        ("meta.json", {"model": "VisionTransformer", "captures": described}),
+    ):
+        assert (folder / name).read_text() == json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    assert (folder / "statistics.csv").read_text() == to_csv(statistics)
+
+
+def test_a_column_that_comes_with_a_later_capture_is_in_the_whole_table(tmp_path):
+    of_maps = summarize(torch.rand(1, 2, 4, 4).softmax(-1))
+    records = {
+        phase: {"step": step, "statistics": {"é\n": {**of_maps, **scores}}}
+        for step, (phase, scores) in enumerate(
+            {"before": {}, "after": {"previous_token_score": [0.1, math.nan]}}.items()
+        )
+    }
+    AttentionTables().write(tmp_path, "Model", records)
+    rows = list(csv.DictReader((tmp_path / "statistics.csv").read_text().splitlines(keepends=True)))
+    assert [row["previous_token_score"] for row in rows] == ["", "", "0.1", "nan"]
+    assert list(json.loads((tmp_path / "statistics.json").read_text())["after"]) == ["é\n"]
+    AttentionTables().write(tmp_path, "Model", {})
+    assert json.loads((tmp_path / "statistics.json").read_text()) == {}
+
+
+def test_a_further_capture_encodes_none_of_those_before_it(tmp_path, monkeypatch):
+    tables, encoded = AttentionTables(), []
+    monkeypatch.setattr(attention_tables, "to_csv", lambda phases: encoded.extend(phases) or "header\nrow\n")
+    records = {}
+    for phase in ("before", "epoch_0001", "epoch_0002", "after"):
+        records[phase] = {"step": 0, "statistics": {}}
+        tables.write(tmp_path, "Model", records)
+        tables.state(records)
+    assert encoded == ["before", "epoch_0001", "epoch_0002", "after"]
+    tables.write(tmp_path, "Model", {"before": {"step": 0, "statistics": {}}})  # of another training
+    assert encoded[4:] == ["before"]
+
+
+def test_a_checkpoint_has_the_records_also_one_of_an_earlier_version(tmp_path):
+    trainer, _ = fit(tmp_path, callback := AttentionMapCallback(samples=2, figures=False))
+    trainer.save_checkpoint(tmp_path / "whole.ckpt")
+    saved = torch.load(tmp_path / "whole.ckpt", weights_only=True)["callbacks"][callback.state_key]
+    for state in (saved, {"records": callback.records}):
+        resumed = AttentionMapCallback()
+        resumed.load_state_dict(state)
+        assert resumed.records == callback.records
