@@ -6,6 +6,7 @@ to the key y rows above and x columns to the left of it; in a sequence y is 0 an
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -71,7 +72,10 @@ def _around(name: str, modules: dict[str, nn.Module]) -> Iterator[tuple[str, nn.
 
 
 def _buckets(module: nn.Module) -> RelativeBias | None:
-    """T5: near offsets have a bucket each, far ones share some; the first layer's table serves all layers."""
+    """T5: near offsets have a bucket each, far ones share some; the first layer's table serves all layers.
+
+    umT5 has a table in every layer, and its function knows its own settings.
+    """
     table, bucket = getattr(module, "relative_attention_bias", None), getattr(module, "_relative_position_bucket", None)
     if not isinstance(table, nn.Embedding) or bucket is None:
         return None
@@ -80,7 +84,10 @@ def _buckets(module: nn.Module) -> RelativeBias | None:
         "num_buckets": module.relative_attention_num_buckets,
         "max_distance": module.relative_attention_max_distance,
     }
-    return RelativeBias(table.weight, lambda offsets: bucket(-offsets[:, 1], **settings), shared=True)
+    shared = "bidirectional" in inspect.signature(bucket).parameters
+    return RelativeBias(
+        table.weight, lambda offsets: bucket(-offsets[:, 1], **(settings if shared else {})), shared=shared
+    )
 
 
 def _indexed(module: nn.Module, *, shared: bool) -> RelativeBias | None:

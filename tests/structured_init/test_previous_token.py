@@ -89,6 +89,13 @@ HOSTS = {
         [1, -1],
         0.8,
     ),
+    "umT5's encoder": (
+        lambda: transformers.UMT5EncoderModel(
+            config("UMT5", d_model=DIM, d_kv=16, d_ff=16, num_layers=1, num_heads=2, vocab_size=140)
+        ),
+        [1, -1],
+        0.8,
+    ),
     "Qwen2, with shared keys": (qwen2, [1, 2, 3, 4], 0.6),
     "GPT-NeoX": (lambda: transformers.GPTNeoXModel(config("GPTNeoX", **WIDTH, **SIZE, **TEXT)), [1, 2], 0.6),
     "Phi": (lambda: transformers.PhiModel(config("Phi", **WIDTH, **SIZE, **TEXT)), [1, 2], 0.6),
