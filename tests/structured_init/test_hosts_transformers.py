@@ -343,5 +343,8 @@ def test_an_unknown_class_beside_known_ones_is_reported():
     model = build("vit")
     model.extra_attention = nn.ModuleDict({"self_attention": Unheard()})
     report = initialize(model, Mimetic())
-    why = "Unheard is not known: describe it with structured_init.register_attention"
+    why = (
+        "Unheard did not run on what the model was given: give a batch on which it does, or"
+        " describe it with structured_init.register_attention"
+    )
     assert report.skipped == {"extra_attention.self_attention": why}
