@@ -80,7 +80,7 @@ def tried(folder: Path, mutation: Mutation, log: Path) -> dict[str, object]:
             f"{mutation.file} holds {mutation.old!r} {right.count(mutation.old)} times: it must stand there once"
         )
     tests = [f"tests/{name}" for name in mutation.tests.split() if (folder / "tests" / name).exists()]
-    begin, before = time.time(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    begin, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     path.write_text(right.replace(mutation.old, mutation.new), encoding="utf-8")
     try:
         child = os.fork()
@@ -96,7 +96,7 @@ def tried(folder: Path, mutation: Mutation, log: Path) -> dict[str, object]:
     seen_by = failed[0].partition(" ")[2].partition(" - ")[0] if failed else ""
     return {
         **mutation._asdict(), "outcome": outcome, "seen_by": seen_by, "cpu_seconds": round(cpu, 1),
-        "seconds": round(time.time() - begin, 1),
+        "seconds": round(time.monotonic() - begin, 1),
     }  # fmt: skip
 
 

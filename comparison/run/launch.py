@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker
@@ -24,7 +23,7 @@ import torch
 
 from comparison.run.execute import execute, note_failure
 from comparison.run.run import Run
-from comparison.run.time_limit import UNLIMITED, TimeLimit
+from comparison.run.time_limit import UNLIMITED, TimeLimit, now
 from structured_init.errors import StructuredInitError
 
 Ended = tuple[Run, str | None]  # a run, and why it failed
@@ -73,8 +72,8 @@ def launch(
         limit: none starts after its deadline; what has not stopped at its end is left for the launcher to close.
     """
     waiting, running = deque(runs), 0
-    while time.time() < limit.end:
-        while waiting and launcher.free() and time.time() < limit.deadline:
+    while now() < limit.end:
+        while waiting and launcher.free() and now() < limit.deadline:
             started(waiting[0])
             launcher.start(waiting.popleft())
             running += 1

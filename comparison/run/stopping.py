@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from callbacks import ElapsedTime
 from callbacks.lightning_private import moment_of
 from comparison.results.run_record import read_json
-from comparison.run.time_limit import deadline
+from comparison.run.time_limit import deadline, now
 from structured_init.files import write_json
 
 SHARE = "STRUCTURED_INIT_SHARE"  # the variable: after which share of its steps a training ends for now
@@ -86,16 +86,16 @@ class StopAtDeadline(Checkpoint):
         self._longest = 0.0  # seconds that a validation has taken
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._begin = time.time()
+        self._begin = time.monotonic()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking:
-            self._longest = max(self._longest, time.time() - self._begin)
+            self._longest = max(self._longest, time.monotonic() - self._begin)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if not may_stop(trainer):
             return
-        late = time.time() + (self._longest if moment_of(trainer)["validation_due"] else 0.0) >= deadline()
+        late = now() + (self._longest if moment_of(trainer)["validation_due"] else 0.0) >= deadline()
         if trainer.strategy.reduce_boolean_decision(late, all=False):  # all ranks stop after the same step
             stop(trainer)
             raise Stopped

@@ -2,6 +2,11 @@
 
 A moment, the deadline, travels to the processes that train in their environment, so that it is part of no run's
 settings. A training looks at the clock after each step.
+
+Each process looks at the machine's clock once, when it begins, and counts on from there: a clock that is set later
+moves no deadline. One that was set between the beginnings of a command and of a process that trains moves that of the
+process: set back, it would stop too late, and the command ends it in time by its own count; set ahead, it stops too
+early, and the same command goes on later. Time in which the machine sleeps does not count.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DEADLINE = "STRUCTURED_INIT_DEADLINE"  # the variable: seconds since 1970 by the clock of the command's machine
+AHEAD = time.time() - time.monotonic()  # of 1970, when this process began
 LEFT = 75  # the exit code where runs are left: EX_TEMPFAIL of sysexits.h, "try again later"
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
@@ -77,7 +83,7 @@ def parse_duration(text: str) -> float:
 
 def command_began() -> float:
     """Return when this command began, in seconds since 1970: before it imported its libraries, if it is the shell's."""
-    return time.time() - (_age_of_process() if sys.argv[1:2] in (["compare"], ["find"]) else 0.0)
+    return now() - (_age_of_process() if sys.argv[1:2] in (["compare"], ["find"]) else 0.0)
 
 
 def _age_of_process() -> float:
@@ -88,6 +94,11 @@ def _age_of_process() -> float:
         return time.process_time()
 
 
+def now() -> float:
+    """Return the seconds since 1970, by the clock as it was when this process began and what has gone by since."""
+    return AHEAD + time.monotonic()
+
+
 def deadline() -> float:
     """Return when this process is to stop training, in seconds since 1970; infinite without a limit."""
     return float(os.environ.get(DEADLINE, math.inf))
@@ -95,4 +106,4 @@ def deadline() -> float:
 
 def reached() -> bool:
     """Tell whether the deadline has passed."""
-    return time.time() >= deadline()
+    return now() >= deadline()

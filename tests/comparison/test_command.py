@@ -323,6 +323,7 @@ def test_no_command_asks_for_a_host_that_its_configuration_does_not_name(compare
     try:
         compare("--inits", "default", "--seeds", "0")  # with its report
         main(["show", "-c", "tiny.yaml"])
+        main(["fit", "-c", "tiny.yaml", *QUICK, "--trainer.max_epochs=1"])
         assert asked == []
         with pytest.raises(ConnectionRefusedError), socket.socket() as probe:
             probe.connect(("127.0.0.1", 1))

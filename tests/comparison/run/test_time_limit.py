@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from comparison.run.launch import LocalLauncher, launch
 from comparison.run.plan import Comparison
 from comparison.run.run import last_checkpoint, train
 from comparison.run.run_log import read_rows
-from comparison.run.time_limit import DEADLINE, TimeLimit, command_began, parse_duration
+from comparison.run.time_limit import DEADLINE, TimeLimit, command_began, parse_duration, reached
 from lightning_modules.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
@@ -247,7 +248,7 @@ class Places:
 
     def __init__(self, monkeypatch, endless=()):
         self.now, self.running, self.endless = 0.0, [], endless
-        monkeypatch.setattr("comparison.run.launch.time.time", lambda: self.now)
+        monkeypatch.setattr("comparison.run.launch.now", lambda: self.now)
 
     def free(self):
         return len(self.running) < self.places
@@ -273,6 +274,22 @@ def test_what_does_not_stop_is_not_waited_for(a_run, monkeypatch):
     places.endless = runs
     launch(runs, places, lambda run: None, lambda *_: None, TimeLimit(0.0, 60.0))
     assert 58 <= places.now <= 59
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_moves_no_deadline_and_lengthens_no_validation(a_run, monkeypatch, hours):
+    began, clock, stop, started = command_began(), time.time, stopping.StopAtDeadline(), []
+    in_time, late = a_run("in time"), a_run("late")
+    stop.on_validation_start(None, None)
+    monkeypatch.setattr("time.time", lambda: clock() + 3600 * hours)
+    stop.on_validation_end(SimpleNamespace(sanity_checking=False), None)
+    assert 0 < stop._longest < 60
+    for run, begin in ((in_time, began), (late, began - 600)):
+        monkeypatch.setenv(DEADLINE, repr(TimeLimit(begin, 600).deadline))
+        assert reached() == (run is late)
+        launcher = SimpleNamespace(free=lambda: True, start=started.append, wait=lambda _: [(started[-1], None)])
+        launch([run], launcher, lambda run: None, lambda *_: None, TimeLimit(begin, 600))
+    assert started == [in_time]
 
 
 class Here:

@@ -24,6 +24,8 @@ REPORTED = [
      "model.optimizer: Invalid learning rate: -1.0; a learning rate is 0 or more, such as 1e-3"),
     ("--trainer.accelerator=cpuu", "trainer.accelerator: unknown accelerator 'cpuu': did you mean 'cpu'?"),
     ("--trainer.strategy=dpp", "trainer.strategy: unknown strategy 'dpp': did you mean 'ddp'?"),
+    ("--attention.enabled=true --trainer.accelerator=cpu --trainer.strategy=fsdp",
+     "The strategy `fsdp` requires a GPU accelerator, but received `accelerator='cpu'`.*"),
     ("--seed_everything=a", "seed_everything: expected bool or int, got a"),
     ("--seed_everything=-1", "seed_everything is -1: a seed must be a whole number from 0 to 4294967295"),
     ("--init.seed=a", "init.seed: expected int, got a"),
