@@ -23,12 +23,18 @@ from structured_init.undisturbed import cpu_by_default
 from structured_init.writer import Writer
 
 
+class WrongArgumentError(StructuredInitError, TypeError):
+    """An argument that a class does not have, or one that it cannot do without."""
+
+
 class _Named(ABCMeta):
     """Answers arguments that a class does not have with the names of those that it has."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
         """That of the constructor, which ``inspect`` would not find behind :meth:`__call__`."""
+        if cls.__init__ is object.__init__:
+            return inspect.Signature()
         whole = inspect.signature(cls.__init__)
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
@@ -40,9 +46,9 @@ class _Named(ABCMeta):
             unknown = next((name for name in kwargs if name not in takes.parameters), None)
             if unknown is not None:
                 known = nearest(unknown, takes.parameters)
-                raise StructuredInitError(f"{cls.__name__} has no argument '{unknown}': {known}") from None
+                raise WrongArgumentError(f"{cls.__name__} has no argument '{unknown}': {known}") from None
             names = ", ".join(takes.parameters)
-            raise StructuredInitError(f"{cls.__name__}: {error}; its arguments are {names}") from None
+            raise WrongArgumentError(f"{cls.__name__}: {error}; its arguments are {names}") from None
         return super().__call__(*args, **kwargs)
 
 

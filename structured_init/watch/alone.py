@@ -6,7 +6,9 @@ Letters: D embed_dim, F hidden width.
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +33,7 @@ def mlps_alone(module: nn.Module) -> list[FoundMlp]:
     """
     owners = {id(p): name for name, part in named_plain_modules(module) for p in part._parameters.values()}
     for tokens in _tokens(module):
-        with watching(module) as seen:
+        with _without_hooks(module), watching(module) as seen:
             try:
                 out = module(tokens, *_others(module))
             except Exception:
@@ -39,6 +41,23 @@ def mlps_alone(module: nn.Module) -> list[FoundMlp]:
             _joined(seen, tokens, out)
             return found_mlps(seen, owners)  # other axes than those it takes first might mean something else to it
     return []
+
+
+@contextmanager
+def _without_hooks(module: nn.Module) -> Iterator[None]:
+    """Let nobody who listens to the model hear of it; shards are gathered by hooks, which stay."""
+    if any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
+        yield
+        return
+    kinds = ("_forward_hooks", "_forward_pre_hooks")
+    kept = [(part, kind, getattr(part, kind)) for part in module.modules() for kind in kinds]
+    for part, kind, _ in kept:
+        setattr(part, kind, OrderedDict())
+    try:
+        yield
+    finally:
+        for part, kind, hooks in kept:
+            setattr(part, kind, hooks)
 
 
 def _tokens(module: nn.Module) -> Iterator[Tensor]:

@@ -22,6 +22,7 @@ from structured_init import (
     StructuredInitError,
     initialize,
 )
+from structured_init.made_by import made_by
 from structured_init.plan import CHUNK, Statistics, Weights
 
 
@@ -85,11 +86,11 @@ def test_the_report_survives_json(tiny_vit, tmp_path):
     report = initialize(tiny_vit(pos_embed="none", qk_norm=True), Mimetic(where=["*.attn"]))
     report.save(tmp_path / "deep" / "report.json")
     loaded = json.loads((tmp_path / "deep" / "report.json").read_text(encoding="utf-8"))
-    assert loaded == report.to_dict()
+    assert loaded == {**report.to_dict(), "made_by": made_by()}
     assert loaded["entries"][0]["names"] == [report.entries[0].names[0]]
     assert set(loaded) == {
         "initializer", "seed", "entries", "skipped", "notes", "warnings", "trainable_parameters", "total_parameters",
-        "measures", "attention", "unset_positions",
+        "measures", "attention", "unset_positions", "made_by",
     }  # fmt: skip
 
 
