@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 import torch
 
-from structured_init import Compose, Impulse, Initializer, Scrambled, StructuredInitError, freeze, initialize
+from structured_init import (
+    Compose,
+    Impulse,
+    Induction,
+    Initializer,
+    Scrambled,
+    StructuredInitError,
+    freeze,
+    initialize,
+)
 from structured_init.initializer import pending_freezing
 
 
