@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -238,3 +239,18 @@ def test_training_leaves_the_main_module_and_the_command_line_as_they_were(folde
     before = sys.modules["__main__"].__spec__, sys.argv
     train(run)
     assert (sys.modules["__main__"].__spec__, sys.argv) == before
+
+
+def test_a_worker_on_a_full_disk_still_says_why_its_run_failed(tmp_path):
+    code = (
+        "import pathlib, resource, sys, types\n"
+        "from comparison.run.execute import note_failure\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can grow\n"
+        "run = types.SimpleNamespace(failure_file=pathlib.Path(sys.argv[1]))\n"
+        "sys.exit(note_failure(run, 'No space left', 'Traceback …') != 'No space left')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "failure.json")], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(tmp_path.iterdir()) == []
