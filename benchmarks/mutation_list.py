@@ -212,7 +212,7 @@ MUTATIONS = [
     Mutation(CKA, "[..., None, :] - 2 * gram)", "[..., None, :] - gram)", OF_CKA),
     Mutation(
         f"{LIBRARY}/undisturbed.py",
-        "            module.training = training",
+        '            stack.callback(setattr, module, "training", module.training)',
         "            pass",
         "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",
     ),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from comparison.command.options import compare_parser, find_parser, report_parser
 from comparison.run.time_limit import TimeLimit, command_began
-from lightning_modules.cli.interrupted import begin_writing
+from structured_init.interrupts import begin_writing
 
 
 def compare(args: Sequence[str]) -> None:

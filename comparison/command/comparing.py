@@ -27,7 +27,7 @@ from comparison.run.prepare import prepare
 from comparison.run.progress import duration, following, table
 from comparison.run.run import Run, set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
-from lightning_modules.cli.interrupted import begin_writing
+from structured_init.interrupts import begin_writing
 
 
 def run_comparison(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:

@@ -28,10 +28,10 @@ from comparison.run.resolve import ANYWHERE
 from comparison.run.run import Run, set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.config_names import find_config
-from lightning_modules.cli.interrupted import begin_writing
 from lightning_modules.cli.layers import merged
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_json, write_text
+from structured_init.interrupts import begin_writing
 
 RACE = "race"  # folder of the runs that choose
 RACING = 0.5  # the part of the budget that the race may take

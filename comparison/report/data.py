@@ -163,7 +163,7 @@ def read_report_data(
     Raises:
         StructuredInitError: there is no comparison, its runs are not there, or an arm is unknown.
     """
-    if not Path(folder, MANIFEST).is_file():
+    if not os.path.lexists(Path(folder, MANIFEST)):  # a link counts: it is refused
         source = Path(folder)
         found = comparison_of(source, read_elsewhere(source, names, seed), metric, mode)
     else:

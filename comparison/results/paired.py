@@ -144,7 +144,7 @@ def paired_values(arm: Mapping[int, float], baseline: Mapping[int, float]) -> di
         raise StructuredInitError("the two arms have no seed in common, so nothing is paired")
     differences = {seed: arm[seed] - baseline[seed] for seed in seeds}
     size = max(abs(values[seed]) for values in (arm, baseline) for seed in seeds)
-    if not are_equal(differences.values(), size):
+    if not math.isfinite(size) or not are_equal(differences.values(), size):
         return differences
     shared = differences[seeds[0]]
     return dict.fromkeys(seeds, 0.0 if abs(shared) <= ROUNDING * size else shared)

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_modules.cli.commands import ADDED, LIGHTNING, added_commands, overview
-from lightning_modules.cli.interrupted import stop_at_once
 from lightning_modules.cli.quiet import quiet
 from lightning_modules.cli.shadowed import shadowing
 
@@ -96,6 +95,8 @@ def command() -> None:
         SystemExit: with code 130 after Ctrl-C, which gets one line on stderr.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell lets its job ignore it
+        from structured_init.interrupts import stop_at_once
+
         signal.signal(signal.SIGINT, stop_at_once)
     here = os.path.realpath(os.getcwd())
     if sys.argv[1:2] != ["report"]:

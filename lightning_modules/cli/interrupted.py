@@ -1,12 +1,11 @@
-"""What Ctrl-C does to a command, and what a training that it has ended says: the command that goes on."""
+"""What a training that Ctrl-C has ended says: the command that goes on."""
 
 from __future__ import annotations
 
 import os
 import shlex
-import signal
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -38,15 +37,3 @@ def without(args: Sequence[str], option: str) -> list[str]:
             kept.append(argument)
         value_follows = argument == option
     return kept
-
-
-def begin_writing() -> None:
-    """Let Ctrl-C raise ``KeyboardInterrupt`` from here on, so that what is being written is put in order."""
-    if signal.getsignal(signal.SIGINT) is stop_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def stop_at_once(*_: Any) -> None:
-    """End the command: while it imports and checks, an exception could be lost in what a library catches."""
-    os.write(2, b"structured-init: stopped before anything was written\n")
-    os._exit(130)

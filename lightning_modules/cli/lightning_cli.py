@@ -17,7 +17,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from lightning_modules.cli.interrupted import begin_writing, resuming
+from lightning_modules.cli.interrupted import resuming
 from lightning_modules.cli.layers import without_layers
 from lightning_modules.cli.library_errors import check_trainer
 from lightning_modules.cli.messages import explain, original_error, refuse_unwritable
@@ -31,6 +31,7 @@ from lightning_modules.tasks.checkpoint import (
     refuse_best,
 )
 from structured_init import Default, StructuredInitError
+from structured_init.interrupts import begin_writing
 from structured_init.saved import DamagedFileError
 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # lightning 2.6 calls it by its older names

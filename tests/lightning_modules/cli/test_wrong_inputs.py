@@ -166,7 +166,7 @@ INIT = [
 CHECKPOINT = [
     ("--ckpt_path=", "ckpt_path '' names no file, and only the process that trained knows its own: give one, *"),
     ("--ckpt_path=hpc", "*no HPC checkpoint was found*"),
-    ("--ckpt_path=tiny.yaml", "cannot read checkpoint 'tiny.yaml': it is damaged, or it is not a checkpoint"),
+    ("--ckpt_path=tiny.yaml", "cannot read checkpoint 'tiny.yaml': it is damaged, or it is not a checkpoint*"),
     ("--ckpt_path=other.ckpt", "'other.ckpt' is not a checkpoint of this program*"),
 ]
 # A file, its text, and the answer.
