@@ -94,7 +94,8 @@ def command() -> None:
     Raises:
         SystemExit: with code 130 after Ctrl-C, which gets one line on stderr.
     """
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a shell lets its job ignore it
+    # Not where a shell lets its job ignore it, nor before it is known that nothing hides our packages.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler and shadowing() is None:
         from structured_init.interrupts import stop_at_once
 
         signal.signal(signal.SIGINT, stop_at_once)
