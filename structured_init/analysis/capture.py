@@ -25,6 +25,7 @@ from structured_init.sites.select import selects
 from structured_init.sites.unexplained import may_attend
 from structured_init.sites.unknown import looks_like_attention
 from structured_init.undisturbed import undisturbed
+from structured_init.watch.alone import without_hooks
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
 MEBIBYTE = 2**20
@@ -130,10 +131,11 @@ def capture_attention(
 
     store, failure = listen(), None
     heard = {*store.refused, *(name.partition(":")[0] for name in store.seen)}
-    if not heard or _others_may_attend(model, frozenset(heard)):
+    if not heard:
         attending, failure = _by_watching(model, args, kwargs)
-        attending = [name for name in attending if not any(within(name, h) or within(h, name) for h in heard)]
-        store = listen(attending) if attending else store
+    else:
+        attending = _beside(model, frozenset(heard), args, kwargs)
+    store = listen(attending) if attending else store
     if not store.seen:
         raise NoAttentionError(_all_refused(store.refused)) if store.refused else failure or _nothing_seen(model)
     if refused := {name: why for name, why in store.refused.items() if store.wanted(name)}:
@@ -180,16 +182,18 @@ def _run(model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         ) from error
 
 
-# Whether linear maps are left that may attend beside the modules that were heard: once a model, for it takes a while.
-_MAY_ATTEND: WeakKeyDictionary[nn.Module, dict[frozenset[str], bool]] = WeakKeyDictionary()
+# What attends beside the modules that were heard: sought once a model, for it takes further passes.
+_BESIDE: WeakKeyDictionary[nn.Module, dict[frozenset[str], list[str]]] = WeakKeyDictionary()
 
 
-def _others_may_attend(model: nn.Module, heard: frozenset[str]) -> bool:
+def _beside(model: nn.Module, heard: frozenset[str], args: tuple, kwargs: dict) -> list[str]:
+    """Return the names of modules that attend beside those that were heard."""
     if any(isinstance(parameter, FakeTensor) for parameter in model.parameters()):  # no numbers to look at
-        return False
-    known = _MAY_ATTEND.setdefault(model, {})
+        return []
+    known = _BESIDE.setdefault(model, {})
     if heard not in known:
-        known[heard] = bool(may_attend(Weights(model), heard))
+        names = _by_watching(model, args, kwargs)[0] if may_attend(Weights(model), heard) else []
+        known[heard] = [name for name in names if not any(within(name, h) or within(h, name) for h in heard)]
     return known[heard]
 
 
@@ -269,7 +273,8 @@ def first_samples(inputs: tuple, samples: int) -> tuple:
 def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[list[str], NoAttentionError]:
     """Return the names of modules that attend, and what is to be raised where that does not help."""
     try:
-        names, refused = watched_names(model, *first_samples((args, kwargs), 2))
+        with without_hooks(model):
+            names, refused = watched_names(model, *first_samples((args, kwargs), 2))
     except StructuredInitError:  # the model cannot be watched, so names alone say whether it attends
         return [], _nothing_seen(model, watched=True)
     if refused and not names:

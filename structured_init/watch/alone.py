@@ -33,7 +33,7 @@ def mlps_alone(module: nn.Module) -> list[FoundMlp]:
     """
     owners = {id(p): name for name, part in named_plain_modules(module) for p in part._parameters.values()}
     for tokens in _tokens(module):
-        with _without_hooks(module), watching(module) as seen:
+        with without_hooks(module), watching(module) as seen:
             try:
                 out = module(tokens, *_others(module))
             except Exception:
@@ -44,7 +44,7 @@ def mlps_alone(module: nn.Module) -> list[FoundMlp]:
 
 
 @contextmanager
-def _without_hooks(module: nn.Module) -> Iterator[None]:
+def without_hooks(module: nn.Module) -> Iterator[None]:
     """Let nobody who listens to the model hear of it; shards are gathered by hooks, which stay."""
     if any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
         yield
