@@ -172,7 +172,10 @@ def lasts(job: Job) -> bool:
         rows = 1 + table.shape[-2]
         return leaf.repeat(1, 1 + rows // leaf.shape[1])[:, :rows] if numbered(leaf) else leaf
 
-    part, inputs, _ = to_run(weights, job.length, 1, twice=False)
+    try:
+        part, inputs, _ = to_run(weights, job.length, 1, twice=False)
+    except StructuredInitError:  # what cannot be run cannot be asked
+        return True
     handle = job.site.module.register_forward_pre_hook(enough)
     try:
         run_planned(weights, tree_map(longer, inputs), part, comparing())
