@@ -18,7 +18,7 @@ def resuming(trainer: Trainer, args: Sequence[str]) -> str:
         trainer: of the training that was ended.
         args: its command line.
     """
-    from lightning.pytorch.callbacks import ModelCheckpoint  # only here: a command asks for this file before Lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     saved = [each.last_model_path or each.best_model_path for each in trainer.checkpoint_callbacks
              if isinstance(each, ModelCheckpoint)]  # fmt: skip
