@@ -24,7 +24,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from benchmarks.memory import keep_memory, status
 from benchmarks.timing import spread
 from callbacks import AttentionMapCallback
-from comparison.run.environment import environment
+from comparison.run.run import environment
 from lightning_modules import ImageClassifier
 from lightning_modules.networks import create_network
 from structured_init.analysis import capture_attention

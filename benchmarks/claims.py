@@ -8,7 +8,7 @@ seed; :mod:`benchmarks.claims_page` writes it down.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,16 @@ from typing import Any
 from benchmarks.committed import Committed, committed
 from comparison.results.decisions import judged
 from comparison.results.metric import Metric
-from comparison.results.paired import paired_values, t_interval
+from comparison.results.paired import holm, p_value, paired_values, t_interval
 from comparison.results.power import pairs_for
-from comparison.results.success import Share, fisher, share
+from comparison.results.sequential import looking_interval
 from comparison.results.tables import number
+from comparison.results.targets import Share, fisher, share
 
 HERE = Path(__file__).parent
 CLAIMS, RESULTS = HERE / "claims.json", HERE / "results"
 LEVEL = 0.05
+HORIZON = 40  # seeds: what ``compare --max-seeds`` has unless another is given before the first look
 OWN = "holds"  # what has not been published cannot be replicated
 WORDS = {"better": "replicates", "worse": "contrary", "equivalent": "equivalent to zero", "undecided": "undecided"}
 GAINS = {"better": "shown", "worse": "refuted", "equivalent": "none", "undecided": "not shown"}
@@ -38,6 +40,7 @@ class Contrast:
         name: of the reference, in words.
         kind: ``"better"``, ``"worse"``, ``"equivalent"`` or ``"undecided"``.
         text: the difference with its interval, or the two counts.
+        p: that a difference as large, or such counts, come about without an effect.
         needed: seeds that would decide it at this spread, or with these shares; None where it is decided, or where
             shares are equal.
     """
@@ -45,6 +48,7 @@ class Contrast:
     name: str
     kind: str
     text: str
+    p: float = 1.0
     needed: int | None = None
 
 
@@ -101,7 +105,7 @@ def judge(claim: Mapping[str, Any], results: Path = RESULTS) -> Verdict | None:
     if runs is None:
         return None
     arms = [claim["arm"], *claim["references"].values()]
-    values = {arm: _values(runs, arm) for arm in arms}
+    values = {arm: _values(runs, arm, claim.get("first_seed", 0)) for arm in arms}
     if not all(values.values()):
         return None
     level = 1 - LEVEL / len(claim["references"])
@@ -115,11 +119,14 @@ def judge(claim: Mapping[str, Any], results: Path = RESULTS) -> Verdict | None:
     return Verdict(claim, contrasts, seeds, len(values[claim["arm"]]), minutes, runs)
 
 
-def _values(runs: Committed, arm: str) -> dict[Run, float]:
-    """Return final values by run, as shown; a run without a number counts as the worst there is."""
+def _values(runs: Committed, arm: str, first_seed: int) -> dict[Run, float]:
+    """Return final values by run, as shown; a run without a number counts as the worst there is.
+
+    Seeds below ``first_seed`` are older than the rule, and do not count.
+    """
     metric = runs.metric
     worst = -math.inf if metric.mode == "max" else math.inf
-    own = [row for row in runs.rows if row["arm"] == arm and row.get(metric.name)]
+    own = [row for row in runs.rows if row["arm"] == arm and row.get(metric.name) and int(row["seed"]) >= first_seed]
     numbers = {(int(row["seed"]), *(row[key] for key in runs.grid)): float(row[metric.name]) for row in own}
     return {run: metric.factor * value if math.isfinite(value) else worst for run, value in numbers.items()}
 
@@ -132,21 +139,24 @@ def _measured(
     metric: Metric,
     level: float,
 ) -> Contrast:
-    differences = list(paired_values(arm, reference).values())
+    paired = paired_values(arm, reference)
+    differences = [paired[run] for run in sorted(paired)]
     lost = sum(not math.isfinite(value) for value in differences)
     if lost:
         return Contrast(name, "undecided", f"diverged in {lost} of {len(differences)} seeds")
-    interval, margin = t_interval(differences, level), claim["margin"]
+    margin, looks = claim["margin"], claim.get("looks", False)
+    interval = looking_interval(differences, HORIZON, level) if looks else t_interval(differences, level)
     kind = judged(interval, margin, metric)
     digits = max(1, -math.floor(math.log10(margin)))
     if interval.excludes_zero and round(abs(interval.mean), digits) <= round(interval.half_width, digits):
         digits += 1  # so that it can be seen
     text = f"{number(interval.mean, digits, signed=True)} ± {number(interval.half_width, digits)}"
+    p = _sequential_p(differences) if looks else p_value(differences)
     if kind != "undecided":
-        return Contrast(name, kind, text)
+        return Contrast(name, kind, text, p)
     mean = math.fsum(differences) / len(differences)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (len(differences) - 1))
-    return Contrast(name, kind, text, pairs_for(deviation, margin, level))
+    return Contrast(name, kind, text, p, pairs_for(deviation, margin, level))
 
 
 def _counted(
@@ -158,11 +168,26 @@ def _counted(
     level: float,
 ) -> Contrast:
     ours, theirs = (_share(values, metric.factor * claim["success"], metric) for values in (arm, reference))
-    kind = "undecided"
-    if fisher(ours, theirs) < 1 - level:
+    kind, p = "undecided", fisher(ours, theirs)
+    if p < 1 - level:
         kind = "better" if ours.count * theirs.runs > theirs.count * ours.runs else "worse"
     needed = runs_for(ours, theirs, 1 - level) if kind == "undecided" else None
-    return Contrast(name, kind, f"{ours.count} of {ours.runs} against {theirs.count} of {theirs.runs}", needed)
+    return Contrast(name, kind, f"{ours.count} of {ours.runs} against {theirs.count} of {theirs.runs}", p, needed)
+
+
+def _sequential_p(differences: Sequence[float]) -> float:
+    """Return the least error of all looks at which the interval that may be looked at repeatedly excludes zero."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        excludes = looking_interval(differences, HORIZON, 1 - middle).excludes_zero
+        low, high = (low, middle) if excludes else (middle, high)
+    return high
+
+
+def among_all(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """Return, by the name of its claim, the p-value of each first difference adjusted for all rows (Holm 1979)."""
+    return holm({verdict.claim["name"]: verdict.contrasts[0].p for verdict in verdicts})
 
 
 def runs_for(ours: Share, theirs: Share, error: float, most: int = 1000) -> int | None:

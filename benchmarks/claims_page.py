@@ -2,7 +2,7 @@
 
     python -m benchmarks.claims_page
 
-It writes ``docs/claims.md`` and what stands between the two comments of the README.
+It writes ``docs/claims.md``, ``docs/claims_runs.md`` and what stands between the two comments of the README.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims import CLAIMS, OWN, WORDS, Contrast, Verdict, judge
+from benchmarks.claims import CLAIMS, LEVEL, OWN, WORDS, Contrast, Verdict, among_all, judge
 from structured_init.files import write_text
 
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,10 @@ BEGIN, END = "<!-- claims: python -m benchmarks.claims_page -->", "<!-- end of c
 
 
 def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
-    """Return the page in Markdown."""
+    """Return the page of verdicts in Markdown."""
+    adjusted = among_all(verdicts)
+    kept = sum(each.gain == "shown" and adjusted[each.claim["name"]] < LEVEL for each in verdicts)
+    named = {verdict.claim["name"]: verdict for verdict in verdicts}
     counts = {word: sum(verdict.word == word for verdict in verdicts) for word in ORDER}
     said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
     halves = Counter(verdict.structure for verdict in verdicts if verdict.gain == "shown")
@@ -42,10 +45,10 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "# Claims",
         "",
         f"What papers and we claim about initializations, and what our runs show. {len(verdicts)} claims: {said}. "
-        f"{halves.total()} have a gain over their first reference. That it is due to the structure is {due}; "
-        f"for {halves[STRUCTURE[-1]]} no control was run.",
-        "",
-        "    python -m benchmarks.claims_page",
+        f"{halves.total()} have a gain over their first reference; {kept} of them have it also where all "
+        f"rows are judged together. That it is due to the structure is {due}; "
+        f"for {halves[STRUCTURE[-1]]} no control was run. "
+        "[How each was run](claims_runs.md), with its command.",
         "",
         f"**The rule.** {claims['rule']}",
         "",
@@ -53,23 +56,35 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "weights or from their alignment. The column *controls* has the difference to arms with the same positions, "
         "and to arms with the same weights scrambled, where we ran these. Networks and data are small and training is "
         "short. So a verdict holds at this scale, and the published setting stands beside it. Where a row says *rule "
-        "before*, margin and test were written down before the runs. All other runs are older than this page.",
+        "before*, margin, references and test stand in the commit that it names, and the runs came later. All other "
+        "runs are older than this page, or it says what is known. *Baseline of today* is the row that asks the same "
+        "over Muon, rotary positions or normalized queries ([what these are worth](baselines_of_today.md)).",
         "",
         "A verdict has two halves. *Gain*: over the first reference. *Due to structure*: every control of the row is "
         "exceeded as well. It is refuted where a control gains as much, within δ, or more, and not shown where a "
-        "difference to a control is undecided.",
+        "difference to a control is undecided. p is that of the first difference, adjusted for all rows (Holm 1979).",
         "",
-        "| claim | published | here | − the first reference | controls | gain | due to structure | |",
-        "|---|---|---|---|---|---|---|---|",
-        *map(_row, _ordered(verdicts)),
-        "",
-        *_waiting(claims, verdicts),
-        "## How each was run",
-        "",
+        "| claim | published | here | − the first reference | p | controls | gain | due to structure | "
+        "baseline of today | |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+        *(_row(each, adjusted[each.claim["name"]], _today(each, named)) for each in _ordered(verdicts)),
     ]
-    for verdict in verdicts:
-        lines += _details(verdict)
     return "\n".join(lines) + "\n"
+
+
+def runs_page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
+    """Return the page of what has not run yet, and of how the rest was run, in Markdown."""
+    head = ["# How each claim was run", "", "What decides each row of [the claims](claims.md), and what would."]
+    head += ["", "    python -m benchmarks.claims_page", "", *_waiting(claims, verdicts), "## Run", ""]
+    return "\n".join(head + [line for verdict in verdicts for line in _details(verdict)]) + "\n"
+
+
+def _today(verdict: Verdict, named: Mapping[str, Verdict]) -> str:
+    """Say what the same question gives over the baseline of today."""
+    if "today" not in verdict.claim:
+        return "–"
+    now = named.get(verdict.claim["today"])
+    return "not run" if now is None else f"**{now.gain}**: {now.contrasts[0].text} ({now.claim['setting']})"
 
 
 def _waiting(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[str]:
@@ -128,20 +143,26 @@ def _unit(verdict: Verdict) -> str:
     return "" if "success" in verdict.claim else f" {metric.unit or metric.words.partition(' ')[2]}"
 
 
-def _row(verdict: Verdict) -> str:
+def _row(verdict: Verdict, adjusted: float, today: str) -> str:
     claim, (first, *others) = verdict.claim, verdict.contrasts
     rule = [] if "success" in claim else [_bound(claim)]
-    rule += ["rule before"] if claim["rule_written"] == "before" else []
+    rule += [] if claim["rule_written"] == "after" else [f"rule {claim['rule_written']}"]
     cells = [
         f"{claim['claim']} ({claim['source']})",
         claim["published"] or "–",
         f"{claim['setting']}, {verdict.seeds} seeds",
         f"{first.text}{_unit(verdict)} (− {first.name})",
+        _p(adjusted),
         "; ".join(f"{each.text} (− {each.name}, {each.kind})" for each in others) or "–",
         *_halves(verdict),
+        today,
         ", ".join([verdict.word, *rule]),
     ]
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}" if value < 0.1 else f"{value:.2f}"
 
 
 def _details(verdict: Verdict) -> list[str]:
@@ -175,13 +196,14 @@ def _hours(minutes: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write both."""
+    """Write all three."""
     parser = argparse.ArgumentParser(description="Write the page of claims from committed comparisons.")
     parser.add_argument("--root", type=Path, default=ROOT, help="of the repository; else where this file is")
     options = parser.parse_args(arguments)
     claims = json.loads(CLAIMS.read_text(encoding="utf-8"))
     verdicts = [verdict for claim in claims["claims"] if (verdict := judge(claim)) is not None]
     write_text(options.root / "docs" / "claims.md", page(claims, verdicts))
+    write_text(options.root / "docs" / "claims_runs.md", runs_page(claims, verdicts))
     readme = options.root / "README.md"
     write_text(readme, into(readme.read_text(encoding="utf-8"), short(verdicts)))
 

@@ -6,21 +6,21 @@ python -m benchmarks.compare_kills --kills 20 --output runs/compare_kills
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from comparison.run.environment import environment
+from comparison.results.folder import Run, find_runs
 from comparison.run.progress import epoch
-from comparison.run.run import Run
+from comparison.run.run import environment
 from comparison.run.run_log import read_rows
 from structured_init.files import write_text
 
@@ -113,23 +113,16 @@ def rows(folder: Path) -> int:
 
 def state(folder: Path, since: float) -> str:
     """Say what a comparison does at this moment."""
-    runs = list(find_runs(folder))
+    runs = find_runs(folder)
     complete = sum(run.result_file.is_file() for run in runs)
-    active = [run for run in runs if not run.result_file.is_file() and run.beside("log").stat().st_mtime >= since]
+    active = [run for run in runs if not run.result_file.is_file() and run.beside(".log").stat().st_mtime >= since]
     where = [f"{run.name} in epoch {epoch(run) or 'none yet'}" for run in active]
     return f"{complete} complete; " + ("; ".join(where) or "no run at work")
 
 
-def find_runs(folder: Path) -> Iterator[Run]:
-    """Return the runs that were started, as their settings say."""
-    for settings in sorted(folder.glob("runs/**/seed_*.settings.json")):
-        name = settings.name.removesuffix(".settings.json")
-        yield Run(settings.with_name(name), json.loads(settings.read_text()))
-
-
 def assert_same(one: Path, other: Path) -> None:
     """Compare everything that does not tell the time: results, logged values, weights, maps, representations."""
-    pairs = [(run, Run(other / run.folder.relative_to(one), run.settings)) for run in find_runs(one)]
+    pairs = [(run, replace(run, folder=other / run.folder.relative_to(one)).latest()) for run in find_runs(one)]
     assert pairs, "nothing was run"
     for left, right in pairs:
         assert left.complete, left.folder

@@ -27,13 +27,12 @@ from benchmarks.conformance_eager import EQUAL, compared, eager_maps
 from benchmarks.conformance_models import LIBRARIES, calibrate, installed_versions
 from structured_init import Impulse, Mimetic, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import capture_attention
-from structured_init.host_inputs import as_inputs, host_inputs
-from structured_init.plan import Weights
-from structured_init.sites.depthwise import depthwise_conv_sites, is_depthwise
-from structured_init.sites.mlp import mlp_sites, unknown_mlps
-from structured_init.sites.state_space import state_space_sites
-from structured_init.sites.state_space_choice import unknown_state_spaces
-from structured_init.sites.watched import watched_attention
+from structured_init.hosts.depthwise import depthwise_conv_sites, is_depthwise
+from structured_init.hosts.mlp import mlp_sites, unknown_mlps
+from structured_init.hosts.state_space import state_space_sites, unknown_state_spaces
+from structured_init.hosts.watched import watched_attention
+from structured_init.overlay import Weights
+from structured_init.running import as_inputs, host_inputs
 
 TIME_LIMIT = 240  # seconds for one model
 OTHER = (
@@ -47,8 +46,8 @@ def examined(model: nn.Module, batch: object) -> dict[str, object]:
     begin = time.perf_counter()
     weights = Weights(model, batch=batch)
     seen = watched_attention(weights)
-    if weights.unwatched:
-        return {"failed": weights.unwatched.splitlines()[0][:200]}
+    if weights.found.unwatched:
+        return {"failed": weights.found.unwatched.splitlines()[0][:200]}
     seconds = time.perf_counter() - begin
     begin = time.perf_counter()
     args, kwargs = as_inputs(batch)

@@ -215,7 +215,7 @@ def deformation(results: pd.DataFrame) -> str:
 
 def draw(curves: pd.DataFrame, folder: Path) -> None:
     """Write the validation accuracy over the steps as ``deformation.svg`` and ``.png``."""
-    from comparison.report.lines import curve_figure
+    from comparison.report.panels.curves import curve_figure
     from comparison.report.theme import save, settle, styles
     from comparison.results.effects import curves_by_seed
     from comparison.results.metric import Metric

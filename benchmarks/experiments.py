@@ -22,7 +22,8 @@ import pandas as pd
 
 from benchmarks import experiment_tables, sequence_questions, sequences
 from comparison.command import compare
-from comparison.results.records import find_runs, load_curves, load_results
+from comparison.results.folder import find_runs
+from comparison.results.records import load_curves, load_results
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
 

@@ -32,7 +32,8 @@ from structured_init import (
     initialize,
 )
 from structured_init.attention.impulse import ImpulseSolver
-from structured_init.conv.covariance import closed_form, initializer, project, sigma_at
+from structured_init.conv import covariance as filter_covariance
+from structured_init.conv.covariance import closed_form, project, sigma_at
 from structured_init.draws import Draws
 
 #             image  patch  width  layers  heads
@@ -183,15 +184,15 @@ def ours(model: nn.Module, psd: str) -> None:
 
 def taken_apart(model: nn.Module) -> dict[str, float]:
     """Return the seconds of a whole initialization and of its steps, the sum over layers."""
-    published = {name: getattr(initializer, name) for name in STEPS.values()}
+    published = {name: getattr(filter_covariance, name) for name in STEPS.values()}
     watches = {step: Stopwatch(published[name]) for step, name in STEPS.items()}
     try:
         for step, name in STEPS.items():
-            setattr(initializer, name, watches[step])
+            setattr(filter_covariance, name, watches[step])
         whole = seconds(lambda: ours(model, "clip"))
     finally:
         for name, function in published.items():
-            setattr(initializer, name, function)
+            setattr(filter_covariance, name, function)
     return {"whole": whole, **{step: watch.seconds for step, watch in watches.items()}}
 
 

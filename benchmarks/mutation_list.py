@@ -20,15 +20,16 @@ OF_MAPS = "structured_init/analysis/test_statistics.py"
 CKA, OF_CKA = "structured_init/analysis/cka.py", "structured_init/analysis/test_cka.py"
 MIMETIC, OF_MIMETIC = "structured_init/attention/mimetic.py", "structured_init/test_mimetic.py"
 STATES, OF_STATES = "structured_init/ssm/mimetic.py", "structured_init/test_mimetic_state_space.py"
-FILTERS, OF_FILTERS = "structured_init/conv/filters.py", "structured_init/test_spatial_filters.py"
+FILTERS, OF_FILTERS = "structured_init/conv/spatial_filters.py", "structured_init/test_spatial_filters.py"
 SCAN, OF_SCAN = "structured_init/ssm/scan.py", "structured_init/test_scan.py"
 INIT, OF_INIT = "callbacks/init.py", "callbacks/test_init_callback.py"
-MASKS, OF_MASKS = "lightning_modules/data/text/masking.py", "lightning_modules/data/test_text_data.py"
-LOSS, OF_LOSS = "lightning_modules/tasks/language/loss.py", "lightning_modules/tasks/language/test_loss.py"
-MIX, OF_MIX = "lightning_modules/tasks/image/mixing.py", "lightning_modules/tasks/image/test_mixing.py"
+MASKS, OF_MASKS = "lightning_modules/data/text/blocks.py", "lightning_modules/data/test_text_data.py"
+LOSS, OF_LOSS = "lightning_modules/tasks/language/metrics.py", "lightning_modules/tasks/language/test_loss.py"
+MIX, OF_MIX = "lightning_modules/tasks/image.py", "lightning_modules/tasks/image/test_mixing.py"
 PROOF = "lightning_modules/tasks/certified/certificate.py"
 OF_PROOF = "lightning_modules/tasks/certified/test_certified_metrics.py"
-OF_WATCH = "structured_init/watch"
+WATCHING = "structured_init/hosts/watching"
+OF_WATCH = "structured_init/hosts/watching"
 PAIRED, OF_PAIRED = "comparison/results/paired.py", "comparison/results/test_paired.py"
 TARGETS, OF_TARGETS = (
     "comparison/results/targets.py",
@@ -46,7 +47,7 @@ MUTATIONS = [
     ),
     Mutation(f"{LIBRARY}/draws.py", "{self.seed}\\0", "", f"structured_init/test_draws.py {PROMISES}"),
     Mutation(
-        f"{LIBRARY}/plan.py",
+        f"{LIBRARY}/overlay.py",
         "/ count), math.sqrt(square",
         "/ (count - 1)), math.sqrt(square",
         f"structured_init/test_report.py {PROMISES}",
@@ -58,13 +59,13 @@ MUTATIONS = [
         f"structured_init/test_names.py {PROMISES}",
     ),
     Mutation(
-        f"{LIBRARY}/plan.py",
+        f"{LIBRARY}/overlay.py",
         "update = self.updates.get(id(tensor))",
         "update = None",
         f"structured_init/test_initialize.py {PROMISES}",
     ),
     Mutation(
-        f"{LIBRARY}/plan.py", "        self._pending.clear()", "        pass", "structured_init/test_initialize.py"
+        f"{LIBRARY}/overlay.py", "        self._pending.clear()", "        pass", "structured_init/test_initialize.py"
     ),
     Mutation(
         f"{LIBRARY}/writer.py",
@@ -127,21 +128,21 @@ MUTATIONS = [
         "return left, right\n\n\ndef split_identity",
         OF_MIMETIC,
     ),
-    Mutation(MIMETIC, "return left.mT, right.mT", "return left, right", OF_MIMETIC),
+    Mutation(MIMETIC, "left, right = left.mT, right.mT", "pass", OF_MIMETIC),
     Mutation(
-        MIMETIC,
-        "(right / group).repeat",
-        "right.repeat",
-        "structured_init/test_hosts_transformers.py structured_init/test_mimetic_language.py",
+        f"{LIBRARY}/attention/products.py",
+        "(outputs / group).repeat",
+        "outputs.repeat",
+        "structured_init/hosts/test_transformers.py structured_init/test_mimetic_language.py",
     ),
     Mutation(
-        f"{LIBRARY}/attention/grouped.py",
+        f"{LIBRARY}/attention/products.py",
         "left, right = left @ turn, right @ turn",
         "left = left @ turn",
-        "structured_init/test_mimetic_language.py structured_init/test_hosts_transformers.py",
+        "structured_init/test_mimetic_language.py structured_init/hosts/test_transformers.py",
     ),
     Mutation(
-        f"{LIBRARY}/attention/position.py",
+        f"{LIBRARY}/attention/positions.py",
         "return self.gain * self.std * torch",
         "return self.std * torch",
         "structured_init/test_positions.py",
@@ -160,10 +161,13 @@ MUTATIONS = [
     Mutation(FILTERS, "math.sqrt(3 * energy", "math.sqrt(energy", OF_FILTERS),
     Mutation(FILTERS, "(2 * variance)", "variance", OF_FILTERS),
     Mutation(
-        f"{LIBRARY}/conv/orthogonal.py", "(size - 1) // 2", "size // 2", "structured_init/test_delta_orthogonal.py"
+        f"{LIBRARY}/conv/delta_orthogonal.py",
+        "(size - 1) // 2",
+        "size // 2",
+        "structured_init/test_delta_orthogonal.py",
     ),
     Mutation(
-        f"{LIBRARY}/transfer/elements.py",
+        f"{LIBRARY}/transfer/weight_selection.py",
         "if teacher % student == 0:",
         "if True:",
         "structured_init/test_weight_selection.py",
@@ -185,22 +189,32 @@ MUTATIONS = [
     ),
     # Attention that is watched
     Mutation(
-        f"{LIBRARY}/watch/heads.py",
+        f"{WATCHING}/heads.py",
         "return query.gather(1, order), key.gather(1, order), order",
         "return query, key, order",
         OF_WATCH,
     ),
     Mutation(
-        f"{LIBRARY}/watch/assemble.py",
+        f"{WATCHING}/assemble.py",
         "order = in_groups(query, key, value)",
         "order = list(range(len(query)))",
         OF_WATCH,
     ),
-    Mutation(f"{LIBRARY}/watch/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
-    Mutation(f"{LIBRARY}/watch/watch.py", "            self._keep_from(args[0])", "            pass", OF_WATCH),
-    Mutation(f"{LIBRARY}/watch/sums.py", "if isinstance(source, Sum) and source is not other:", "if False:", OF_WATCH),
+    Mutation(f"{WATCHING}/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
     Mutation(
-        f"{LIBRARY}/sites/watched.py", "if not worst(logits, outputs) <= tolerance:", "if logits > tolerance:", OF_WATCH
+        f"{WATCHING}/forward_pass.py",
+        "            self._keep_from(args[0])",
+        "            pass",
+        OF_WATCH,
+    ),
+    Mutation(
+        f"{WATCHING}/operations.py",
+        "if isinstance(source, Sum) and source is not other:",
+        "if False:",
+        OF_WATCH,
+    ),
+    Mutation(
+        f"{LIBRARY}/hosts/watched.py", "if not worst(logits, outputs) <= tolerance:", "if logits > tolerance:", OF_WATCH
     ),
     # Analysis
     Mutation(MAPS, "maps[..., prefix_tokens:, prefix_tokens:]", "maps[..., prefix_tokens:, :]", OF_MAPS),
@@ -211,13 +225,13 @@ MUTATIONS = [
     Mutation(CKA, "rows = 2 * (row_sums", "rows = (row_sums", OF_CKA),
     Mutation(CKA, "[..., None, :] - 2 * gram)", "[..., None, :] - gram)", OF_CKA),
     Mutation(
-        f"{LIBRARY}/undisturbed.py",
+        f"{LIBRARY}/running.py",
         '            stack.callback(setattr, module, "training", module.training)',
         "            pass",
         "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",
     ),
     Mutation(
-        f"{LIBRARY}/undisturbed.py",
+        f"{LIBRARY}/running.py",
         "        random.setstate(python)",
         "        pass",
         "structured_init/analysis/test_capture.py structured_init/analysis/test_representations.py",
@@ -250,7 +264,7 @@ MUTATIONS = [
         "lightning_modules/data/test_text_packing.py",
     ),
     Mutation(
-        "lightning_modules/data/split.py",
+        "lightning_modules/data/labelled.py",
         "np.argsort(counts - exact",
         "np.argsort(exact - counts",
         "lightning_modules/data/test_image_data.py",
@@ -263,7 +277,7 @@ MUTATIONS = [
     ),
     Mutation(LOSS, "(1 - label_smoothing) * nats", "nats", OF_LOSS),
     Mutation(MIX, "return mixed, 1 - (bottom", "return mixed, (bottom", OF_MIX),
-    Mutation(MIX, "labels.roll(1, 0)", "labels.roll(-1, 0)", OF_MIX),
+    Mutation(MIX, "labels.roll(1, 0), label_smoothing", "labels.roll(-1, 0), label_smoothing", OF_MIX),
     Mutation(PROOF, "others.amax(1)", "others.mean(1)", OF_PROOF),
     Mutation(
         PROOF,
@@ -288,6 +302,6 @@ MUTATIONS = [
         "structured_init/presets.py",
         'letter == "," and depth == 0',
         'letter == ","',
-        "comparison/run/test_arms.py",
+        "comparison/run/test_prepare.py",
     ),
 ]

@@ -19,17 +19,11 @@ import pandas as pd
 from benchmarks.sequence_questions import QUESTIONS
 from comparison.results.controls import SAME_POSITIONS, SCRAMBLED
 from comparison.results.effects import ArmResult, Effect, Effects, curves_by_seed, effects
+from comparison.results.folder import Manifest, point_label, points, read_manifest
+from comparison.results.headline import decimals, headline
 from comparison.results.metric import Metric
-from comparison.results.records import (
-    Manifest,
-    at_point,
-    load_curves,
-    load_results,
-    point_label,
-    points,
-    read_manifest,
-)
-from comparison.results.tables import decimals, headline, interval_text, number
+from comparison.results.records import at_point, load_curves, load_results
+from comparison.results.tables import interval_text, number
 from comparison.results.targets import Curve, final_mean, steps_to
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
@@ -140,7 +134,7 @@ def targets(manifest: Manifest, curves: pd.DataFrame) -> list[str]:
     """
     lines: list[str] = []
     metric = Metric(Metric(manifest["metric"], manifest["mode"]).on_validation, manifest["mode"])
-    for point in points(manifest):
+    for point in points(manifest["grid"]):
         known = at_point(curves[curves["chosen"].astype(bool)], point)
         by_step = curves_by_seed(known, metric.name)
         values = _values(by_step.get(manifest["baseline"], {}))

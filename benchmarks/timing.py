@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from threadpoolctl import threadpool_limits
 
-from comparison.run.environment import environment
+from comparison.run.run import environment
 from structured_init.files import write_json, write_text
 
 SEED = 0  # of every initialization that is timed

@@ -2,12 +2,10 @@
 
 from .alpha_schedule import AlphaScheduleCallback
 from .attention_map import AttentionMapCallback
+from .before_after import FilterCallback, RepresentationCallback, WeightProductsCallback
 from .elapsed_time import ElapsedTime
 from .exact_resume import ExactResume
-from .filters import FilterCallback
 from .init import InitCallback
-from .representation import RepresentationCallback
-from .weight_products import WeightProductsCallback
 
 __all__ = [
     "AlphaScheduleCallback",

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.layers import TokenSoftmaxValue
-from structured_init.layers.token_softmax_value import check_alpha
+from structured_init.layers.token_softmax import check_alpha
 
 CURVES = ("constant", "linear", "cosine", "step")
 
@@ -74,7 +74,8 @@ class AlphaScheduleCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Find the values and the end of the training; refuse what cannot be followed, before the first step."""
         self._values = settable_values(pl_module)
-        last = (trainer.estimated_stepping_batches if self.interval == "step" else _max_epochs(trainer)) - 1
+        epochs = math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs
+        last = (trainer.estimated_stepping_batches if self.interval == "step" else epochs) - 1
         furthest = max(self.begin, self.until or 0)
         if not math.isfinite(last) and self.until is None and self.curve != "constant":
             raise StructuredInitError("alpha needs the end of its schedule: give until, or trainer.max_epochs")
@@ -116,7 +117,3 @@ def settable_values(model: LightningModule) -> list[TokenSoftmaxValue]:
             f"AlphaScheduleCallback: alpha of this model {what}, so that nothing can be scheduled"
         )
     return settable
-
-
-def _max_epochs(trainer: Trainer) -> float:
-    return math.inf if trainer.max_epochs in (None, -1) else trainer.max_epochs

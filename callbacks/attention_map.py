@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from callbacks.attention_figures import draw, send
-from callbacks.attention_tables import AttentionTables, records_of
-from callbacks.diagnostics import is_fatal, note_missing
+from callbacks.before_after import Drawn, is_fatal, is_sharded, note_missing, runnable, send
+from callbacks.figures import depth_figure, map_figure, profile_figure, save_figure, token_figure, zoom_figure
 from callbacks.head_scores import Scores, head_scores, log_scores
-from callbacks.probe_batch import ProbeBatch, probe_batch
-from structured_init.analysis import NoAttentionError, capture_attention, summarize
+from callbacks.samples import ProbeBatch, probe_batch
+from structured_init.analysis import NoAttentionError, capture_attention, offset_profile, summarize, to_csv
 from structured_init.analysis.capture import check_layers
 from structured_init.arguments import check_flag, check_grid, check_positive, check_whole
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing
-from structured_init.sites import attention_sites
+from structured_init.files import replacing, write_text
+from structured_init.hosts import attention_sites
 
-# Strategies that hold only a part of each weight on a rank: there every rank has to run the probe.
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 WHO = "AttentionMapCallback"
-SHARDED = {"FSDPStrategy", "ModelParallelStrategy", "DeepSpeedStrategy"}
+Record = Mapping[str, Any]  # what is known of a capture; see ``AttentionMapCallback.records``
 
 
 class AttentionMapCallback(Callback):
@@ -94,8 +97,12 @@ class AttentionMapCallback(Callback):
         check_grid(WHO, grid)
         check_layers(WHO, layers)
         check_flag(WHO, enabled=enabled, figures=figures)
-        _check("window", window, window % 2 == 1, "an odd number")
-        _check("on_missing", on_missing, on_missing in ("error", "skip"), "'error' or 'skip'")
+        for name, value, right, what in (
+            ("window", window, window % 2 == 1, "an odd number"),
+            ("on_missing", on_missing, on_missing in ("error", "skip"), "'error' or 'skip'"),
+        ):
+            if not right:
+                raise StructuredInitError(f"{WHO}: {name} must be {what}, got {value!r}")
         self.samples, self.every_n_epochs, self.layers = samples, every_n_epochs, layers
         self.enabled, self.figures, self.seed = enabled, figures, seed
         self.grid, self.prefix_tokens, self.window = grid, prefix_tokens, window
@@ -108,7 +115,14 @@ class AttentionMapCallback(Callback):
         if stage == "fit" and self.enabled:
             folder = _folder(trainer)
             if trainer.is_global_zero and not trainer.fast_dev_run:
-                _check_writable(folder)
+                # What exists of it is tried, and nothing left behind: loggers warn of folders that are not new.
+                existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+                try:
+                    with tempfile.NamedTemporaryFile(dir=existing):
+                        pass
+                except OSError as error:
+                    reason = os.strerror(error.errno) if error.errno else error
+                    raise StructuredInitError(f"attention maps cannot be written to '{folder}': {reason}") from error
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Capture ``before``, in a run that starts at step 0."""
@@ -136,7 +150,10 @@ class AttentionMapCallback(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take the records of the run that is resumed."""
-        self.records = records_of(state_dict["records"])
+        self.records = {  # a checkpoint of an earlier version holds them as they are
+            name: json.loads(known) if isinstance(known, str) else known
+            for name, known in state_dict["records"].items()
+        }
 
     def _capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> None:
         """Capture where the weights are, write on rank zero, and tell every rank how it went."""
@@ -170,11 +187,9 @@ class AttentionMapCallback(Callback):
 
     def _maps(self, trainer: Trainer, pl_module: LightningModule) -> tuple[ProbeBatch, dict[str, Tensor], Scores]:
         probe = probe_batch(trainer, pl_module, self.samples, self.seed)
-        # FSDP1 gathers the weights of the root in the wrapper's forward, not in the module's.
-        model = trainer.strategy.model if type(trainer.strategy).__name__ == "FSDPStrategy" else pl_module
         capture = partial(
             capture_attention,
-            model,
+            runnable(trainer, pl_module),
             layers=self.layers,
             max_samples=self.samples,
             max_megabytes=self.max_megabytes,
@@ -220,7 +235,10 @@ class AttentionMapCallback(Callback):
         places = {}
         for name, layer in maps.items():
             grid, prefix = self.grid, self.prefix_tokens or 0
-            site = _around(name.partition(":")[0], sites)
+            around = name.partition(":")[0]
+            while around and around not in sites:
+                around = around.rpartition(".")[0]
+            site = sites.get(around)
             if grid is None and site is not None and site.grid is not None:
                 prefix = site.prefix_tokens if self.prefix_tokens is None else prefix
                 fits = site.grid[0] * site.grid[1] + prefix == layer.shape[-1]
@@ -234,11 +252,13 @@ class AttentionMapCallback(Callback):
         with replacing(record["path"]) as temporary:
             save_file({name: layer.contiguous() for name, layer in maps.items()}, temporary)
         records = {**self.records, phase: record}
-        self._tables.write(folder, _title(trainer), records)
+        network = getattr(trainer.lightning_module, "network", trainer.lightning_module)
+        self._tables.write(folder, type(network).__name__, records)
         if phase == "after" and self.figures:
-            shown = {name: _load(records[name]["path"]) for name in ("before",) if name in records}
-            shown = {name: layers for name, layers in shown.items() if layers}
-            send(trainer.loggers, draw(folder, {**shown, "after": maps}, records), trainer.global_step)
+            path = Path(records["before"]["path"]) if "before" in records else None
+            before = load_file(path) if path is not None and path.is_file() else {}
+            shown = {"before": before, "after": maps} if before else {"after": maps}
+            send(trainer.loggers, draw(folder, shown, records), trainer.global_step)
 
 
 def _folder(trainer: Trainer) -> Path:
@@ -246,38 +266,141 @@ def _folder(trainer: Trainer) -> Path:
     return Path(trainer.log_dir or trainer.default_root_dir) / "attention"
 
 
-def is_sharded(trainer: Trainer) -> bool:
-    """Tell whether no rank holds all weights."""
-    return any(cls.__name__ in SHARDED for cls in type(trainer.strategy).__mro__)
+def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mapping[str, Mapping[str, Any]]) -> Drawn:
+    """Draw and save maps, their corner, offset profiles, statistics over depth, and one text with its tokens.
+
+    Returns:
+        Name → (figure, path).
+    """
+    captions = {moment: _caption(moment, records[moment]) for moment in records}
+    square = {
+        moment: {name: layer for name, layer in layers.items() if layer.shape[-1] == layer.shape[-2]}
+        for moment, layers in maps.items()
+    }
+    square = {moment: layers for moment, layers in square.items() if layers}
+    if not square:
+        return {}
+    places = records["after"]["layers"]
+    mean = {
+        captions[moment]: {n: layer.mean(dim=0) for n, layer in layers.items()} for moment, layers in square.items()
+    }
+    statistics = {captions[moment]: record["statistics"] for moment, record in records.items() if record["statistics"]}
+    figures = {"maps": map_figure(mean)} | ({"statistics": depth_figure(statistics)} if statistics else {})
+    on_grid = {
+        moment: {n: layer for n, layer in layers.items() if n in places and places[n]["grid"]}
+        for moment, layers in square.items()
+    }
+    if all(on_grid.values()):
+        figures["offset_profile"] = profile_figure(
+            {
+                captions[moment]: {
+                    n: offset_profile(layer, places[n]["grid"], places[n]["prefix_tokens"])
+                    for n, layer in layers.items()
+                }
+                for moment, layers in on_grid.items()
+            }
+        )
+        figures["zoom"] = _zoom({captions[moment]: layers for moment, layers in on_grid.items()}, places)
+    if records["after"].get("tokens"):
+        first = {captions[m]: {n: layer[0] for n, layer in layers.items()} for m, layers in square.items()}
+        figures["tokens"] = token_figure(first, records["after"]["tokens"])
+    drawn = {name: (figure, folder / f"{name}.png") for name, figure in figures.items()}
+    for figure, path in drawn.values():
+        save_figure(figure, path)
+    return drawn
 
 
-def _check(name: str, value: object, valid: bool, what: str) -> None:
-    if not valid:
-        raise StructuredInitError(f"{WHO}: {name} must be {what}, got {value!r}")
+def _caption(moment: str, record: Mapping[str, Any]) -> str:
+    if moment == "before":
+        return "before training"
+    return f"after training ({record['step']} steps)" if moment == "after" else moment.replace("_", " ")
 
 
-def _check_writable(folder: Path) -> None:
-    """Try the folder, or what exists of it, and leave nothing behind: loggers warn of folders that are not new."""
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
-    try:
-        with tempfile.NamedTemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else error
-        raise StructuredInitError(f"attention maps cannot be written to '{folder}': {reason}") from error
+def _zoom(maps: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Mapping[str, Any]]) -> Figure:
+    """Draw the corner of all layers that have the first layer's grid."""
+    first = next(iter(next(iter(maps.values()))))
+    place = (places[first]["grid"], places[first]["prefix_tokens"])
+    alike = {
+        moment: {
+            n: m.mean(dim=0) for n, m in layers.items() if (places[n]["grid"], places[n]["prefix_tokens"]) == place
+        }
+        for moment, layers in maps.items()
+    }
+    alike = {moment: layers for moment, layers in alike.items() if layers}
+    return zoom_figure(alike, columns=place[0][1], prefix_tokens=place[1])
 
 
-def _around(name: str, sites: dict[str, Any]) -> Any:
-    """Return the site of the innermost module around ``name``."""
-    while name and name not in sites:
-        name = name.rpartition(".")[0]
-    return sites.get(name)
+class _Encoded(NamedTuple):
+    """A capture as text.
+
+    Attributes:
+        record: that was encoded.
+        statistics: its entry in ``statistics.json``.
+        described: its entry in ``meta.json``.
+        rows: its table in CSV, with the header.
+        state: all of it, for a checkpoint.
+    """
+
+    record: Record
+    statistics: str
+    described: str
+    rows: str
+    state: str
 
 
-def _load(path: str) -> dict[str, Tensor]:
-    return load_file(path) if Path(path).is_file() else {}
+class AttentionTables:
+    """``statistics.json``, ``statistics.csv`` and ``meta.json`` of a training, which hold all its captures.
+
+    They are written anew after each capture, so that they are whole under their names at any time. A training may have
+    hundreds of captures, and to encode them costs fifty times what it costs to write them: so none is encoded twice.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Encoded] = {}
+
+    def write(self, folder: Path, model: str, records: Mapping[str, Record]) -> None:
+        """Write the three files."""
+        encoded = self._encode(records)
+        captures = _object(each.described for each in encoded)
+        write_text(folder / "statistics.json", _object(each.statistics for each in encoded) + "\n")
+        write_text(folder / "meta.json", _object([_entry("model", model), _inside("captures", captures)]) + "\n")
+        tables = [each.rows.partition("\n") for each in encoded]
+        if len({header for header, *_ in tables}) == 1:
+            text = f"{tables[0][0]}\n" + "".join(rows for *_, rows in tables)
+        else:  # a column came with a later capture
+            text = to_csv({name: record["statistics"] for name, record in records.items()})
+        write_text(folder / "statistics.csv", text)
+
+    def state(self, records: Mapping[str, Record]) -> dict[str, str]:
+        """Return captures as a checkpoint holds them: a text each, since it would ask about every number of a list."""
+        return {name: each.state for name, each in zip(records, self._encode(records), strict=True)}
+
+    def _encode(self, records: Mapping[str, Record]) -> list[_Encoded]:
+        known = self._known
+        self._known = {
+            name: known[name] if name in known and known[name].record is record else _encode(name, record)
+            for name, record in records.items()
+        }
+        return list(self._known.values())
 
 
-def _title(trainer: Trainer) -> str:
-    network = getattr(trainer.lightning_module, "network", trainer.lightning_module)
-    return type(network).__name__
+def _encode(name: str, record: Record) -> _Encoded:
+    statistics = record["statistics"]
+    described = {key: value for key, value in record.items() if key != "statistics"}
+    return _Encoded(
+        record, _entry(name, statistics), _entry(name, described), to_csv({name: statistics}), json.dumps(record)
+    )
+
+
+# These three write what `write_json` writes, from parts.
+def _entry(name: str, content: Any) -> str:
+    return _inside(name, json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def _inside(name: str, text: str) -> str:
+    indented = text.replace("\n", "\n ")  # no text of JSON has a line break of its own
+    return f"\n {json.dumps(name, ensure_ascii=False)}: {indented}"
+
+
+def _object(entries: Iterable[str]) -> str:
+    return "{" + ",".join(entries) + "\n}"

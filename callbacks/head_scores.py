@@ -12,9 +12,9 @@ import torch
 from lightning.pytorch.loggers import Logger
 from torch import Tensor
 
-from callbacks.probe_batch import ProbeBatch
+from callbacks.samples import ProbeBatch
 from structured_init.analysis import induction_score, previous_token_score, repeated_tokens
-from structured_init.analysis.change import is_causal
+from structured_init.analysis.statistics import is_causal
 
 SHORTEST = 4  # tokens in which something can come twice
 BESIDE = ("segment_ids", "attention_mask")  # what may stand beside token numbers: one document, all of it seen
@@ -30,16 +30,10 @@ def head_scores(maps: Maps, probe: ProbeBatch, capture: Callable[..., Maps], see
     The previous-token score is that of the probe. The induction score is taken on random tokens that come twice, drawn
     from those of the probe and as long; where the module names the tokens that are to be continued
     (``probe_queries``), on those of the probe itself. Without token numbers there is none.
-
-    Args:
-        maps: of the probe, layer by layer.
-        probe: what they are of.
-        capture: runs the model on other inputs and returns their maps.
-        seed: of the random tokens.
     """
     causal = {name: layer for name, layer in maps.items() if layer.shape[-1] == layer.shape[-2] and is_causal(layer)}
     scores: Scores = {
-        name: {"previous_token_score": _plain(previous_token_score(layer))} for name, layer in causal.items()
+        name: {"previous_token_score": _rounded(previous_token_score(layer))} for name, layer in causal.items()
     }
     tokens = token_numbers(probe)
     one_each = {name: layer for name, layer in causal.items() if layer.shape[-1] == tokens.shape[1]}
@@ -68,15 +62,7 @@ def best_heads(scores: Scores) -> dict[str, float]:
 
 
 def log_scores(loggers: list[Logger], scores: Scores, part: str, step: int, epoch: int) -> None:
-    """Give the best head's scores to the loggers, where curves of a part are: ``val/induction_score``.
-
-    Args:
-        loggers: of the run.
-        scores: of every layer and head.
-        part: of the data, as the probe has it.
-        step: optimizer steps taken.
-        epoch: begun.
-    """
+    """Give the best head's scores to the loggers, where curves of a part are: ``val/induction_score``."""
     best = {f"{PARTS[part]}/{name}": value for name, value in best_heads(scores).items()}
     for logger in loggers if best else ():
         # Lightning logs what is known after n steps as step n − 1.
@@ -101,9 +87,9 @@ def _induction(maps: Maps, tokens: Tensor, queries: Tensor | None = None) -> Sco
     found: Scores = {}
     for name, layer in maps.items():  # a cap on memory may have kept the first samples alone
         asked = None if queries is None else queries[: len(layer)]
-        found[name] = {"induction_score": _plain(induction_score(layer, tokens[: len(layer)], asked))}
+        found[name] = {"induction_score": _rounded(induction_score(layer, tokens[: len(layer)], asked))}
     return found
 
 
-def _plain(score: Tensor) -> list[float]:
+def _rounded(score: Tensor) -> list[float]:
     return [round(value, 6) for value in score.tolist()]

@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 
 from callbacks.lightning_private import averaged_model
-from callbacks.training_batch import TrainingBatches, training_batch
+from callbacks.samples import TrainingBatches, training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
 from structured_init.arguments import check_flag, check_whole
 from structured_init.files import write_json

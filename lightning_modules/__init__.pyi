@@ -2,7 +2,7 @@
 
 from .data import ImageData
 from .tasks.certified.classifier import CertifiedClassifier
-from .tasks.image.classifier import ImageClassifier
+from .tasks.image import ImageClassifier
 from .tasks.language import LanguageModel, TextClassifier
 from .tasks.recall import SequenceRecall
 from .tasks.task import Task

@@ -30,7 +30,7 @@ from callbacks import InitCallback
 from callbacks.figures import product_figure, token_figure
 from lightning_modules import LanguageModel
 from lightning_modules.data import TextData
-from lightning_modules.tasks.language.generation import generate
+from lightning_modules.tasks.language.samples import generate
 from structured_init import Default, Mimetic, attention_sites, initialize
 from structured_init.analysis import capture_attention, weight_products
 

@@ -34,8 +34,7 @@ from lightning_modules.data import RecallData
 from structured_init import Default, MimeticStateSpace, initialize, state_space_sites
 from structured_init.analysis import capture_attention
 from structured_init.analysis.implicit_attention import implicit_attention
-from structured_init.ssm.measures import measures
-from structured_init.ssm.output_scale import scan_scale
+from structured_init.ssm.mimetic import measures, scan_scale
 
 steps = int(os.environ.get("NOTEBOOK_STEPS", 500))
 

@@ -28,14 +28,7 @@ from .conv import (
 )
 from .draws import Draws
 from .errors import StructuredInitError
-from .initializer import Compose, Initializer, freeze, initialize, preset
-from .linalg import random_orthogonal
-from .mlp import MlpMean
-from .plan import Weights
-from .presets import preset_names
-from .pretraining import ProceduralWarmup, SelfPretraining
-from .report import InitReport
-from .sites import (
+from .hosts import (
     Alibi,
     AttentionLayout,
     AttentionPositions,
@@ -67,9 +60,16 @@ from .sites import (
     required_position_sites,
     state_space_sites,
 )
+from .hosts.watching import FoundAttention, discover_attention
+from .initializer import Compose, Initializer, freeze, initialize, preset
+from .linalg import random_orthogonal
+from .mlp import MlpMean
+from .overlay import Weights
+from .presets import preset_names
+from .pretraining import ProceduralWarmup, SelfPretraining
+from .report import InitReport
 from .ssm import MambaReference, MimeticStateSpace
 from .transfer import WeightSelection
-from .watch import FoundAttention, discover_attention
 
 __all__ = [
     "AdamSolver",

@@ -1,9 +1,27 @@
-"""The one class of expected mistakes, and how a wrong name is answered."""
+"""How a run ends early: the class of expected mistakes, a missing extra, a wrong name answered, and Ctrl-C.
+
+Everything imports this file, so it imports nothing heavy.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import os
+import re
+import signal
+from collections.abc import Callable, Iterable
+from importlib import metadata
+from typing import Any
+
+# Modules of another name than the distribution that brings them.
+BROUGHT_BY = {
+    "PIL": "pillow",
+    "huggingface_hub": "datasets",
+    "markupsafe": "jinja2",
+    "pyarrow": "datasets",
+    "sklearn": "scikit-learn",
+    "tokenizers": "transformers",
+}
 
 
 class StructuredInitError(ValueError):
@@ -43,3 +61,57 @@ def one_line(error: Exception) -> str:
     if len(lines) > 1 and lines[0].startswith("Caught "):
         return lines[-1].partition("StructuredInitError: ")[2] or lines[-1]
     return " ".join(lines)
+
+
+class MissingExtraError(ModuleNotFoundError):
+    """A package is missing that one of our extras brings; the message is one line with the command that installs it."""
+
+
+def missing_extra(error: ModuleNotFoundError, who: str, extra: str) -> MissingExtraError | None:
+    """Return what to install where an extra of ours brings the missing module; None where it does not.
+
+    Args:
+        error: of an import; its ``name`` is the module that is missing.
+        who: what needs the module.
+        extra: that brings all that ``who`` needs.
+    """
+    module = (error.name or "").partition(".")[0]
+    distribution = BROUGHT_BY.get(module, module).replace("_", "-").lower()
+    try:
+        requirements = metadata.requires("structured-init") or []
+    except metadata.PackageNotFoundError:  # a clone that is not installed
+        return None
+    listed = (re.match(rf"([\w.-]+).*extra == ['\"]{extra}['\"]", each) for each in requirements)
+    if distribution not in {each[1].lower() for each in listed if each}:
+        return None
+    return MissingExtraError(f"{who} needs {distribution}: pip install 'structured-init[{extra}]'", name=error.name)
+
+
+def with_extra(extra: str, package: str, get: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__`` that names the extra where a name cannot be imported without it.
+
+    Args:
+        extra: that brings all that the package needs.
+        package: whose names are asked for.
+        get: imports a name.
+    """
+
+    def attribute(name: str) -> Any:
+        try:
+            return get(name)
+        except ModuleNotFoundError as error:
+            raise (missing_extra(error, f"{package}.{name}", extra) or error) from None
+
+    return attribute
+
+
+def begin_writing() -> None:
+    """Let Ctrl-C raise ``KeyboardInterrupt`` from here on, so that what is being written is put in order."""
+    if signal.getsignal(signal.SIGINT) is stop_at_once:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def stop_at_once(*_: Any) -> None:
+    """End the command: while it imports and checks, an exception could be lost in what a library catches."""
+    os.write(2, b"structured-init: stopped before anything was written\n")
+    os._exit(130)

@@ -1,21 +1,32 @@
-"""Writing files so that nothing already written is ever lost or half replaced, and reading no more than fits."""
+"""Files: written whole or not at all, read no more than fits and without running code, and signed by what made them."""
 
 from __future__ import annotations
 
 import glob
+import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import socket
 import stat
+import subprocess
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import structured_init
 from structured_init.errors import StructuredInitError
 
 LARGEST = 128 * 2**20  # bytes of a file of text that is read at once
+START = b"PK\x03\x04"  # of an archive; without it the file is of torch's older format, which has no entries to expand
+ROOT = Path(structured_init.__file__).resolve().parents[1]
+CODE = ("structured_init", "callbacks", "lightning_modules", "comparison", "configs")
+DIGITS = 12
 
 
 @contextmanager
@@ -113,3 +124,101 @@ def refuse_endless(path: str | os.PathLike[str]) -> None:
         raise StructuredInitError(f"cannot read '{path}': it is no ordinary file")
     if found.st_size > LARGEST:
         raise StructuredInitError(f"cannot read '{path}': it has {found.st_size:,} bytes, more than {LARGEST:,}")
+
+
+class DamagedFileError(StructuredInitError):
+    """A file that was cut off, or changed since it was written; nothing else can be read from it either."""
+
+
+def load_saved(path: str | os.PathLike[str], what: str, **arguments: Any) -> Any:
+    """Return what ``torch.save`` wrote into a file, on the CPU.
+
+    Args:
+        path: of the file.
+        what: the start of messages, such as ``cannot read 'weights.pt'``.
+        arguments: of ``torch.load``; ``weights_only`` is true unless it is given.
+
+    Raises:
+        StructuredInitError: it holds Python objects, or its entries expand to more than the file.
+        DamagedFileError: it is damaged, or no such file at all.
+    """
+    import torch  # reading and writing texts needs none
+
+    try:
+        _check_archive(path, what)
+        return torch.load(path, **{"map_location": "cpu", "weights_only": True, **arguments})
+    except StructuredInitError:
+        raise
+    except Exception as error:  # torch raises a dozen kinds, one per damaged byte
+        if "weights_only" not in str(error):
+            raise DamagedFileError(f"{what}: it is damaged, or it is not a checkpoint") from error
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        reason = "it holds Python objects, which are never run" + (f" ({found[1]})" if found else "")
+        raise StructuredInitError(f"{what}: {reason}, or it is not a checkpoint") from error
+
+
+def is_intact(path: str | os.PathLike[str]) -> bool:
+    """Tell whether every byte of an archive is as it was written, by its checksums; all of it is read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile):
+        return False
+
+
+def _check_archive(path: str | os.PathLike[str], what: str) -> None:
+    """Look at the table of an archive before any entry is read: ``torch.save`` compresses nothing."""
+    with open(path, "rb") as file:
+        if file.read(len(START)) != START:
+            return
+    with zipfile.ZipFile(path) as archive:
+        here, expanded = os.path.getsize(path), sum(entry.file_size for entry in archive.infolist())
+        if expanded > here:
+            raise StructuredInitError(
+                f"{what}: its {here:,} bytes expand to {expanded:,}, which no checkpoint does: they are not read"
+            )
+        for entry in archive.infolist():
+            if entry.filename.endswith(".pkl"):  # where a changed byte would look like a foreign object
+                archive.read(entry)
+
+
+@lru_cache
+def made_by() -> str:
+    """Return what is running, such as ``0.1.0, commit 0123456789ab`` or ``0.1.0, wheel 0123456789ab``.
+
+    A clone whose code differs from its commit says so, with a digest of the difference; what git ignores is no part
+    of it. A wheel has the digest of what its ``RECORD`` says of the code, the same on every machine.
+    """
+    found = (_commit() if (ROOT / ".git").exists() else None) or _wheel()
+    return ", ".join(filter(None, [structured_init.__version__, found]))
+
+
+def _commit() -> str | None:
+    try:
+        commit = _git("rev-parse", "HEAD").decode().strip()[:DIGITS]
+        changed = _git("status", "--porcelain", "--", *CODE)
+        difference = _git("diff", "HEAD", "--", *CODE) + changed if changed else b""
+    except (OSError, subprocess.CalledProcessError):  # there is no git, or it does not trust the folder's owner
+        return None
+    return f"commit {commit}" + (f", changed ({_digest(difference)})" if changed else "")
+
+
+def _git(*words: str) -> bytes:
+    command = ["git", "--no-optional-locks", "-C", str(ROOT), *words]
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}  # of a hook that runs us
+    return subprocess.run(command, capture_output=True, check=True, env=alone).stdout
+
+
+def _wheel() -> str | None:
+    try:
+        files = importlib.metadata.distribution("structured-init").files or ()
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    ours = (file for file in files if file.parts[0] in CODE and file.hash)
+    lines = sorted(f"{file.as_posix()} {file.hash.value}" for file in ours)
+    whole = any(line.startswith("structured_init/") for line in lines)  # not of a link to an unpacked archive
+    return f"wheel {_digest(chr(10).join(lines).encode())}" if whole else None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:DIGITS]

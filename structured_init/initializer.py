@@ -13,13 +13,13 @@ from torch.nn.utils import parametrize
 
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.plan import Weights
+from structured_init.overlay import Weights
 from structured_init.presets import preset_node
 from structured_init.progress import Progress
-from structured_init.report import InitReport, build_report, left_alone
+from structured_init.report import InitReport, build_report
+from structured_init.running import cpu_by_default
 from structured_init.storage import quantized_layers, refuse_flattened, refuse_lazy
 from structured_init.threads import one_thread
-from structured_init.undisturbed import cpu_by_default
 from structured_init.writer import Writer
 
 
@@ -235,7 +235,7 @@ def initialize(
         report = build_report(weights, initializer, draws.seed, changes)
         if strict and report.left:
             raise StructuredInitError(
-                f"{type(initializer).__name__}, strict: {left_alone(report)} (where= selects fewer layers)"
+                f"{type(initializer).__name__}, strict: {report.left_alone()} (where= selects fewer layers)"
             )
         if strict and weights.short:
             raise StructuredInitError(f"{type(initializer).__name__}, strict: {weights.short[0]}")

@@ -1,4 +1,4 @@
-"""The few matrix factorizations that several initializations share, in float64 unless asked otherwise."""
+"""The few matrix factorizations that several initializations share, in float64 unless asked otherwise; a covariance."""
 
 from __future__ import annotations
 
@@ -61,12 +61,7 @@ def gram(matrix: Float[Tensor, "rows columns"]) -> Float[Tensor, "columns column
 def add_gram(
     total: Float[Tensor, "columns columns"], matrix: Float[Tensor, "rows columns"]
 ) -> Float[Tensor, "columns columns"]:
-    """Add MᵀM to ``total`` in its memory, and return it; what is below its diagonal is not kept up to date.
-
-    Args:
-        total: a contiguous matrix of M's precision.
-        matrix: M, contiguous.
-    """
+    """Add MᵀM to ``total`` in its memory (both contiguous); what is below its diagonal is not kept up to date."""
     (add,) = get_blas_funcs(("syrk",), dtype=total.numpy().dtype)
     # The transposes have the order of memory that BLAS writes to in place; their lower triangle is the upper one here.
     add(1.0, matrix.numpy().T, beta=1.0, c=total.numpy().T, lower=1, overwrite_c=1)
@@ -76,9 +71,7 @@ def add_gram(
 def leading_eigenvectors(symmetric: Float[Tensor, "size size"], rank: int) -> Float[Tensor, "size rank"]:
     """Return the eigenvectors of the largest eigenvalues, descending, at most as many as there are.
 
-    Args:
-        symmetric: a matrix equal to itself transposed, whose memory is used up; read are its diagonal and above.
-        rank: how many.
+    The memory of the matrix is used up; read are its diagonal and what is above.
     """
     size = symmetric.shape[0]
     rank = min(rank, size)
@@ -108,6 +101,23 @@ def spread(
     left = fft.dct(left[:, order].numpy(), axis=1, norm="ortho", overwrite_x=True)
     right = fft.dct(right[order].numpy(), axis=0, norm="ortho", overwrite_x=True)
     return torch.from_numpy(left), torch.from_numpy(right)
+
+
+def empirical_covariance(filters: Float[Tensor, "filters ..."], centred: bool = True) -> Float64[Tensor, "K K"]:
+    """Return Σ = (1/F) Σ_f (f − μ)(f − μ)ᵀ over a layer's filters, (K, K), pixels in row-major order, in float64.
+
+    Args:
+        filters: (F, *kernel), one sample each; their own mean is μ.
+        centred: False leaves μ out: the second moment, whose trace is the mean energy of a filter.
+
+    Source:
+        Trockman et al., "Understanding the covariance structure of convolutional filters", arXiv 2210.03651; the
+        divisor F is from a description of it.
+    """
+    samples = filters.double().flatten(1)
+    if centred:
+        samples = samples - samples.mean(dim=0)
+    return samples.mT @ samples / len(samples)
 
 
 def random_orthogonal(rows: int, columns: int, *, generator: torch.Generator) -> Float64[Tensor, "rows columns"]:

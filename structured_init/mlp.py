@@ -9,10 +9,10 @@ from torch import Tensor
 from structured_init.arguments import check_finite
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.mlp import FirstLayer, MlpLayout, required_mlp_sites
+from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
-from structured_init.plan import Weights
-from structured_init.sites.mlp import FirstLayer, MlpLayout, required_mlp_sites
-from structured_init.sites.select import Where
+from structured_init.overlay import Weights
 
 Gated = Literal["gate", "value", "both"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torch import nn
 
@@ -74,8 +74,9 @@ def plain_names(model: nn.Module) -> Callable[[str], str]:
     return functools.partial(plain_name, model=model if wrapped else None)
 
 
-def named_plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over modules in order under their plain names, each once; wrappers are left out."""
+def named_plain_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return modules in order under their plain names, each once; wrappers are left out."""
+    named: list[tuple[str, nn.Module]] = []
     seen: set[int] = set()
     ahead = [("", model)]
     while ahead:
@@ -85,11 +86,38 @@ def named_plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         seen.add(id(module))
         child = wrapped_child(module)
         if child is None:
-            yield name, module
+            named.append((name, module))
         for part, inner in reversed(module._modules.items()):
             if inner is not None:
                 left_out = part == child or part in UNMISTAKABLE
                 ahead.append((name if left_out else f"{name}.{part}" if name else part, inner))
+    return named
+
+
+def within(inner: str, outer: str) -> bool:
+    """Say whether a module is another one or lies in it."""
+    return inner == outer or outer == "" or inner.startswith(f"{outer}.")
+
+
+def is_stack(module: nn.Module) -> bool:
+    """Say whether a module is a list of layers: of one class where it is an ``nn.Sequential``."""
+    children = list(module.children())
+    if isinstance(module, nn.ModuleList):
+        return bool(children)
+    return isinstance(module, nn.Sequential) and len(children) > 1 and len({type(child) for child in children}) == 1
+
+
+def block_around(name: str, stacks: Collection[str]) -> str:
+    """Return a layer's own place in the innermost list of layers around it: what enters there is the stream.
+
+    Args:
+        name: of something in the layer.
+        stacks: names of the lists of layers.
+    """
+    around = name
+    while around and around.rpartition(".")[0] not in stacks:
+        around = around.rpartition(".")[0]
+    return around or name
 
 
 def folded_name(blocks: Sequence[str]) -> str:

@@ -1,28 +1,56 @@
-"""The report: accounts for every parameter of a model after it was initialized."""
+"""The report: accounts for every parameter of a model after it was initialized, as a table, text, HTML and JSON."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from html import escape
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from structured_init.entry import Entry
-from structured_init.files import write_json
-from structured_init.made_by import made_by
-from structured_init.names import named_plain_modules, plain_name
-from structured_init.plan import Weights
-from structured_init.report_lines import alike, html, set_lines, text, unset_blocks
-from structured_init.shared import note_shared, stale_magnitudes
-from structured_init.sites.position import position_sites
+from structured_init.files import made_by, write_json
+from structured_init.hosts.positions import position_sites
+from structured_init.hosts.shared import note_shared, stale_magnitudes
+from structured_init.names import folded_name, named_plain_modules, plain_name
+from structured_init.overlay import Statistics, Weights
 from structured_init.storage import uninitialized
 from structured_init.writer import full_value
 
-UNTOUCHED = "as the host built it"
+HOST_BUILT = "as the host built"
+BLOCK = re.compile(r"^(.*?\.\d+)\.(.+)$")  # up to the first number: blocks.0, transformer.h.3
+OWN = re.compile(r"^(.+)\.(?:weight|bias)$")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One parameter, or one buffer that was set.
+
+    Attributes:
+        names: all its names; tied weights have several.
+        shape: its full shape.
+        set_by: who set it, in order; empty where it is as the host built it.
+        before: statistics before; ``None`` where it was not set.
+        after: statistics after; ``None`` where it was not set.
+        trainable: whether it receives gradients.
+    """
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    set_by: tuple[str, ...]
+    before: Statistics | None
+    after: Statistics | None
+    trainable: bool
+
+    @property
+    def writers(self) -> list[dict[str, str]]:
+        """Who set it, in order: ``initializer``, a class, and which ``part`` of it; empty where it has no parts."""
+        pairs = (text.partition(":")[::2] for text in self.set_by)
+        return [{"initializer": name.partition("(")[0].strip(), "part": part.strip()} for name, part in pairs]
 
 
 @dataclass
@@ -65,66 +93,100 @@ class InitReport:
         """The attention layers that were selected and left alone; ``skipped`` says why."""
         return [name for name, taken in self.attention.items() if not taken]
 
+    def left_alone(self, limit: int = 3) -> str:
+        """Say how much of the attention was left alone, and name the first few layers with the reason."""
+        first = [f"{name} ({self.skipped.get(name, 'skipped')})" for name in self.left[:limit]]
+        more = ", …" if len(self.left) > limit else ""
+        return f"{len(self.left)} of {len(self.attention)} attention layers left alone: {', '.join(first)}{more}"
+
+    def summary(self, limit: int = 3) -> str:
+        """Return one line: what was applied, how much of the model it set, and what it skipped or left alone."""
+        count, total = (sum(math.prod(entry.shape) for entry in some) for some in (self.changed, self.entries))
+        frozen = sum(not entry.trainable for entry in self.entries)
+        line = (
+            f"{self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)} tensors "
+            f"({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
+        )
+        others = [f"{name} ({why})" for name, why in self.skipped.items() if name not in self.left]
+        if self.left:
+            line += f"; {self.left_alone()}"
+        if others:
+            more = f", … {len(others) - limit} more" if len(others) > limit else ""
+            line += f"; skipped {', '.join(others[:limit])}{more}"
+        if self.unset_positions:
+            line += f"; positions {HOST_BUILT} them: {', '.join(self.unset_positions)}"
+        return line
+
     def table(self) -> str:
         """Return a Markdown table with a row per parameter; then what was measured, skipped, noted and warned of."""
-        rows = [
-            "| parameter | shape | set by | mean before → after | std before → after |",
-            "|---|---|---|---|---|",
-            *(_row(entry) for entry in self.entries),
-        ]
+        rows = ["| parameter | shape | set by | mean before → after | std before → after |", "|---|---|---|---|---|"]
+        for entry in self.entries:
+            name = " = ".join(entry.names) + ("" if entry.trainable else " (frozen)")
+            shape = "×".join(map(str, entry.shape)) or "scalar"
+            if entry.before is None or entry.after is None:
+                rows.append(f"| {name} | {shape} | {HOST_BUILT} it | | |")
+                continue
+            mean = f"{entry.before.mean:.3g} → {entry.after.mean:.3g}"
+            std = f"{entry.before.std:.3g} → {entry.after.std:.3g}"
+            rows.append(f"| {name} | {shape} | {'; '.join(entry.set_by)} | {mean} | {std} |")
+        if any(self.measures.values()):
+            rows += ["", "| site | measure | before → after |", "|---|---|---|"]
+        for site, values in self.measures.items():
+            rows += [f"| {site} | {name} | {old:.4g} → {new:.4g} |" for name, (old, new) in values.items()]
         lists = [
             *(f"skipped {name}: {why}" for name, why in self.skipped.items()),
             *(f"note {name}: {what}" for name, what in self.notes.items()),
             *(f"warning: {warning}" for warning in self.warnings),
         ]
-        counts = _counts(self)
-        measured = _measured(self.measures)
-        return "\n".join([self.summary(), counts, "", *rows, *measured, *([""] if lists else []), *lists])
-
-    def summary(self) -> str:
-        """Return one line: what was applied, how much of the model it set, and what it skipped or left alone."""
-        count = sum(_size(entry.shape) for entry in self.changed)
-        total = sum(_size(entry.shape) for entry in self.entries)
-        frozen = sum(not entry.trainable for entry in self.entries)
-        return (
-            f"{self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)} tensors "
-            f"({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
-            f"{f'; {left_alone(self)}' if self.left else ''}{skipped_parts(self)}{unset_positions(self)}"
-        )
+        return "\n".join([self.summary(), self._trained(), "", *rows, *([""] if lists else []), *lists])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, dicts, strings and numbers."""
-        return json.loads(json.dumps(asdict(self)))
+        entries = [{**asdict(entry), "writers": entry.writers} for entry in self.entries]
+        return json.loads(json.dumps({**asdict(self), "entries": entries}))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the report as JSON, with what made it; an older file is replaced only when the new one is whole."""
         write_json(path, {"made_by": made_by(), **self.to_dict()})
 
     def __str__(self) -> str:
-        return text([self.summary(), _counts(self)], set_lines(self.entries), _remarks(self))
+        lines, remarks = block_lines(self.entries), self._remarks()
+        width = min(32, max((len(name) for name, _ in lines), default=0))
+        rows = [f"{name:<{width}}  {what}" for name, what in lines]
+        body = [*([""] if rows else []), *rows, *([""] if remarks else []), *remarks]
+        return "\n".join([self.summary(), self._trained(), *body])
 
     def _repr_html_(self) -> str:
-        return html(self.summary(), set_lines(self.entries), _remarks(self))
+        rows = "".join(
+            f"<tr><td><code>{escape(name)}</code></td><td>{escape(what)}</td></tr>"
+            for name, what in block_lines(self.entries)
+        )
+        items = "".join(f"<li>{escape(remark)}</li>" for remark in self._remarks())
+        table = f"<p>{escape(self.summary())}</p><table><tbody>{rows}</tbody></table>"
+        return table + (f"<ul>{items}</ul>" if items else "")
 
+    def _trained(self) -> str:
+        trained, total = self.trainable_parameters, self.total_parameters
+        return f"{f'all {total:,}' if trained == total else f'{trained:,} of {total:,}'} parameters are trained"
 
-def left_alone(report: InitReport, limit: int = 3) -> str:
-    """Say how much of the attention was left alone, and name the first few layers with the reason."""
-    few = [f"{name} ({report.skipped.get(name, 'skipped')})" for name in report.left[:limit]]
-    more = ", …" if len(report.left) > limit else ""
-    return f"{len(report.left)} of {len(report.attention)} attention layers left alone: {', '.join(few)}{more}"
-
-
-def skipped_parts(report: InitReport, limit: int = 3) -> str:
-    """Name the first few sites that were skipped and are not attention left alone, with the reason."""
-    others = [f"{name} ({why})" for name, why in report.skipped.items() if name not in report.left]
-    more = f", … {len(others) - limit} more" if len(others) > limit else ""
-    return f"; skipped {', '.join(others[:limit])}{more}" if others else ""
-
-
-def unset_positions(report: InitReport) -> str:
-    """Name the positions that an initialization of attention left to the host."""
-    names = ", ".join(report.unset_positions)
-    return f"; positions as the host built them: {names}" if names else ""
+    def _remarks(self) -> list[str]:
+        """Return what was not set, measured, skipped, noted and warned of; equal remarks on several layers as one."""
+        was_set: dict[str, bool] = {}
+        for entry in self.entries:
+            block = _block(entry.names[0])
+            was_set[block] = was_set.get(block, False) or bool(entry.set_by)
+        unset = _folded([block for block, was in was_set.items() if not was])
+        measured = {
+            site: "; ".join(f"{quantity} {before:.4g} → {after:.4g}" for quantity, (before, after) in values.items())
+            for site, values in self.measures.items()
+        }
+        return [
+            *([f"{HOST_BUILT} them: {', '.join(unset)}"] if unset else []),
+            *(f"measured {site}: {what}" for site, what in measured.items()),
+            *(f"skipped {name}: {why}" for name, why in _once(self.skipped)),
+            *(f"note {name}: {what}" for name, what in _once(self.notes)),
+            *(f"warning: {warning}" for warning in self.warnings),
+        ]
 
 
 def build_report(
@@ -132,28 +194,45 @@ def build_report(
 ) -> InitReport:
     """Account for every parameter of the overlay's model, and for the buffers that were set."""
     future = {id(tensor): trainable for tensor, trainable in changes}
-    sizes = [(each.numel(), future.get(id(each), each.requires_grad)) for each in weights.model.parameters()]
+    parameters = list(weights.model.parameters())
     note_shared(weights)
     warnings = [*weights.warnings, *stale_magnitudes(weights)]
     if any(update.by for update in weights.updates.values()):
         warnings += _odd_norms(weights)
+    buffers = [(name, buffer) for name, buffer in weights.model.named_buffers() if id(buffer) in weights.updates]
+    tensors = [
+        *((parameter, weights.names(parameter)) for parameter in parameters),
+        *((buffer, (plain_name(name, weights.model),)) for name, buffer in buffers),
+    ]
+    entries = []
+    for tensor, names in tensors:
+        update, trainable = weights.updates.get(id(tensor)), future.get(id(tensor), tensor.requires_grad)
+        did = ((), None, None) if update is None else (tuple(update.by), update.before, update.after)
+        entries.append(Entry(names, tuple(tensor.shape), *did, trainable))
+    # Of positions it is only said that they were not set where attention was.
+    positions = position_sites(weights) if any(weights.attention.values()) else []
     report = InitReport(
         initializer=repr(initializer),
         seed=seed,
-        entries=[_entry(weights, tensor, names, future) for tensor, names in _accounted(weights)],
+        entries=entries,
         # What one part of a Compose leaves alone and another writes is not skipped.
         skipped={name: why for name, why in weights.skipped.items() if not weights.attention.get(name, False)},
         notes=dict(weights.notes),
         warnings=warnings,
-        trainable_parameters=sum(size for size, trainable in sizes if trainable),
-        total_parameters=sum(size for size, _ in sizes),
+        trainable_parameters=sum(each.numel() for each in parameters if future.get(id(each), each.requires_grad)),
+        total_parameters=sum(each.numel() for each in parameters),
         measures={name: dict(values) for name, values in weights.measures.items()},
         attention=dict(weights.attention),
-        unset_positions=_unset_positions(weights),
+        unset_positions=[site.name for site in positions if id(site.tensor) not in weights.updates],
     )
     if 2 * len(report.left) > len(report.attention):
-        report.warnings.append(left_alone(report))
+        report.warnings.append(report.left_alone())
     return report
+
+
+def trained_norm(weights: Weights) -> str | None:
+    """Return the first normalization weight that is not constant, though somebody has written to it."""
+    return next((name for name, why in _uneven_norms(weights) if why is None), None)
 
 
 def _odd_norms(weights: Weights) -> Iterator[str]:
@@ -170,11 +249,6 @@ def _odd_norms(weights: Weights) -> Iterator[str]:
         yield f"'{first}'{beside} was never initialized, as after to_empty: {why}"
 
 
-def trained_norm(weights: Weights) -> str | None:
-    """Return the first normalization weight that is not constant, though somebody has written to it."""
-    return next((name for name, why in _uneven_norms(weights) if why is None), None)
-
-
 def _uneven_norms(weights: Weights) -> Iterator[tuple[str, str | None]]:
     """Yield normalization weights that are not constant, and why they look like bare memory, where they do."""
     for name, module in named_plain_modules(weights.model):
@@ -188,69 +262,73 @@ def _uneven_norms(weights: Weights) -> Iterator[tuple[str, str | None]]:
             yield f"{name}.weight", uninitialized(value)
 
 
-def _unset_positions(weights: Weights) -> list[str]:
-    """Return the positions that no part wrote; none where no attention was written either."""
-    if not any(weights.attention.values()):
-        return []
-    return [site.name for site in position_sites(weights) if id(site.tensor) not in weights.updates]
+def block_lines(entries: Iterable[Entry]) -> list[tuple[str, str]]:
+    """Return (block, what was set in it); neighbouring blocks that were treated alike are one."""
+    blocks: dict[str, list[Entry]] = {}
+    for entry in entries:
+        blocks.setdefault(_block(entry.names[0]), []).append(entry)
+    runs: list[list[str]] = []
+    for name, inside in blocks.items():
+        if not any(entry.set_by for entry in inside):
+            continue
+        if runs and _treatment(runs[-1][0], blocks[runs[-1][0]]) == _treatment(name, inside):
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return [(folded_name(run), _what_was_set({name: blocks[name] for name in run})) for run in runs]
 
 
-def _accounted(weights: Weights) -> Iterable[tuple[Tensor, tuple[str, ...]]]:
-    for parameter in weights.model.parameters():
-        yield parameter, weights.names(parameter)
-    for name, buffer in weights.model.named_buffers():
-        if id(buffer) in weights.updates:
-            yield buffer, (plain_name(name, weights.model),)
+def _block(name: str) -> str:
+    """Return the block of a parameter: ``blocks.0`` of ``blocks.0.attn.qkv.weight``, ``head`` of ``head.bias``."""
+    match = BLOCK.match(name) or OWN.match(name)
+    return match[1] if match else name
 
 
-def _entry(weights: Weights, tensor: Tensor, names: tuple[str, ...], future: dict[int, bool]) -> Entry:
-    update = weights.updates.get(id(tensor))
-    trainable = future.get(id(tensor), tensor.requires_grad)
-    if update is None:
-        return Entry(names, tuple(tensor.shape), (), None, None, trainable)
-    return Entry(names, tuple(tensor.shape), tuple(update.by), update.before, update.after, trainable)
+def _treatment(block: str, entries: Sequence[Entry]) -> tuple:
+    """Return all in which blocks of one line agree."""
+    inside = tuple((_inside(entry, block), entry.shape, entry.set_by, entry.trainable) for entry in entries)
+    return re.sub(r"\d+", "#", block), inside
 
 
-def _counts(report: InitReport) -> str:
-    trained, total = report.trainable_parameters, report.total_parameters
-    return f"{f'all {total:,}' if trained == total else f'{trained:,} of {total:,}'} parameters are trained"
+def _inside(entry: Entry, block: str) -> str:
+    return entry.names[0].removeprefix(block).lstrip(".").removesuffix(".weight")
 
 
-def _remarks(report: InitReport) -> list[str]:
-    """Return what was not set, measured, skipped, noted and warned of; equal remarks on several layers as one."""
-    unset = unset_blocks(report.entries)
-    measured = {
-        site: "; ".join(f"{quantity} {before:.4g} → {after:.4g}" for quantity, (before, after) in values.items())
-        for site, values in report.measures.items()
-    }
-    return [
-        *([f"as the host built them: {', '.join(unset)}"] if unset else []),
-        *(f"measured {site}: {what}" for site, what in measured.items()),
-        *(f"skipped {name}: {why}" for name, why in alike(report.skipped)),
-        *(f"note {name}: {what}" for name, what in alike(report.notes)),
-        *(f"warning: {warning}" for warning in report.warnings),
-    ]
+def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
+    """Say what was set in blocks that were treated alike, grouped by who set it."""
+    groups: dict[tuple[tuple[str, ...], bool], list[Entry]] = {}
+    for entry in (entry for entries in blocks.values() for entry in entries if entry.set_by):
+        groups.setdefault((entry.set_by, entry.trainable), []).append(entry)
+    first, of_first = next(iter(blocks.items()))
+    texts = []
+    for (set_by, trainable), entries in groups.items():
+        names = [_inside(each, first) for each in of_first if (each.set_by, each.trainable) == (set_by, trainable)]
+        tensors = ", ".join(_folded([name for name in names if name]))
+        before = _span([entry.before.std for entry in entries if entry.before])
+        after = _span([entry.after.std for entry in entries if entry.after])
+        parts: dict[str, list[str]] = {}  # "Mimetic: query_key, value_output" instead of the name twice
+        for each in set_by:
+            initializer, _, part = each.partition(": ")
+            parts.setdefault(initializer, []).extend([part] if part else [])
+        who = " + ".join(f"{name}: {', '.join(inside)}" if inside else name for name, inside in parts.items())
+        texts.append(f"{tensors} [{who}] std {before} → {after}{'' if trainable else ', frozen'}".strip())
+    rest = sum(not entry.set_by for entry in of_first)
+    return "; ".join([*texts, *([f"{rest} more {HOST_BUILT} them"] if rest else [])])
 
 
-def _row(entry: Entry) -> str:
-    name = " = ".join(entry.names) + ("" if entry.trainable else " (frozen)")
-    shape = "×".join(map(str, entry.shape)) or "scalar"
-    if entry.before is None or entry.after is None:
-        return f"| {name} | {shape} | {UNTOUCHED} | | |"
-    mean = f"{entry.before.mean:.3g} → {entry.after.mean:.3g}"
-    std = f"{entry.before.std:.3g} → {entry.after.std:.3g}"
-    return f"| {name} | {shape} | {'; '.join(entry.set_by)} | {mean} | {std} |"
+def _span(values: Sequence[float]) -> str:
+    low, high = (f"{value:.2g}" for value in (min(values), max(values)))
+    return low if low == high else f"{low}–{high}"
 
 
-def _measured(measures: dict[str, dict[str, tuple[float, float]]]) -> list[str]:
-    """Return a Markdown table with a row per site and quantity; nothing where nothing was measured."""
-    rows = [
-        f"| {site} | {quantity} | {before:.4g} → {after:.4g} |"
-        for site, values in measures.items()
-        for quantity, (before, after) in values.items()
-    ]
-    return ["", "| site | measure | before → after |", "|---|---|---|", *rows] if rows else []
+def _folded(names: Sequence[str]) -> list[str]:
+    """Join names that differ in a number."""
+    return [name for name, _ in _once(dict.fromkeys(names, ""))]
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
+def _once(remarks: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Give each remark once, with the sites that it is about: those whose names differ in a number."""
+    sites: dict[tuple[str, str], list[str]] = {}
+    for name, what in remarks.items():
+        sites.setdefault((re.sub(r"\d+", "#", name), what), []).append(name)
+    return [(folded_name(names), what) for (_, what), names in sites.items()]

@@ -25,7 +25,7 @@ def example(section: str, language: str = "python") -> str:
 @pytest.fixture(autouse=True)
 def known_attention():
     """Forget the classes that an example registers."""
-    from structured_init.sites.attention import ATTENTION
+    from structured_init.hosts.attention import ATTENTION
 
     before = dict(vars(ATTENTION))
     copies = {name: dict(value) if isinstance(value, dict) else value for name, value in before.items()}

@@ -9,7 +9,7 @@ from importlib import metadata
 
 import pytest
 
-from structured_init.extras import missing_extra
+from structured_init.errors import missing_extra
 
 # An interpreter in which nothing can be imported but what `pip install structured-init` brings.
 ALONE = """
@@ -71,14 +71,17 @@ print(*[tuple(maps.shape) for maps in capture_attention(model, tokens).values()]
     ("code", "said"),
     [
         ("from callbacks import InitCallback", "callbacks.InitCallback needs lightning: {lightning}"),
-        ("from lightning_modules import LanguageModel", "lightning_modules.LanguageModel needs lightning: {lightning}"),
+        (
+            "from lightning_modules import LanguageModel",
+            "lightning_modules.LanguageModel needs torchmetrics: {lightning}",
+        ),
         ("from structured_init.analysis import CKA", "structured_init.analysis.CKA needs torchmetrics: {lightning}"),
     ],
 )
 def test_a_name_without_its_extra_says_what_to_install(code, said):
     done = alone(code)
     said = said.format(lightning="pip install 'structured-init[lightning]'")
-    assert done.stderr.strip().splitlines()[-1] == f"structured_init.extras.MissingExtraError: {said}"
+    assert done.stderr.strip().splitlines()[-1] == f"structured_init.errors.MissingExtraError: {said}"
 
 
 @pytest.mark.parametrize(

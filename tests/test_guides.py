@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_modules.cli.config_names import find_config
+from lightning_modules.cli.configurations import find_config
 from structured_init import attention_sites, depthwise_conv_sites
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -23,7 +23,7 @@ PAGES = sorted([*(DOCS / "start").glob("*.md"), *(DOCS / "guides").glob("*.md"),
 @pytest.fixture(autouse=True)
 def known_attention():
     """Forget the classes that a page registers."""
-    from structured_init.sites.attention import ATTENTION
+    from structured_init.hosts.attention import ATTENTION
 
     before = dict(vars(ATTENTION))
     copies = {name: dict(value) if isinstance(value, dict) else value for name, value in before.items()}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lightning_modules.cli import main
-from lightning_modules.cli.config_names import find_config
+from lightning_modules.cli.configurations import find_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

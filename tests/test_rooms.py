@@ -20,9 +20,9 @@ INITIALIZERS = ("attention", "conv", "ssm", "transfer", "pretraining", "mlp")
 WRITES, LOOKS = tuple(f"structured_init.{room}" for room in INITIALIZERS), "structured_init.analysis"
 FORBIDDEN = {
     "structured_init": (*HOSTS, "comparison"),
-    "structured_init/sites": (*WRITES, LOOKS),
-    "structured_init/watch": (*WRITES, LOOKS, "structured_init.sites"),
-    "structured_init/layers": (*WRITES, LOOKS, "structured_init.sites"),
+    "structured_init/hosts": (*WRITES, LOOKS),
+    "structured_init/hosts/watching": (*WRITES, LOOKS, "structured_init.hosts.attention", "structured_init.hosts.timm"),
+    "structured_init/layers": (*WRITES, LOOKS, "structured_init.hosts"),
     **{f"structured_init/{room}": (LOOKS,) for room in INITIALIZERS[:-1]},
     "structured_init/controls": (LOOKS,),
     "structured_init/analysis": WRITES,
@@ -57,7 +57,15 @@ CLOSED = {
     "structured_init.attention.sequence": ("structured_init.attention",),
     "lightning_modules.tasks.certified": (),
     "lightning_modules.networks.lipschitz": NETWORKS_BY_NAME,
-    "comparison.results.elsewhere": ("comparison.report.data",),
+    "lightning_modules.networks.compact_transformer": (
+        *NETWORKS_BY_NAME,
+        "lightning_modules.tasks.language.classifier",
+    ),
+    "lightning_modules.networks.token_softmax": (
+        *NETWORKS_BY_NAME,
+        "lightning_modules.networks.compact_transformer.layers",
+    ),
+    "comparison.results.elsewhere": ("comparison.report.data", "comparison.command.judging"),
     "comparison.run.ray_launcher": ("comparison.command.comparing",),
 }
 MODULES = {

@@ -4,14 +4,10 @@ Every function takes tensors or numbers and returns a ``matplotlib.figure.Figure
 setting or a display. matplotlib is imported when the first picture is drawn.
 """
 
+from .attention import circuit_figure, depth_figure, map_figure, profile_figure, token_figure, zoom_figure
 from .audit import audit_figure
-from .circuit import circuit_figure
-from .depth import depth_figure
-from .filters import covariance_figure, filter_figure, variance_figure
-from .maps import map_figure, profile_figure, zoom_figure
 from .mosaic import save_figure
-from .products import product_figure
-from .tokens import token_figure
+from .weights import covariance_figure, filter_figure, product_figure, variance_figure
 
 __all__ = [
     "audit_figure",

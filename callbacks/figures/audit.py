@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from callbacks.figures.depth import COLORS
+from callbacks.figures.attention import COLORS
 from callbacks.figures.mosaic import FAINT, INK, evenly, short_names
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _grid(audit: Audit) -> tuple[dict[str, dict[str, Record]], list[str]]:
     rows: dict[str, dict[str, Record]] = {}
     for record in inside:
         if record.block in blocks or blocks == [""]:
-            name = record.name if blocks == [""] else record.name.removeprefix(f"{record.block}.")
+            name = record.name if blocks == [""] else record.inside or record.name
             rows.setdefault(name, {})[record.block if blocks != [""] else ""] = record
     if len(rows) > MOST_ROWS:  # constants say least
         drawn = {
@@ -114,7 +114,7 @@ def _repeated(records: Sequence[Record]) -> set[str]:
 
 def _drawn_from(records: Sequence[Record]) -> str:
     """Say what a row was drawn from; where blocks differ, what they have in common."""
-    from structured_init.analysis.audit.lines import label
+    from structured_init.analysis.audit.records import label
 
     said = list(dict.fromkeys(label(record) for record in records))
     first = records[0].references[:1]

@@ -1,4 +1,4 @@
-"""The commands ``structured-init compare``, ``find`` and ``report``.
+"""The commands ``structured-init compare``, ``find``, ``report`` and ``judge``.
 
 Options are read first: a mistake in them, and ``--help``, need no library that trains or draws.
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-from comparison.command.options import compare_parser, find_parser, report_parser
+from comparison.command.options import compare_parser, find_parser, judge_parser, report_parser
 from comparison.run.time_limit import TimeLimit, command_began
-from structured_init.interrupts import begin_writing
+from structured_init.errors import begin_writing
 
 
 def compare(args: Sequence[str]) -> None:
@@ -74,6 +74,24 @@ def report(args: Sequence[str]) -> None:
         mode=options.mode,
         names=options.runs,
         seed=options.seed,
+        arm=options.arm,
     )
     for path in written:
         print(path)
+
+
+def judge(args: Sequence[str]) -> None:
+    """Say of anybody's runs: keep, discard, or so many more seeds.
+
+    Args:
+        args: the command line after ``judge``.
+
+    Raises:
+        StructuredInitError: they cannot be judged.
+        SystemExit: with code 1 to discard, 75 where more seeds are needed.
+    """
+    options = judge_parser().parse_args(args)
+    from comparison.command.judging import run_judge
+
+    if status := run_judge(options):
+        raise SystemExit(status)

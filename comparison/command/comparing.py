@@ -9,40 +9,28 @@ import os
 import sys
 import webbrowser
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Console
 from rich.markdown import Markdown
 
 from comparison.report import write_report
-from comparison.report.sentences import findings
-from comparison.results.power_table import power_sentence
-from comparison.results.records import chosen_learning_rates, point_label
-from comparison.run.deciding import affordable, further_runs, look, progress_text, seconds_of
-from comparison.run.launch import Launcher, LocalLauncher, launch, variables
-from comparison.run.learning_rates import choose, chosen_runs, write_choices
-from comparison.run.lock import locked
-from comparison.run.plan import Comparison
+from comparison.report.findings import findings
+from comparison.results.folder import Manifest, Run, chosen_learning_rates, point_label, write_choices, write_manifest
+from comparison.results.headline import look
+from comparison.results.power import power_sentence
+from comparison.run.comparison import Comparison, locked
+from comparison.run.deciding import affordable, further_runs, progress_text, seconds_of
+from comparison.run.launch import Launcher, LocalLauncher, launch
+from comparison.run.learning_rates import choose, chosen_runs
 from comparison.run.prepare import prepare
 from comparison.run.progress import duration, following, table
-from comparison.run.run import Run, set_aside
+from comparison.run.run import set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
-from structured_init.interrupts import begin_writing
+from structured_init.errors import begin_writing
 
 
 def run_comparison(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
-    """Run what is missing of a comparison, then write its report.
-
-    Args:
-        options: of ``compare``.
-        further: arguments for every run.
-        command: the whole command line, to repeat it.
-        limit: the time that all of it may take.
-
-    Raises:
-        StructuredInitError: a mistake; nothing was started or written.
-        SystemExit: with the codes of :func:`comparison.command.compare`.
-    """
+    """Run what is missing of a comparison, then write its report."""
     console = Console(highlight=False)
     try:
         _compare(options, further, command, console, limit)
@@ -58,21 +46,19 @@ def _compare(
         from comparison.run.ray_launcher import import_ray
 
         import_ray()  # before the work of checking everything else
-    local = (
-        None if options.launcher == "ray" else launcher_of(options)
-    )  # imports the libraries for the processes that train, beside what is prepared here
+    # One of this machine imports the libraries for the processes that train beside what is prepared here.
+    launcher = None if options.launcher == "ray" else launcher_of(options, limit)
     comparison = prepare(options, further, command)
     for remark in comparison.remarks:
         console.print(f"controls: {remark}", markup=False, soft_wrap=True)
-    with variables(limit.environment):
-        launcher = local or launcher_of(options)
-        begin_writing()
-        try:
-            with locked(comparison.folder):
-                budget = math.inf if options.budget is None else options.budget
-                failed, left = _train(comparison, launcher, console, limit, budget)
-        finally:
-            launcher.close()
+    launcher = launcher or launcher_of(options, limit)
+    begin_writing()
+    try:
+        with locked(comparison.folder):
+            budget = math.inf if options.budget is None else options.budget
+            failed, left = _train(comparison, launcher, console, limit, budget)
+    finally:
+        launcher.close()
     if not left or any(comparison.folder.glob("runs/**/result.json")):
         _report(comparison, options, console)
     if failed:
@@ -92,7 +78,7 @@ def _train(
     """Train what is missing; return why runs failed, by their names, and what the time limit has left, in words."""
     known = comparison.known()
     manifest = comparison.manifest() if known is None else comparison.grown(known)
-    comparison.write(manifest)
+    write_manifest(comparison.folder, manifest)
     if len(manifest["made_by"]) > 1:
         versions = "; ".join(manifest["made_by"])
         text = f"'{comparison.folder}' was made by different versions of structured-init: {versions}."
@@ -105,7 +91,7 @@ def _train(
     left = _left(runs, failed)
     if comparison.learning_rates and not left:
         choices = choose(comparison, runs)
-        write_choices(comparison, choices)
+        write_choices(comparison.folder, choices)
         console.print("The learning rates are chosen. The test split is read now.")
         chosen = chosen_runs(choices, runs)
         failed |= _follow(comparison, manifest, chosen, launcher, console, limit, "test split")
@@ -118,7 +104,7 @@ def _train(
 
 def _decide(
     comparison: Comparison,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     launcher: Launcher,
     console: Console,
     limit: TimeLimit,
@@ -152,7 +138,7 @@ def _decide(
             console.print(text, markup=False, soft_wrap=True)
             return failed, ""
         manifest["added"] += added
-        comparison.write(manifest)
+        write_manifest(folder, manifest)
         runs = comparison.added_runs(added, identity=manifest["identity"])
 
 
@@ -165,7 +151,7 @@ def _left(runs: Sequence[Run], failed: Mapping[str, str]) -> str:
 
 def _follow(
     comparison: Comparison,
-    manifest: dict[str, Any],
+    manifest: Manifest,
     runs: Sequence[Run],
     launcher: Launcher,
     console: Console,
@@ -182,13 +168,14 @@ def _follow(
     return progress.failed
 
 
-def launcher_of(options: argparse.Namespace) -> Launcher:
+def launcher_of(options: argparse.Namespace, limit: TimeLimit) -> Launcher:
     """Return where runs are trained, by the options of ``compare`` or ``find``."""
     if options.launcher == "local":
-        return LocalLauncher(options.parallel, options.threads, options.gpus_per_run)
+        return LocalLauncher(options.parallel, options.threads, options.gpus_per_run, limit.deadline)
     from comparison.run.ray_launcher import RayLauncher
 
-    return RayLauncher(options.ray_address, options.threads, options.cpus_per_run, options.gpus_per_run)
+    reserved = (options.threads, options.cpus_per_run, options.gpus_per_run)
+    return RayLauncher(options.ray_address, *reserved, limit.deadline)
 
 
 def _report(comparison: Comparison, options: argparse.Namespace, console: Console) -> None:

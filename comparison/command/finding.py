@@ -12,46 +12,38 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from comparison.command.comparing import launcher_of
-from comparison.command.evidence import EVIDENCE, show, verdict
+from comparison.command.comparing import launcher_of, run_comparison
 from comparison.command.options import compare_parser
+from comparison.results.controls import SCRAMBLED
+from comparison.results.effects import Effect, Effects
+from comparison.results.folder import Run, read_manifest, write_manifest
+from comparison.results.headline import decision_text, look
 from comparison.results.metric import Metric
 from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
+from comparison.results.tables import interval_text
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.candidates import automatic
-from comparison.run.launch import Launcher, launch, variables
-from comparison.run.lock import locked
-from comparison.run.plan import LEARNING_RATE, Comparison
+from comparison.run.comparison import LEARNING_RATE, Comparison, locked
+from comparison.run.launch import Launcher, launch
 from comparison.run.prepare import parse_rates, prepare, refuse_further
 from comparison.run.progress import duration
 from comparison.run.resolve import ANYWHERE
-from comparison.run.run import Run, set_aside
+from comparison.run.run import set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
-from lightning_modules.cli.config_names import find_config
-from lightning_modules.cli.layers import merged
-from structured_init.errors import StructuredInitError
+from lightning_modules.cli.configurations import find_config, merged
+from structured_init.errors import StructuredInitError, begin_writing
 from structured_init.files import write_json, write_text
-from structured_init.interrupts import begin_writing
 
 RACE = "race"  # folder of the runs that choose
 RACING = 0.5  # the part of the budget that the race may take
-
 Name = str  # of a candidate: an arm, or an arm at a learning rate
+EVIDENCE = "evidence"  # folder of the runs that show
+FRESH = "100-104"  # seeds of the evidence, which no race takes
+DIGITS = 2
 
 
 def run_find(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
-    """Race, look at the winner anew, and write what one should use.
-
-    Args:
-        options: of ``find``.
-        further: arguments for every run.
-        command: the whole command line, to repeat it.
-        limit: the time that all of it may take.
-
-    Raises:
-        StructuredInitError: a mistake; nothing was started or written.
-        SystemExit: with the codes of :func:`comparison.command.compare`.
-    """
+    """Race, look at the winner anew, and write what one should use."""
     console, folder = Console(highlight=False), Path(options.output)
     comparison, left_out = _prepared(options, further, command)
     rates = parse_rates(options.learning_rates) or [None]
@@ -63,21 +55,20 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     console.print(
         f"{len(names)} candidates, the default among them. {len(left_out)} others do not fit: find.json will say why."
     )
-    with variables(limit.environment):
-        launcher = launcher_of(options)
-        begin_writing()
-        try:
-            with locked(comparison.folder):
-                known = comparison.known()
-                manifest = comparison.manifest() if known is None else comparison.grown(known)
-                comparison.write(manifest)
-                racing = _Racing(comparison, names, manifest["identity"], launcher, console, limit)
-                found = racing.run(options.budget * RACING, _rungs(options.shares))
-        except KeyboardInterrupt:
-            console.print("\nStopped. Run the same command again to continue.")
-            raise SystemExit(130) from None
-        finally:
-            launcher.close()
+    launcher = launcher_of(options, limit)
+    begin_writing()
+    try:
+        with locked(comparison.folder):
+            known = comparison.known()
+            manifest = comparison.manifest() if known is None else comparison.grown(known)
+            write_manifest(comparison.folder, manifest)
+            racing = _Racing(comparison, names, manifest["identity"], launcher, console, limit)
+            found = racing.run(options.budget * RACING, _rungs(options.shares))
+    except KeyboardInterrupt:
+        console.print("\nStopped. Run the same command again to continue.")
+        raise SystemExit(130) from None
+    finally:
+        launcher.close()
     record = {"command": command, "candidates": list(names), "left_out": left_out, **_plain(found, comparison)}
     if found.winner is None:
         _end(folder, record, "Keep your default: nothing raced looked better on the validation split.", console)
@@ -99,16 +90,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
 
 
 class _Racing:
-    """Trains what a race asks for.
-
-    Args:
-        comparison: of the candidates.
-        names: candidate → arm and learning rate.
-        identity: of the comparison's runs.
-        launcher: where runs are trained.
-        console: where to tell.
-        limit: of the time.
-    """
+    """Trains what a race asks for."""
 
     def __init__(
         self,
@@ -124,11 +106,7 @@ class _Racing:
         self.metric = Metric(comparison.metric, comparison.mode)
 
     def run(self, budget: float, rungs: Sequence[Rung]) -> Race:
-        """Return the race at its end.
-
-        Raises:
-            SystemExit: 75 where the time is up.
-        """
+        """Return the race at its end."""
         first, *others = self.names
         seeds = list(self.comparison.seeds)
         asking = race(others, first, seeds, mode=self.comparison.mode, budget=budget, rungs=rungs)
@@ -164,7 +142,7 @@ class _Racing:
         return dataclasses.replace(run, tested=False, share=request.share)
 
     def _outcome(self, run: Run) -> Outcome:
-        given = run.paused or run.result or {}
+        given = run.paused or run.latest().result or {}
         value = given.get("metrics", {}).get(self.comparison.metric)
         value = math.nan if value is None else self.metric.factor * float(value)
         return Outcome(value, float(given.get("seconds") or 0.0))
@@ -233,9 +211,7 @@ def _best_default(found: Race, names: Mapping[Name, tuple[Arm, float | None]], b
 
 def _write_arm(folder: Path, arm: Arm, rate: float | None) -> str:
     """Write a candidate as a configuration of its own; return its file inside the folder."""
-    configuration = find_config(arm.arguments()[1])
-    overrides = {} if configuration.control else {**configuration.overrides, **arm.overrides}
-    content = dataclasses.replace(configuration, overrides=overrides or configuration.overrides).content()
+    content = find_config(arm.configuration).content()
     if rate is not None:
         nested: Any = rate
         for key in reversed(LEARNING_RATE.split(".")):
@@ -279,3 +255,44 @@ def _end(folder: Path, record: Mapping[str, Any], text: str, console: Console) -
     )
     text = f"{what}; {duration(record['seconds'])} of training. {text}"
     console.print(text, markup=False, soft_wrap=True)
+
+
+def show(
+    options: argparse.Namespace,
+    further: Sequence[str],
+    command: str,
+    limit: TimeLimit,
+    arms: Mapping[str, Path],
+    training: Sequence[str],
+    budget: float,
+) -> None:
+    """Compare the winner with the default on fresh seeds and the test split, until it is decided."""
+    inits, reference = ",".join(f"{label}={file}" for label, file in arms.items()), next(iter(arms))
+    words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
+    words += ["--seeds", FRESH, "--margin", repr(options.margin), "--no-open", "--controls", options.controls]
+    words += ["--output", str(Path(options.output) / EVIDENCE), *training, "--max-seeds", str(options.max_seeds)]
+    words += ["--budget", f"{max(int(budget), 1)}"] if math.isfinite(budget) else []
+    run_comparison(compare_parser().parse_args(words), further, command, limit)
+
+
+def verdict(folder: Path, label: str, name: str, reference: str) -> tuple[bool, str]:
+    """Return whether the winner is better than the default, and what the evidence says in words."""
+    manifest = read_manifest(folder / EVIDENCE)
+    (found,) = look(folder / EVIDENCE, manifest)
+    arm = next((arm for arm in found.arms if arm.name == label), None)
+    effect = arm.baseline if arm else None
+    if arm is None or effect is None or effect.decision is None:
+        return False, f"{name} against {reference}: no seed has both, undecided"
+    seeds = f"{effect.interval.samples} fresh seeds"
+    text = f"{name} against {reference}: {_size(effect, found)} on the test split, {seeds}, {effect.decision.kind}"
+    if arm.scrambled is not None and arm.scrambled.decision is not None:
+        kind = arm.scrambled.decision.kind
+        text += f"; against itself scrambled: {_size(arm.scrambled, found)}, {decision_text(arm.scrambled.decision, 2)}"
+        text += "" if kind == "better" else " (it is not shown that its structure matters)"
+    elif label + SCRAMBLED not in manifest["arms"]:
+        text += "; not compared with itself scrambled"
+    return effect.decision.kind == "better", text
+
+
+def _size(effect: Effect, found: Effects) -> str:
+    return f"{interval_text(effect.interval, DIGITS, signed=True)} {found.metric.unit}".rstrip()

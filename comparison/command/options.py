@@ -36,61 +36,32 @@ class _Parser(argparse.ArgumentParser):
 
 def compare_parser() -> argparse.ArgumentParser:
     """Return the parser of ``compare``."""
-    parser = _Parser(
-        prog="structured-init compare",
-        description="Train an experiment from several initializations with the same seeds; report paired differences.",
-        epilog="Any further --key value goes to every run. Run the same command again to continue a stopped one.",
-        allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
-    )
+    about = "Train an experiment from several initializations with the same seeds; report paired differences."
+    parser = _parser_of_training("compare", about)
     add = parser.add_argument
-    add(
-        "-c",
-        "--config",
-        action="append",
-        required=True,
-        metavar="EXPERIMENT",
-        help="a configuration; later ones override earlier ones",
-    )
-    add(
-        "--inits",
-        required=True,
-        metavar="A,B,…",
-        help="initializations, such as default,wide=impulse{kernel_size=5},mine.yaml",
-    )
+    inits = "initializations, such as default,wide=impulse{kernel_size=5},mine.yaml"
+    add("--inits", required=True, metavar="A,B,…", help=inits)
     add("--seeds", metavar="0,1,2", help="or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)")
     decide = "add seeds until every difference is better, worse, or equivalent within M, such as 0.5 points"
     add("--margin", type=_positive_number, metavar="M", help=decide)
     size = "add seeds until every difference is known to ± H, such as 0.5 points"
     add("--precision", type=_positive_number, metavar="H", help=size)
-    add(
-        "--max-seeds", type=_positive, metavar="N", help="most seeds that --margin or --precision may use (default: 40)"
-    )
+    most = "most seeds that --margin or --precision may use (default: 40)"
+    add("--max-seeds", type=_positive, metavar="N", help=most)
     total = "most training time that --margin or --precision may use, summed over all runs, such as 3h"
     add("--budget", type=parse_duration, metavar="T", help=total)
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
     add("--control", metavar="INIT", help=CONTROL)
-    add(
-        "--controls",
-        choices=("auto", "sharpened", "scrambled", "none"),
-        default="none",
-        help="auto: add a same-positions and a scrambled control for every structured arm; sharpened: also one that is"
-        " scrambled and as sharp; scrambled: that alone (default: none)",
+    added = (
+        "auto: add a same-positions and a scrambled control for every structured arm; sharpened: also one that is"
+        " scrambled and as sharp; scrambled: that alone (default: none)"
     )
-    add(
-        "--grid",
-        action="append",
-        default=[],
-        metavar="KEY=a,b",
-        help="repeat the comparison at each value, such as optim=adamw,muon; several options are crossed",
-    )
-    add(
-        "--learning-rates",
-        default="",
-        metavar="a,b",
-        help="choose the best for each initialization on the validation split",
-    )
+    add("--controls", choices=("auto", "sharpened", "scrambled", "none"), default="none", help=added)
+    places = "repeat the comparison at each value, such as optim=adamw,muon; several options are crossed"
+    add("--grid", action="append", default=[], metavar="KEY=a,b", help=places)
+    rates = "choose the best for each initialization on the validation split"
+    add("--learning-rates", default="", metavar="a,b", help=rates)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
     add("--success", type=_number, metavar="X", help=SUCCESS)
@@ -101,43 +72,19 @@ def compare_parser() -> argparse.ArgumentParser:
 
 def find_parser() -> argparse.ArgumentParser:
     """Return the parser of ``find``."""
-    parser = _Parser(
-        prog="structured-init find",
-        description="Race initializations on the validation split; show the winner on fresh seeds and the test split.",
-        epilog="Any further --key value goes to every run. Run the same command again to continue a stopped one.",
-        allow_abbrev=False,
-        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
-    )
+    about = "Race initializations on the validation split; show the winner on fresh seeds and the test split."
+    parser = _parser_of_training("find", about)
     add = parser.add_argument
-    add(
-        "-c",
-        "--config",
-        action="append",
-        required=True,
-        metavar="EXPERIMENT",
-        help="a configuration; later ones override earlier ones",
-    )
-    add(
-        "--among",
-        default="auto",
-        metavar="A,B,…",
-        help="candidates, as --inits of compare (default: auto, all that fit the network)",
-    )
+    among = "candidates, as --inits of compare (default: auto, all that fit the network)"
+    add("--among", default="auto", metavar="A,B,…", help=among)
     add("--output", required=True, metavar="DIR", help="folder of the search")
     total = "training time, summed over all runs, half of it for the race, such as 2h (default: no limit)"
     add("--budget", type=parse_duration, default=math.inf, metavar="T", help=total)
     add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")
     add("--learning-rates", default="", metavar="a,b", help="race every candidate and the baseline at each")
-    add(
-        "--margin",
-        type=_positive_number,
-        default=0.5,
-        metavar="M",
-        help="--margin of the final comparison (default: 0.5)",
-    )
-    add(
-        "--max-seeds", type=_positive, default=40, metavar="N", help="--max-seeds of the final comparison (default: 40)"
-    )
+    final = "of the final comparison (default: "
+    add("--margin", type=_positive_number, default=0.5, metavar="M", help=f"--margin {final}0.5)")
+    add("--max-seeds", type=_positive, default=40, metavar="N", help=f"--max-seeds {final}40)")
     shown = "controls of the final comparison, as --controls of compare (default: scrambled; none leaves it out)"
     add("--controls", choices=("auto", "scrambled", "none"), default="scrambled", help=shown)
     parts = "fractions of training at which candidates are dropped (default: 0.2,0.5,1); 1 trains all to the end"
@@ -163,14 +110,51 @@ def report_parser() -> argparse.ArgumentParser:
     add("--metric", metavar="NAME", help="metric of runs made elsewhere, if they have several")
     _add_direction(parser, "the comparison's, else by its name")
     add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
-    add(
-        "--seed",
-        metavar="NAME",
-        help="the setting of Lightning's runs that is the seed (default: seed, …)",
-    )
+    add("--arm", metavar="COLUMN", help="the column of a table that names the arm (default: arm)")
+    seed = "the column, or the setting of logged runs, that is the seed (default: seed, …)"
+    add("--seed", metavar="COLUMN", help=seed)
     add("--control", metavar="INIT", help=CONTROL)
     add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--output", metavar="FILE", help="file of the page (default: DIR/report.html, or table_report/report.html)")
+    return parser
+
+
+def judge_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``judge``."""
+    parser = _Parser(
+        prog="structured-init judge",
+        description="Judge any runs beside a baseline: keep (exit status 0), discard (1), more seeds (75), or cannot "
+        "be judged (2). Valid however often it is asked: what was seen is kept beside the runs.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("results", metavar="RESULTS", help="a table (.csv), a log folder or a comparison, as report reads them")
+    add("--baseline", metavar="ARM", help="what the others would replace (default: default, baseline or the first)")
+    margin = "the smallest gain worth keeping, such as 0.5 points (default: 0.5 points, or about 1 %% of the metric)"
+    add("--margin", type=_positive_number, metavar="M", help=margin)
+    add("--precision", type=_positive_number, metavar="H", help="in its place: know every difference to ± H")
+    add("--max-seeds", type=_positive, metavar="N", help="seeds you would train at most (default: 40)")
+    proposals = "arms that you will judge in all (default: those of the first look); more may come, and find it harder"
+    add("--proposals", type=_positive, metavar="N", help=proposals)
+    add("--metric", metavar="NAME", help="the metric, if there are several")
+    _add_direction(parser, "by its name")
+    add("--arm", metavar="COLUMN", help="the column of a table that names the arm (default: arm)")
+    add("--seed", metavar="COLUMN", help="the column, or the setting of logged runs, that is the seed (default: seed)")
+    add("--runs", metavar="PATTERN", help="how runs are named, such as {arm}/seed_{seed}")
+    add("--json", action="store_true", help="print the answer as JSON")
+    return parser
+
+
+def _parser_of_training(command: str, about: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=f"structured-init {command}",
+        description=about,
+        epilog="Any further --key value goes to every run. Run the same command again to continue a stopped one.",
+        allow_abbrev=False,
+        formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=32, width=110),
+    )
+    named = {"action": "append", "required": True, "metavar": "EXPERIMENT"}
+    parser.add_argument("-c", "--config", help="a configuration; later ones override earlier ones", **named)
     return parser
 
 
@@ -187,22 +171,12 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     """Add the options of where runs are trained and how long."""
     add = parser.add_argument
     add("--parallel", type=_positive, default=1, metavar="N", help="runs at a time on this machine (default: 1)")
-    add(
-        "--threads",
-        type=_positive,
-        default=1,
-        metavar="N",
-        help="CPU threads per run; other numbers give other bits (default: 1)",
-    )
+    threads = "CPU threads per run; other numbers give other bits (default: 1)"
+    add("--threads", type=_positive, default=1, metavar="N", help=threads)
     add("--launcher", choices=("local", "ray"), default="local", help="where runs are trained (default: local)")
     add("--ray-address", metavar="A", help="address of a Ray cluster (default: start one here)")
-    add(
-        "--cpus-per-run",
-        type=_positive_number,
-        default=1,
-        metavar="N",
-        help="CPUs that Ray reserves per run (default: 1)",
-    )
+    cpus = "CPUs that Ray reserves per run (default: 1)"
+    add("--cpus-per-run", type=_positive_number, default=1, metavar="N", help=cpus)
     add("--gpus-per-run", type=_number, default=0, metavar="N", help="GPUs of each run (default: 0)")
     limit = "stop before this time, such as 55m, 2h or 01:30:00, with exit code 75; the same command continues"
     add("--time-limit", type=parse_duration, default=math.inf, metavar="T", help=limit)

@@ -21,9 +21,8 @@ network. A panel of your own is one function::
 from __future__ import annotations
 
 from comparison.report.data import ReportData
-from comparison.report.drawing import Drawing
 from comparison.report.registry import Html, register_panel
-from comparison.report.theme import figure_settings, new_figure
+from comparison.report.theme import Drawing, figure_settings, new_figure
 from comparison.report.writing import write_report
 
 __all__ = ["Drawing", "Html", "ReportData", "figure_settings", "new_figure", "register_panel", "write_report"]

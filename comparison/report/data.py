@@ -9,32 +9,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
 from comparison.report.theme import Style, styles
 from comparison.results.controls import check_controls, find_controls, find_scrambled, named
-from comparison.results.direction import mode_of
-from comparison.results.effects import Effects, effects
+from comparison.results.effects import Effects, check_success, effects, successes
 from comparison.results.elsewhere import Elsewhere, comparison_of, read_elsewhere
-from comparison.results.metric import Metric
-from comparison.results.records import (
+from comparison.results.folder import (
     MANIFEST,
     Manifest,
+    Point,
+    Run,
     chosen_learning_rates,
     find_runs,
     is_chosen,
     is_published,
-    load_curves,
-    load_results,
     missing_runs,
     point_label,
     points,
+    read_json,
     read_manifest,
 )
-from comparison.results.run_record import Point, RunRecord, read_json
-from comparison.results.success import Successes, check_success, successes
+from comparison.results.metric import Metric, mode_of
+from comparison.results.records import load_curves, load_results
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MOMENTS = ("before", "after")  # training, at which runs are looked at
 
 
 @dataclass(frozen=True)
@@ -58,13 +63,13 @@ class ReportData:
 
     folder: Path
     manifest: Manifest
-    runs: list[RunRecord]
+    runs: list[Run]
     results: pd.DataFrame
     curves: pd.DataFrame
     controls: dict[str, str]
     scrambled: dict[str, str]
     effects: list[Effects]
-    successes: list[Successes]
+    successes: list[Effects]
     styles: dict[str, Style]
     point: Point
     seed: int | None
@@ -80,6 +85,11 @@ class ReportData:
         return Metric(self.manifest["metric"], self.manifest["mode"])
 
     @property
+    def judged(self) -> list[Effects]:
+        """What findings and headline tables are of: of runs that succeed, where a threshold was given."""
+        return self.successes or self.effects
+
+    @property
     def source(self) -> str:
         """The file or folder of runs that were made elsewhere; empty where the runs were made here."""
         return self.manifest.get("source", "")
@@ -87,7 +97,7 @@ class ReportData:
     @property
     def points(self) -> list[Point]:
         """The places of the grid."""
-        return points(self.manifest)
+        return points(self.manifest["grid"])
 
     @property
     def missing(self) -> list[tuple[str, int, Point, float | None]]:
@@ -97,7 +107,7 @@ class ReportData:
         return missing_runs(self.manifest, self.runs)
 
     @property
-    def complete(self) -> list[RunRecord]:
+    def complete(self) -> list[Run]:
         """The complete runs that count, at the place that is shown."""
         chosen = chosen_learning_rates(self.folder)
         return [
@@ -107,7 +117,7 @@ class ReportData:
         ]
 
     @property
-    def shown(self) -> dict[str, RunRecord]:
+    def shown(self) -> dict[str, Run]:
         """Arm → the run whose weights and maps are shown, in the order of the arms."""
         of_seed = {run.arm: run for run in self.complete if run.seed == self.seed}
         return {arm: of_seed[arm] for arm in self.manifest["arms"] if arm in of_seed}
@@ -147,25 +157,12 @@ def read_report_data(
     mode: str | None = None,
     names: str | None = None,
     seed: str | None = None,
+    arm: str | None = None,
 ) -> ReportData:
-    """Read a comparison, finished or not, or runs made elsewhere.
-
-    Args:
-        folder: of the comparison, or what the runs were logged in.
-        baseline: the arm that differences refer to; the manifest's when None.
-        controls: arm → its control, or one for all; the manifest's, else found, when None.
-        success: what a run has to reach to be counted; the manifest's when None.
-        metric: what is compared, where runs made elsewhere have several; the manifest's when None.
-        mode: whether more or less of it is better; the manifest's when None.
-        names: how runs made elsewhere are named.
-        seed: the setting that is the seed of Lightning's runs.
-
-    Raises:
-        StructuredInitError: there is no comparison, its runs are not there, or an arm is unknown.
-    """
+    """Read a comparison, finished or not, or runs made elsewhere."""
     if not os.path.lexists(Path(folder, MANIFEST)):  # a link counts: it is refused
         source = Path(folder)
-        found = comparison_of(source, read_elsewhere(source, names, seed), metric, mode)
+        found = comparison_of(source, read_elsewhere(source, names, seed, arm), metric, mode)
     else:
         found = _made_here(folder, metric, mode)
     manifest, runs, results, curves = found.manifest, found.runs, found.results, found.curves
@@ -198,11 +195,7 @@ def read_report_data(
 
 
 def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | None) -> Elsewhere:
-    """Return what the runs of a comparison gave.
-
-    Raises:
-        StructuredInitError: its runs are not there, or none has the metric.
-    """
+    """Return what the runs of a comparison gave."""
     _refuse_links(Path(folder))
     manifest = read_manifest(folder)
     if is_published(folder):
@@ -223,11 +216,7 @@ def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | N
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse a folder in which a link leads out of it: the report would copy what it names.
-
-    Raises:
-        StructuredInitError: names the first such link.
-    """
+    """Refuse a folder in which a link leads out of it: the report would copy what it names."""
     root = os.path.join(os.path.realpath(folder), "")
     for place, folders, files in os.walk(folder):
         for link in (os.path.join(place, name) for name in (*folders, *files)):
@@ -236,21 +225,17 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _refuse_unprintable(manifest: Manifest, curves: pd.DataFrame) -> None:
-    """Refuse names with line breaks, other control characters or halves of a character: no figure can show them.
-
-    Raises:
-        StructuredInitError: names the first.
-    """
+    """Refuse names with line breaks, other control characters or halves of a character: no figure can show them."""
     grid = (text for key, values in manifest["grid"].items() for text in (key, *map(str, values)))
     for name in (*manifest["arms"], manifest["metric"], *grid, *curves["metric"].unique()):
         if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
             raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
 
 
-def _shown_point(manifest: Manifest, runs: list[RunRecord]) -> Point:
+def _shown_point(manifest: Manifest, runs: list[Run]) -> Point:
     """Return the first place of the grid that has complete runs."""
     complete = {run.point for run in runs if run.result is not None}
-    places = points(manifest)
+    places = points(manifest["grid"])
     return next((place for place in places if place in complete), places[0])
 
 
@@ -260,3 +245,17 @@ def _shown_seed(data: ReportData) -> int | None:
     for run in data.complete:
         counts[run.seed] = counts.get(run.seed, 0) + 1
     return min(counts, key=lambda seed: (-counts[seed], seed)) if counts else None
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file by name, in the order of their names, numbers inside them taken as numbers."""
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise StructuredInitError(f"cannot read '{path}': {error}") from error
+    return dict(sorted(tensors.items(), key=lambda item: _natural(item[0])))  # a file keeps no order
+
+
+def _natural(name: str) -> list[tuple[int, int | str]]:
+    """Order numbers inside names as numbers: layer 10 comes after layer 9."""
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in name.split(".")]

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from comparison.report.tensors import read_tensors
+from comparison.report.data import MOMENTS, read_tensors
 from comparison.report.theme import FAINT, Style, figure_settings, new_figure
-from comparison.results.run_record import RunRecord, read_json
+from comparison.results.folder import Run, read_json
 from structured_init.analysis import HEAD_SCORES, STATISTICS, far_mass, structure_left
-from structured_init.analysis.change import is_causal
+from structured_init.analysis.statistics import is_causal
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOMENTS = ("before", "after")
 MOST_SEEDS = 5  # whose maps are read, for what their statistics do not say
 SHOWN = (
     "mean_distance",
@@ -41,17 +40,13 @@ TITLES: dict[str, str] = {
     "value_output_diagonal": "$W_v W_o$: mean diagonal",
     "value_output_off_diagonal_std": "$W_v W_o$: spread off the diagonal",
 }
-
 Depth = dict[str, dict[str, dict[str, np.ndarray]]]  # statistic → arm → moment → values over layers
 
 
-def attention_statistics(runs: Iterable[RunRecord]) -> tuple[list[str], Depth]:
+def attention_statistics(runs: Iterable[Run]) -> tuple[list[str], Depth]:
     """Return the names of the layers and their statistics, averaged over heads and over the runs of an arm.
 
     Of the scores of circuits, for which one head is enough, it is the best head of every layer.
-
-    Args:
-        runs: complete runs; those without attention maps are left out.
     """
     layers: list[str] = []
     runs = list(runs)
@@ -78,14 +73,7 @@ def attention_statistics(runs: Iterable[RunRecord]) -> tuple[list[str], Depth]:
 def depth_figure(
     name: str, values: Mapping[str, Mapping[str, np.ndarray]], styles: Mapping[str, Style], layers: list[str]
 ) -> Figure:
-    """Draw one statistic over depth: before on the left, after on the right, on one scale.
-
-    Args:
-        name: of the statistic.
-        values: arm → moment → values over layers; where they are no numbers the line has a gap.
-        styles: style of every arm.
-        layers: short names of the layers.
-    """
+    """Draw one statistic over depth: before on the left, after on the right, on one scale."""
     moments = [moment for moment in MOMENTS if any(moment in of_arm for of_arm in values.values())]
     with figure_settings():
         figure = new_figure(3.5, 2.05)

@@ -1,122 +1,189 @@
-"""Attention maps and weight products as small pictures inside the page, for every arm, layer and head."""
+"""Maps as small pictures: inside the page for every arm, layer and head, to choose from; on paper a row per arm."""
 
 from __future__ import annotations
 
 import base64
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from comparison.report.depth import MOMENTS
-from comparison.report.tensors import read_tensors
-from comparison.results.run_record import RunRecord, read_json
-from structured_init.analysis import WeightProducts, offset_profile
+from comparison.report.data import MOMENTS, ReportData
+from comparison.report.registry import Html, render, script_json
+from comparison.report.theme import FAINT, Drawing, Style, figure_settings, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LARGEST_SIDE = 128  # pixels; larger maps are averaged down
 BUDGET = 2_000_000  # characters of one picker's pictures
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
+GAP = 0.08  # on paper: between pictures, of a picture's side
+BETWEEN = 0.35  # between before and after, of a picture's side
+MOST_LAYERS = 6
+MOST_PIXELS = 144  # that the side of a picture has
 
 Arms = Mapping[str, Mapping[str, Mapping[str, Tensor]]]  # arm → moment → layer → (heads, side, side)
+Transform = Callable[[Tensor], Tensor]  # to the ends 0 and 1 of a colour scale
+Ticks = list[tuple[float, str]]  # of a colour bar, (place in [0, 1], text)
 
 
 @dataclass
 class Picker:
-    """Pictures to choose from.
+    """Pictures to choose from."""
 
-    Attributes:
-        name: of the picker on the page.
-        layers: names of the layers.
-        heads: names of what each layer has.
-        views: view → arm → moment → pictures [layer][head] in base64 PNG; None where there is none.
-        captions: view → arm → moment → caption [head].
-        notes: what was left out.
-        scale: ticks of the colour bar, (place in [0, 1], text); empty where every picture has its own scale.
-    """
-
-    name: str
-    layers: list[str]
-    heads: list[str]
+    name: str  # of the picker on the page
+    layers: list[str]  # names of the layers
+    heads: list[str]  # names of what each layer has
+    # view → arm → moment → pictures [layer][head] in base64 PNG; None where there is none
     views: dict[str, dict[str, dict[str, list[list[str | None]]]]]
+    # view → arm → moment → caption [head]
     captions: dict[str, dict[str, dict[str, list[str]]]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    scale: list[tuple[float, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)  # what was left out
+    scale: Ticks = field(default_factory=list)  # empty where every picture has its own
 
-    def to_json(self) -> str:
-        """Return what the page's script reads."""
-        known: dict[str, Any] = {"layers": self.layers, "heads": self.heads, "views": self.views}
-        return json.dumps({**known, "captions": self.captions}, separators=(",", ":"))
-
-
-def attention_maps(runs: Mapping[str, RunRecord]) -> tuple[Arms, Arms]:
-    """Return maps and offset profiles of every arm's run, averaged over samples; the first head is the heads' mean."""
-    maps: dict[str, dict[str, dict[str, Tensor]]] = {}
-    profiles: dict[str, dict[str, dict[str, Tensor]]] = {}
-    for arm, run in runs.items():
-        folder = run.folder / "attention"
-        if not (folder / "meta.json").is_file():
-            continue
-        captures = read_json(folder / "meta.json")["captures"]
-        for moment in MOMENTS:
-            path = folder / f"{moment}.safetensors"
-            if moment not in captures or not path.is_file():
-                continue
-            stored = read_tensors(path)
-            places = {name: place for name, place in captures[moment]["layers"].items() if name in stored}
-            maps.setdefault(arm, {})[moment] = {name: _with_mean(stored[name].float().mean(0)) for name in places}
-            if all(place["grid"] for place in places.values()):
-                profiles.setdefault(arm, {})[moment] = {
-                    name: _with_mean(offset_profile(stored[name].float(), place["grid"], place["prefix_tokens"]))
-                    for name, place in places.items()
-                }
-    return maps, profiles
+    def piece(self, data: ReportData, drawings: Sequence[Drawing]) -> Html:
+        """Return the picker for the page, and the figures that stand for it in the Markdown and on paper."""
+        known = {"layers": self.layers, "heads": self.heads, "views": self.views, "captions": self.captions}
+        markup = render(
+            "picker.html.j2",
+            name=self.name,
+            colors=json.dumps(data.colors),
+            scale=self.scale,
+            data=script_json(json.dumps(known, separators=(",", ":"))),
+        )
+        return Html(markup, drawings=drawings)
 
 
-def attention_picker(maps: Arms, profiles: Arms, layers: list[str]) -> Picker:
-    """Return the pictures of attention: every map on one scale, every offset profile on one."""
-    first = next(iter(next(iter(maps.values())).values()))
-    heads = ["mean", *map(str, range(max(len(layer) for layer in first.values()) - 1))]
-    top, views, scale = 1.0, {}, []
-    sizes = [len(picture or "") for picture in _sample(first, SEQUENTIAL)]
-    pictures = sum(len(moments) for arms in (maps, profiles) for moments in arms.values())
+def make_picker(
+    name: str,
+    views: Mapping[str, Arms],
+    layers: list[str],
+    heads: list[str],
+    colors: str,
+    sample: Mapping[str, Tensor],
+    scaling: Callable[[Arms], tuple[Transform, Ticks]],
+    captions: Mapping[str, Mapping[str, Mapping[str, list[str]]]] | None = None,
+) -> Picker:
+    """Return pictures to choose from, thinned out to what keeps the page small.
+
+    Args:
+        name: of the picker on the page.
+        views: what is to be seen of every arm.
+        layers: their short names.
+        heads: names of what each layer has.
+        colors: name of the colour map.
+        sample: maps of one arm and moment by layer, by which the size of all pictures is guessed before they are made.
+        scaling: gives the colour scale for a view, and its ticks.
+        captions: view → arm → moment → caption [head].
+    """
+    values = list(sample.values())[len(sample) // 2]
+    top = max(float(_numbers([values]).abs().max()), 1e-9)
+    sizes = [len(_picture(head, lambda each: (each / top).clamp(0, 1).sqrt(), colors) or "") for head in values]
+    pictures = sum(len(moments) for arms in views.values() for moments in arms.values())
     kept = _affordable(len(layers), len(heads), pictures * sum(sizes) / len(sizes))
-    notes = _left_out(kept, (layers, heads))
-    maps, profiles = _only(maps, kept), _only(profiles, kept)
-    layers, heads = ([names[i] for i in of] for names, of in zip((layers, heads), kept, strict=True))
-    for view, arms in (("map", maps), ("by offset", profiles)):
-        if arms:
-            top = largest(arms)
-            views[view] = _encoded(arms, lambda values, top=top: (values / top).clamp(0, 1).sqrt(), SEQUENTIAL)
-            scale = scale or [(place, f"{top * place**2:.2g}") for place in (0.0, 0.25, 0.5, 0.75, 1.0)]
-            reduced = max(layer.shape[-1] for of_arm in arms.values() for m in of_arm.values() for layer in m.values())
-            if reduced > LARGEST_SIDE:
-                notes.append(f"Pictures of more than {LARGEST_SIDE} rows are averaged down to {LARGEST_SIDE}.")
-    picker = Picker("attention", layers, heads, views, notes=sorted(set(notes)), scale=scale)
+    picker = Picker(name, [layers[i] for i in kept[0]], [heads[i] for i in kept[1]], {})
+    notes = {
+        _left_out(len(of), what)
+        for of, every, what in zip(kept, (layers, heads), ("layers", "heads"), strict=True)
+        if len(of) < len(every)
+    }
+    for view, every in views.items():
+        if not every:
+            continue
+        arms = _only(every, kept)
+        transform, ticks = scaling(arms)
+        picker.scale = picker.scale or ticks
+        picker.views[view] = {
+            arm: {
+                moment: [[_picture(head, transform, colors) for head in layer] for layer in of_layers.values()]
+                for moment, of_layers in moments.items()
+            }
+            for arm, moments in arms.items()
+        }
+        if max(layer.shape[-1] for of in arms.values() for m in of.values() for layer in m.values()) > LARGEST_SIDE:
+            notes.add(f"Pictures of more than {LARGEST_SIDE} rows are averaged down to {LARGEST_SIDE}.")
+    picker.notes = sorted(notes)
+    picker.captions = {
+        view: {
+            arm: {moment: [texts[head] for head in kept[1]] for moment, texts in moments.items()}
+            for arm, moments in arms.items()
+        }
+        for view, arms in (captions or {}).items()
+    }
     return _within_budget(picker)
 
 
-def _sample(layers: Mapping[str, Tensor], colors: str) -> list[str | None]:
-    """Return the pictures of one layer, for their size."""
-    values = list(layers.values())[len(layers) // 2]
-    top = max(float(_numbers([values]).abs().max()), 1e-9)
-    return [_picture(head, lambda each: (each / top).clamp(0, 1).sqrt(), colors) for head in values]
+def one_scale(arms: Arms) -> tuple[Transform, Ticks]:
+    """Return the scale of all maps from 0, its square root, so that weak structure shows beside peaks."""
+    top = largest(arms)
+    ticks = [(place, f"{top * place**2:.2g}") for place in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    return (lambda values: (values / top).clamp(0, 1).sqrt()), ticks
+
+
+def largest(arms: Arms) -> float:
+    """Return the upper end of the colour scale: above it lies one value in a thousand of those that are numbers."""
+    joined = _numbers([layer for moments in arms.values() for layers in moments.values() for layer in layers.values()])
+    return max(joined.kthvalue(max(1, round(0.999 * joined.numel()))).values.item(), 1e-6)
+
+
+def symmetric_end(values: Sequence[Tensor]) -> float:
+    """Return the end of a scale around zero.
+
+    Of a 64 × 64 corner the diagonal is 1.6 %: this quantile lies on it where it stands out.
+    """
+    joined = _numbers(values).abs()
+    return max(joined.kthvalue(max(1, round(0.995 * joined.numel()))).values.item(), 1e-9)
+
+
+def png(values: np.ndarray, colors: str) -> str:
+    """Return values in [0, 1] as a PNG, in base64."""
+    places = (255 * values).round().astype(np.uint8)
+    palette = np.frombuffer(_palette(colors), np.uint8)
+    if 3 * places.size < len(palette):  # of a small picture the palette would be most
+        image = Image.fromarray(palette.reshape(-1, 3)[places])
+    else:
+        image = Image.fromarray(places)
+        image.putpalette(palette.tobytes())
+    buffer = io.BytesIO()
+    image.save(buffer, format="PNG", optimize=True)
+    return base64.b64encode(buffer.getvalue()).decode("ascii")
+
+
+@lru_cache
+def _palette(colors: str) -> bytes:
+    import matplotlib
+
+    return (255 * matplotlib.colormaps[colors](np.linspace(0, 1, 256))[:, :3]).round().astype(np.uint8).tobytes()
+
+
+def _picture(values: Tensor, transform: Transform, colors: str) -> str | None:
+    """Return a small picture; none of a head that diverged, whose values are no numbers."""
+    if not torch.isfinite(values).all():
+        return None
+    values = values.detach().float()
+    if max(values.shape) > LARGEST_SIDE:
+        size = [min(side, LARGEST_SIDE) for side in values.shape]
+        values = torch.nn.functional.adaptive_avg_pool2d(values[None], size)[0]
+    return png(transform(values).numpy(), colors)
+
+
+def _numbers(values: Sequence[Tensor]) -> Tensor:
+    """Return all values that are numbers, in one row; a zero where there is none."""
+    joined = torch.cat([value.flatten() for value in values])
+    joined = joined[torch.isfinite(joined)]
+    return joined if len(joined) else joined.new_zeros(1)
 
 
 def _affordable(layers: int, heads: int, each: float) -> tuple[list[int], list[int]]:
-    """Return the layers and heads whose pictures are within the budget, before all of them are made.
-
-    Args:
-        layers: how many there are.
-        heads: how many there are.
-        each: characters of the pictures of one layer and head, of all arms, moments and views.
-    """
+    """Return the layers and heads whose pictures are within the budget, before all of them are made."""
     counts = [layers, heads]
     while counts[0] * counts[1] * each > BUDGET:
         axis = 0 if counts[0] > 2 and (counts[0] > 4 or counts[1] <= 3) else 1
@@ -142,125 +209,22 @@ def _only(arms: Arms, kept: tuple[list[int], list[int]]) -> Arms:
     }
 
 
-def _left_out(kept: Sequence[Sequence[int]], names: Sequence[Sequence[str]]) -> list[str]:
-    return [
-        f"Shown are {len(of)} {what}, to keep the page small."
-        for of, every, what in zip(kept, names, ("layers", "heads"), strict=True)
-        if len(of) < len(every)
-    ]
-
-
-def product_picker(products: Mapping[str, Mapping[str, Mapping[str, WeightProducts]]], layers: list[str]) -> Picker:
-    """Return the pictures of W_q W_kᵀ of every head and of W_v W_o.
-
-    Each arm and moment has a scale of its own, which its caption names: products of structured initializations are a
-    hundred times larger than others.
-    """
-    first = next(iter(next(iter(products.values())).values()))
-    count = max(len(layer.query_key) for layer in first.values())
-    heads = [*(f"head {head}" for head in range(count)), "WᵥWₒ"]
-    sizes = [len(picture or "") for picture in _sample({n: each.query_key for n, each in first.items()}, DIVERGING)]
-    moments_of_all = sum(len(moments) for moments in products.values())
-    kept = _affordable(len(layers), len(heads), moments_of_all * sum(sizes) / len(sizes))
-    notes = _left_out(kept, (layers, heads))
-    pictures: dict[str, dict[str, list[list[str | None]]]] = {}
-    captions: dict[str, dict[str, list[str]]] = {}
-    for arm, moments in products.items():
-        for moment, of_layers in moments.items():
-            joined = list(of_layers.values())
-            limits = [
-                _limit([layer.query_key for layer in joined]),
-                _limit([layer.value_output for layer in joined]),
-            ]
-            stacked = {
-                name: torch.cat([layer.query_key / limits[0], layer.value_output[None] / limits[1]])
-                for name, layer in of_layers.items()
-            }
-            only = _only({arm: {moment: stacked}}, kept)
-            encoded = _encoded(only, lambda values: (values / 2 + 0.5).clamp(0, 1), DIVERGING)
-            pictures.setdefault(arm, {})[moment] = encoded[arm][moment]
-            texts = [f"±{limit:.2g}" for limit in limits]
-            every = [*[texts[0]] * count, texts[1]]
-            captions.setdefault(arm, {})[moment] = [every[head] for head in kept[1]]
-    layers, heads = ([names[i] for i in of] for names, of in zip((layers, heads), kept, strict=True))
-    picker = Picker("products", layers, heads, {"products": pictures}, {"products": captions}, notes=notes)
-    return _within_budget(picker)
-
-
-def png(values: np.ndarray, colors: str) -> str:
-    """Return values in [0, 1] as a PNG, in base64."""
-    places = (255 * values).round().astype(np.uint8)
-    palette = np.frombuffer(_palette(colors), np.uint8)
-    if 3 * places.size < len(palette):  # of a small picture the palette would be most
-        image = Image.fromarray(palette.reshape(-1, 3)[places])
-    else:
-        image = Image.fromarray(places)
-        image.putpalette(palette.tobytes())
-    buffer = io.BytesIO()
-    image.save(buffer, format="PNG", optimize=True)
-    return base64.b64encode(buffer.getvalue()).decode("ascii")
-
-
-@lru_cache
-def _palette(colors: str) -> bytes:
-    import matplotlib
-
-    return (255 * matplotlib.colormaps[colors](np.linspace(0, 1, 256))[:, :3]).round().astype(np.uint8).tobytes()
-
-
-def largest(arms: Arms) -> float:
-    """Return the upper end of the colour scale: above it lies one value in a thousand of those that are numbers."""
-    values = [
-        layer.flatten() for moments in arms.values() for of_layers in moments.values() for layer in of_layers.values()
-    ]
-    joined = _numbers(values)
-    return max(joined.kthvalue(max(1, round(0.999 * joined.numel()))).values.item(), 1e-6)
-
-
-def _encoded(arms: Arms, scaled: Any, colors: str) -> dict[str, dict[str, list[list[str | None]]]]:
-    """Return arm → moment → pictures [layer][head]."""
-    return {
-        arm: {
-            moment: [[_picture(head, scaled, colors) for head in layer] for layer in of_layers.values()]
-            for moment, of_layers in moments.items()
-        }
-        for arm, moments in arms.items()
-    }
-
-
-def _picture(values: Tensor, scaled: Any, colors: str) -> str | None:
-    """Return a small picture; none of a head that diverged, whose values are no numbers."""
-    return png(_small(values, scaled), colors) if torch.isfinite(values).all() else None
-
-
-def _numbers(values: list[Tensor]) -> Tensor:
-    """Return all values that are numbers, in one row; a zero where there is none."""
-    joined = torch.cat([value.flatten() for value in values])
-    joined = joined[torch.isfinite(joined)]
-    return joined if len(joined) else joined.new_zeros(1)
-
-
-def _small(values: Tensor, scaled: Any) -> np.ndarray:
-    values = values.detach().float()
-    if max(values.shape) > LARGEST_SIDE:
-        size = [min(side, LARGEST_SIDE) for side in values.shape]
-        values = torch.nn.functional.adaptive_avg_pool2d(values[None], size)[0]
-    return scaled(values).numpy()
-
-
-def _with_mean(heads: Tensor) -> Tensor:
-    return torch.cat([heads.mean(dim=0, keepdim=True), heads])
-
-
-def _limit(values: list[Tensor]) -> float:
-    joined = _numbers(values).abs()
-    # Of a 64 × 64 corner the diagonal is 1.6 %: this quantile lies on it where it stands out.
-    return max(joined.kthvalue(max(1, round(0.995 * joined.numel()))).values.item(), 1e-9)
+def _left_out(kept: int, what: str) -> str:
+    return f"Shown are {kept} {what}, to keep the page small."
 
 
 def _within_budget(picker: Picker) -> Picker:
     """Thin out layers, then heads, until the page stays small; the notes say what is left."""
-    while (size := _size(picker)) > BUDGET:
+    while (
+        size := sum(
+            len(picture or "")
+            for arms in picker.views.values()
+            for moments in arms.values()
+            for layers in moments.values()
+            for layer in layers
+            for picture in layer
+        )
+    ) > BUDGET:
         by_layers = len(picker.layers) > 4 or len(picker.heads) <= 3
         names = picker.layers if by_layers else picker.heads
         if len(names) <= 2:
@@ -269,7 +233,7 @@ def _within_budget(picker: Picker) -> Picker:
         kept = sorted({round(place) for place in np.linspace(0, len(names) - 1, wanted)})
         what = "layers" if by_layers else "heads"
         picker.notes = [note for note in picker.notes if not note.endswith(f"{what}, to keep the page small.")]
-        picker.notes.append(f"Shown are {len(kept)} {what}, to keep the page small.")
+        picker.notes.append(_left_out(len(kept), what))
         for arms in picker.views.values():
             for moments in arms.values():
                 for moment, layers in moments.items():
@@ -289,12 +253,83 @@ def _within_budget(picker: Picker) -> Picker:
     return picker
 
 
-def _size(picker: Picker) -> int:
-    return sum(
-        len(picture or "")
-        for arms in picker.views.values()
-        for moments in arms.values()
-        for layers in moments.values()
-        for layer in layers
-        for picture in layer
-    )
+# On paper -------------------------------------------------------------------------------------------------------------
+
+
+def map_grid_figure(
+    maps: Mapping[str, Mapping[str, Sequence[Tensor]]],
+    styles: Mapping[str, Style],
+    names: Sequence[str],
+    title: str,
+    colors: str,
+    limits: Callable[[Sequence[Tensor]], tuple[float, float]],
+    power: float = 1.0,
+) -> Figure:
+    """Draw one square map per arm, moment and layer: before on the left, after on the right."""
+    moments = [moment for moment in MOMENTS if any(moment in of_arm for of_arm in maps.values())]
+    count = max(len(layers) for of_arm in maps.values() for layers in of_arm.values())
+    kept = sorted({round(place) for place in np.linspace(0, count - 1, min(count, MOST_LAYERS))})
+    shown = {
+        (number, block, place): _colored(of_arm[moment][layer], colors, limits(of_arm[moment]), power)
+        for number, of_arm in enumerate(maps.values())
+        for block, moment in enumerate(moments)
+        for place, layer in enumerate(kept)
+        if layer < len(of_arm.get(moment, ()))
+    }
+    width = len(moments) * len(kept) + BETWEEN * (len(moments) - 1)
+    side = min(0.75, 6.2 / width)
+    with figure_settings():
+        left = _widest(maps) + 0.2
+        wide, tall = left + side * width + 0.1, side * len(maps) + 0.55
+        figure = new_figure(wide, tall, layout=None)
+        for block, moment in enumerate(moments):
+            place = {key[::2]: picture for key, picture in shown.items() if key[1] == block}
+            image, pixels, step = mosaic(place, len(maps), len(kept))
+            x = left + side * block * (len(kept) + BETWEEN)
+            axis = figure.add_axes((x / wide, 0.05 / tall, side * len(kept) / wide, side * len(maps) / tall))
+            axis.imshow(image, interpolation="nearest", aspect="auto", extent=(0, len(kept), len(maps), 0))
+            axis.grid(visible=False)
+            axis.spines[:].set_visible(False)
+            axis.set(xticks=[], yticks=[])
+            middle = pixels / step / 2
+            for column, layer in enumerate(kept):
+                text = f"{moment}: {names[layer]}" if column == 0 else names[layer]
+                at = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "annotation_clip": False}
+                axis.annotate(text, (column + middle, 0), color=FAINT, fontsize=6.5, **at)
+            if block == 0:
+                axis.set_yticks([number + middle for number in range(len(maps))], list(maps))
+                for label, arm in zip(axis.get_yticklabels(), maps, strict=True):
+                    label.set(color=styles[arm].paper, fontsize="medium")
+        figure.suptitle(title, x=0.01, y=1 - 0.04 / tall, ha="left", va="top", parse_math=True)
+    return figure
+
+
+def mosaic(pictures: Mapping[tuple[int, int], np.ndarray], rows: int, columns: int) -> tuple[np.ndarray, int, int]:
+    """Return all pictures in one image, what is between them transparent."""
+    side = max((max(picture.shape[:2]) for picture in pictures.values()), default=1)
+    step = side + max(1, round(GAP * side))
+    image = np.zeros((rows * step, columns * step, 4))
+    for (row, column), picture in pictures.items():
+        y, x = (np.arange(side) * size // side for size in picture.shape[:2])  # the nearest of its own pixels
+        image[row * step : row * step + side, column * step : column * step + side] = picture[y][:, x]
+    return image, side, step
+
+
+def _colored(values: Tensor, colors: str, limits: tuple[float, float], power: float) -> np.ndarray:
+    """Return the colours of a map, (height, width, 4); transparent where it has no numbers."""
+    import matplotlib
+    from matplotlib.colors import PowerNorm
+
+    every = -(-max(values.shape) // MOST_PIXELS)
+    shown = np.ma.masked_invalid(values.numpy()[::every, ::every])
+    return matplotlib.colormaps[colors](PowerNorm(power, *limits)(shown))
+
+
+def _widest(labels: Iterable[str]) -> float:
+    """Return the width in inches of the widest label, in the size of axis labels."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    size = FontProperties(size=rcParams["axes.labelsize"]).get_size_in_points()
+    return max(TextPath((0, 0), label, size=size).get_extents().width for label in labels) / 72

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from comparison.report.data import ReportData
-from comparison.report.drawing import Drawing
+from comparison.report.theme import Drawing
 from comparison.results.tables import Table
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+FOLDER = Path(__file__).with_name("templates")
 
 
 @dataclass(frozen=True)
@@ -36,25 +40,22 @@ class Html:
 
 
 Piece: TypeAlias = "str | Table | Figure | Drawing | Html"
+
+
 Content: TypeAlias = "Piece | Sequence[Piece] | None"
+
+
 PanelFunction = Callable[[ReportData], Content]
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A section of the report.
+    """A section of the report."""
 
-    Attributes:
-        name: its anchor on the page, and the prefix of figures that have no name of their own.
-        title: its heading.
-        label: its entry in the bar of contents.
-        content: returns what it shows, or nothing where there is nothing to show.
-    """
-
-    name: str
-    title: str
-    label: str
-    content: PanelFunction
+    name: str  # its anchor on the page, and the prefix of figures that have no name of their own
+    title: str  # its heading
+    label: str  # its entry in the bar of contents
+    content: PanelFunction  # returns what it shows, or nothing where there is nothing to show
 
 
 PANELS: list[Panel] = []  # in the order of the page
@@ -137,3 +138,21 @@ def _named(piece: Piece, panel: Panel, number: int) -> str | Table | Drawing | H
 
 def _origin(function: PanelFunction) -> tuple[str, str]:
     return function.__module__, function.__qualname__
+
+
+def render(template: str, /, **values: Any) -> Markup:
+    """Return a template of the folder ``templates``, filled in; text is escaped."""
+    environment = Environment(
+        loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    return Markup(environment.get_template(template).render(**values))
+
+
+def source(name: str) -> str:
+    """Return a file of the folder as it is."""
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def script_json(text: str) -> Markup:
+    """Return JSON that is safe inside a script element: it holds no ``<``, so it can neither end nor nest one."""
+    return Markup(text.replace("<", "\\u003c"))

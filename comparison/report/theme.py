@@ -6,13 +6,15 @@ what stands between dollar signs is a formula only where ``parse_math=True`` is 
 
 from __future__ import annotations
 
+import hashlib
 import html
 import io
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,23 +43,17 @@ COLORS = (
 DASHES: tuple[str | tuple, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))
 FONT = 8.0
 DPI = 200  # of what is written: text is a few percent wider or narrower at another
+LONGEST = 100  # bytes of a name: file systems allow 255, of which a temporary file and its suffix take some
 
 
 @dataclass(frozen=True)
 class Style:
-    """How an arm is drawn.
+    """How an arm is drawn."""
 
-    Attributes:
-        variable: its colour on the page, a CSS variable.
-        paper: its colour on paper and on a light page.
-        dark: its colour on a dark page.
-        dash: of its lines; arms beyond the tenth beside the baseline share colours.
-    """
-
-    variable: str
-    paper: str
-    dark: str
-    dash: str | tuple
+    variable: str  # its colour on the page, a CSS variable
+    paper: str  # its colour on paper and on a light page
+    dark: str  # its colour on a dark page
+    dash: str | tuple  # of its lines; arms beyond the tenth beside the baseline share colours
 
 
 def styles(arms: Sequence[str], baseline: str) -> dict[str, Style]:
@@ -115,29 +111,25 @@ def settle(figure: Figure) -> None:
 def spread(places: Sequence[float], distance: float) -> list[float]:
     """Move labels apart until they stand at least a distance from each other, keeping their order."""
     order = sorted(range(len(places)), key=lambda i: places[i])
+    middle = lambda group: sum(places[i] for i in group) / len(group)  # noqa: E731
+    half = lambda group: len(group) * distance / 2  # noqa: E731
     # Groups of touching labels, each centred on where its labels want to be.
     groups: list[list[int]] = []
     for index in order:
         groups.append([index])
-        while len(groups) > 1 and _top(groups[-2], places, distance) > _bottom(groups[-1], places, distance):
+        while len(groups) > 1 and middle(groups[-2]) + half(groups[-2]) > middle(groups[-1]) - half(groups[-1]):
             last = groups.pop()
             groups[-1] += last
     moved = list(places)
     for group in groups:
-        bottom = _bottom(group, places, distance) + distance / 2
+        bottom = middle(group) - half(group) + distance / 2
         for number, index in enumerate(group):
             moved[index] = bottom + number * distance
     return moved
 
 
 def inline(figure: Figure, name: str, description: str) -> str:
-    """Return a figure as an SVG element for a page: colours as CSS variables, text as text, names of its own.
-
-    Args:
-        figure: the figure, drawn in the colours of paper.
-        name: unlike that of any other figure on the page; letters, digits and ``._-``.
-        description: what it shows, for those who do not see it.
-    """
+    """Return a figure as an SVG element for a page: colours as CSS variables, text as text, names of its own."""
     buffer = io.StringIO()
     with figure_settings():
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -179,14 +171,6 @@ def label_ends(
     adjustText is no help here: it pushes the labels of scattered points apart in two dimensions, in small steps until
     they no longer overlap. These labels stand in one column in the order of their lines, where :func:`spread` gives
     the nearest places that do not touch at once.
-
-    Args:
-        axis: with its final limits.
-        ends: arm → where its line ends, on the y axis; NaN where it has no line.
-        styles: style of every arm.
-        texts: arm → what is written; its name when None.
-        points: distance of neighbouring labels.
-        threads: whether a thread leads to the end.
     """
     low, high = axis.get_ylim()
     tall = axis.figure.get_size_inches()[1] * 72 * axis.get_position().height
@@ -209,9 +193,67 @@ def _replaced() -> dict[str, str]:
     return {INK: "var(--ink)", FAINT: "var(--faint)", RULE: "var(--rule)", **arms}
 
 
-def _bottom(group: Sequence[int], places: Sequence[float], distance: float) -> float:
-    return sum(places[i] for i in group) / len(group) - len(group) * distance / 2
+@dataclass(frozen=True)
+class Drawing:
+    """A figure with its name.
+
+    Attributes:
+        figure: drawn in the colours of paper.
+        name: of its files, and unlike any other on the page; see :func:`slug`.
+        text: what it shows, in a line.
+        save: whether it is written for a paper too.
+    """
+
+    figure: Figure = field(repr=False)
+    name: str
+    text: str
+    save: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", slug(self.name))
+
+    @cached_property
+    def svg(self) -> str:
+        """The figure as an SVG element for a page."""
+        return inline(self._settled, self.name, self.text)
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write the figure for a paper, as SVG and as PNG, and return the files."""
+        return save(self._settled, folder, self.name)
+
+    @cached_property
+    def _settled(self) -> Figure:
+        """The figure with everything in its place: it is placed once, whatever is written of it."""
+        settle(self.figure)
+        return self.figure
 
 
-def _top(group: Sequence[int], places: Sequence[float], distance: float) -> float:
-    return sum(places[i] for i in group) / len(group) + len(group) * distance / 2
+def slug(text: str) -> str:
+    """Return a name for files and for ids on the page: letters, digits and ``._-``, at most 100 bytes.
+
+    A text that is such a name stays as it is; what is made of any other ends in a digest, so that names stay distinct.
+    """
+    kept = re.sub(r"[^\w.-]", "_", text).encode()
+    if kept == text.encode(errors="replace") and len(kept) <= LONGEST:
+        return text
+    digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
+    return f"{kept[: LONGEST - 9].decode(errors='ignore')}_{digest}"
+
+
+def plot_share(drawing: Drawing) -> float | None:
+    """Return which share of a figure's width lies left of the end of its one plot; None where it has several.
+
+    What stands right of it are the names of the lines, which a narrow page has in a legend of its own.
+    """
+    assert drawing.svg  # places everything
+    axes = drawing.figure.axes
+    return round(float(axes[0].get_position().x1) + 0.028, 4) if len(axes) == 1 else None
+
+
+def short(names: list[str]) -> list[str]:
+    """Return the parts of dotted names that differ: ``blocks.0.attn``, ``blocks.1.attn`` → ``0``, ``1``."""
+    parts = [name.split(".") for name in names]
+    if len(parts) < 2 or len({len(part) for part in parts}) > 1:
+        return list(names)
+    differing = [place for place, column in enumerate(zip(*parts, strict=True)) if len(set(column)) > 1]
+    return [".".join(part[place] for place in differing) for part in parts]

@@ -6,26 +6,40 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from comparison.report import sentences
-from comparison.report.answers import answers
+from markupsafe import Markup
+
+from comparison.report import findings, panels, theme
 from comparison.report.data import ReportData, read_report_data
-from comparison.report.drawing import Drawing
-from comparison.report.page import Sections, drawings, page, read_panels
-from comparison.report.registry import Html
-from comparison.results.decisions import Decision
-from comparison.results.effects import ArmResult, Effect, Effects
+from comparison.report.registry import PANELS, Html, Panel, pieces, render, source
+from comparison.report.summary import summary
+from comparison.report.theme import Drawing
+from comparison.results.effects import FAMILIES, ArmResult, Effect, Effects
+from comparison.results.folder import MANIFEST
 from comparison.results.paired import Interval
-from comparison.results.records import MANIFEST, to_csv
-from comparison.results.success import Successes
+from comparison.results.records import to_csv
 from comparison.results.tables import Table
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
 
 PAGE = "report.html"
+LIGHT = {
+    **{"page": "#fcfcfa", "ink": "#20262d", "faint": "#626b76", "rule": "#e4e6e8", "strong": "#c9ced4"},
+    **{"chosen": "#eceef0", "link": "#0a5f9e", "warn": "#cc5500"},
+}
+DARK = {
+    **{"page": "#14171b", "ink": "#e7eaee", "faint": "#99a3ae", "rule": "#2a3037", "strong": "#414a54"},
+    **{"chosen": "#272d34", "link": "#7cc0f5", "warn": "#f5935a"},
+}
+assert panels  # imported for what it registers
+
+Sections = list[tuple[Panel, list[str | Table | Drawing | Html]]]
 
 
 def write_report(
@@ -38,6 +52,7 @@ def write_report(
     mode: str | None = None,
     names: str | None = None,
     seed: str | None = None,
+    arm: str | None = None,
 ) -> list[Path]:
     """Write what a comparison found, finished or not: a page, Markdown, tables and figures for a paper.
 
@@ -52,7 +67,8 @@ def write_report(
         metric: what is compared, where runs made elsewhere have several.
         mode: ``"max"`` or ``"min"``, whether more or less of it is better; the comparison's own when None.
         names: how runs made elsewhere are named, with ``{arm}`` and ``{seed}``.
-        seed: the setting that is the seed of runs made with Lightning's ``CSVLogger``, where it is not called so.
+        seed: the column of a table, or the setting of Lightning's runs, that is the seed, where it is not called so.
+        arm: the column of a table that names the arm, where it is not called so.
 
     Returns:
         The files written, the page first.
@@ -67,13 +83,13 @@ def write_report(
             raise StructuredInitError(f"'{place}' is a link: a report is written into folders of its own, remove it")
     if path.is_dir():
         raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
-    data = read_report_data(folder, baseline, controls, success, metric, mode, names, seed)
+    data = read_report_data(folder, baseline, controls, success, metric, mode, names, seed, arm)
     sections = read_panels(data)
     texts = {
         path: page(data, sections),
         path.with_suffix(".md"): markdown(data, sections),
         path.with_name("results.csv"): to_csv(data.results),
-        path.with_name("results.json"): json.dumps(_plain(record(data)), indent=1, allow_nan=False) + "\n",
+        path.with_name("results.json"): json.dumps(_without_nan(record(data)), indent=1, allow_nan=False) + "\n",
         path.with_name("curves.csv"): to_csv(data.curves),
     }
     figures = [file for each in drawings(sections) if each.save for file in each.write(figures_folder)]
@@ -83,11 +99,7 @@ def write_report(
 
 
 def default_page(source: Path) -> Path:
-    """Return where the page of a comparison goes; of runs made elsewhere into a folder beside them.
-
-    Raises:
-        StructuredInitError: a folder that is the root of all has nothing beside it.
-    """
+    """Return where the page of a comparison goes; of runs made elsewhere into a folder beside them."""
     if (source / MANIFEST).is_file():
         return source / PAGE
     named = source if source.name.strip(".") else source.resolve()  # "." and ".." have no name
@@ -98,10 +110,10 @@ def default_page(source: Path) -> Path:
 
 def markdown(data: ReportData, sections: Sections) -> str:
     """Return every panel in Markdown: what it says, its tables, and links to its figures."""
-    parts = [f"# {sentences.title(data)}", sentences.lead(data)]
-    parts += answers(data)
-    if sentences.state(data):
-        parts.append(f"**Not finished.** {sentences.state(data)}")
+    parts = [f"# {findings.title(data)}", findings.lead(data)]
+    parts += summary(data)
+    if findings.state(data):
+        parts.append(f"**Not finished.** {findings.state(data)}")
     for panel, shown in sections:
         parts += [f"## {panel.title}", *(text for piece in shown for text in _markdown(piece))]
     return "\n\n".join(parts) + "\n"
@@ -118,14 +130,87 @@ def _markdown(piece: str | Table | Drawing | Html) -> list[str]:
     return [*filter(None, [getattr(piece, "markdown", "")]), *links]
 
 
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def read_panels(data: ReportData) -> Sections:
+    """Return every panel that has something to show, with what it shows."""
+    found = [(panel, shown) for panel in PANELS if (shown := pieces(panel, data))]
+    names = [drawing.name for drawing in drawings(found)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise StructuredInitError(
+            f"two figures of the report are called '{twice}': give each Drawing a name of its own"
+        )
+    return found
+
+
+def drawings(sections: Sections) -> Iterator[Drawing]:
+    """Yield the figures of the panels, in their order."""
+    for _, shown in sections:
+        for piece in shown:
+            yield from [piece] if isinstance(piece, Drawing) else getattr(piece, "drawings", ())
+
+
+def page(data: ReportData, sections: Sections) -> str:
+    """Return the page."""
+    shown = [
+        {"name": panel.name, "title": panel.title, "label": panel.label, "html": _panel_html(given, data)}
+        for panel, given in sections
+    ]
+    script = source("report.js")
+    return render(
+        "report.html.j2",
+        css=source("report.css"),
+        js=script,
+        js_digest=b64encode(sha256(script.encode()).digest()).decode(),  # the policy allows this script and no other
+        light=_variables(LIGHT, dark=False),
+        dark=_variables(DARK, dark=True),
+        title=findings.title(data),
+        lead=findings.lead(data),
+        state=findings.state(data),
+        summary=summary(data),
+        arms=findings.count(len(data.manifest["arms"]), "arm" if data.source else "initialization"),
+        sections=shown,
+    )
+
+
+def _panel_html(shown: Sequence[str | Table | Drawing | Html], data: ReportData) -> Markup:
+    """Return the pieces of a panel; figures that follow one another stand side by side."""
+    parts = []
+    for kind, group in groupby(shown, type):
+        given = list(group)
+        if kind is Drawing:
+            figures = Markup("").join(Markup(f"<figure>{drawing.svg}</figure>") for drawing in given)
+            parts.append(Markup('<div class="cards">{}</div>').format(figures))
+        elif kind is Table:
+            parts += [Markup(table.html(data.colors)) for table in given]
+        else:
+            parts += [each.markup if isinstance(each, Html) else Markup("<p>{}</p>").format(each) for each in given]
+    return Markup("\n").join(parts)
+
+
+def _variables(named: Mapping[str, str], dark: bool) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in named.items()) + " " + theme.variables(dark)
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+
 def record(data: ReportData) -> dict[str, Any]:
     """Return everything that is in the tables, as plain lists, dicts, strings and numbers."""
     return {
         "comparison": data.manifest,
         "controls": data.controls,
         "scrambled": data.scrambled,
-        "effects": [_effects(found) for found in data.effects],
-        **({"successes": [_successes(found) for found in data.successes]} if data.successes else {}),
+        "effects": [
+            {
+                **{"point": dict(found.point), "metric": found.metric.name, "factor": found.metric.factor},
+                **{"baseline": found.baseline, "target": found.target, "arms": [_arm(arm) for arm in found.arms]},
+            }
+            for found in data.effects
+        ],
+        **({"successes": [_counts(found) for found in data.successes]} if data.successes else {}),
         "runs": [
             {
                 **{"arm": run.arm, "seed": run.seed, "point": dict(run.point), "learning_rate": run.learning_rate},
@@ -142,24 +227,10 @@ def record(data: ReportData) -> dict[str, Any]:
     }
 
 
-def _effects(found: Effects) -> dict[str, Any]:
-    return {
-        "point": dict(found.point),
-        "metric": found.metric.name,
-        "factor": found.metric.factor,
-        "baseline": found.baseline,
-        "target": found.target,
-        "arms": [_arm(arm) for arm in found.arms],
-    }
-
-
-def _successes(found: Successes) -> dict[str, Any]:
+def _counts(found: Effects) -> dict[str, Any]:
     """Return the counts at one place of the grid; the metric and the baseline stand in its effects."""
-    return {
-        "point": dict(found.point),
-        "threshold": found.threshold,
-        "arms": [dataclasses.asdict(arm) for arm in found.arms],
-    }
+    arms = [dataclasses.asdict(arm) for arm in found.arms]
+    return {"point": dict(found.point), "threshold": found.threshold, "arms": arms}
 
 
 def _arm(arm: ArmResult) -> dict[str, Any]:
@@ -168,15 +239,11 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
         speed_up = _interval(arm.reach.speed_up) if arm.reach.speed_up else None
         reach = {"steps": arm.reach.steps, "speed_up": speed_up, "lower_bounds": arm.reach.bounds}
     return {
-        "arm": arm.name,
-        "learning_rate": arm.learning_rate,
-        "by_seed": arm.by_seed,
+        **{"arm": arm.name, "learning_rate": arm.learning_rate, "by_seed": arm.by_seed},
         "diverged": list(arm.diverged),
         **({"no_learning_rate": dataclasses.asdict(arm.no_rate)} if arm.no_rate else {}),
         "value": arm.value and _interval(arm.value),
-        "to_baseline": _effect(arm.baseline),
-        "to_control": _effect(arm.control),
-        "to_scrambled": _effect(arm.scrambled),
+        **{f"to_{family}": _effect(getattr(arm, family)) for family in FAMILIES},
         "reach": reach,
     }
 
@@ -184,36 +251,23 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
 def _effect(effect: Effect | None) -> dict[str, Any] | None:
     if effect is None:
         return None
+    decision = effect.decision  # its interval stands beside it
+    decided = {"kind": decision.kind, "within": decision.within, "needed": decision.needed} if decision else None
     return {
-        "reference": effect.reference,
-        "by_seed": effect.by_seed,
-        "is_gain": effect.is_gain,
-        "p_value": effect.p_value,
-        "adjusted_p_value": effect.adjusted,
-        **_interval(effect.interval),
-        **({"decision": _decision(effect.decision)} if effect.decision else {}),
+        **{"reference": effect.reference, "by_seed": effect.by_seed, "is_gain": effect.is_gain},
+        **{"p_value": effect.p_value, "adjusted_p_value": effect.adjusted, **_interval(effect.interval)},
+        **({"decision": decided} if decided else {}),
     }
-
-
-def _decision(decision: Decision) -> dict[str, Any]:
-    """Return a decision; its interval stands beside it."""
-    return {"kind": decision.kind, "within": decision.within, "needed": decision.needed}
 
 
 def _interval(interval: Interval) -> dict[str, Any]:
-    return {
-        "mean": interval.mean,
-        "low": interval.low,
-        "high": interval.high,
-        "samples": interval.samples,
-        "level": 0.95,
-    }
+    return {**dataclasses.asdict(interval), "level": 0.95}
 
 
-def _plain(value: Any) -> Any:
+def _without_nan(value: Any) -> Any:
     """Return a value with null in place of what JSON has no number for."""
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _without_nan(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
+        return [_without_nan(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

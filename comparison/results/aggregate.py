@@ -25,60 +25,35 @@ Scores = list[np.ndarray]  # (seeds,) per place of the grid
 
 @dataclass(frozen=True)
 class ArmAggregate:
-    """One arm over the whole grid.
+    """One arm over the whole grid."""
 
-    Attributes:
-        name: of the arm.
-        mean: interquartile mean of all runs of all places; ``samples`` is their number.
-        improvement: probability that a run is better than one of the baseline at a place of the grid drawn at random;
-            None for the baseline.
-        profile: share of runs that are as good as each of ``Aggregate.thresholds``.
-        low: lower end of its pointwise interval.
-        high: upper end.
-    """
-
-    name: str
-    mean: Interval
+    name: str  # of the arm
+    mean: Interval  # interquartile mean of all runs of all places; ``samples`` is their number
+    # probability that a run is better than one of the baseline at a place of the grid drawn at random; None for
+    # the baseline
     improvement: Interval | None
-    profile: np.ndarray
-    low: np.ndarray
-    high: np.ndarray
+    profile: np.ndarray  # share of runs that are as good as each of ``Aggregate.thresholds``
+    low: np.ndarray  # lower end of its pointwise interval
+    high: np.ndarray  # upper end
 
 
 @dataclass(frozen=True)
 class Aggregate:
-    """All arms over the whole grid.
+    """All arms over the whole grid."""
 
-    Attributes:
-        metric: what is compared.
-        baseline: the arm that others are compared with.
-        places: of the grid at which all arms have a run.
-        thresholds: from the worst value of any run to the best.
-        fewest: seeds of an arm at a place.
-        arms: in their order.
-        between_arms: how far apart the means of arms over all places are.
-        between_places: how far apart the means of places over all arms are.
-        interaction: the most that an arm's mean at a place is off the sum of both.
-    """
-
-    metric: Metric
-    baseline: str
-    places: int
-    thresholds: np.ndarray
-    fewest: int
-    arms: list[ArmAggregate]
-    between_arms: Interval
-    between_places: Interval
-    interaction: Interval
+    metric: Metric  # what is compared
+    baseline: str  # the arm that others are compared with
+    places: int  # of the grid at which all arms have a run
+    thresholds: np.ndarray  # from the worst value of any run to the best
+    fewest: int  # seeds of an arm at a place
+    arms: list[ArmAggregate]  # in their order
+    between_arms: Interval  # how far apart the means of arms over all places are
+    between_places: Interval  # how far apart the means of places over all arms are
+    interaction: Interval  # the most that an arm's mean at a place is off the sum of both
 
 
 def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate | None:
-    """Return what all places of a grid say together; None with fewer than two at which all arms have a run.
-
-    Args:
-        found: the effects at every place; seeds without a number are left out of it.
-        resamples: how often the seeds are drawn again, with replacement.
-    """
+    """Return what all places of a grid say together; None with fewer than two at which all arms have a run."""
     names = [arm.name for arm in max(found, key=lambda each: len(each.arms)).arms] if found else []
     places = [{arm.name: arm.by_seed for arm in each.arms if arm.by_seed} for each in found]
     places = [place for place in places if place and all(name in place for name in names)]

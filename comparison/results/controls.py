@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from comparison.results.records import Manifest
-from comparison.results.run_record import RunRecord, read_json
+from comparison.results.folder import Manifest, Run, read_json
 from structured_init.errors import StructuredInitError, nearest
 
 # Who may have written a control: positions, and what the literature calls its baselines.
@@ -24,12 +23,8 @@ SCRAMBLED, SHARPENED, SAME_POSITIONS = "_scrambled", "_sharpened", "_positions" 
 Report = Mapping[str, Any]
 
 
-def find_controls(manifest: Manifest, runs: Iterable[RunRecord]) -> dict[str, str]:
-    """Return arm → its control: those named by the user, else those found in the init reports of equal seeds.
-
-    Raises:
-        StructuredInitError: a control was named that is no arm of the comparison.
-    """
+def find_controls(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
+    """Return arm → its control: those named by the user, else those found in the init reports of equal seeds."""
     reports: dict[str, dict[int, Report]] = {arm: {} for arm in manifest["arms"]}
     for run in runs:
         path = run.folder / "init_report.json"
@@ -43,7 +38,7 @@ def find_controls(manifest: Manifest, runs: Iterable[RunRecord]) -> dict[str, st
     return {**found, **{arm: other for arm, other in named(manifest).items() if not other.endswith(SCRAMBLED)}}
 
 
-def find_scrambled(manifest: Manifest, runs: Iterable[RunRecord]) -> dict[str, str]:
+def find_scrambled(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
     """Return arm → the same initialization scrambled: as the init reports say, or as the user named it."""
     shown: dict[str, str] = {}
     for run in runs:
@@ -65,11 +60,7 @@ def named(manifest: Manifest) -> dict[str, str]:
 
 
 def check_controls(controls: Mapping[str, str] | str | None, manifest: Manifest) -> dict[str, str]:
-    """Return arm → control as the user named them; one name stands for every other arm but the baseline.
-
-    Raises:
-        StructuredInitError: an arm is unknown.
-    """
+    """Return arm → control as the user named them; one name stands for every other arm but the baseline."""
     named = {controls} if isinstance(controls, str) else {name for pair in (controls or {}).items() for name in pair}
     for name in sorted(named - set(manifest["arms"])):
         raise StructuredInitError(f"'{name}' is not an arm of this comparison: {nearest(name, manifest['arms'])}")
@@ -84,11 +75,15 @@ def is_control(control: Report, arm: Report) -> bool:
     The control has plain writers only and sets positions; the other has an attention part; and every parameter that
     no attention part wrote has the same statistics and trains alike in both.
     """
-    writers = [writer for entry in control["entries"] for writer in entry["set_by"]]
-    if not all(_class(writer) in PLAIN for writer in writers) or not {*POSITIONS} & {*map(_class, writers)}:
+    classes = {initializer for entry in control["entries"] for initializer, _ in _writers(entry)}
+    if not classes <= {*PLAIN} or not classes & {*POSITIONS}:
         return False
     ours, theirs = ({tuple(entry["names"]): entry for entry in report["entries"]} for report in (control, arm))
-    attended = {names for names, entry in theirs.items() if any(map(_is_attention, entry["set_by"]))}
+    attended = {
+        names
+        for names, entry in theirs.items()
+        if any(initializer not in PLAIN and part != "positions" for initializer, part in _writers(entry))
+    }
     return bool(attended) and all(
         names in ours and names in theirs and _alike(ours[names], theirs[names])
         for names in ours.keys() | theirs.keys()
@@ -101,13 +96,12 @@ def _matches(controls: Mapping[int, Report], arms: Mapping[int, Report]) -> bool
     return bool(seeds) and all(is_control(controls[seed], arms[seed]) for seed in seeds)
 
 
-def _class(writer: str) -> str:
-    return writer.partition(":")[0].partition("(")[0].strip()
-
-
-def _is_attention(writer: str) -> bool:
-    """Tell whether a writer is a part, other than its positions, that sets attention (``"Mimetic: query_key"``)."""
-    return _class(writer) not in PLAIN and writer.partition(":")[2].strip() != "positions"
+def _writers(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return who set a tensor: class and part. Older reports have it in words, ``Mimetic: query_key``."""
+    if "writers" in entry:
+        return [(each["initializer"], each["part"]) for each in entry["writers"]]
+    pairs = (text.partition(":")[::2] for text in entry["set_by"])
+    return [(name.partition("(")[0].strip(), part.strip()) for name, part in pairs]
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

@@ -29,20 +29,15 @@ class Question:
     """What a comparison is to decide, in the unit in which its metric is shown.
 
     One of ``precision`` and ``margin`` is given.
-
-    Attributes:
-        precision: half width of the interval at which the size of a difference is known well enough.
-        margin: differences below it are of no interest. An interval inside ``(-margin, margin)`` shows equivalence.
-        most: seeds that may be trained.
-        horizon: ``most`` as it was before the first look; see :func:`~comparison.results.sequential.looking_interval`.
-        level: of each interval.
     """
 
-    precision: float | None = None
+    precision: float | None = None  # half width of the interval at which the size of a difference is known well enough
+    # differences below it are of no interest. An interval inside ``(-margin, margin)`` shows equivalence
     margin: float | None = None
-    most: int = 40
+    most: int = 40  # seeds that may be trained
+    # ``most`` as it was before the first look; see :func:`~comparison.results.sequential.looking_interval`
     horizon: int = 40
-    level: float = 0.95
+    level: float = 0.95  # of each interval
 
     @property
     def fewest(self) -> int:
@@ -66,24 +61,16 @@ class Question:
 
 @dataclass(frozen=True)
 class Decision:
-    """What is known of one paired difference.
+    """What is known of one paired difference."""
 
-    Attributes:
-        kind: ``"undecided"`` where more seeds are needed, or where none would help.
-        interval: on the pairs that decided; on all of them while undecided.
-        within: no difference beyond it is compatible with the interval; None unless equivalent.
-        needed: pairs that it would take in all, if mean and deviation stay as they are; None where decided, or where no
-            reasonable number would do.
-        helped: whether more seeds can decide it before the limit.
-        reason: why none would, where there is no ``needed``.
-    """
-
-    kind: Kind
-    interval: Interval
-    within: float | None = None
+    kind: Kind  # ``"undecided"`` where more seeds are needed, or where none would help
+    interval: Interval  # on the pairs that decided; on all of them while undecided
+    within: float | None = None  # no difference beyond it is compatible with the interval; None unless equivalent
+    # pairs that it would take in all, if mean and deviation stay as they are; None where decided, or where no
+    # reasonable number would do
     needed: int | None = None
-    helped: bool = False
-    reason: str = ""
+    helped: bool = False  # whether more seeds can decide it before the limit
+    reason: str = ""  # why none would, where there is no ``needed``
 
 
 def question_of(manifest: Mapping[str, Any]) -> Question | None:
@@ -93,13 +80,7 @@ def question_of(manifest: Mapping[str, Any]) -> Question | None:
 
 
 def decide(values: Sequence[float], question: Question, metric: Metric) -> Decision:
-    """Return what paired differences decide. The first number of pairs that decided counts: later ones change nothing.
-
-    Args:
-        values: differences in the order of their seeds, in the unit that is shown.
-        question: what is asked.
-        metric: which direction is better.
-    """
+    """Return what paired differences decide: the first number of pairs that did counts, later ones change nothing."""
     for n in range(question.fewest, len(values) + 1):
         interval = question.interval(values[:n])
         kind = _kind(interval, question, metric)
@@ -123,13 +104,7 @@ def _kind(interval: Interval, question: Question, metric: Metric) -> Kind:
 
 
 def judged(interval: Interval, margin: float | None, metric: Metric) -> Kind:
-    """Return what an interval says: equivalent where it lies inside of ± margin, else better or worse than zero.
-
-    Args:
-        interval: of a paired difference, in the unit that is shown.
-        margin: differences below it do not matter; None where no such margin was asked for.
-        metric: which direction is better.
-    """
+    """Return what an interval says: equivalent where it lies inside of ± margin, else better or worse than zero."""
     if margin is not None and max(-interval.low, interval.high) < margin:
         return "equivalent"
     if interval.excludes_zero:

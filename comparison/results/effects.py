@@ -1,97 +1,91 @@
-"""What a comparison found: each arm's final values, and its paired differences to the baseline and to its control."""
+"""What a comparison found: each arm's final values, or how many of its runs succeed, and how it differs from others.
+
+An arm is compared with the baseline, with the arm that has the same positions, and with itself scrambled. The
+differences of all arms to one of these are a family, whose verdicts hold together.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from comparison.results.decisions import Decision, Question, decide, question_of
+from comparison.results.folder import Manifest, Point, choice_name, points
 from comparison.results.metric import Metric
-from comparison.results.multiple import LEVEL, holm, p_value
-from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval, paired_values, t_interval
-from comparison.results.records import Manifest, at_point, choice_name, points
-from comparison.results.run_record import Point
-from comparison.results.targets import Curve, Reach, final_mean, reach
+from comparison.results.paired import (
+    FAMILY_LEVEL,
+    FEWEST_FOR_INTERVAL,
+    Interval,
+    are_equal,
+    holm,
+    p_value,
+    paired_values,
+    t_interval,
+)
+from comparison.results.records import at_point
+from comparison.results.targets import Curve, Reach, Share, Times, final_mean, fisher, reach, share, steps_to, times_to
+from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Values = dict[int, float]
+FAMILIES = ("baseline", "control", "scrambled")  # what arms are compared with: attributes of theirs
+CLEAR_GAP = 40.0  # points of accuracy between runs that succeed and runs that do not
+ROUND = (0.95, 0.9, 0.99, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # thresholds as one names them, the usual ones first
+
+Values = dict[int, float]  # by seed
 
 
 @dataclass(frozen=True)
-class Effect:
-    """A paired difference.
+class Contrast:
+    """How an arm differs from another, among all arms of its family."""
 
-    Attributes:
-        reference: the arm that is subtracted.
-        by_seed: difference by seed, of the seeds in which both have a number.
-        interval: their t interval; where the comparison was asked to decide, the one that is valid under its stopping.
-        is_gain: whether the difference is for the better or the worse among all of its family; None where that is open,
-            as it always is with two pairs.
-        decision: where the comparison was asked to decide.
-        unjudged: the arm that looks better has diverged in a seed, so that it is open: the seeds in which it has not
-            are no fair sample of it.
-        p_value: of the paired t-test, this difference alone; None where there is no such test.
-        adjusted: the p-value among the differences of all arms to the baseline, or to their controls, by Holm's method.
-    """
+    reference: str  # the other arm
+    p_value: float | None  # of this difference alone; None where there is no such test
+    adjusted: float | None  # among its family, by Holm's method
+    is_gain: bool | None  # True where the arm is better, False where worse; None where that is open
 
-    reference: str
-    by_seed: Values
-    interval: Interval
-    is_gain: bool | None
-    decision: Decision | None = None
+
+@dataclass(frozen=True, kw_only=True)
+class Effect(Contrast):
+    """A paired difference: its p-value is that of the paired t-test. With two pairs it always is open."""
+
+    by_seed: Values  # of the seeds in which both have a number
+    interval: (
+        Interval  # Student's t; where the comparison was asked to decide, the one that is valid under its stopping
+    )
+    decision: Decision | None = None  # where the comparison was asked to decide
+    # The arm that looks better has diverged in a seed: the seeds in which it has not are no fair sample of it.
     unjudged: bool = False
-    p_value: float | None = None
-    adjusted: float | None = None
 
 
 @dataclass(frozen=True)
 class NoRate:
-    """How the runs of an arm ended for which no learning rate could be chosen: each had a seed without a number.
+    """How the runs of an arm ended for which no learning rate could be chosen: each had a seed without a number."""
 
-    Attributes:
-        seeds: that each learning rate was tried with.
-        runs: of all learning rates and seeds.
-        diverged: how many ended without a number.
-        failed: how many did not end.
-    """
-
-    seeds: int
-    runs: int
-    diverged: int
-    failed: int
+    seeds: int  # that each learning rate was tried with
+    runs: int  # of all learning rates and seeds
+    diverged: int  # how many ended without a number
+    failed: int  # how many did not end
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ArmResult:
-    """What one arm gave at one place of the grid.
-
-    Attributes:
-        name: of the arm.
-        by_seed: final value by seed, in the unit that is shown; seeds that ended in no number are not among them.
-        diverged: the seeds whose run ended without a number in the metric or in a loss.
-        value: t interval of ``by_seed``; None where no seed ended in a number.
-        learning_rate: the one chosen; None where none was to be chosen, or none could be.
-        baseline: difference to the baseline; None for the baseline itself, or where nothing is paired.
-        control: difference to the same-positions control; None without one.
-        scrambled: difference to the same weights scrambled; None without such an arm.
-        reach: steps to the target; None without curves.
-        no_rate: how its runs ended, where no learning rate could be chosen for it: it then has no value.
-    """
+    """What one arm gave at one place of the grid, with its differences to others where there are any."""
 
     name: str
-    by_seed: Values
-    diverged: tuple[int, ...]
-    value: Interval | None
-    learning_rate: float | None
-    baseline: Effect | None
-    control: Effect | None
-    reach: Reach | None
-    no_rate: NoRate | None = None
+    by_seed: Values  # final value by seed, in the unit that is shown; seeds that ended in no number are not among them
+    diverged: tuple[int, ...]  # the seeds whose run ended without a number in the metric or in a loss
+    value: Interval | None = None  # of ``by_seed``; None where no seed ended in a number
+    learning_rate: float | None = None  # the one chosen; None where none was to be chosen, or none could be
+    baseline: Effect | None = None
+    control: Effect | None = None
     scrambled: Effect | None = None
+    reach: Reach | None = None  # steps to the target; None without curves
+    no_rate: NoRate | None = None  # where no learning rate could be chosen: it then has no value
 
     @property
     def seeds(self) -> int:
@@ -100,8 +94,8 @@ class ArmResult:
 
     @property
     def differences(self) -> list[Effect]:
-        """The paired differences that there are: to the baseline, to the same positions, to itself scrambled."""
-        return [effect for effect in (self.baseline, self.control, self.scrambled) if effect is not None]
+        """The paired differences that there are, by family."""
+        return [effect for family in FAMILIES if (effect := getattr(self, family)) is not None]
 
     @property
     def lost(self) -> int:
@@ -110,25 +104,35 @@ class ArmResult:
 
 
 @dataclass(frozen=True)
-class Effects:
-    """All arms at one place of the grid.
+class ArmSuccess:
+    """How often and how soon the runs of one arm succeed; p-values of its differences are those of Fisher's test."""
 
-    Attributes:
-        point: the place.
-        metric: what is compared.
-        baseline: the arm that differences refer to.
-        target: what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves.
-        arms: those with a complete run, or with no learning rate that could be chosen, in the order in which they were
-            given.
-        question: what was to be decided; None where the comparison only describes.
-    """
+    name: str
+    share: Share
+    baseline: Contrast | None
+    control: Contrast | None
+    scrambled: Contrast | None
+    times: Times | None  # None without curves
+
+
+Arm = TypeVar("Arm", ArmResult, ArmSuccess)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effects:
+    """All arms at one place of the grid."""
 
     point: Point
     metric: Metric
-    baseline: str
-    target: float | None
-    arms: list[ArmResult]
-    question: Question | None = None
+    baseline: str  # the arm that differences refer to
+    # Those with a complete run, or with no learning rate that could be chosen, in the order in which they were given:
+    # ArmResult, or ArmSuccess where there is a threshold.
+    arms: list[Any]
+    threshold: float | None = (
+        None  # what a final value has to reach for its run to be counted, in the unit that is shown
+    )
+    target: float | None = None  # what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves
+    question: Question | None = None  # what was to be decided; None where the comparison only describes
 
     @property
     def at_once(self) -> bool:
@@ -145,33 +149,12 @@ def effects(
     choices: Mapping[str, Mapping[str, Any]] | None = None,
     scrambled: Mapping[str, str] | None = None,
 ) -> list[Effects]:
-    """Return the effects at every place of the grid.
-
-    Args:
-        results: as ``load_results`` gives them.
-        manifest: of the comparison; its ``baseline``, ``metric`` and ``mode`` are used.
-        controls: arm → its same-positions control.
-        curves: as ``load_curves`` gives them, for the steps to a target.
-        choices: as ``chosen_learning_rates`` gives them, for the arms of which no learning rate could be chosen.
-        scrambled: arm → the arm that is the same initialization scrambled.
-    """
+    """Return the effects at every place of the grid."""
     chosen = choices or {}
     return [
-        _effects(
-            results, manifest, controls or {}, scrambled or {}, curves, point, chosen.get(choice_name(dict(point)), {})
-        )
-        for point in points(manifest)
+        _effects(results, manifest, controls or {}, scrambled or {}, curves, point, chosen.get(choice_name(point), {}))
+        for point in points(manifest["grid"])
     ]
-
-
-def curves_by_seed(curves: pd.DataFrame, metric: str, axis: str = "step") -> dict[str, dict[int, Curve]]:
-    """Return arm → seed → [(axis, value)] of one metric, where the axis is known."""
-    found: dict[str, dict[int, Curve]] = {}
-    shown = curves[(curves["metric"] == metric) & curves[axis].notna()]
-    for (arm, seed), rows in shown.groupby(["arm", "seed"], sort=False):
-        pairs = list(zip(rows[axis].astype(float), rows["value"].astype(float), strict=True))
-        found.setdefault(str(arm), {})[int(seed)] = pairs
-    return found
 
 
 def _effects(
@@ -205,7 +188,7 @@ def _effects(
     target, reaches = _reaches(curves, point, metric, baseline, complete, diverged)
     without_rate = {arm: found for arm, choice in choices.items() if (found := _no_rate(choice)) and arm not in values}
     arms = [
-        ArmResult(arm, {}, (), None, None, None, None, None, no_rate=without_rate[arm])
+        ArmResult(name=arm, by_seed={}, diverged=(), no_rate=without_rate[arm])
         if arm in without_rate
         else ArmResult(
             name=arm,
@@ -221,7 +204,9 @@ def _effects(
         for arm in manifest["arms"]
         if arm in values or arm in without_rate
     ]
-    return Effects(point, metric, baseline, target, _among_all(arms), question)
+    return Effects(
+        point=point, metric=metric, baseline=baseline, target=target, arms=judge_together(arms), question=question
+    )
 
 
 def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
@@ -252,20 +237,7 @@ def _effect(
     unjudged = is_gain is not None and bool(diverged[arm if is_gain else reference])
     p = p_value(list(differences.values())) if len(differences) > 1 else None
     is_gain = None if unjudged or interval.samples < FEWEST_FOR_INTERVAL else is_gain
-    return Effect(reference, differences, interval, is_gain, unjudged=unjudged, p_value=p, adjusted=p)
-
-
-def _among_all(arms: list[ArmResult]) -> list[ArmResult]:
-    """Return the arms with verdicts that hold together: one family per question, the baseline's and each control's."""
-    for to in ("baseline", "control", "scrambled"):
-        known = {arm.name: effect for arm in arms if (effect := getattr(arm, to)) is not None}
-        adjusted = holm({name: effect.p_value for name, effect in known.items() if effect.p_value is not None})
-        judged = {
-            name: replace(known[name], adjusted=p, is_gain=known[name].is_gain if p < LEVEL else None)
-            for name, p in adjusted.items()
-        }
-        arms = [replace(arm, **{to: judged.get(arm.name, getattr(arm, to))}) for arm in arms]
-    return arms
+    return Effect(reference, p, p, is_gain, by_seed=differences, interval=interval, unjudged=unjudged)
 
 
 def _decided(
@@ -277,7 +249,20 @@ def _decided(
     if lost:
         found = Decision("undecided", found.interval, reason="a side that looks no worse has diverged in some seeds")
     found = replace(found, interval=metric.cut(found.interval, difference=True))
-    return Effect(reference, by_seed, found.interval, {"better": True, "worse": False}.get(found.kind), found)
+    is_gain = {"better": True, "worse": False}.get(found.kind)
+    return Effect(reference, None, None, is_gain, by_seed=by_seed, interval=found.interval, decision=found)
+
+
+def judge_together(arms: Sequence[Arm]) -> list[Arm]:
+    """Return the arms with verdicts that hold together within each family, by Holm's method."""
+    arms = list(arms)
+    for family in FAMILIES:
+        known = {arm.name: each for arm in arms if (each := getattr(arm, family)) is not None}
+        adjusted = holm({name: each.p_value for name, each in known.items() if each.p_value is not None})
+        for name, p in adjusted.items():
+            known[name] = replace(known[name], adjusted=p, is_gain=known[name].is_gain if p < FAMILY_LEVEL else None)
+        arms = [replace(arm, **{family: known.get(arm.name)}) for arm in arms]
+    return arms
 
 
 def _reaches(
@@ -308,3 +293,104 @@ def _reaches(
     return metric.factor * target, {
         arm: reach(of_arm, base, target, metric.mode) for arm, of_arm in found.items() if of_arm
     }
+
+
+def curves_by_seed(curves: pd.DataFrame, metric: str, axis: str = "step") -> dict[str, dict[int, Curve]]:
+    """Return arm → seed → [(axis, value)] of one metric, where the axis is known."""
+    found: dict[str, dict[int, Curve]] = {}
+    shown = curves[(curves["metric"] == metric) & curves[axis].notna()]
+    for (arm, seed), rows in shown.groupby(["arm", "seed"], sort=False):
+        pairs = list(zip(rows[axis].astype(float), rows["value"].astype(float), strict=True))
+        found.setdefault(str(arm), {})[int(seed)] = pairs
+    return found
+
+
+def all_equal(found: Effects) -> float | None:
+    """Return the value that all final results of at least two arms share, but for rounding; None where they differ."""
+    arms = [arm for arm in found.arms if arm.by_seed]
+    values = [value for arm in arms for value in arm.by_seed.values()]
+    if len(arms) < 2 or any(arm.diverged or arm.no_rate for arm in found.arms):
+        return None
+    return values[0] if are_equal(values, max(map(abs, values))) else None
+
+
+def fewer_seeds(found: Effects) -> dict[str, str]:
+    """Return arm → ``2 of 5 seeds``, of the arms that lack seeds which others have; empty where all have the same."""
+    seeds = {arm.name: {*arm.by_seed, *arm.diverged} for arm in found.arms if arm.by_seed or arm.diverged}
+    every = set().union(*seeds.values())
+    return {arm: f"{len(own)} of {len(every)} seeds" for arm, own in seeds.items() if own != every}
+
+
+# Results that are all or nothing --------------------------------------------------------------------------------------
+
+
+def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = None) -> Effects:
+    """Count the runs whose final value is as good as a threshold; a run that diverged is none of them."""
+    limit, sign = found.metric.factor * threshold, -1.0 if found.metric.mode == "min" else 1.0
+    shares = {
+        arm.name: share(
+            sum(sign * v >= sign * limit and s not in arm.diverged for s, v in arm.by_seed.items()), arm.seeds
+        )
+        for arm in found.arms
+        if arm.no_rate is None and arm.seeds
+    }
+    of_validation: dict[str, dict[int, Curve]] = {}
+    if curves is not None and len(curves):
+        shown = at_point(curves[curves["chosen"].astype(bool)], found.point)
+        of_validation = curves_by_seed(shown, found.metric.on_validation)
+    arms = [
+        ArmSuccess(
+            name=arm.name,
+            share=shares[arm.name],
+            baseline=_contrast(shares, arm.name, found.baseline),
+            control=_contrast(shares, arm.name, arm.control.reference if arm.control else None),
+            scrambled=_contrast(shares, arm.name, arm.scrambled.reference if arm.scrambled else None),
+            times=_times(of_validation.get(arm.name, {}), arm, threshold, found.metric.mode),
+        )
+        for arm in found.arms
+        if arm.name in shares
+    ]
+    arms = judge_together(arms)
+    return Effects(point=found.point, metric=found.metric, baseline=found.baseline, arms=arms, threshold=limit)
+
+
+def _contrast(shares: Mapping[str, Share], arm: str, reference: str | None) -> Contrast | None:
+    if reference is None or reference == arm or reference not in shares:
+        return None
+    p = fisher(shares[arm], shares[reference])
+    more = shares[arm].count * shares[reference].runs > shares[reference].count * shares[arm].runs
+    return Contrast(reference, p, p, more)
+
+
+def _times(curves: Mapping[int, Curve], arm: ArmResult, threshold: float, mode: str) -> Times | None:
+    runs = [(seed, curve) for seed, curve in curves.items() if curve and seed in {*arm.by_seed, *arm.diverged}]
+    if not runs:
+        return None
+    # Whatever a run was before it diverged, it does not succeed.
+    reached = [None if seed in arm.diverged else steps_to(curve, threshold, mode) for seed, curve in runs]
+    return times_to(reached, [float(curve[-1][0]) for _, curve in runs])
+
+
+def check_success(threshold: float, metric: str) -> float:
+    """Return a threshold that the metric can have."""
+    if Metric(metric).factor == 100 and threshold > 1:
+        raise StructuredInitError(
+            f"--success {threshold:g} is more than any {metric} can be, which is logged from 0 to 1: "
+            f"did you mean {min(threshold / 100, 1.0):g}?"
+        )
+    return threshold
+
+
+def all_or_nothing(found: Effects) -> float | None:
+    """Return a threshold, as the metric is logged, where runs of one arm end on both sides of a gap; None elsewhere.
+
+    The gap is the largest between the final values of all runs, and at least 40 points of an accuracy wide.
+    """
+    values = sorted(value for arm in found.arms for value in arm.by_seed.values())
+    gaps = [(high - low, low, high) for low, high in pairwise(values)]
+    width, low, high = max(gaps, default=(0.0, 0.0, 0.0))
+    if found.metric.factor != 100 or width < CLEAR_GAP:
+        return None
+    if not any(min(arm.by_seed.values()) <= low < high <= max(arm.by_seed.values()) for arm in found.arms if arm.value):
+        return None
+    return next(each for each in (*ROUND, round((low + high) / 200, 2)) if low < 100 * each <= high)

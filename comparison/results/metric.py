@@ -1,27 +1,91 @@
-"""How a metric is shown, and which direction of it is better."""
+"""How a metric is shown, and whether more or less of it is better.
+
+A wrong guess turns every verdict of a report around, so nothing is guessed: a name is known by the words in it, and one
+whose words are unknown, or speak for both, is asked for.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from comparison.results.direction import BETTER, direction, words_of
 from comparison.results.paired import Interval
+from structured_init.errors import StructuredInitError
 
+# Words in small letters; two neighbouring ones count as one too: "CrossEntropy" has "crossentropy", "F1" has "f1".
+LOSSES = frozenset({"loss", "losses", "error", "errors", "err", "cost", "penalty", "regret", "risk"})
+OTHER_LESS = """
+perplexity ppl bits bpb bpc bpd bpt nats nll xent crossentropy logloss ce bce kl kld divergence brier deviance
+mse rmse nmse nrmse mae nmae medae mape smape wmape mdape msle rmsle rse huber hinge
+wer cer ter mer eer ece mce ace fpr fnr fdr hamming levenshtein distance misclassification misclassified
+fid kid fvd fad mmd emd wasserstein hausdorff chamfer lpips niqe brisque latency runtime
+"""
+OTHER_MORE = """
+accuracy accuracies acc precision recall sensitivity specificity tpr tnr ppv npv f1 f2 fbeta fscore
+auc auroc auprc aupr rocauc prauc ap map iou miou jaccard dice union panopticquality ndcg dcg mrr hit hits hitrate
+r2 rsquared explainedvariance mcc matthews kappa pearson spearman kendall correlation corrcoef
+cosinesimilarity structuralsimilarity psnr ssim msssim snr noiseratio sdr sisdr sisnr pesq stoi
+bleu sacrebleu rouge rougel meteor chrf cider spice bertscore em match matches agreement correct
+success solved pass win wins winrate reward rewards return returns throughput nmi ari ami silhouette
+"""
+# With one of these a name says nothing: the drop of an accuracy, the time to a loss, the spread of either.
+OPEN_WORDS = """
+drop gap decrease increase reduction change delta diff difference std stdev deviation variance inverse entropy
+false true time step steps epoch epochs count number num rank ranked threshold
+"""
+LIKELIHOODS = frozenset({"likelihood", "loglikelihood", "elbo"})
+LESS, MORE = LOSSES | set(OTHER_LESS.split()), LIKELIHOODS | set(OTHER_MORE.split())
+OPEN = frozenset(OPEN_WORDS.split())
+WHOLE = {"crossentropy": "entropy", "explainedvariance": "variance"}  # a known pair, and what would be open alone
+BETTER = {"max": "higher is better", "min": "lower is better"}
+FLAGS = {"max": "--more-is-better", "min": "--less-is-better"}
 NEVER_NEGATIVE = {"loss", "perplexity", "bits", "error"}
+
+
+def words_of(metric: str) -> list[str]:
+    """Return the words of a metric's name in small letters: ``test/topError`` has ``test``, ``top``, ``error``."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+", metric)]
+
+
+def direction(metric: str) -> str | None:
+    """Return whether more (``"max"``) or less (``"min"``) of a metric is better; None where its name does not tell."""
+    metric = re.sub("_(step|epoch)$", "", metric)  # which Lightning adds
+    single = words_of(metric)
+    pairs = [one + other for one, other in pairwise(single)]
+    chunks = re.findall(r"[a-z0-9]+", metric.lower())  # mIoU, whose capitals do not begin words
+    every = {*single, *pairs, *chunks}
+    if every & OPEN - {WHOLE[pair] for pair in every & WHOLE.keys()} or re.search(r"(^|/)1\s*-", metric):
+        return None
+    less, more = every & LESS, every & MORE
+    if less and more:  # the last word of a compound is what it is: accuracy_loss
+        last = next((word for word in reversed(single) if word in LESS | MORE), "")
+        return "min" if last in LOSSES else None
+    if not less and not more:
+        return "max" if any(re.fullmatch(r"top\d+", word) for word in every) else None
+    found = "min" if less else "max"
+    if "neg" in every or ("negative" in every and every & LIKELIHOODS):
+        return "max" if found == "min" else "min"
+    return None if "negative" in every else found
+
+
+def mode_of(metric: str) -> str:
+    """Return what :func:`direction` does."""
+    found = direction(metric)
+    if found is None:
+        raise StructuredInitError(
+            f"the name '{metric}' does not say whether more or less of it is better: add {' or '.join(FLAGS.values())}"
+        )
+    return found
 
 
 @dataclass(frozen=True)
 class Metric:
-    """How a metric is shown.
+    """How a metric is shown."""
 
-    Attributes:
-        name: as logged, ``"test/accuracy"``.
-        mode: ``"max"`` where more is better, ``"min"`` where less is.
-    """
-
-    name: str
-    mode: str = "max"
+    name: str  # as logged, ``"test/accuracy"``
+    mode: str = "max"  # ``"max"`` where more is better, ``"min"`` where less is
 
     @property
     def factor(self) -> float:
@@ -62,12 +126,7 @@ class Metric:
         return (0.0 if from_zero else -math.inf), math.inf
 
     def cut(self, interval: Interval, difference: bool = False) -> Interval:
-        """Return the part of an interval that the metric can have: the truth is in its range, so nothing is lost.
-
-        Args:
-            interval: of a mean, or of a difference of two.
-            difference: of which it is.
-        """
+        """Return the part of an interval that the metric can have: the truth is in its range, so nothing is lost."""
         low, high = self.ends
         low, high = (low - high, high - low) if difference else (low, high)
         if not math.isfinite(interval.half_width):

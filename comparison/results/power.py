@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
 
+from comparison.results.effects import Effects
 from comparison.results.metric import Metric
 from comparison.results.paired import ROUNDING, deviation
+from comparison.results.tables import Cell, Table, number, significant
 
 POWER = 0.8
 MANY = 10_000  # pairs; what takes more has no price worth naming
+ENOUGH = 5  # seeds, below which a deviation is hardly known
 
 
 @dataclass(frozen=True)
 class Power:
-    """What paired differences of this spread can show.
+    """What paired differences of this spread can show."""
 
-    Attributes:
-        pairs: seeds in which both arms have a number.
-        deviation: standard deviation of the paired differences.
-        family: how many differences are judged together.
-        visible: the smallest true difference that is called better or worse among them with a probability of 80 % or
-            more, if the deviation that was found is the true one.
-        between: ends of a 95 % interval of ``visible``, for the deviation is an estimate.
-        seeds: half width → the pairs at which a 95 % t interval is that narrow, in order of size from the largest; None
-            where it takes more than 10,000.
-    """
-
-    pairs: int
-    deviation: float
-    family: int
+    pairs: int  # seeds in which both arms have a number
+    deviation: float  # standard deviation of the paired differences
+    family: int  # how many differences are judged together
+    # the smallest true difference that is called better or worse among them with a probability of 80 % or more,
+    # if the deviation that was found is the true one
     visible: float
-    between: tuple[float, float]
+    between: tuple[float, float]  # ends of a 95 % interval of ``visible``, for the deviation is an estimate
+    # half width → the pairs at which a 95 % t interval is that narrow, in order of size from the largest; None
+    # where it takes more than 10,000
     seeds: dict[float, int | None]
 
 
@@ -41,12 +38,6 @@ def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1
 
     Holm's method judges the largest of a family at the level of Bonferroni and all others at a wider one, so the power
     of its verdict is at least that of a t test at Bonferroni's level.
-
-    Args:
-        values: paired differences, in the unit that is shown.
-        half_widths: of intervals whose price is asked for.
-        family: how many differences are judged together.
-        level: of the intervals, and of the verdicts of a family together.
     """
     from scipy import stats
 
@@ -84,13 +75,7 @@ def smallest_effect(deviation: float, pairs: int, power: float = POWER, level: f
 
 
 def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int | None:
-    """Return the smallest number of pairs whose t interval has at most this half width; None above 10,000.
-
-    Args:
-        deviation: standard deviation of paired differences.
-        half_width: that is wanted.
-        level: of the interval.
-    """
+    """Return the smallest number of pairs whose t interval has at most this half width; None above 10,000."""
     from scipy import stats
 
     def wide(pairs: int) -> bool:
@@ -108,12 +93,7 @@ def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int |
 
 
 def usual_half_widths(metric: Metric, scale: float) -> tuple[float, float]:
-    """Return two half widths that one asks for: half a point and a fifth of accuracy, about 1 % and 0.4 % of the rest.
-
-    Args:
-        metric: what is compared.
-        scale: a typical value of it, as shown.
-    """
+    """Return two half widths that one asks for: 0.5 and 0.2 points of accuracy, about 1 % and 0.4 % of the rest."""
     if metric.factor == 100:
         return 0.5, 0.2
     return _round(0.01 * abs(scale)), _round(0.004 * abs(scale))
@@ -125,3 +105,93 @@ def _round(value: float) -> float:
         return 1.0
     size = 10.0 ** math.floor(math.log10(value))
     return float(f"{min((1, 2, 5, 10), key=lambda digit: abs(math.log(value / size / digit))) * size:.1g}")
+
+
+def powers(found: Effects) -> list[tuple[str, str, Power]]:
+    """Return arm, reference and power of every paired difference whose seeds differ."""
+    return list(_powers(found))
+
+
+def power_table(found: Effects) -> Table | None:
+    """Return a row per paired difference; None where none has two different values."""
+    known = powers(found)
+    if not known:
+        return None
+    unit = f" ({found.metric.unit})" if found.metric.unit else ""
+    widths = [f"seeds for ± {width:g}" for width in known[0][2].seeds]
+    columns = ["difference", "pairs", f"standard deviation{unit}", f"called different in 80 %{unit}", *widths]
+    rows = [
+        [
+            Cell(f"{arm} − {reference}"),
+            Cell(str(one.pairs)),
+            Cell(number(one.deviation, _two_digits(one.deviation))),
+            Cell(number(one.visible, _two_digits(one.visible)), note=_between(one.between)),
+            *(Cell(_price(seeds)) for seeds in one.seeds.values()),
+        ]
+        for arm, reference, one in known
+    ]
+    return Table(columns, rows)
+
+
+def power_sentence(found: Effects) -> str:
+    """Return the same in a sentence; empty where nothing is known."""
+    known = [one for _, _, one in powers(found)]
+    if not known:
+        return ""
+    unit = f" {found.metric.unit}" if found.metric.unit else ""
+    prices = [
+        f"± {width:g}{unit} takes {_prices([one.seeds[width] for one in known])} seeds" for width in known[0].seeds
+    ]
+    few = f" Run at least {ENOUGH} seeds: with fewer, the deviation is poorly known."
+    families = {one.family for one in known}
+    among = f", judged among {max(families)}," if max(families) > 1 else ""
+    ends = [min(one.between[0] for one in known), max(one.between[1] for one in known)]
+    return (
+        f"Paired differences have a standard deviation of {_between([one.deviation for one in known])}{unit}. With "
+        f"{_between([float(one.pairs) for one in known], 0)} pairs an effect of "
+        f"{_between([one.visible for one in known])}{unit}{among} is called better or worse with a probability of "
+        f"80 %. The deviation is an estimate: the effect may have to be {_between(ends)}{unit}. {', '.join(prices)}."
+        f"{few if min(one.pairs for one in known) < ENOUGH else ''}"
+    )
+
+
+def _powers(found: Effects) -> Iterator[tuple[str, str, Power]]:
+    families = [[getattr(arm, kind) for arm in found.arms] for kind in ("baseline", "control", "scrambled")]
+    sizes = [sum(each is not None and each.adjusted is not None for each in family) for family in families]
+    for arm in found.arms:
+        for size, effect in zip(sizes, (arm.baseline, arm.control, arm.scrambled), strict=True):
+            if effect is None:
+                continue
+            one = power(list(effect.by_seed.values()), _widths(found), max(size, 1))
+            if one is not None:
+                yield arm.name, effect.reference, one
+
+
+def _widths(found: Effects) -> tuple[float, float]:
+    values = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
+    return usual_half_widths(found.metric, median(values) if values else 1.0)
+
+
+def _price(seeds: int | None) -> str:
+    return "more than 10,000" if seeds is None else f"{seeds:,}"
+
+
+def _prices(seeds: Sequence[int | None]) -> str:
+    """Return one number of seeds, or the smallest and the largest; more than 10,000 is not told apart."""
+    ordered = sorted(seeds, key=lambda each: math.inf if each is None else each)
+    low, high = _price(ordered[0]), _price(ordered[-1])
+    return low if low == high else f"{low} to {high}"
+
+
+def _between(values: Sequence[float], digits: int | None = None) -> str:
+    """Return one number, or the smallest and the largest."""
+    low, high = (
+        number(value, _two_digits(value)) if digits is None else f"{value:,.{digits}f}"
+        for value in (min(values), max(values))
+    )
+    return low if low == high else f"{low} to {high}"
+
+
+def _two_digits(value: float) -> int:
+    """Return the decimals that show two digits of a value."""
+    return significant(value, 2) if value else 1

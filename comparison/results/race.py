@@ -21,45 +21,28 @@ from comparison.results.sequential import FEWEST, looking_interval
 
 @dataclass(frozen=True)
 class Request:
-    """A run that is to be trained so far, if it is not yet.
+    """A run that is to be trained so far, if it is not yet."""
 
-    Attributes:
-        arm: a candidate.
-        seed: of the run.
-        share: of all its steps, 1 for the whole training.
-    """
-
-    arm: str
-    seed: int
-    share: float
+    arm: str  # a candidate
+    seed: int  # of the run
+    share: float  # of all its steps, 1 for the whole training
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run gave.
+    """What a run gave."""
 
-    Attributes:
-        value: on the validation split; NaN where it failed or diverged.
-        seconds: that its training has taken from the beginning to there.
-    """
-
-    value: float
-    seconds: float = 0.0
+    value: float  # on the validation split; NaN where it failed or diverged
+    seconds: float = 0.0  # that its training has taken from the beginning to there
 
 
 @dataclass(frozen=True)
 class Rung:
-    """A stage of the race.
+    """A stage of the race."""
 
-    Attributes:
-        share: of the steps that its runs are trained for.
-        seeds: of each arm.
-        keep: the part of the arms that goes on, by rank.
-    """
-
-    share: float
-    seeds: int
-    keep: float
+    share: float  # of the steps that its runs are trained for
+    seeds: int  # of each arm
+    keep: float  # the part of the arms that goes on, by rank
 
 
 RUNGS = (Rung(0.2, 2, 0.4), Rung(0.5, 3, 1 / 3), Rung(1.0, 4, 1.0))
@@ -70,28 +53,18 @@ FEWEST_ARMS = 2  # that a rung keeps beside the reference
 
 @dataclass
 class Race:
-    """How far a race has come.
+    """How far a race has come."""
 
-    Attributes:
-        reference: what the winner is to replace; it is in the race to the end.
-        sign: 1 where more is better, −1 where less is.
-        arms: that are still in it, the reference among them, the best first after each look.
-        dropped: arm → why, in the order in which they left.
-        values: arm → seed → value at the last rung that it took part in.
-        share: of the training that the last rung was.
-        reached: arm → the largest share of the training that it was given.
-        spent: seconds of training.
-        gains: arm → mean paired difference to the reference at its last rung, positive where it is better.
-    """
-
-    reference: str
-    sign: int
-    arms: list[str]
-    dropped: dict[str, str] = field(default_factory=dict)
+    reference: str  # what the winner is to replace; it is in the race to the end
+    sign: int  # 1 where more is better, −1 where less is
+    arms: list[str]  # that are still in it, the reference among them, the best first after each look
+    dropped: dict[str, str] = field(default_factory=dict)  # arm → why, in the order in which they left
+    # arm → seed → value at the last rung that it took part in
     values: dict[str, dict[int, float]] = field(default_factory=dict)
-    share: float = 0.0
-    reached: dict[str, float] = field(default_factory=dict)
-    spent: float = 0.0
+    share: float = 0.0  # of the training that the last rung was
+    reached: dict[str, float] = field(default_factory=dict)  # arm → the largest share of the training that it was given
+    spent: float = 0.0  # seconds of training
+    # arm → mean paired difference to the reference at its last rung, positive where it is better
     gains: dict[str, float] = field(default_factory=dict)
     seconds: dict[tuple[str, int], float] = field(default_factory=dict, repr=False)
 

@@ -6,74 +6,32 @@ import csv
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from comparison.results.folder import (
+    Manifest,
+    Point,
+    Run,
+    chosen_learning_rates,
+    find_runs,
+    is_chosen,
+    is_published,
+    read_manifest,
+)
 from comparison.results.metric import Metric
-from comparison.results.run_record import SETTINGS, Point, RunRecord, read_json, read_run
 from structured_init.errors import StructuredInitError
 from structured_init.files import read_text, refuse_endless
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Manifest = dict[str, Any]
-Key = tuple[str, int, Point, float | None]
-MANIFEST = "comparison.json"
 FORMULA = re.compile(r"[=+\-@\t\r']")  # what begins one; the apostrophe is what is put before it
 NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
-ASKED = ("arms", "seeds", "baseline", "metric")  # what a comparison cannot be read without
-
-
-def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
-    """Return what a folder compares.
-
-    Raises:
-        StructuredInitError: the folder holds no comparison, or a damaged one.
-    """
-    path = Path(folder) / MANIFEST
-    if not path.is_file():
-        raise StructuredInitError(f"'{folder}' holds no comparison (there is no '{path.name}' in it)")
-    return {"mode": "max", "controls": {}, "grid": {}, "learning_rates": [], "arguments": [], **read_json(path, *ASKED)}
-
-
-def find_runs(folder: str | os.PathLike[str]) -> list[RunRecord]:
-    """Return every run that was started, by its arm, point, learning rate and seed."""
-    runs = map(read_run, Path(folder, "runs").glob(f"**/seed_*{SETTINGS}"))
-    return sorted(runs, key=lambda run: (run.arm, run.point, run.learning_rate or 0.0, run.seed))
-
-
-def missing_runs(manifest: Manifest, runs: Iterable[RunRecord]) -> list[Key]:
-    """Return (arm, seed, point, learning rate) of the runs that the comparison asks for and that never started."""
-    started = {run.key for run in runs}
-    return [key for key in asked_runs(manifest) if key not in started]
-
-
-def asked_runs(manifest: Manifest) -> list[Key]:
-    """Return every run that a comparison asks for: those of its first look, and what was added to decide."""
-    rates = [float(rate) for rate in manifest["learning_rates"]] or [None]
-    first = product(points(manifest), rates, manifest["seeds"], manifest["arms"])
-    added = (
-        (run["arm"], int(run["seed"]), tuple(run["point"].items()), run["learning_rate"])
-        for run in manifest.get("added", ())
-    )
-    return list(dict.fromkeys([*((arm, seed, point, rate) for point, rate, seed, arm in first), *added]))
-
-
-def asked_seeds(manifest: Manifest) -> list[int]:
-    """Return the seeds of the runs that a comparison asks for."""
-    return sorted({*manifest["seeds"], *(int(run["seed"]) for run in manifest.get("added", ()))})
-
-
-def points(manifest: Manifest) -> list[Point]:
-    """Return the places of the grid; one empty place where there is no grid."""
-    grid = manifest["grid"]
-    return [tuple(zip(grid, map(str, values), strict=True)) for values in product(*grid.values())]
 
 
 def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
@@ -137,35 +95,6 @@ def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
     return _in_order(pd.DataFrame(rows or None, columns=columns), manifest)
 
 
-def is_published(folder: str | os.PathLike[str]) -> bool:
-    """Tell whether a folder holds what a report wrote, without the runs it was written from."""
-    return Path(folder, "results.csv").is_file() and not Path(folder, "runs").is_dir()
-
-
-def chosen_learning_rates(folder: str | os.PathLike[str]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return point → arm → what was chosen and the validation values it was chosen by; empty without a choice."""
-    path = Path(folder) / "learning_rates.json"
-    return read_json(path) if path.is_file() else {}
-
-
-def is_chosen(run: RunRecord, chosen: Mapping[str, Mapping[str, Mapping[str, Any]]], manifest: Manifest) -> bool:
-    """Tell whether a run has the learning rate chosen for its arm, or none was to be chosen."""
-    if run.learning_rate is None:
-        return not manifest["learning_rates"]
-    found = _at(chosen, run.point).get(run.arm, {}).get("chosen")
-    return found is not None and float(found) == run.learning_rate
-
-
-def choice_name(point: dict[str, str]) -> str:
-    """Return how ``learning_rates.json`` names a point; one without a grid is named by nothing."""
-    return ",".join(f"{key}={value}" for key, value in point.items())
-
-
-def point_label(point: Point) -> str:
-    """Return a place of the grid for reading: the last part of each key, and its value."""
-    return ", ".join(f"{key.rpartition('.')[2]} {value}" for key, value in point)
-
-
 def at_point(table: pd.DataFrame, point: Point) -> pd.DataFrame:
     """Return the rows of one place of the grid."""
     for key, value in point:
@@ -215,11 +144,7 @@ def _logged(path: Path) -> Iterator[tuple[int, int, float, str, float]]:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, int, dict[str, float]]]:
-    """Yield epoch, steps taken, and the numbers of curves, of each whole row of a log.
-
-    Raises:
-        StructuredInitError: a row holds something else than numbers.
-    """
+    """Yield epoch, steps taken, and the numbers of curves, of each whole row of a log."""
     refuse_endless(path)
     with path.open(newline="", encoding="utf-8", errors="replace") as file:
         reader = csv.DictReader(file)
@@ -275,14 +200,9 @@ def _stored(path: Path, manifest: Manifest) -> pd.DataFrame:
     return table.assign(**{column: table[column].map(from_csv, na_action="ignore") for column in texts})
 
 
-def _keys(run: RunRecord) -> dict[str, Any]:
+def _keys(run: Run) -> dict[str, Any]:
     rate = math.nan if run.learning_rate is None else run.learning_rate
     return {"arm": run.arm, "seed": run.seed, **dict(run.point), "learning_rate": rate}
-
-
-def _at(chosen: Mapping[str, Any], point: Point) -> Mapping[str, Any]:
-    """Return the choices at a place of the grid."""
-    return chosen.get(choice_name(dict(point)), {})
 
 
 def _in_order(table: pd.DataFrame, manifest: Manifest) -> pd.DataFrame:

@@ -1,43 +1,47 @@
-"""The arms of a comparison, from what the user writes: ``default,strong=impulse{kernel_size=5,shared=true}``."""
+"""The arms of a comparison, from what the user writes, and their controls."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lightning_modules.cli.config_names import config_names, of_control, override_words
+from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, SHARPENED, is_control
+from lightning_modules.cli.configurations import config_names, of_control
+from structured_init import Initializer, InitReport
+from structured_init.controls import is_structured
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import split_outside_brackets, split_overrides
 
 LONGEST = 150  # bytes of a label: most file systems end at 255, and endings of controls and files follow
+# What each choice of ``--controls`` adds, by how the names of these controls end.
+ENDINGS = {
+    "auto": (SAME_POSITIONS, SCRAMBLED),
+    "sharpened": (SAME_POSITIONS, SCRAMBLED, SHARPENED),
+    "scrambled": (SCRAMBLED,),
+    "none": (),
+}
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One initialization among those compared, or a variant of the network.
+    """One initialization among those compared, or a variant of the network."""
 
-    Attributes:
-        label: how tables, figures and folders name it.
-        init: a name of ``configs/init``, one of another folder of ``configs`` with the folder before it, or the path of
-            a configuration. Whatever else than an initialization the configuration says is layered over the experiment.
-        overrides: arguments of the initializer to replace, as text.
-    """
-
-    label: str
+    label: str  # how tables, figures and folders name it
+    # a name of ``configs/init``, one of another folder of ``configs`` with the folder before it, or the path of a
+    # configuration. Whatever else than an initialization the configuration says is layered over the experiment
     init: str
-    overrides: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)  # arguments of the initializer to replace, as text
 
-    def arguments(self) -> list[str]:
-        """Return the part of a command line that asks for this initialization, good from any folder."""
+    @property
+    def configuration(self) -> str:
+        """What ``-c`` takes for this initialization, good from any folder."""
         file = Path(of_control(self.init)[0] or self.init)
         shipped = self.init if "/" in self.init else f"init/{self.init}"
-        path = str(file.resolve().parent / Path(self.init).name) if file.is_file() else shipped
-        if not of_control(self.init)[1] or not self.overrides:
-            return ["-c", path, *override_words(self.overrides)]
+        name = str(file.resolve().parent / Path(self.init).name) if file.is_file() else shipped
         arguments = ",".join(f"{key}={value}" for key, value in self.overrides.items())
-        return ["-c", f"{path}{{{arguments}}}"]  # they are those of the initializer inside the control
+        return f"{name}{{{arguments}}}" if arguments else name
 
     def control(self, ending: str) -> Arm:
         """Return the arm of a control of this one, by the ending of its name, ``"_scrambled"``, for one."""
@@ -46,16 +50,7 @@ class Arm:
 
 
 def parse_arms(text: str) -> dict[str, Arm]:
-    """Return the arms by label, in the order given.
-
-    Args:
-        text: entries separated by commas: a shipped name (of ``configs/init`` without its folder) or a path, with
-            ``label=`` before it and arguments of the initializer in braces behind it, where wanted. Commas inside
-            brackets of any kind do not separate.
-
-    Raises:
-        StructuredInitError: no entry, an unknown name (the nearest is named), a malformed entry, a label given twice.
-    """
+    """Return the arms by label, in the order given."""
     arms: dict[str, Arm] = {}
     for entry in split_outside_brackets(text):
         arm = _arm(entry)
@@ -107,3 +102,57 @@ def _existing(init: str) -> str:
         return short
     near = nearest(of_control(short)[0] or short, known)
     raise StructuredInitError(f"there is no initialization '{init}', neither shipped nor a file: {near}")
+
+
+def with_controls(
+    arms: Mapping[str, Arm],
+    initializers: Mapping[str, Initializer],
+    reports: Mapping[str, InitReport | None],
+    plan: Callable[[Arm], InitReport | None],
+    endings: Sequence[str] = ENDINGS["auto"],
+) -> tuple[dict[str, Arm], list[str]]:
+    """Return the arms with their controls, each behind its own, and what is to be said about those that there are not.
+
+    An arm among those given that already is a control of another stays the only one.
+    """
+    found, remarks = dict[str, Arm](), []
+    for label, arm in arms.items():
+        found[label] = arm
+        if not is_structured(initializers[label]):
+            continue
+        for ending in endings:
+            control = arm.control(ending)
+            if ending == SAME_POSITIONS and (other := _same_positions(label, reports)):
+                remarks.append(f"{other} is the same-positions control of {label}")
+            elif control.label in arms:
+                if arms[control.label] != control:
+                    raise StructuredInitError(f"--controls needs the label '{control.label}': rename that arm")
+            elif ending == SAME_POSITIONS and reports[label] is None:
+                remarks.append(f"{label} needs samples to be planned: give its same-positions control yourself")
+            else:
+                try:
+                    if ending == SHARPENED and not _turns_queries(plan(arm.control(SCRAMBLED))):
+                        raise StructuredInitError(f"{label} writes no queries and keys")
+                    plan(control)
+                except StructuredInitError as refusal:
+                    remarks.append(f"no {control.label}: {refusal}")
+                else:
+                    found[control.label] = control
+    if added := [label for label in found if label not in arms]:
+        remarks.insert(0, f"added {', '.join(added)}")
+    return found, remarks
+
+
+def _turns_queries(scrambled: InitReport | None) -> bool:
+    """Tell whether there are queries and keys among what was scrambled; yes where it could not be planned."""
+    turned = {"initializer": "Scrambled", "part": "query_key"}
+    return scrambled is None or any(turned in entry.writers for entry in scrambled.entries)
+
+
+def _same_positions(label: str, reports: Mapping[str, InitReport | None]) -> str:
+    """Return the arm that already is the same-positions control of another; empty where there is none."""
+    report = reports[label]
+    if report is None:
+        return ""
+    others = ((other, given) for other, given in reports.items() if given is not None and other != label)
+    return next((other for other, given in others if is_control(given.to_dict(), report.to_dict())), "")

@@ -8,15 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from comparison.run.arms import Arm, parse_arms
-from comparison.run.plan import Comparison
-from comparison.run.plans import Plans
-from comparison.run.prepare import initialization
+from comparison.run.comparison import Comparison
+from comparison.run.prepare import Plans, initialization
 from comparison.run.resolve import build, parse, values_of
-from lightning_modules.cli.config_names import shipped_configs
+from lightning_modules.cli.configurations import shipped_configs
 from structured_init import Compose, Initializer, InitReport, KaimingUniform, SpatialFilters, TruncatedNormal
-from structured_init.entry import Entry
 from structured_init.errors import StructuredInitError
-from structured_init.sites import attention_sites
+from structured_init.hosts import attention_sites
+from structured_init.report import Entry
 
 # Arguments beside those that an initialization is shipped with: half its strength, one of its parts, another kernel.
 HALF = "qk_alpha=0.35,qk_beta=0.35,vo_alpha=0.2,vo_beta=0.2"
@@ -35,18 +34,10 @@ FIRST_HALF = ("mimetic_host", "mimetic_language", "impulse", "skipless", "condit
 
 
 def automatic(comparison: Comparison, further: list[str]) -> tuple[Comparison, dict[str, str]]:
-    """Add every candidate to a comparison that fits its network; nothing is written.
-
-    Args:
-        comparison: with the reference as its only arm, prepared.
-        further: arguments for building where the machine lacks what trains.
-
-    Returns:
-        The comparison with its candidates, and what was left out: label → why.
-    """
+    """Add every candidate to a comparison that fits its network; nothing is written."""
     values = values_of(parse([*comparison.configurations(), *comparison.arguments]))
     first, *_ = comparison.arms.values()
-    built = build([*comparison.arm_arguments(first, {}), *further])
+    built = build([*comparison.arm_arguments(first), *further])
     layers = [site.name for site in attention_sites(built.model)]
     plans, left_out = Plans(comparison, built, further), {}
     for arm in _entries(layers[: len(layers) // 2]):

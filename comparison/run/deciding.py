@@ -10,18 +10,9 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
-from comparison.results.controls import find_controls, find_scrambled
 from comparison.results.decisions import Decision, Question, question_of
-from comparison.results.effects import Effect, Effects, effects
-from comparison.results.records import (
-    asked_runs,
-    asked_seeds,
-    choice_name,
-    chosen_learning_rates,
-    find_runs,
-    load_results,
-)
-from comparison.results.run_record import Point
+from comparison.results.effects import Effect, Effects
+from comparison.results.folder import Manifest, Point, asked_runs, asked_seeds, choice_name, find_runs
 from structured_init.errors import StructuredInitError
 
 MOST = 40  # seeds, where --max-seeds does not say
@@ -31,11 +22,7 @@ Added = dict[str, Any]  # a run that was added: arm, seed, point, learning_rate
 
 
 def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Question | None:
-    """Return what is to be decided: as given, else as the folder has it.
-
-    Raises:
-        StructuredInitError: both a precision and a margin, a limit without either, or too few seeds.
-    """
+    """Return what is to be decided: as given, else as the folder has it."""
     before = question_of(known)
     if options.precision is not None and options.margin is not None:
         raise StructuredInitError(
@@ -58,15 +45,6 @@ def question_from(options: argparse.Namespace, known: Mapping[str, Any]) -> Ques
     return replace(question, most=most, horizon=before.horizon if before else most)
 
 
-def look(folder: Path, manifest: Mapping[str, Any]) -> list[Effects]:
-    """Return what the complete runs of a comparison say, at every place of the grid."""
-    known = dict(manifest)
-    runs = find_runs(folder)
-    controls, scrambled = find_controls(known, runs), find_scrambled(known, runs)
-    choices = chosen_learning_rates(folder)
-    return effects(load_results(folder), known, controls, choices=choices, scrambled=scrambled)
-
-
 def undecided(found: Sequence[Effects]) -> list[tuple[Point, str, Effect, Decision]]:
     """Return place, arm, difference and what is known of it, of every difference that is not decided."""
     return [
@@ -79,7 +57,7 @@ def undecided(found: Sequence[Effects]) -> list[tuple[Point, str, Effect, Decisi
 
 
 def further_runs(
-    manifest: Mapping[str, Any],
+    manifest: Manifest,
     found: Sequence[Effects],
     places: int,
     left_out: Collection[str] = (),
@@ -90,19 +68,12 @@ def further_runs(
     An arm that is undecided takes the next seed that it has not had, with its baseline or control beside it. Where
     several runs are trained at a time, it takes as many as keep them busy; where that number is not known, half of
     those that it seems to need.
-
-    Args:
-        manifest: of the comparison.
-        found: by ``look``.
-        places: runs at a time; 0 where that is not known.
-        left_out: arms that get no more runs, since some have failed.
-        choices: learning rates that were chosen, by point and arm.
     """
     question = question_of(manifest)
     if question is None:
         return []
-    asked = {(arm, seed, point) for arm, seed, point, _ in asked_runs(dict(manifest))}
-    pool = asked_seeds(dict(manifest))
+    asked = {(arm, seed, point) for arm, seed, point, _ in asked_runs(manifest)}
+    pool = asked_seeds(manifest)
     wanted: dict[tuple[Point, str], list[Effect]] = {}
     for point, arm, effect, decision in undecided(found):
         if decision.helped and arm not in left_out and effect.reference not in left_out:
@@ -161,4 +132,4 @@ def _runs_per_seed(wanted: Mapping[tuple[Point, str], Sequence[Effect]]) -> int:
 
 
 def _rate(choices: Mapping[str, Any] | None, point: Point, arm: str) -> float | None:
-    return (choices or {}).get(choice_name(dict(point)), {}).get(arm, {}).get("chosen")
+    return (choices or {}).get(choice_name(point), {}).get(arm, {}).get("chosen")

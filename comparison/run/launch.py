@@ -8,6 +8,7 @@ once. submitit hands scripts to SLURM, which ``srun structured-init compare --ti
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import signal
@@ -21,25 +22,22 @@ from typing import Any, Protocol
 
 import torch
 
-from comparison.run.execute import execute, note_failure
-from comparison.run.run import Run
+from comparison.results.folder import Run
+from comparison.run.run import execute
 from comparison.run.time_limit import UNLIMITED, TimeLimit, now
 from structured_init.errors import StructuredInitError
 
 Ended = tuple[Run, str | None]  # a run, and why it failed
-WARM = "comparison.run.warm"  # what the process that others are forked from has imported
+# What the process that others are forked from has imported: all that a run does, the first step of an optimizer too.
+WARM = ["matplotlib.backends.backend_agg", "torch._dynamo", "comparison.run.run", "lightning_modules.data"]
 # After a process was killed, multiprocessing warns on the terminal of what it had shared.
 QUIET = {"PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"]))}
 
 
 class Launcher(Protocol):
-    """Trains runs somewhere.
+    """Trains runs somewhere."""
 
-    Attributes:
-        places: runs at a time; 0 where that is not known.
-    """
-
-    places: int
+    places: int  # runs at a time; 0 where that is not known
 
     def start(self, run: Run) -> None:
         """Start a run; there is a free place."""
@@ -61,16 +59,7 @@ def launch(
     ended: Callable[..., None],
     limit: TimeLimit = UNLIMITED,
 ) -> None:
-    """Train runs in their order, as many at a time as there are places.
-
-    Args:
-        runs: to train.
-        launcher: where.
-        started: called when a run starts.
-        ended: called with a run and why it failed, ``None`` where it did not; and without arguments, about once a
-            second.
-        limit: none starts after its deadline; what has not stopped at its end is left for the launcher to close.
-    """
+    """Train runs in their order, as many at a time as there are places."""
     waiting, running = deque(runs), 0
     while now() < limit.end:
         while waiting and launcher.free() and now() < limit.deadline:
@@ -93,24 +82,16 @@ class LocalLauncher:
 
     Where the system can fork, processes come from one that has imported the libraries and done nothing else. It begins
     when the launcher is made, beside whatever comes before the first run.
-
-    Args:
-        places: runs at a time.
-        threads: of each run.
-        gpus: of each place; 0 leaves the devices as they are.
-
-    Raises:
-        StructuredInitError: there are not enough devices.
     """
 
-    def __init__(self, places: int, threads: int, gpus: float = 0) -> None:
+    def __init__(self, places: int, threads: int, gpus: float = 0, deadline: float = math.inf) -> None:
         if gpus != int(gpus) or places * gpus > (torch.cuda.device_count() if gpus else 0):
             raise StructuredInitError(
                 f"--gpus-per-run {gpus:g} for {places} runs at a time: this machine has {torch.cuda.device_count()}, "
                 "and a part of one is for --launcher ray"
             )
         gpus = int(gpus)
-        self.places = places
+        self.places, self._deadline = places, deadline
         self._context = _warm_context(threads)
         devices = visible_devices()
         visible = [",".join(devices[place * gpus : (place + 1) * gpus]) for place in range(places)]
@@ -130,7 +111,7 @@ class LocalLauncher:
             worker.connection.close()
             worker.process.join()
         if worker is None or not worker.process.is_alive():
-            worker = self._workers[place] = _Worker(self._context, self._environments[place])
+            worker = self._workers[place] = _Worker(self._context, self._environments[place], self._deadline)
         worker.start(run)
 
     def wait(self, seconds: float) -> list[Ended]:
@@ -154,10 +135,12 @@ class LocalLauncher:
 class _Worker:
     """One process and the run that it trains."""
 
-    def __init__(self, context: Any, environment: dict[str, str]) -> None:
+    def __init__(self, context: Any, environment: dict[str, str], deadline: float) -> None:
         self.connection, theirs = context.Pipe()
         whole = {**os.environ, **environment}  # one that is forked has the variables of when the first was begun
-        self.process = context.Process(target=_serve, args=(theirs, whole))  # no daemon: its loaders have workers
+        self.process = context.Process(
+            target=_serve, args=(theirs, whole, deadline)
+        )  # no daemon: its loaders have workers
         # One that is forked takes after the process it comes from, which may import for seconds before it answers.
         forked = context.get_start_method() == "forkserver"
         with variables(environment), contextlib.nullcontext() if forked else _without_interrupts():
@@ -182,7 +165,7 @@ class _Worker:
         if self.process.is_alive():
             return None
         self.process.join()
-        return self._end(note_failure(self.run, how_it_died(self.process.exitcode)))
+        return self._end(self.run.write_failure(how_it_died(self.process.exitcode)))
 
     def _end(self, reason: str | None) -> Ended:
         run, self.run = self.run, None
@@ -195,7 +178,7 @@ def _warm_context(threads: int) -> Any:
     if sys.platform != "linux":  # elsewhere system libraries may not be forked
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([WARM])
+    context.set_forkserver_preload(WARM)
     with variables({"OMP_NUM_THREADS": str(threads), **QUIET}):
         resource_tracker.ensure_running()  # beginning, it would let through what is held back here
         with _without_interrupts():
@@ -218,7 +201,7 @@ def how_it_died(exitcode: int | None) -> str:
     return f"its process was ended by {name}{hint}"
 
 
-def _serve(connection: Connection, environment: dict[str, str]) -> None:
+def _serve(connection: Connection, environment: dict[str, str], deadline: float) -> None:
     """Train what comes, until the comparison ends or is killed."""
     os.environ.clear()
     os.environ.update(environment)
@@ -230,7 +213,7 @@ def _serve(connection: Connection, environment: dict[str, str]) -> None:
             run = connection.recv()
         except EOFError:
             return
-        reason = execute(run)
+        reason = execute(run, deadline)
         spent = reason is not None or torch.distributed.is_initialized()
         connection.send((reason, spent))
         if spent:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import LightningDataModule, LightningModule
+
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.results.controls import check_controls, parse_controls
-from comparison.results.direction import FLAGS, direction, mode_of
-from comparison.results.success import check_success
-from comparison.run.arms import Arm, parse_arms
-from comparison.run.controls import ENDINGS, with_controls
+from comparison.results.effects import check_success
+from comparison.results.metric import FLAGS, direction, mode_of
+from comparison.run.arms import ENDINGS, Arm, parse_arms, with_controls
+from comparison.run.comparison import Comparison
 from comparison.run.deciding import FIRST_LOOK, question_from
-from comparison.run.plan import Comparison
-from comparison.run.plans import Plans, naming
 from comparison.run.resolve import (
     ANYWHERE,
     build,
@@ -31,7 +32,8 @@ from comparison.run.resolve import (
     values_of,
 )
 from lightning_modules.cli.lightning_cli import CLI
-from structured_init import Initializer, InitReport
+from lightning_modules.cli.show import two_samples
+from structured_init import Initializer, InitReport, initialize
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import split_outside_brackets
 
@@ -44,14 +46,6 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
     """Return the comparison that is asked for, all of it checked: initializations, points of the grid, the metric.
 
     Every initialization is planned on the network that it is for, of which nothing is kept.
-
-    Args:
-        options: of ``compare``.
-        further: arguments for every run.
-        command: the whole command line, to repeat it.
-
-    Raises:
-        StructuredInitError: any mistake that can be known before a run.
     """
     refuse_further(further, [name.replace("_", "-") for name in vars(options)])
     deciding = options.precision is not None or options.margin is not None
@@ -112,11 +106,7 @@ def _controlled(
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Return the seeds of ``0,1,2`` or ``0-4``, or a mixture of both, in their order.
-
-    Raises:
-        StructuredInitError: anything else, no seed, or one twice.
-    """
+    """Return the seeds of ``0,1,2`` or ``0-4``, or a mixture of both, in their order."""
     seeds: list[int] = []
     for part in text.split(","):
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
@@ -129,11 +119,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:
-    """Return the values by key of entries ``KEY=v1,v2``.
-
-    Raises:
-        StructuredInitError: an entry that reads otherwise, a key or value twice, or a key that a comparison sets.
-    """
+    """Return the values by key of entries ``KEY=v1,v2``."""
     grid: dict[str, list[str]] = {}
     for entry in entries:
         key, equals, text = entry.lstrip("-").partition("=")
@@ -148,11 +134,7 @@ def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:
 
 
 def parse_rates(text: str) -> list[float]:
-    """Return learning rates.
-
-    Raises:
-        StructuredInitError: one is no positive number, or is given twice.
-    """
+    """Return learning rates."""
     try:
         rates = [float(part) for part in text.split(",")] if text else []
     except ValueError:
@@ -199,7 +181,7 @@ def _initializations(
 def initialization(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) -> tuple[Initializer, dict[str, Any]]:
     """Parse one arm; return its initializer, and the values by which it differs from the experiment."""
     with naming(arm.label):
-        parsed = parse(comparison.arm_arguments(arm, {}))
+        parsed = parse(comparison.arm_arguments(arm))
         initializer = initializer_of(parsed)
     given = values_of(parsed)
     return initializer, {
@@ -210,14 +192,7 @@ def initialization(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) 
 
 
 def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Sequence[str]) -> CLI:
-    """Build the first arm at every point of the grid, parse it at every learning rate, and look for the metric.
-
-    Returns:
-        What was built at the first point.
-
-    Raises:
-        StructuredInitError: the task does not log the metric, or something cannot be built.
-    """
+    """Build the first arm at every point of the grid, parse it at every learning rate, and look for the metric."""
     split, _, name = comparison.metric.partition("/")
     if split not in ("val", "test") or not name:
         raise StructuredInitError(f"--metric must be 'test/…' or 'val/…', not '{comparison.metric}'")
@@ -235,15 +210,7 @@ def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Se
 
 
 def refuse_further(further: Sequence[str], options: Sequence[str]) -> None:
-    """Refuse what a comparison sets itself, and what is a misspelled option of the command.
-
-    Args:
-        further: arguments for every run.
-        options: names of the command's own, without dashes before them.
-
-    Raises:
-        StructuredInitError: names the argument, and the nearest option.
-    """
+    """Refuse what a comparison sets itself, and what is a misspelled option of the command."""
     known = [*(f"--{option}" for option in options), *FLAGS.values()]
     for argument in further:
         if not argument.startswith("-"):
@@ -262,3 +229,79 @@ def _refuse_ours(key: str) -> None:
             raise StructuredInitError(
                 f"'{key}' is what a comparison sets for each run" + (f": {way_out[name]}" if name in way_out else "")
             )
+
+
+class Plans:
+    """Plans initializations on their networks at the first point of the grid; nothing is written.
+
+    A network is built once for all arms that have the same. It stays quick: solvers take no step, and not planned is
+    what needs samples, or what a module builds later than in its constructor. Two samples are read only where attention
+    is of no known class; without data here, such an arm is not planned either.
+    """
+
+    def __init__(self, comparison: Comparison, built: CLI, further: Sequence[str]) -> None:
+        self.further = further
+        self.datamodule = built.datamodule
+        self.models = {_network_of(comparison, next(iter(comparison.arms))): built.model}
+
+    def plan(self, comparison: Comparison, label: str, initializer: Initializer) -> InitReport | None:
+        """Return the report of a plan, or None where there is none without samples."""
+        place, *_ = comparison.points()
+        network = _network_of(comparison, label)
+        with naming(label):
+            if network not in self.models:
+                arguments = comparison.arm_arguments(comparison.arms[label], place)
+                self.models[network] = build([*arguments, *self.further]).model
+            model = self.models[network]
+            real = initializer.needs_batch or initializer.needs_batches
+            if real or next(model.parameters(), None) is None:
+                return None
+            leave_out_iterations(initializer)
+            strict = bool(comparison.changes[label].get("init.strict"))
+            offer = _Offer(model, self.datamodule)
+            try:
+                return initialize(
+                    model, initializer, seed=comparison.seeds[0], batch=offer, dry_run=True, strict=strict
+                )
+            except StructuredInitError:
+                if offer.failed and not strict:  # where the runs are, there may be data
+                    return None
+                raise
+
+
+class _Offer:
+    """Two samples for whoever asks; ``failed`` tells that there were none."""
+
+    def __init__(self, model: LightningModule, datamodule: LightningDataModule | None) -> None:
+        self.model, self.datamodule, self.failed = model, datamodule, False
+
+    def __call__(self) -> Any:
+        self.failed = True
+        inputs = two_samples(self.model, self.datamodule)
+        self.failed = False
+        return inputs
+
+
+def leave_out_iterations(part: Any) -> None:
+    """Let solvers inside an initializer take no step: what they begin with fits where their solution does."""
+    if isinstance(getattr(part, "iterations", None), int):
+        part.iterations = 0
+    for each in vars(part).values() if hasattr(part, "__dict__") else ():
+        for inner in each if isinstance(each, (list, tuple)) else [each]:
+            if type(inner).__module__.startswith("structured_init."):
+                leave_out_iterations(inner)
+
+
+def _network_of(comparison: Comparison, label: str) -> str:
+    """Return what an arm changes beside its initialization; arms that change the same have the same network."""
+    changes = comparison.changes[label]
+    return repr({key: value for key, value in changes.items() if not key.startswith("init.")})
+
+
+@contextlib.contextmanager
+def naming(label: str) -> Iterator[None]:
+    """Say in an expected error which initialization it is about."""
+    try:
+        yield
+    except StructuredInitError as error:
+        raise StructuredInitError(f"initialization '{label}': {error}") from None

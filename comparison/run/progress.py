@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
-from comparison.run.run import Run, last_checkpoint
+from comparison.results.folder import Manifest, Run
+from comparison.run.run import last_checkpoint
 from comparison.run.run_log import read_rows
 from lightning_modules.tasks.checkpoint import read_checkpoint
 from structured_init.errors import StructuredInitError
@@ -32,35 +33,17 @@ class Progress(Protocol):
 
 
 class Lines:
-    """Prints a line for each run that ends, and the table so far after every seed.
-
-    Args:
-        console: where to.
-        folder: of the comparison.
-        manifest: of the comparison.
-        runs: all of it, complete ones too.
-        places: runs at a time.
-        phase: what these runs are for, where a comparison has others before or after them.
-
-    Attributes:
-        failed: why, by the name of the run.
-    """
+    """Prints a line for each run that ends, and the table so far after every seed."""
 
     def __init__(
-        self,
-        console: Console,
-        folder: Path,
-        manifest: Mapping[str, Any],
-        runs: Sequence[Run],
-        places: int,
-        phase: str = "",
+        self, console: Console, folder: Path, manifest: Manifest, runs: Sequence[Run], places: int, phase: str = ""
     ) -> None:
         self.console, self.folder, self.manifest, self.runs, self.places = console, folder, manifest, runs, places
         self.running: dict[Run, tuple[float, int]] = {}  # since when, and from which epoch on
         self.failed: dict[str, str] = {}
         self.done = sum(run.complete for run in runs)
         self.seconds: list[float] = []  # that runs have taken here
-        self.per_seed = len(runs) // len({run.settings["seed"] for run in runs}) if runs else 0
+        self.per_seed = len(runs) // len({run.seed for run in runs}) if runs else 0
         self.phase = phase
         before = f"{phase}: " if phase else ""
         already = f", {self.done} of them complete" if self.done else ""
@@ -121,7 +104,7 @@ class Lines:
         return left * sum(whole) / len(whole) / max(self.places or len(at), 1)
 
     def _value(self, run: Run) -> str:
-        result, metric = run.result, self.manifest["metric"]
+        result, metric = run.latest().result, self.manifest["metric"]
         assert result is not None
         name = metric if metric in result["metrics"] else "val/" + metric.partition("/")[2]
         shown = f"{name} {result['metrics'][name]:.4g}, " if name in result["metrics"] else ""
@@ -155,7 +138,7 @@ class Screen(Lines):
         return Group(*([Markdown(self.table)] if self.table else []), Text("\n".join(lines)))
 
     def _table(self) -> str:
-        return table(self.folder, self.manifest) if any(run.result for run in self.runs) else ""
+        return table(self.folder, self.manifest) if any(run.latest().result for run in self.runs) else ""
 
 
 def _where(run: Run) -> str:
@@ -169,18 +152,9 @@ def _where(run: Run) -> str:
 
 @contextlib.contextmanager
 def following(
-    console: Console, folder: Path, manifest: Mapping[str, Any], runs: Sequence[Run], places: int, phase: str = ""
+    console: Console, folder: Path, manifest: Manifest, runs: Sequence[Run], places: int, phase: str = ""
 ) -> Iterator[Progress]:
-    """Give what follows the runs: a live picture in a terminal, plain lines elsewhere.
-
-    Args:
-        console: where to.
-        folder: of the comparison.
-        manifest: of the comparison.
-        runs: all of them.
-        places: runs at a time; 0 where that is not known.
-        phase: what these runs are for, where a comparison has others before or after them.
-    """
+    """Give what follows the runs: a live picture in a terminal, plain lines elsewhere."""
     if not console.is_terminal:
         yield Lines(console, folder, manifest, runs, places, phase)
         return
@@ -189,17 +163,16 @@ def following(
         yield screen
 
 
-def table(folder: Path, manifest: Mapping[str, Any]) -> str:
+def table(folder: Path, manifest: Manifest) -> str:
     """Return the headline table of what is complete, in Markdown."""
-    from comparison.results.controls import find_controls, find_scrambled
-    from comparison.results.records import find_runs
-    from comparison.results.success_table import success_headline
-    from comparison.results.tables import headline
+    from comparison.results.effects import successes
+    from comparison.results.headline import headline_tables, look
+    from comparison.results.records import load_curves
 
-    runs = find_runs(folder)
-    controls, scrambled = (find(dict(manifest), runs) for find in (find_controls, find_scrambled))
-    shown = headline if manifest.get("success") is None else success_headline
-    return shown(folder, dict(manifest), controls, scrambled=scrambled)
+    found, threshold = look(folder, manifest), manifest.get("success")
+    if threshold is not None:
+        found = [successes(each, threshold, load_curves(folder)) for each in found]
+    return headline_tables(found)
 
 
 def epoch(run: Run) -> int | None:

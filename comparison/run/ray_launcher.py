@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from comparison.run.execute import execute, note_failure
+from comparison.results.folder import Run
 from comparison.run.launch import Ended
-from comparison.run.run import Run
-from comparison.run.time_limit import DEADLINE
+from comparison.run.run import execute
 from structured_init.errors import StructuredInitError, one_line
 
 
@@ -18,24 +17,11 @@ class RayLauncher:
     """Sends runs to a Ray cluster, which starts each where the processors and devices that it asks for are free.
 
     The comparison's folder has to be one that all nodes share, and this package installed on each.
-
-    Args:
-        address: of the cluster; ``None`` starts one on this machine, which ends with the comparison.
-        threads: of each run.
-        cpus: that each run reserves.
-        gpus: that each run reserves; may be a fraction.
-
-    Attributes:
-        places: runs at a time; 0 where Ray decides.
-
-    Raises:
-        StructuredInitError: Ray is not installed, the cluster cannot be reached, or this machine has less than a run
-            asks for.
     """
 
-    def __init__(self, address: str | None, threads: int, cpus: float, gpus: float) -> None:
+    def __init__(self, address: str | None, threads: int, cpus: float, gpus: float, deadline: float) -> None:
         ray = import_ray()
-        self._ray, self._running = ray, {}
+        self._ray, self._running, self._deadline = ray, {}, deadline
         environment = {"OMP_NUM_THREADS": str(threads), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **_ours()}
         address = address or os.environ.get("RAY_ADDRESS")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to Ray's makers
@@ -56,7 +42,7 @@ class RayLauncher:
         return not self.places or len(self._running) < self.places  # elsewhere Ray keeps the queue, and may grow
 
     def start(self, run: Run) -> None:
-        self._running[self._task.remote(run, os.getcwd(), list(sys.path))] = run
+        self._running[self._task.remote(run, os.getcwd(), list(sys.path), self._deadline)] = run
 
     def wait(self, seconds: float) -> list[Ended]:
         done, _ = self._ray.wait(list(self._running), num_returns=1, timeout=seconds)
@@ -71,7 +57,7 @@ class RayLauncher:
         try:
             return self._ray.get(task)
         except self._ray.exceptions.RayError as error:  # its process or its node is gone
-            return note_failure(run, f"{type(error).__name__}: {one_line(error)}"[:500])
+            return run.write_failure(f"{type(error).__name__}: {one_line(error)}"[:500])
 
     def _places(self, cpus: float, gpus: float) -> int:
         there = self._ray.cluster_resources()
@@ -89,17 +75,13 @@ class RayLauncher:
 
 
 def _ours() -> dict[str, str]:
-    """Return the variables of this process that say where data comes from, and how long there is time."""
-    names = ("STRUCTURED_INIT_DATA", "HF_HUB_OFFLINE", DEADLINE)
+    """Return the variables of this process that say where data comes from."""
+    names = ("STRUCTURED_INIT_DATA", "HF_HUB_OFFLINE")
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def import_ray() -> Any:
-    """Return the module.
-
-    Raises:
-        StructuredInitError: it is not installed; names the extra.
-    """
+    """Return the module."""
     try:
         import ray
     except ImportError:
@@ -107,9 +89,9 @@ def import_ray() -> Any:
     return ray
 
 
-def _execute(run: Run, folder: str, path: Sequence[str]) -> str | None:
+def _execute(run: Run, folder: str, path: Sequence[str], deadline: float) -> str | None:
     """Train a run in one of Ray's processes, which knows neither the folder nor the modules of the command."""
     if os.path.isdir(folder):
         os.chdir(folder)
     sys.path.extend(entry for entry in path if entry not in sys.path)
-    return execute(run)
+    return execute(run, deadline)

@@ -14,9 +14,9 @@ from lightning.pytorch.callbacks import Callback
 from torchmetrics import MetricCollection
 
 from callbacks import InitCallback
-from lightning_modules.cli.config_names import expand
+from lightning_modules.cli.configurations import expand
 from lightning_modules.cli.lightning_cli import CLI, Parser
-from lightning_modules.cli.messages import original_error
+from lightning_modules.cli.mistakes import original_error
 from structured_init import Initializer
 
 # For what is built on a machine that need not have the devices of those that train.
@@ -44,11 +44,7 @@ class ParseOnly(BuildOnly):
 
 
 def parse(arguments: Sequence[str]) -> ParseOnly:
-    """Parse the arguments of ``fit``, and build nothing.
-
-    Raises:
-        StructuredInitError: a mistake in them.
-    """
+    """Parse the arguments of ``fit``, and build nothing."""
     with _quiet():
         return ParseOnly(expand(["fit", *arguments]))
 
@@ -79,21 +75,13 @@ def experiment_of(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def build(arguments: Sequence[str]) -> CLI:
-    """Build trainer, model and data for ``fit``, so that what only they can find wrong shows now.
-
-    Raises:
-        StructuredInitError: a mistake in the arguments.
-    """
+    """Build trainer, model and data for ``fit``, so that what only they can find wrong shows now."""
     with _quiet():
         return BuildOnly(expand(["fit", *arguments]))
 
 
 def initializer_of(parsed: ParseOnly) -> Initializer:
-    """Build the initializer alone.
-
-    Raises:
-        StructuredInitError: an argument out of its range.
-    """
+    """Build the initializer alone."""
     with _quiet():
         parser = Parser()
         parser.add_lightning_class_args(InitCallback, "init")

@@ -1,4 +1,4 @@
-"""One run: train it, or go on with it where it was killed, test it, and write its result."""
+"""One run, in the process that trains it: trained, or gone on with where it was killed, tested, its result written."""
 
 from __future__ import annotations
 
@@ -7,116 +7,151 @@ import importlib.util
 import itertools
 import math
 import os
+import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import traceback
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+from filelock import FileLock
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
-from comparison.results.run_record import read_json
-from comparison.run.environment import environment
+from comparison.results.folder import Run
 from comparison.run.resolve import BuildOnly
-from comparison.run.stopping import SHARE, StopAfterShare, StopAtDeadline, Stopped, last_file, paused_file
-from comparison.run.time_limit import DEADLINE, reached
-from lightning_modules.cli.config_names import expand
+from comparison.run.stopping import StopAfterShare, StopAtDeadline, Stopped, last_file
+from comparison.run.time_limit import now
+from lightning_modules.cli.configurations import expand
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.show import Runner
 from lightning_modules.tasks.checkpoint import checkpoints_in, read_checkpoint
-from structured_init.errors import StructuredInitError
-from structured_init.files import write_json
+from structured_init.errors import StructuredInitError, one_line
+from structured_init.files import made_by
+
+LIBRARIES = ("torch", "torchvision", "lightning", "timm", "transformers", "datasets")
 
 
-@dataclass(frozen=True, eq=False)
-class Run:
-    """One training run.
-
-    Attributes:
-        folder: where its metrics, report, maps and checkpoints go; settings and log stand beside it.
-        settings: what it is: arm, seed, point, learning rate, threads, identity, and the command line that makes it.
-        tested: whether the test split is read; not before a learning rate is chosen.
-        share: of its steps after which it is ended for now; 1 trains it to the end.
-    """
-
-    folder: Path
-    settings: Mapping[str, Any]
-    tested: bool = True
-    share: float = 1.0
-
-    @property
-    def name(self) -> str:
-        """How messages name it."""
-        rate = self.settings["learning_rate"]
-        point = [f"{key.rpartition('.')[2]} {value}" for key, value in self.settings["point"].items()]
-        rates = [] if rate is None else [f"learning rate {rate}"]
-        return ", ".join([self.settings["arm"], *point, *rates, f"seed {self.settings['seed']}"])
-
-    @property
-    def result_file(self) -> Path:
-        """Exists once the run is complete."""
-        return self.folder / "result.json"
-
-    @property
-    def failure_file(self) -> Path:
-        """Exists where the run stopped with an error."""
-        return self.beside("failed.json")
-
-    @property
-    def result(self) -> dict[str, Any] | None:
-        """What the run gave, if it is complete."""
-        return read_json(self.result_file) if self.result_file.is_file() else None
-
-    @property
-    def complete(self) -> bool:
-        """Whether nothing is left to do."""
-        result = self.result
-        if result is None:
-            return self.paused is not None
-        return not self.tested or result["tested"]
-
-    @property
-    def paused(self) -> dict[str, Any] | None:
-        """What the run gave at its share of the steps, where it was ended for now there: ``metrics``, ``seconds``."""
-        path = paused_file(self.folder)
-        known = read_json(path) if self.share < 1 and path.is_file() else {}
-        return known.get(repr(self.share))
-
-    def beside(self, ending: str) -> Path:
-        """Return a file beside the folder: Lightning's loggers want theirs empty."""
-        return self.folder.with_name(f"{self.folder.name}.{ending}")
+def execute(run: Run, deadline: float = math.inf) -> str | None:
+    """Train a run with everything it prints in its log; return why it failed, in one line; ``None`` if it did not."""
+    try:
+        with _output_to(run):
+            torch.set_num_threads(run.threads)
+            try:
+                train(run, deadline)
+            except StructuredInitError as error:
+                return run.write_failure(one_line(error))
+            except Exception as error:  # a bug, or what a library raised: it must not stop the other runs
+                traceback.print_exc()
+                message = one_line(error)
+                reason = type(error).__name__ + (f": {message}" if message else "")
+                return run.write_failure(reason[:500], traceback.format_exc())
+            run.failure_file.unlink(missing_ok=True)
+            return None
+    except OSError as error:  # of the log: the folder cannot be written to
+        return run.write_failure(f"cannot write '{error.filename or run.beside('.log')}': {error.strerror or error}")
 
 
-def train(run: Run) -> None:
+@contextlib.contextmanager
+def _output_to(run: Run) -> Iterator[None]:
+    """Send what this process and its children print to the run's log, which only one process at a time can hold."""
+    run.folder.parent.mkdir(parents=True, exist_ok=True)
+    # A worker of a killed comparison may still be about to end.
+    with (
+        FileLock(run.folder.with_name(f".{run.folder.name}.lock")),
+        run.beside(".log").open("a", encoding="utf-8") as log,
+    ):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        kept = [(stream, os.dup(stream)) for stream in (1, 2)]
+        try:
+            for stream, _ in kept:
+                os.dup2(log.fileno(), stream)
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for stream, copy in kept:
+                os.dup2(copy, stream)
+                os.close(copy)
+
+
+def train(run: Run, deadline: float = math.inf) -> None:
     """Do what is left of a run, in this process; where a deadline comes first, leave a checkpoint to go on from.
+
+    Args:
+        run: to be trained.
+        deadline: in seconds since 1970.
 
     Raises:
         StructuredInitError: an expected mistake; anything else that Lightning and the task raise goes through.
     """
-    if run.complete or reached():
+    if run.complete or now() >= deadline:
         return
-    write_json(run.beside("settings.json"), dict(run.settings))
+    run.write_settings()
     begin = time.perf_counter()
-    with contextlib.suppress(Stopped), _ending_after(run.share):
-        result = run.result or _fit(run, begin)  # a result without the test split: the learning rate is chosen now
+    with contextlib.suppress(Stopped):
+        # A result without the test split: the learning rate is chosen now.
+        result = run.latest().result or _fit(run, begin, deadline)
         if run.tested and not result["tested"]:
-            _test(run, result, begin)
+            _, metrics = perform(("test",), run.arguments)
+            seconds = result["seconds"] + time.perf_counter() - begin
+            run.write_result(
+                {**result, "metrics": {**result["metrics"], **metrics}, "seconds": seconds, "tested": True}
+            )
 
 
-@contextlib.contextmanager
-def _ending_after(share: float) -> Iterator[None]:
-    """Let the processes of a run know after which share of its steps it ends for now."""
-    if share < 1:
-        os.environ[SHARE] = repr(share)
-    try:
-        yield
-    finally:
-        os.environ.pop(SHARE, None)
+def _fit(run: Run, begin: float, deadline: float) -> dict[str, Any]:
+    """Train from the last checkpoint, or from nothing; return the result, which a run without a test ends with."""
+    if said := set_aside(run):
+        print(said, file=sys.stderr)
+    checkpoint = last_checkpoint(run.folder)
+    if checkpoint is None:
+        shutil.rmtree(run.folder, ignore_errors=True)  # what a killed run left would stand among this one's
+    else:
+        for part in checkpoint.parent.glob(".*.ckpt"):  # of one that a kill has cut off
+            part.unlink()
+    resumed = [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
+    steps = ("fit", "test") if run.tested else ("fit",)
+    trainer, metrics = perform(steps, [*run.arguments, *resumed], deadline, run.share)
+    clocks = [each for each in trainer.callbacks if isinstance(each, ElapsedTime)]
+    result = {
+        "metrics": metrics,
+        "epochs": trainer.current_epoch,
+        "steps": trainer.global_step,
+        "seconds": math.fsum(each.earlier for each in clocks) + time.perf_counter() - begin,
+        "initialization_seconds": math.fsum(each.initialization for each in clocks),
+        "tested": run.tested,
+        "environment": environment(),
+    }
+    run.write_result(result)
+    return result
+
+
+def environment() -> dict[str, str | int]:
+    """Return the processor, the threads of this process and the versions of what computes: what a number depends on."""
+    processor, information = platform.machine(), Path("/proc/cpuinfo")
+    if torch.cuda.is_available():
+        processor = torch.cuda.get_device_name()
+    elif information.exists():
+        lines = [line for line in information.read_text().splitlines() if line.startswith("model name")]
+        processor = lines[0].partition(":")[2].strip() if lines else processor
+    return {
+        "processor": processor,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "structured-init": made_by(),
+        **{name: version(name) for name in LIBRARIES},
+    }
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -146,83 +181,6 @@ def _renamed(path: Path) -> Path:
     return path.rename(next(name for name in names if not name.exists()))
 
 
-def _fit(run: Run, begin: float) -> dict[str, Any]:
-    """Train from the last checkpoint, or from nothing; return the result, which a run without a test ends with.
-
-    Raises:
-        StructuredInitError: the checkpoint holds objects whose code would have to be run; it is left as it is.
-    """
-    if said := set_aside(run):
-        print(said, file=sys.stderr)
-    checkpoint = last_checkpoint(run.folder)
-    if checkpoint is None:
-        shutil.rmtree(run.folder, ignore_errors=True)  # what a killed run left would stand among this one's
-    else:
-        for part in checkpoint.parent.glob(".*.ckpt"):  # of one that a kill has cut off
-            part.unlink()
-    resumed = [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
-    trainer, metrics = perform(("fit", "test") if run.tested else ("fit",), [*run.settings["arguments"], *resumed])
-    clocks = [each for each in trainer.callbacks if isinstance(each, ElapsedTime)]
-    result = {
-        **{name: run.settings[name] for name in ("arm", "seed", "point", "learning_rate")},
-        "metrics": metrics,
-        "epochs": trainer.current_epoch,
-        "steps": trainer.global_step,
-        "seconds": math.fsum(each.earlier for each in clocks) + time.perf_counter() - begin,
-        "initialization_seconds": math.fsum(each.initialization for each in clocks),
-        "tested": run.tested,
-        "environment": environment(),
-    }
-    write_json(run.result_file, result)
-    return result
-
-
-def _test(run: Run, result: dict[str, Any], begin: float) -> None:
-    """Read the test split for a run that was trained before."""
-    _, metrics = perform(("test",), run.settings["arguments"])
-    result["metrics"] |= metrics
-    result["seconds"] += time.perf_counter() - begin
-    write_json(run.result_file, {**result, "tested": True})
-
-
-def perform(steps: Sequence[str], arguments: Sequence[str]) -> tuple[Trainer, dict[str, float]]:
-    """Do steps of a run, on every rank of its strategy; return the trainer and the final metrics.
-
-    Args:
-        steps: ``"fit"``, ``"test"`` or both; a test alone takes the run's last checkpoint.
-        arguments: of the command line.
-
-    Raises:
-        Stopped: on every rank, where the deadline came first.
-    """
-    with _ranks_perform(steps, arguments):
-        cli = (_Finishing if "fit" in steps else BuildOnly)(expand(arguments))
-        last = last_file(cli.trainer)
-        metrics: dict[str, float] = {}
-        if "fit" in steps:
-            _save_last(cli.trainer, last)
-            values = cli.trainer.callback_metrics.items()
-            metrics |= {name: float(value) for name, value in values if name.startswith("val/")}
-            if "test" in steps and cli.trainer.strategy.broadcast(reached()):
-                raise Stopped
-        if "test" in steps:
-            metrics |= _test_metrics(cli, **({} if "fit" in steps else {"ckpt_path": str(last)}))
-        return cli.trainer, metrics
-
-
-@contextlib.contextmanager
-def _ranks_perform(steps: Sequence[str], arguments: Sequence[str]) -> Iterator[None]:
-    """Let a strategy of several processes start the others in the same steps: it starts the main module again."""
-    main, words = sys.modules["__main__"], sys.argv
-    spec = main.__spec__
-    main.__spec__ = importlib.util.find_spec("comparison.run.rank")
-    sys.argv = [words[0], "+".join(steps), *arguments]
-    try:
-        yield
-    finally:
-        main.__spec__, sys.argv = spec, words
-
-
 def _save_last(trainer: Trainer, last: Path) -> None:
     """Make the checkpoint of the end of a training, where a run that ends inside an epoch has none."""
     step = None
@@ -230,6 +188,46 @@ def _save_last(trainer: Trainer, last: Path) -> None:
         step = read_checkpoint(last)["global_step"]
     if trainer.strategy.broadcast(step != trainer.global_step):
         trainer.save_checkpoint(last)
+
+
+# On every rank --------------------------------------------------------------------------------------------------------
+
+
+def perform(
+    steps: Sequence[str], arguments: Sequence[str], deadline: float = math.inf, share: float = 1.0
+) -> tuple[Trainer, dict[str, float]]:
+    """Do steps of a run, on every rank of its strategy; return the trainer and the final metrics."""
+    with _ranks_perform("+".join(steps), repr(deadline), repr(share), *arguments):
+        cli = _Training(expand(arguments), deadline, share) if "fit" in steps else BuildOnly(expand(arguments))
+        last = last_file(cli.trainer)
+        metrics: dict[str, float] = {}
+        if "fit" in steps:
+            _save_last(cli.trainer, last)
+            values = cli.trainer.callback_metrics.items()
+            metrics |= {name: float(value) for name, value in values if name.startswith("val/")}
+            stops = [each for each in cli.trainer.callbacks if isinstance(each, StopAtDeadline)]
+            if "test" in steps and cli.trainer.strategy.broadcast(any(now() >= each.deadline for each in stops)):
+                raise Stopped
+        if "test" in steps:
+            metrics |= _test_metrics(cli, **({} if "fit" in steps else {"ckpt_path": str(last)}))
+        return cli.trainer, metrics
+
+
+@contextlib.contextmanager
+def _ranks_perform(*words: str) -> Iterator[None]:
+    """Let a strategy of several processes start the others in the same steps.
+
+    Lightning starts them with the main module and the command line of this process, and offers no other way to say
+    what they are to do: both are this module's meanwhile, which ends with what it does as a main module.
+    """
+    main, before = sys.modules["__main__"], sys.argv
+    spec = main.__spec__
+    main.__spec__ = importlib.util.find_spec("comparison.run.run")
+    sys.argv = [before[0], *words]
+    try:
+        yield
+    finally:
+        main.__spec__, sys.argv = spec, before
 
 
 def _test_metrics(cli: CLI, **arguments: Any) -> dict[str, float]:
@@ -240,14 +238,21 @@ def _test_metrics(cli: CLI, **arguments: Any) -> dict[str, float]:
     return {name: float(value) for part in parts for name, value in part.items()}
 
 
-class _Finishing(CLI):
-    """Trains, and does what comes at the end of a training in any case."""
+class _Training(CLI):
+    """Trains until a deadline or a share of the steps, and does what comes at the end of a training in any case."""
+
+    def __init__(self, args: list[str], deadline: float, share: float) -> None:
+        self.stops = [StopAtDeadline(deadline)] if math.isfinite(deadline) else []
+        self.stops += [StopAfterShare(share)] if share < 1 else []
+        super().__init__(args)
 
     def instantiate_trainer(self, **kwargs: Any) -> Runner:
         trainer = super().instantiate_trainer(**kwargs)
         finish_when_done(trainer)
-        if DEADLINE in os.environ:
-            trainer.callbacks.append(StopAtDeadline())
-        if SHARE in os.environ:
-            trainer.callbacks.append(StopAfterShare(float(os.environ[SHARE])))
+        trainer.callbacks.extend(self.stops)
         return trainer
+
+
+if __name__ == "__main__":  # a further process of a run whose strategy has several
+    with contextlib.suppress(Stopped):  # as on the first rank; an error would make Lightning kill that one
+        perform(sys.argv[1].split("+"), sys.argv[4:], float(sys.argv[2]), float(sys.argv[3]))

@@ -15,20 +15,13 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from callbacks import ElapsedTime
 from callbacks.lightning_private import moment_of
-from comparison.results.run_record import read_json
-from comparison.run.time_limit import deadline, now
+from comparison.results.folder import PAUSED, read_json
+from comparison.run.time_limit import now
 from structured_init.files import write_json
-
-SHARE = "STRUCTURED_INIT_SHARE"  # the variable: after which share of its steps a training ends for now
 
 
 class Stopped(Exception):
     """A run has ended at the deadline, or after a share of its steps, and goes on from its checkpoint."""
-
-
-def paused_file(folder: Path) -> Path:
-    """Return where a run says what it gave at the shares of its training after which it was ended for now."""
-    return folder / "paused.json"
 
 
 def last_file(trainer: Trainer) -> Path:
@@ -40,13 +33,6 @@ class StopAfterShare(Checkpoint):
     """Ends a training for now after a share of its steps, once it was validated there; it goes on from its checkpoint.
 
     What was validated is written to ``paused.json``: share → metrics and seconds.
-
-    Args:
-        share: of all steps, below 1.
-
-    Raises:
-        Stopped: on every rank, after the first step that follows that validation: a checkpoint is exact at the end of
-            a batch.
     """
 
     def __init__(self, share: float) -> None:
@@ -62,7 +48,7 @@ class StopAfterShare(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if self._metrics is None or not may_stop(trainer):
             return
-        path = paused_file(Path(str(trainer.log_dir)))
+        path = Path(str(trainer.log_dir)) / PAUSED
         seconds = max((each.seconds for each in trainer.callbacks if isinstance(each, ElapsedTime)), default=0.0)
         known = read_json(path) if path.is_file() else {}
         if trainer.is_global_zero:  # before the checkpoint: of a run that is killed between, it is true all the same
@@ -76,12 +62,10 @@ class StopAtDeadline(Checkpoint):
 
     ``Trainer.should_stop`` would validate, capture and close the run as if it were complete. A validation that is due
     is taken to last as long as the longest before it. As a ``Checkpoint`` it comes after all other callbacks.
-
-    Raises:
-        Stopped: on every rank, once the checkpoint is written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
         self._begin = 0.0
         self._longest = 0.0  # seconds that a validation has taken
 
@@ -95,7 +79,7 @@ class StopAtDeadline(Checkpoint):
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if not may_stop(trainer):
             return
-        late = now() + (self._longest if moment_of(trainer)["validation_due"] else 0.0) >= deadline()
+        late = now() + (self._longest if moment_of(trainer)["validation_due"] else 0.0) >= self.deadline
         if trainer.strategy.reduce_boolean_decision(late, all=False):  # all ranks stop after the same step
             stop(trainer)
             raise Stopped

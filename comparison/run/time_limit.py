@@ -1,7 +1,7 @@
 """The time that a comparison may take: it ends in time, and the same command goes on later, exactly.
 
-A moment, the deadline, travels to the processes that train in their environment, so that it is part of no run's
-settings. A training looks at the clock after each step.
+A moment, the deadline, is given to the processes that train beside their run, so that it is part of no run's settings.
+A training looks at the clock after each step.
 
 Each process looks at the machine's clock once, when it begins, and counts on from there: a clock that is set later
 moves no deadline. One that was set between the beginnings of a command and of a process that trains moves that of the
@@ -20,7 +20,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-DEADLINE = "STRUCTURED_INIT_DEADLINE"  # the variable: seconds since 1970 by the clock of the command's machine
 AHEAD = time.time() - time.monotonic()  # of 1970, when this process began
 LEFT = 75  # the exit code where runs are left: EX_TEMPFAIL of sysexits.h, "try again later"
 UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
@@ -28,15 +27,10 @@ UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 @dataclass(frozen=True)
 class TimeLimit:
-    """What a command may take, and how it is shared out.
+    """What a command may take, and how it is shared out."""
 
-    Attributes:
-        begin: of the command, in seconds since 1970.
-        seconds: that it may take; infinite without a limit.
-    """
-
-    begin: float
-    seconds: float = math.inf
+    begin: float  # of the command, in seconds since 1970
+    seconds: float = math.inf  # that it may take; infinite without a limit
 
     @property
     def deadline(self) -> float:
@@ -49,11 +43,6 @@ class TimeLimit:
         return self.begin + self.seconds - self._kept / 3
 
     @property
-    def environment(self) -> dict[str, str]:
-        """The variable for the processes that train."""
-        return {DEADLINE: repr(self.deadline)} if math.isfinite(self.seconds) else {}
-
-    @property
     def _kept(self) -> float:
         return min(30.0, self.seconds / 10)
 
@@ -62,11 +51,7 @@ UNLIMITED = TimeLimit(0.0)
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of ``55m``, ``2h``, ``1h30m``, ``01:30:00`` or ``600``.
-
-    Raises:
-        argparse.ArgumentTypeError: anything else, or no time at all.
-    """
+    """Return the seconds of ``55m``, ``2h``, ``1h30m``, ``01:30:00`` or ``600``."""
     units = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
     clock = re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d)", text)
     if re.fullmatch(r"\d+(\.\d+)?", text):
@@ -97,13 +82,3 @@ def _age_of_process() -> float:
 def now() -> float:
     """Return the seconds since 1970, by the clock as it was when this process began and what has gone by since."""
     return AHEAD + time.monotonic()
-
-
-def deadline() -> float:
-    """Return when this process is to stop training, in seconds since 1970; infinite without a limit."""
-    return float(os.environ.get(DEADLINE, math.inf))
-
-
-def reached() -> bool:
-    """Tell whether the deadline has passed."""
-    return now() >= deadline()

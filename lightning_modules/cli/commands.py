@@ -1,8 +1,14 @@
-"""Which commands there are: Lightning's, ``show``, ``audit``, and those that installed packages add."""
+"""Which commands there are, and whether a folder of the user's hides a package of this project.
+
+Standard library alone, so that ``--help`` is quick and nothing else is met before a hidden package is said.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 
 # A package adds a command by an entry point of this group; its function takes the command line after the command.
 GROUP = "structured_init.commands"
@@ -17,7 +23,8 @@ LIGHTNING = {
 ADDED = {
     "compare": "train an experiment from several initializations with the same seeds, and report the differences",
     "find": "race initializations, and show the best on fresh seeds and the test split",
-    "report": "write the report of a comparison again",
+    "report": "write the report of a comparison again, or of anybody's runs",
+    "judge": "say of anybody's runs: keep, discard, or so many more seeds",
 }
 
 
@@ -40,3 +47,25 @@ def overview() -> str:
         "structured-init COMMAND --help lists the options of a command. Configurations are layered with -c, a shipped",
         "one by its name: structured-init fit -c vit_digits -c init/mimetic",
     ])  # fmt: skip
+
+
+PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")
+
+
+def shadowing(names: Iterable[str] = PACKAGES) -> str | None:
+    """Return one line about the first package of this project that another one hides; ``None`` where none is.
+
+    Args:
+        names: of the packages.
+    """
+    ours = Path(__file__).resolve().parents[2]
+    for name in names:
+        try:
+            spec = importlib.util.find_spec(name)
+        except ValueError:  # a module in sys.modules that was not imported in the usual way
+            spec = None
+        origin = Path(spec.origin).resolve() if spec and spec.origin else None
+        if origin is None or origin.parent != ours / name:
+            other = origin or name
+            return f"'{other}' hides this project's package '{name}': rename yours, or start from another folder"
+    return None

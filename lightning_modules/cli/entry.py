@@ -3,21 +3,52 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shlex
 import signal
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_modules.cli.commands import ADDED, LIGHTNING, added_commands, overview
-from lightning_modules.cli.quiet import quiet
-from lightning_modules.cli.shadowed import shadowing
+from lightning_modules.cli.commands import ADDED, LIGHTNING, added_commands, overview, shadowing
 
 if TYPE_CHECKING:
     from lightning_modules.cli.lightning_cli import CLI
 
 ROOT = Path(__file__).parents[2]  # that the packages are imported from: a clone, or where they are installed
+# Said in every ordinary run, about libraries themselves. Each with its reason. A warning that a user can act on stays.
+WARNINGS = (
+    (r".*isinstance\(treespec, LeafSpec\)", FutureWarning),  # lightning 2.6 uses a name that torch has renamed
+    (r".*ckpt_path=.last.\) is set, but there is no last", UserWarning),  # StartingAnew says it, and names a file
+    (r"The '.*_dataloader' does not have many workers", UserWarning),  # ours decode ahead, in memory
+)
+LOGGED = {
+    "lightning.pytorch.utilities.rank_zero": "💡 Tip",  # an advertisement
+    "transformers": "The fast path is not available",  # kernels for a GPU; the extra ``mamba`` has them
+}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Leave out what is listed above, and put filters back afterwards."""
+    with ExitStack() as afterwards:
+        for name, start in LOGGED.items():
+
+            def wanted(record: logging.LogRecord, start: str = start) -> bool:
+                return not record.getMessage().startswith(start)
+
+            logger = logging.getLogger(name)
+            for place in (logger, *logger.handlers):  # a logger's own filter does not see what its children say
+                place.addFilter(wanted)
+                afterwards.callback(place.removeFilter, wanted)
+        afterwards.enter_context(warnings.catch_warnings())
+        for message, category in WARNINGS:
+            warnings.filterwarnings("ignore", message, category)
+        yield
 
 
 def main(args: list[str] | None = None) -> CLI | None:
@@ -38,8 +69,7 @@ def main(args: list[str] | None = None) -> CLI | None:
         print(f"structured-init: error: {hidden}", file=sys.stderr)
         raise SystemExit(2)
     from structured_init import __version__
-    from structured_init.errors import StructuredInitError, one_line
-    from structured_init.extras import missing_extra
+    from structured_init.errors import StructuredInitError, missing_extra, one_line
 
     if args[:1] in (["--help"], ["-h"], ["help"], ["--version"]):
         print(f"structured-init {__version__}" if args == ["--version"] else overview())
@@ -63,7 +93,7 @@ def main(args: list[str] | None = None) -> CLI | None:
 
 def _lightning(args: list[str]) -> CLI:
     """Run a command of Lightning's, ``show`` or ``audit``."""
-    from lightning_modules.cli.config_names import expand
+    from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import CLI
     from structured_init.errors import StructuredInitError
 
@@ -80,7 +110,7 @@ def _answer(error: Exception) -> Exception | None:
         return StructuredInitError(f"'{error.filename}' is too long for the name of a file")
     if "lightning" not in sys.modules:
         return None
-    from lightning_modules.cli.library_errors import answer
+    from lightning_modules.cli.mistakes import answer
 
     return answer(error)
 
@@ -88,19 +118,19 @@ def _answer(error: Exception) -> Exception | None:
 def command() -> None:
     """Run :func:`main` for the shell, which would print what it returns, with the present folder's modules in reach.
 
-    Not so for ``report``, which may be run in a folder from a stranger: whatever a library looks for while it is
-    imported, it is not found there.
+    Not so for ``report`` and ``judge``, which may be run in a folder from a stranger: whatever a library looks for
+    while it is imported, it is not found there.
 
     Raises:
         SystemExit: with code 130 after Ctrl-C, which gets one line on stderr.
     """
     # Not where a shell lets its job ignore it, nor before it is known that nothing hides our packages.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler and shadowing() is None:
-        from structured_init.interrupts import stop_at_once
+        from structured_init.errors import stop_at_once
 
         signal.signal(signal.SIGINT, stop_at_once)
     here = os.path.realpath(os.getcwd())
-    if sys.argv[1:2] != ["report"]:
+    if sys.argv[1:2] not in (["report"], ["judge"]):
         sys.path.append(os.getcwd())  # last: nothing there can hide a package
     elif here != os.path.realpath(ROOT):
         sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry) != here]  # "" is the present folder

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
+import shlex
 import sys
 from argparse import ArgumentError
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
@@ -17,12 +21,9 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from lightning_modules.cli.interrupted import resuming
-from lightning_modules.cli.layers import without_layers
-from lightning_modules.cli.library_errors import check_trainer
-from lightning_modules.cli.messages import explain, original_error, refuse_unwritable
+from lightning_modules.cli.configurations import without_layers
+from lightning_modules.cli.mistakes import check_trainer, explain, original_error, refuse_unwritable
 from lightning_modules.cli.show import Runner
-from lightning_modules.cli.starting_anew import StartingAnew
 from lightning_modules.tasks.checkpoint import (
     WholeCheckpoints,
     checkpoints_in,
@@ -31,8 +32,8 @@ from lightning_modules.tasks.checkpoint import (
     refuse_best,
 )
 from structured_init import Default, StructuredInitError
-from structured_init.interrupts import begin_writing
-from structured_init.saved import DamagedFileError
+from structured_init.errors import begin_writing
+from structured_init.files import DamagedFileError
 
 os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # lightning 2.6 calls it by its older names
 import callbacks
@@ -49,6 +50,7 @@ for package in (structured_init, callbacks, lightning_modules, lightning_modules
 
 ABOUT = "Train, evaluate and look at a network with the initialization of the section init."
 SECTIONS = ("trainer", "init", "attention", "filters")
+STREAMING = re.compile(r"^ +(streaming: false|stream_buffer: \d+|batches_per_epoch: null)$", re.MULTILINE)  # saved once
 FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
 
 
@@ -60,7 +62,7 @@ class Parser(LightningArgumentParser):
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
         """Parse the text of a configuration; the files under its key ``layers`` were given before it."""
-        return super().parse_string(without_layers(content), *args, **kwargs)
+        return super().parse_string(STREAMING.sub("", without_layers(content)), *args, **kwargs)
 
 
 class CLI(CommandLine, LightningCLI):
@@ -249,6 +251,56 @@ class CLI(CommandLine, LightningCLI):
         init = self.config_init[self.subcommand].init
         seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if init.seed is None else init.seed
         return {"initializer": init.initializer, "seed": seed}
+
+
+class StartingAnew(Callback):
+    """Say in one line that ``last`` has found no checkpoint; with one it says nothing.
+
+    Lightning goes on without one, so that a job can be submitted with the same command the first time and later; its
+    own warning is one among many, and names no file.
+
+    Args:
+        newest: checkpoint of another run, which may have been meant; None where there is none.
+    """
+
+    def __init__(self, newest: Path | None = None) -> None:
+        self.newest = newest
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Look at what Lightning has made of ``last``."""
+        if trainer.ckpt_path is None and trainer.is_global_zero:
+            meant = f"; to resume another run, give its file, such as '{self.newest}'" if self.newest else ""
+            print(
+                "structured-init: --ckpt_path last: there is no checkpoint of this run to resume from: the training"
+                f" starts anew{meant}",
+                file=sys.stderr,
+            )
+
+
+def resuming(trainer: Trainer, args: Sequence[str]) -> str:
+    """Return one line with the command that resumes a training, or says that there is nothing yet to resume from.
+
+    Args:
+        trainer: of the training that was ended.
+        args: its command line.
+    """
+    saved = [each.last_model_path or each.best_model_path for each in trainer.checkpoint_callbacks
+             if isinstance(each, ModelCheckpoint)]  # fmt: skip
+    last = next((os.path.relpath(path) for path in saved if path), None)
+    if last is None:
+        return "structured-init: stopped before the first checkpoint: the same command begins again"
+    command = shlex.join(["structured-init", *without(args, "--ckpt_path"), "--ckpt_path", last])
+    return f"structured-init: stopped; this goes on from the last checkpoint: {command}"
+
+
+def without(args: Sequence[str], option: str) -> list[str]:
+    """Return a command line without an option and its value."""
+    kept, value_follows = [], False
+    for argument in args:
+        if not value_follows and argument != option and not argument.startswith(f"{option}="):
+            kept.append(argument)
+        value_follows = argument == option
+    return kept
 
 
 def _way_out(path: Path, error: StructuredInitError) -> str:

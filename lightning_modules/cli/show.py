@@ -16,15 +16,56 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
-from lightning_modules.cli.audit import write_audit
-from lightning_modules.cli.messages import refuse_unwritable
-from lightning_modules.cli.samples import two_samples
+from callbacks.samples import collect, first_loader, inputs_of
+from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
-from structured_init import Initializer, StructuredInitError, attention_sites, initialize
-from structured_init.analysis import WeightProducts, audit, capture_attention, weight_products
+from structured_init import Initializer, attention_sites, initialize
+from structured_init.analysis import Audit, WeightProducts, audit, capture_attention, weight_products
 from structured_init.analysis.filters import depthwise_filters
-from structured_init.errors import nearest
-from structured_init.files import replacing
+from structured_init.errors import StructuredInitError, nearest
+from structured_init.files import replacing, write_text
+
+WHO = "the search for attention"
+SAMPLES = 2
+
+
+def two_samples(model: LightningModule, datamodule: LightningDataModule | None) -> Any:
+    """Return what the module takes of two training samples, on which attention is found by watching.
+
+    Args:
+        model: says with ``probe_inputs(batch)`` what its forward takes; its first element where it says nothing.
+        datamodule: is set up, and its dataset read; no loader is iterated.
+
+    Raises:
+        StructuredInitError: there is no data.
+    """
+    if datamodule is None:
+        raise StructuredInitError(f"{WHO} needs samples, and there is no datamodule to take them from")
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    batch, _ = collect(first_loader(datamodule.train_dataloader()), SAMPLES, 0, WHO, to_train=True)
+    return inputs_of(model, batch)
+
+
+TABLE, PAGE, PICTURE = "audit.csv", "audit.md", "audit.png"
+
+
+def write_audit(found: Audit, folder: Path, figures: ModuleType) -> Iterator[Path]:
+    """Write the table of parameters, the page and the picture, and yield the files.
+
+    Args:
+        found: what was seen.
+        folder: where they go; it is created.
+        figures: the module that draws.
+    """
+    with replacing(folder / TABLE) as temporary:
+        found.table().to_csv(temporary, index=False)
+    yield folder / TABLE
+    write_text(folder / PAGE, found.markdown())
+    yield folder / PAGE
+    figures.save_figure(figures.audit_figure(found), folder / PICTURE)
+    yield folder / PICTURE
+
 
 CORNER = 64  # rows and columns of the products that are drawn; whole ones of a ViT-B take 340 MiB
 

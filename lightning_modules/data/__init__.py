@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from lightning_modules.data.augment import TorchvisionAugmentation
 from lightning_modules.data.image_data import ImageData
-from lightning_modules.data.loader import EpochSampler, ResumableLoader
 from lightning_modules.data.recall import RecallData
+from lightning_modules.data.seeded import EpochSampler, ResumableLoader
 from lightning_modules.data.text.classification_data import TextClassificationData
 from lightning_modules.data.text.text_data import TextData
-from lightning_modules.data.torchvision_augment import TorchvisionAugmentation
 
 __all__ = [
     "EpochSampler",

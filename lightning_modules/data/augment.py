@@ -97,8 +97,9 @@ def check_augmentation(crop_padding: int, crop_scale: Sequence[float] | None, ra
     check_type("random_erasing", random_erasing, int, float)
     if not 0 <= random_erasing <= 1:
         raise StructuredInitError(f"random_erasing={random_erasing} is not a probability in [0, 1]")
-    if crop_scale is not None:
-        _check_scale(crop_scale)
+    if crop_scale is not None and (len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1):
+        shares = list(crop_scale)
+        raise StructuredInitError(f"crop_scale={shares} is not [smallest, largest] share of the area in (0, 1]")
 
 
 def augmentation_builder(given: AugmentationCallable | None, **arguments: Any) -> Callable[..., Augmentation]:
@@ -127,11 +128,6 @@ def _random_crop(array: NDArray[np.uint8], padding: int) -> NDArray[np.uint8]:
     padded = np.pad(array, ((padding, padding), (padding, padding), (0, 0)))
     top, left = random.randint(0, 2 * padding), random.randint(0, 2 * padding)
     return padded[top : top + height, left : left + width]
-
-
-def _check_scale(scale: Sequence[float]) -> None:
-    if len(scale) != 2 or not 0 < scale[0] <= scale[1] <= 1:
-        raise StructuredInitError(f"crop_scale={list(scale)} is not [smallest, largest] share of the area in (0, 1]")
 
 
 def _resized_crop(image_size: int, scale: Sequence[float]):  # noqa: ANN202  timm's own class
@@ -163,3 +159,60 @@ def as_array(image: NDArray[np.uint8] | Image.Image) -> NDArray[np.uint8]:
     """Return a picture as an array (H, W, C)."""
     array = np.asarray(image)
     return array if array.ndim == 3 else array[..., None]
+
+
+class TorchvisionAugmentation(Augmentation):
+    """Square random resized crop, flip, RandAugment, colour jitter; after the normalization, erasing.
+
+    Draws from torch's global generator, which the caller has seeded for the image.
+
+    Args:
+        image_size: side of the result in pixels.
+        crop_scale: smallest share of the area that the crop keeps, in (0, 1]; the largest is 1, the crop is square.
+        rand_augment_ops: how many of RandAugment's operations are applied to an image; 0 for none.
+        rand_augment_magnitude: their strength, from 0 to 30.
+        color_jitter: how much brightness, contrast and saturation change, as a share; 0 for none.
+        random_erasing: probability that a rectangle is set to the mean after the normalization.
+
+    Raises:
+        StructuredInitError: an argument is out of its range.
+
+    Source:
+        locuslab/convmixer-cifar10 2d3d9b7, ``train.py``; its defaults are the defaults here.
+    """
+
+    def __init__(
+        self,
+        image_size: int,
+        crop_scale: float = 0.75,
+        rand_augment_ops: int = 1,
+        rand_augment_magnitude: int = 8,
+        color_jitter: float = 0.1,
+        random_erasing: float = 0.25,
+    ) -> None:
+        from torchvision import transforms
+
+        super().__init__(image_size, flip=True)
+        if not 0 < crop_scale <= 1 or not 0 <= random_erasing <= 1:
+            raise StructuredInitError("crop_scale is a share of the area in (0, 1], and random_erasing a probability")
+        if rand_augment_ops < 0 or not 0 <= rand_augment_magnitude <= 30 or color_jitter < 0:
+            raise StructuredInitError(
+                "rand_augment_ops and color_jitter are 0 (off) or more, and rand_augment_magnitude is from 0 to 30"
+            )
+        self.resized_crop = transforms.RandomResizedCrop(image_size, scale=(crop_scale, 1.0), ratio=(1.0, 1.0))
+        self.steps = transforms.Compose(
+            [
+                self.resized_crop,
+                transforms.RandomHorizontalFlip(),
+                transforms.RandAugment(rand_augment_ops, rand_augment_magnitude),
+                transforms.ColorJitter(color_jitter, color_jitter, color_jitter),
+            ]
+        )
+        self.erase = transforms.RandomErasing(random_erasing, inplace=True) if random_erasing > 0 else None
+
+    def pixels(self, image: NDArray[np.uint8] | Image.Image) -> NDArray[np.uint8]:
+        """Crop, flip and change the colours of an image (H, W, C); the result is (image_size, image_size, C)."""
+        picture = as_picture(image)
+        gray = picture.mode == "L"
+        picture = self.steps(picture.convert("RGB"))
+        return as_array(picture.convert("L") if gray else picture)

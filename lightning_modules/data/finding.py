@@ -1,7 +1,6 @@
 """Where a dataset lies: inside the package, on the disk, or on the hub.
 
-``datasets`` reads the files. That they are listed here, in place of ``load_dataset(folder)``, is for streams, which are
-resumed file by file, and for errors, which name the damaged file.
+``datasets`` reads the files. They are listed here, in place of ``load_dataset(folder)``, for errors that name the file.
 """
 
 from __future__ import annotations
@@ -19,9 +18,11 @@ from urllib.parse import urlsplit
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
+
 
 FOLDER_VARIABLE = "STRUCTURED_INIT_DATA"
+VALIDATION = ("validation", "valid", "val", "dev")
 
 
 @dataclass(frozen=True)
@@ -58,27 +59,6 @@ def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Datas
         if files := parquet_files(place, config):
             return _from_parquet(files)
     return _from_hub(name, config, kind)
-
-
-def open_streams(name: str, config: str | None, kind: Kind) -> Mapping[str, list[IterableDataset]]:
-    """Return the splits of a dataset by name, each as streams that are read in order: a local file each, or the hub's.
-
-    Raises:
-        StructuredInitError: no such dataset, a corrupt file.
-    """
-    from datasets import load_dataset
-
-    _check_name(name, config, kind)
-    if name in kind.embedded:
-        return {split: [data.to_iterable_dataset()] for split, data in kind.embedded[name]().items()}
-    for place in local_places(name, config):
-        if files := parquet_files(place, config):
-            _check_footers([file for group in files.values() for file in group])
-            return {
-                split: [load_dataset("parquet", data_files=file, split="train", streaming=True) for file in group]
-                for split, group in files.items()
-            }
-    return {split: [data] for split, data in _from_hub(name, config, kind, streaming=True).items()}
 
 
 def local_places(name: str, config: str | None) -> list[Path]:
@@ -119,7 +99,7 @@ def _from_parquet(files: dict[str, list[str]]) -> Mapping[str, Dataset]:
     from datasets import load_dataset
 
     everything = [file for group in files.values() for file in group]
-    _check_footers(everything)
+    _check_each(everything, pyarrow.parquet.ParquetFile)  # the footers: cheap
     try:
         return load_dataset("parquet", data_files=files)
     except Exception as error:
@@ -127,12 +107,6 @@ def _from_parquet(files: dict[str, list[str]]) -> Mapping[str, Dataset]:
         raise StructuredInitError(
             f"the Parquet files of '{Path(everything[0]).parent}' do not fit together: {_line(error)}"
         ) from error
-
-
-def _check_footers(files: Sequence[str]) -> None:
-    import pyarrow.parquet
-
-    _check_each(files, pyarrow.parquet.ParquetFile)  # cheap
 
 
 def _check_each(files: Sequence[str], read) -> None:  # noqa: ANN001  a reader of pyarrow
@@ -143,13 +117,13 @@ def _check_each(files: Sequence[str], read) -> None:  # noqa: ANN001  a reader o
             raise StructuredInitError(f"'{file}' is not a readable Parquet file: {_line(error)}") from error
 
 
-def _from_hub(name: str, config: str | None, kind: Kind, *, streaming: bool = False) -> Mapping[str, Any]:
+def _from_hub(name: str, config: str | None, kind: Kind) -> Mapping[str, Any]:
     from datasets import load_dataset
     from datasets.exceptions import DatasetsError
 
     try:
         with _offline_if_unreachable():
-            return load_dataset(name, config, streaming=streaming)
+            return load_dataset(name, config)
     except (DatasetsError, OSError, ValueError) as error:
         raise _no_dataset(name, config, kind, error) from error
 
@@ -209,3 +183,30 @@ def _line(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+
+
+def find_column(
+    name: str,
+    what: str,
+    given: str | None,
+    usual: Sequence[str],
+    features: Mapping[str, Any],
+    is_one: Callable[[Any], bool],
+) -> str:
+    """Return the column that the user named, else the one with a usual name, else the first of the right type.
+
+    Raises:
+        StructuredInitError: there is none.
+    """
+    if given is not None:
+        if given not in features:
+            raise StructuredInitError(f"dataset '{name}' has no column '{given}': {nearest(given, features)}")
+        return given
+    typed = [column for column, feature in features.items() if is_one(feature)]
+    candidates = [column for column in usual if column in features] + typed
+    if not candidates:
+        raise StructuredInitError(
+            f"dataset '{name}' has no column that looks like the {what}: name it with {what}_column, "
+            f"{nearest('', features)}"
+        )
+    return candidates[0]

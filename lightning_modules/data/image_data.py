@@ -2,47 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Mapping
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modules.data.augment import Augmentation, AugmentationCallable, augmentation_builder, check_augmentation
+from lightning_modules.data.finding import Kind
 from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
-from lightning_modules.data.seeded import SeededData, check_carved, check_fractions, check_type
-from lightning_modules.data.source import Source, open_source
-from lightning_modules.data.split import stratified_parts
+from lightning_modules.data.labelled import LabelledData, stratified_parts
+from lightning_modules.data.seeded import check_type
 from structured_init.errors import StructuredInitError, nearest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 _IN_MEMORY_BYTES = 2 * 2**30
 
 
-class ImageData(SeededData):
+@cache
+def _digits() -> Mapping[str, Dataset]:
+    """Return scikit-learn's 1,797 handwritten digits of 8×8 pixels: 1,438 train, 359 test, always the same.
+
+    Encoded once in a process, which may train several runs: a dataset is never changed in place.
+    """
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+    from sklearn.datasets import load_digits
+
+    pictures, labels = load_digits(return_X_y=True)
+    pictures = np.round(pictures.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    names = [str(digit) for digit in range(10)]
+    test, train = stratified_parts(labels.astype(np.int64), [0.2, 1.0], seed=0, class_names=names, what="digits")
+    features = Features({"image": Image(), "label": ClassLabel(names=names)})
+    splits = {
+        name: Dataset.from_dict({"image": list(pictures[part]), "label": labels[part]}, features=features)
+        for name, part in {"train": train, "test": test}.items()
+    }
+    return DatasetDict(splits)
+
+
+IMAGES = Kind(
+    "image",
+    columns=("image", "img", "images"),
+    is_one=lambda feature: type(feature).__name__ == "Image",
+    known=(
+        "uoft-cs/cifar10",
+        "uoft-cs/cifar100",
+        "ufldl-stanford/svhn",
+        "zh-plus/tiny-imagenet",
+        "zalando-datasets/fashion_mnist",
+        "ILSVRC/imagenet-1k",
+    ),
+    embedded={"digits": _digits},
+)
+
+
+class ImageData(LabelledData):
     """Images and classes; batches are (images (B, C, H, W) float32 normalized, classes (B,) int64).
 
     The order and the augmentation are functions of (seed, epoch, index): they do not depend on the number of workers,
-    and leave the global random states alone. The validation part is carved out of train; only `test` reads the test
-    split.
+    and leave the global random states alone.
 
     Args:
         name: a hub name (``uoft-cs/cifar10``), a folder of Parquet files, or ``digits``. The folder that the
             environment variable STRUCTURED_INIT_DATA names is searched before the hub, by the last part of the name.
-        config: the hub's configuration of the dataset.
         image_column: found by its name or type where null.
-        label_column: found by its name or type where null.
-        train_split: split to train on.
-        test_split: split to test on; where null, ``test``, else ``validation`` or ``valid``.
         batch_size: images per batch and process.
-        eval_batch_size: images per batch for validation and test; ``batch_size`` where null.
         image_size: side in pixels; the dataset's own where null.
         in_channels: 1 or 3; the dataset's own where null.
-        num_classes: checked against the dataset; saves opening it to know, where that is expensive.
-        fraction: share of the train split to train on, in (0, 1], stratified; validation images are not among them.
-        val_fraction: share of the train split to validate on, in [0, 1), stratified; 0 for no validation.
-        test_fraction: share of the test split, in (0, 1], stratified, the same for every seed.
-        seed: of the order and the augmentation; ``None`` takes the seed of ``seed_everything``, or 0.
-        split_seed: of the parts, which runs of different seeds share.
         mean: per channel for pixels in [0, 1]; from the training part where null.
         std: per channel for pixels in [0, 1]; from the training part where null.
         flip: mirror left and right with probability 1/2.
@@ -53,9 +82,9 @@ class ImageData(SeededData):
         interpolation: for images of another size: nearest, bilinear, bicubic or lanczos.
         crop_pct: share of the shorter side that the central crop keeps, for images of another size.
         in_memory: decode once and keep the pixels; where null, if they take less than 2 GiB.
-        num_workers: processes that load, per loader.
         augmentation: in place of the five random changes above, one that is called with ``image_size``, such as
             :class:`TorchvisionAugmentation`.
+        data: of :class:`LabelledData` and :class:`SeededData`; ``seed`` is that of the augmentation, too.
 
     Raises:
         StructuredInitError: an argument out of its range; when the data is opened: no such dataset or column, a corrupt
@@ -63,25 +92,15 @@ class ImageData(SeededData):
     """
 
     unit = "images"
+    kind = IMAGES
 
     def __init__(
         self,
         name: str = "digits",
-        config: str | None = None,
         image_column: str | None = None,
-        label_column: str | None = None,
-        train_split: str = "train",
-        test_split: str | None = None,
         batch_size: int = 128,
-        eval_batch_size: int | None = None,
         image_size: int | None = None,
         in_channels: int | None = None,
-        num_classes: int | None = None,
-        fraction: float = 1.0,
-        val_fraction: float = 0.1,
-        test_fraction: float = 1.0,
-        seed: int | None = None,
-        split_seed: int = 0,
         mean: list[float] | None = None,
         std: list[float] | None = None,
         flip: bool = False,
@@ -92,18 +111,12 @@ class ImageData(SeededData):
         interpolation: str = "bicubic",
         crop_pct: float = 1.0,
         in_memory: bool | None = None,
-        num_workers: int = 0,
         augmentation: AugmentationCallable | None = None,
+        **data: Any,
     ) -> None:
-        super().__init__(
-            name, batch_size=batch_size, eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers
-        )
-        self.config = config
-        self.image_column, self.label_column = image_column, label_column
-        self.train_split, self._test_split = train_split, test_split
-        self._image_size, self._in_channels, self._num_classes = image_size, in_channels, num_classes
-        self.fraction, self.val_fraction, self.test_fraction = fraction, val_fraction, test_fraction
-        self.split_seed = split_seed
+        super().__init__(name, batch_size=batch_size, **data)
+        self.input_column = self.image_column = image_column
+        self._image_size, self._in_channels = image_size, in_channels
         self._mean, self._std = mean, std
         self._augmentation = augmentation_builder(
             augmentation,
@@ -119,16 +132,6 @@ class ImageData(SeededData):
         self._check_arguments()
 
     # What a model needs to know -------------------------------------------------------------------------------------
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes; opens the dataset unless it was given."""
-        return self._num_classes if self._num_classes is not None else len(self.source.class_names)
-
-    @property
-    def class_names(self) -> list[str]:
-        """Names of the classes, in the order of their numbers."""
-        return self.source.class_names
 
     @property
     def in_channels(self) -> int:
@@ -153,40 +156,22 @@ class ImageData(SeededData):
     # The parts ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def source(self) -> Source:
-        """The dataset, nothing of it decoded."""
-        source = open_source(self.name, self.config, self.image_column, self.label_column)
-        if self._num_classes is not None and self._num_classes != len(source.class_names):
-            raise StructuredInitError(
-                f"num_classes={self._num_classes} does not match dataset '{self.name}', "
-                f"which has {len(source.class_names)} classes"
-            )
-        return source
-
-    @cached_property
     def train_set(self) -> ImageSet:
         """The training part, augmented."""
         augmentation = self._augmentation(self.image_size, mean=self.mean)
-        return self._image_set(self.train_split, self._train_rows, self._train_images, augmentation)
+        return self._image_set(self.train_split, self.parts[1], self._train_images, augmentation)
 
     @cached_property
     def val_set(self) -> ImageSet | None:
         """The validation part, carved out of the train split; ``None`` where there is none."""
         if self.val_fraction == 0:
             return None
-        return self._image_set(self.train_split, self._parts[0], self._images(self.train_split, self._parts[0]))
+        return self._image_set(self.train_split, self.parts[0], self._images(self.train_split, self.parts[0]))
 
     @cached_property
     def test_set(self) -> ImageSet:
         """The test part."""
-        (rows,) = self._stratify(self.test_split, [self.test_fraction], seed=0)
-        return self._image_set(self.test_split, rows, self._images(self.test_split, rows))
-
-    @property
-    def test_split(self) -> str:
-        """Name of the split to test on."""
-        usual = [name for name in ("test", "validation", "valid") if name in self.source.splits]
-        return self._test_split or (usual[0] if usual else "test")
+        return self._image_set(self.test_split, self.test_rows, self._images(self.test_split, self.test_rows))
 
     # Lightning ------------------------------------------------------------------------------------------------------
 
@@ -194,20 +179,9 @@ class ImageData(SeededData):
         """Download on one process before the others look."""
         _ = self.source
 
-    def setup(self, stage: str) -> None:
-        """Decode what the stage needs."""
-        self.share_seed()
-        _ = self.train_set if stage == "fit" else self._statistics
-        if stage in ("fit", "validate"):
-            _ = self.val_set
-        if stage in ("test", "predict"):
-            _ = self.test_set
-
     # Pieces ---------------------------------------------------------------------------------------------------------
 
     def _check_arguments(self) -> None:
-        check_fractions(fraction=self.fraction, test_fraction=self.test_fraction)
-        check_carved(val_fraction=self.val_fraction)
         for name in ("image_size", "in_channels", "num_classes"):
             check_type(name, getattr(self, f"_{name}"), int, type(None))
         if self._image_size is not None and self._image_size < 1:
@@ -232,17 +206,8 @@ class ImageData(SeededData):
         return min(picture.size), 1 if picture.mode in ("1", "L", "I", "F", "I;16") else 3
 
     @cached_property
-    def _parts(self) -> list[NDArray[np.int64]]:
-        """Rows of the train split to validate on and to train on."""
-        return self._stratify(self.train_split, [self.val_fraction, self.fraction], seed=self.split_seed)
-
-    @property
-    def _train_rows(self) -> NDArray[np.int64]:
-        return self._parts[1]
-
-    @cached_property
     def _train_images(self) -> NDArray[np.uint8] | Decoder:
-        return self._images(self.train_split, self._train_rows)
+        return self._images(self.train_split, self.parts[1])
 
     @cached_property
     def _statistics(self) -> tuple[list[float], list[float]]:
@@ -258,10 +223,6 @@ class ImageData(SeededData):
                 f"'{self.name}' is too large to compute mean and std: give them, or set in_memory: true"
             )
         return channel_statistics(self._train_images)
-
-    def _stratify(self, split: str, fractions: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
-        labels = self.source.labels(split)
-        return stratified_parts(labels, fractions, seed=seed, class_names=self.source.class_names, what=split)
 
     def _images(self, split: str, rows: NDArray[np.int64]) -> NDArray[np.uint8] | Decoder:
         """Return the pixels of the rows, or what reads them where there are too many."""

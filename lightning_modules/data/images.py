@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_modules.data.augment import Augmentation
-from lightning_modules.data.randomness import derive_seeds, seed_here, undisturbed
+from lightning_modules.data.seeded import derive_seeds, seed_here, undisturbed
 from structured_init.errors import StructuredInitError
 
 if TYPE_CHECKING:

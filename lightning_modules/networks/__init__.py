@@ -10,8 +10,7 @@ from lightning_modules.networks.compact_transformer import (
     compact_transformer,
     text_compact_transformer,
 )
-from lightning_modules.networks.convmixer import CONVMIXERS, convmixer
-from lightning_modules.networks.convnext import CONVNEXTS, convnext
+from lightning_modules.networks.convolutional import CONVMIXERS, CONVNEXTS, convmixer, convnext
 from lightning_modules.networks.factory import create_network, network_names
 from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS
 from lightning_modules.networks.token_softmax import place_token_softmax

@@ -20,8 +20,7 @@ from lightning_modules.networks.compact_transformer import (
     compact_arguments,
     compact_transformer,
 )
-from lightning_modules.networks.convmixer import CONVMIXERS, convmixer, convmixer_sizes
-from lightning_modules.networks.convnext import CONVNEXTS, convnext
+from lightning_modules.networks.convolutional import CONVMIXERS, CONVNEXTS, convmixer, convmixer_sizes, convnext
 from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS, choose
 from lightning_modules.networks.token_mixing import mix_before_attention
 from lightning_modules.networks.token_softmax import place_token_softmax

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.sites import AttentionSite, attention_sites
+from structured_init.hosts import AttentionSite, attention_sites
 
 NAME = "token_mixing"  # of the module inside each attention layer
 

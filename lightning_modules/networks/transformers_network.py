@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.sites.position import token_layouts
+from structured_init.hosts.positions import token_layouts
 
 Purpose = Literal["causal", "masked", "backbone"]
 BUILDERS: dict[Purpose, tuple[Any, dict[str, str]]] = {

@@ -12,8 +12,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing
-from structured_init.saved import DamagedFileError, is_intact, load_saved
+from structured_init.files import DamagedFileError, is_intact, load_saved, replacing
 
 Plain = str | int | float | bool | None
 SHARDED = "meta.pt"  # in a checkpoint that is a folder, as of FSDP2: everything but weights and optimizer states

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from structured_init.errors import StructuredInitError
-from structured_init.sites import position_sites, state_space_sites
+from structured_init.hosts import position_sites, state_space_sites
 
 # timm and transformers name their positions and extra tokens so; none of them is a weight to be shrunk.
 UNDECAYED_NAMES = frozenset(

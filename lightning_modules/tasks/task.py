@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import MetricCollection
 
 from lightning_modules.tasks.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
 from lightning_modules.tasks.optim import (
@@ -35,7 +36,8 @@ class Task(LightningModule):
         warmup_lr: learning rate of the first step, when there is a warmup.
         min_lr: learning rate at the end of the cosine.
         lr_schedule: pairs [share of the run, share of ``lr``], joined by straight lines, in place of warmup and cosine.
-        decay_all: apply the optimizer's weight decay to biases, norms, positions and tokens as well.
+        decay_all: apply the optimizer's weight decay to biases, norms, positions and tokens as well; never to a
+            state-space layer's decays, step biases and skips.
         compile: compile the network, in place, when it first runs; parameter names stay as they are.
 
     Attributes:
@@ -52,7 +54,7 @@ class Task(LightningModule):
         warmup_lr: float = 1e-5,
         min_lr: float = 1e-6,
         compile: bool = False,
-        lr_schedule: Sequence[Sequence[float]] | None = None,
+        lr_schedule: list[list[float]] | None = None,
         decay_all: bool = False,
     ) -> None:
         check_schedule(lr_schedule, warmup_epochs)
@@ -72,6 +74,14 @@ class Task(LightningModule):
     def configure_network(self) -> nn.Module:
         """Build the network. This is the method to override for an architecture of one's own."""
         raise NotImplementedError(f"{type(self).__name__} has no configure_network")
+
+    @property
+    def attached_trainer(self) -> Trainer | None:
+        """The trainer that runs this module, or ``None``; ``self.trainer`` raises then."""
+        try:
+            return self.trainer
+        except RuntimeError:
+            return None
 
     def probe_inputs(self, batch: Any) -> Any:
         """Return what ``forward`` takes of a batch: attention is captured on it."""
@@ -128,8 +138,67 @@ class Task(LightningModule):
         Raises:
             StructuredInitError: an argument differs, or the network does.
         """
-        if self._trainer is None:
+        if self.attached_trainer is None:
             return
         refuse_changed_arguments(checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}), self.hparams)
         if self.strict_loading and "state_dict" in checkpoint:  # torch compares those of a sharded one
             refuse_other_weights(checkpoint["state_dict"], self.state_dict())
+
+
+class NetworkTask(Task):
+    """A task whose network is given by its name or as an object, with metrics for each of the three splits.
+
+    A subclass says what a name stands for in :meth:`named_network`, and calls :meth:`set_metrics`.
+
+    Args:
+        network: a name, or a network.
+        network_args: further arguments of a network given by name.
+        task: of :class:`Task`.
+    """
+
+    def __init__(self, network: str | nn.Module, network_args: dict[str, Any] | None = None, **task: Any) -> None:
+        self.network_args = dict(network_args or {})
+        self._given_network = (network,)  # in a tuple: a bare module would register before super().__init__
+        self._first_batch_checked = False
+        super().__init__(**task)
+
+    def configure_network(self) -> nn.Module:
+        """Return the network that was given, or build the one that its name stands for."""
+        (network,) = self._given_network
+        return network if isinstance(network, nn.Module) else self.named_network(network)
+
+    def named_network(self, name: str) -> nn.Module:
+        """Build a network by its name, from the sizes and ``network_args``."""
+        raise NotImplementedError(f"{type(self).__name__} knows no network '{name}'")
+
+    def set_metrics(self, metrics: Callable[[str], MetricCollection]) -> None:
+        """Keep metrics for each split, made by what is called with ``"train/"``, ``"val/"`` and ``"test/"``."""
+        self.train_metrics, self.val_metrics, self.test_metrics = map(metrics, ("train/", "val/", "test/"))
+
+    def known_metrics(self, split: str) -> Any:
+        """Return the metrics of a split that are known at the end of an epoch."""
+        return getattr(self, f"{split}_metrics")
+
+    def on_train_epoch_end(self) -> None:
+        """Log the epoch's metrics; Lightning then computes and resets them."""
+        self.log_dict(self.known_metrics("train"))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the validation's metrics."""
+        self.log_dict(self.known_metrics("val"), prog_bar=True)
+
+    def on_test_epoch_end(self) -> None:
+        """Log the test's metrics."""
+        self.log_dict(self.known_metrics("test"))
+
+
+def check_labels(labels: Tensor, num_classes: int) -> None:
+    """Refuse classes that the network has not, before it fails in a device kernel.
+
+    Raises:
+        StructuredInitError: names their range.
+    """
+    if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+        raise StructuredInitError(
+            f"the labels run from {int(labels.min())} to {int(labels.max())}, the network has {num_classes} classes"
+        )

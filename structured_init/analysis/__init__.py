@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 from structured_init.analysis.audit import Audit, audit
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import NoAttentionError, capture_attention, register_capture
-from structured_init.analysis.change import impulse_mass_change, structure_left
 from structured_init.analysis.channel_mixing import channels_needed, filter_basis, mixing_residual, numerical_rank
-from structured_init.analysis.cka import cka, cka_matrix, gram_matrix, hsic1, rbf
+from structured_init.analysis.cka import cka, cka_matrix, gram_matrices, gram_matrix, hsic1, rbf
 from structured_init.analysis.filters import (
     FILTER_STATISTICS,
     block_grid,
@@ -28,8 +27,6 @@ from structured_init.analysis.heads import (
 )
 from structured_init.analysis.implicit_attention import implicit_attention, implicit_maps, scan_matrix
 from structured_init.analysis.lipschitz import LipschitzReport, lipschitz_bound, lipschitz_report, register_lipschitz
-from structured_init.analysis.products import WeightProducts, weight_products
-from structured_init.analysis.representations import gram_matrices
 from structured_init.analysis.statistics import (
     argmax_accuracy,
     best_offset,
@@ -40,18 +37,20 @@ from structured_init.analysis.statistics import (
     far_mass,
     grid_distances,
     impulse_mass,
+    impulse_mass_change,
     mean_distance,
     offset_profile,
     patch_maps,
     profile_energy,
+    structure_left,
     uniform_far_mass,
 )
 from structured_init.analysis.summary import STATISTICS, summarize, summarize_change, to_csv
-from structured_init.extras import with_extra
-from structured_init.undisturbed import undisturbed
+from structured_init.analysis.weight_products import WeightProducts, weight_products
+from structured_init.errors import with_extra
+from structured_init.running import undisturbed
 
 if TYPE_CHECKING:
-    from structured_init.analysis.head_metrics import InductionScore, PreviousTokenScore
     from structured_init.analysis.metrics import (
         CKA,
         ArgmaxAccuracy,
@@ -61,12 +60,14 @@ if TYPE_CHECKING:
         EffectiveRank,
         FarMass,
         ImpulseMass,
+        InductionScore,
         MeanAttentionDistance,
         OffsetProfile,
+        PreviousTokenScore,
         ProfileEnergy,
         StructureLeft,
     )
-from structured_init.filter_covariance import empirical_covariance
+from structured_init.linalg import empirical_covariance
 
 _METRICS = (
     "CKA",
@@ -77,12 +78,13 @@ _METRICS = (
     "EffectiveRank",
     "FarMass",
     "ImpulseMass",
+    "InductionScore",
     "MeanAttentionDistance",
     "OffsetProfile",
+    "PreviousTokenScore",
     "ProfileEnergy",
     "StructureLeft",
 )
-_HEAD_METRICS = ("InductionScore", "PreviousTokenScore")
 
 __all__ = [
     "CKA",
@@ -162,9 +164,8 @@ __all__ = [
 
 def _get(name: str) -> type:
     """Import the torchmetrics classes when one is asked for: torchmetrics takes seconds to import."""
-    for names, module in ((_METRICS, "metrics"), (_HEAD_METRICS, "head_metrics")):
-        if name in names:
-            return getattr(importlib.import_module(f"structured_init.analysis.{module}"), name)
+    if name in _METRICS:
+        return getattr(importlib.import_module("structured_init.analysis.metrics"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from structured_init.analysis.finite import singular_values
+from structured_init.analysis.statistics import singular_values
 from structured_init.errors import StructuredInitError
 
 Images = Float[Tensor, "batch channels height width"]

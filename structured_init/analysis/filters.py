@@ -13,9 +13,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.filter_covariance import empirical_covariance
-from structured_init.sites.depthwise import depthwise_conv_sites
-from structured_init.sites.select import Where
+from structured_init.hosts.depthwise import depthwise_conv_sites
+from structured_init.hosts.registry import Where
+from structured_init.linalg import empirical_covariance
 
 Filters = Float[Tensor, "filters _ _"]
 
@@ -35,7 +35,7 @@ def depthwise_filters(model: nn.Module, where: Where = None) -> dict[str, Filter
 
     Args:
         model: any model; one without depthwise convolutions gives an empty dictionary.
-        where: which layers; see :func:`structured_init.sites.select.selects`.
+        where: which layers; see :func:`structured_init.hosts.registry.selects`.
     """
     return {
         site.name: site.filters.detach().float().cpu().reshape(site.num_filters, -1, site.kernel_size[-1])
@@ -83,11 +83,13 @@ def filter_statistics(filters: Filters) -> dict[str, float]:
         return dict.fromkeys(FILTER_STATISTICS, math.nan)
     eigenvalues = torch.linalg.eigvalsh(moment).clamp(min=0)
     shares = eigenvalues / eigenvalues.sum()
+    rows, columns = (torch.arange(length, dtype=torch.float64) - (length - 1) / 2 for length in size)
+    squared_distances = rows[:, None].square() + columns.square()  # of each pixel from the middle of the kernel
     numbers = {
         "energy": energy,
         "mean_share": filters.double().mean(0).square().sum() / energy,
         "centre_share": profile[(size[0] - 1) // 2, (size[1] - 1) // 2] / energy,
-        "radius": ((profile * _squared_distances(size)).sum() / energy).sqrt(),
+        "radius": ((profile * squared_distances).sum() / energy).sqrt(),
         "neighbour_correlation": _neighbour_correlation(filters.double()),
         "effective_rank": torch.special.entr(shares).sum().exp(),
     }
@@ -116,12 +118,6 @@ def filter_change(before: Filters, after: Float[Tensor, "others _ _"]) -> dict[s
         "cosine": float(torch.cosine_similarity(first, second, dim=1).mean()),
         "covariance_similarity": float(torch.cosine_similarity(*moments, dim=0)),
     }
-
-
-def _squared_distances(size: tuple[int, int]) -> Float64[Tensor, "rows columns"]:
-    """Return the squared distance of each pixel from the middle of the kernel."""
-    rows, columns = (torch.arange(length, dtype=torch.float64) - (length - 1) / 2 for length in size)
-    return rows[:, None].square() + columns.square()
 
 
 def _neighbour_correlation(filters: Float64[Tensor, "filters rows columns"]) -> Tensor:

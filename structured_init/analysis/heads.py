@@ -106,11 +106,6 @@ def attention_on(
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, ""]]:
     """Return Σ_t Σ_s A_ts over the marked s, and the number of tokens t that have any; both add up over batches.
 
-    Args:
-        maps: attention maps.
-        marked: where attention counts.
-        queries: which tokens are asked; all where ``None``.
-
     Raises:
         StructuredInitError: the queries do not fit the maps.
     """

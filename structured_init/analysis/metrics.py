@@ -6,21 +6,105 @@ to all batches at once: batches of unequal size, and processes, count by what th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torchmetrics import Metric
 
 from structured_init.analysis import statistics
-from structured_init.analysis.accumulation import MeanMap, MeanPerHead, Sums, check_heads
-from structured_init.analysis.change import Products, structure_products
 from structured_init.analysis.cka import alignment, gram_matrix, hsic1, kernel_matrix
-from structured_init.analysis.statistics import Grid, Maps, PerHead
+from structured_init.analysis.heads import Marked, Queries, Tokens, at_offset, attention_on, check_shape, prefix_matches
+from structured_init.analysis.statistics import Grid, Maps, PerHead, Products, structure_products
+from structured_init.errors import StructuredInitError
 
 Offsets = Int[Tensor, "heads 2"] | Sequence[Sequence[int]]
+
+
+class Sums(Metric):
+    """A metric of sums: states that add up over batches and processes."""
+
+    is_differentiable = False
+    higher_is_better = None
+    full_state_update = False
+
+    def add_sums(self, **shapes: tuple[int, ...]) -> None:
+        """Add states of zeros, by name and shape."""
+        for name, shape in shapes.items():
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+
+class MeanPerHead(Sums):
+    """The mean of a statistic per head (H,), over all that is seen.
+
+    Args:
+        statistic: maps (B, H, N, N) → (H,), a mean over samples and queries, or over samples.
+        num_heads: H.
+        prefix_tokens: number of leading tokens whose queries do not count.
+        per_query: whether a sample counts by its number of queries, which matters where sequences differ in length.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(
+        self,
+        statistic: Callable[[Tensor], Tensor],
+        num_heads: int,
+        prefix_tokens: int = 0,
+        per_query: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.statistic, self.prefix_tokens, self.per_query = statistic, prefix_tokens, per_query
+        self.add_sums(total=(num_heads,), count=())
+
+    def update(self, maps: Maps) -> None:
+        """Add the maps of a batch."""
+        check_heads(maps, self.total.shape[0])
+        weight = maps.shape[0] * (maps.shape[2] - self.prefix_tokens if self.per_query else 1)
+        self.total = self.total + weight * self.statistic(maps).double()
+        self.count = self.count + weight
+
+    def compute(self) -> PerHead:
+        """Return the mean per head; nan before the first batch."""
+        return self.total / self.count
+
+
+class MeanMap(Sums):
+    """The mean attention map over patches, of which a subclass says something: a mean over samples, (H, P, P).
+
+    Args:
+        num_heads: H.
+        grid: rows and columns of patches; (1, N) for a sequence.
+        prefix_tokens: number of leading tokens that are no patches.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, num_heads: int, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.grid, self.prefix_tokens = grid, prefix_tokens
+        patches = grid[0] * grid[1]
+        self.add_sums(total=(num_heads, patches, patches), count=())
+
+    def update(self, maps: Maps) -> None:
+        """Add the maps of a batch."""
+        check_heads(maps, self.total.shape[0])
+        patches = statistics.patch_maps(maps, self.prefix_tokens)
+        statistics.checked_grid(patches, self.grid)
+        self.total = self.total + patches.double().sum(dim=0)
+        self.count = self.count + maps.shape[0]
+
+    def compute(self) -> Tensor:
+        """Return the mean map; nan before the first batch."""
+        return self.total / self.count
+
+
+def check_heads(maps: Tensor, num_heads: int) -> None:
+    """Refuse maps of another number of heads than a metric was made for."""
+    if maps.shape[1] != num_heads:
+        raise StructuredInitError(f"this metric is for {num_heads} heads, got maps of {maps.shape[1]}")
 
 
 class MeanAttentionDistance(MeanPerHead):
@@ -263,3 +347,60 @@ class CKA(Sums):
     def compute(self) -> Float[Tensor, ""]:
         """Return the similarity; nan where a representation is constant."""
         return alignment(self.between / self.count, self.first / self.count, self.second / self.count)
+
+
+class _Score(Sums):
+    """Mean attention on marked places, over the tokens that have any."""
+
+    def __init__(self, num_heads: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.add_sums(total=(num_heads,), count=())
+
+    def compute(self) -> PerHead:
+        """Return the mean per head; nan before the first token that counts."""
+        return self.total / self.count
+
+    def _add(self, maps: Maps, marked: Marked, queries: Queries | None) -> None:
+        total, count = attention_on(maps, marked, queries)
+        self.total, self.count = self.total + total, self.count + count
+
+
+class PreviousTokenScore(_Score):
+    """Mean attention on the token before, mean_t A_{t, t − δ}, per head (H,), from 0 to 1.
+
+    Elhage et al. 2021; Olsson et al. 2022 (arXiv 2209.11895). See ``previous_token_score``.
+
+    Args:
+        num_heads: H.
+        offset: δ, in tokens before; negative for tokens behind.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def __init__(self, num_heads: int, offset: int = 1, **kwargs: Any) -> None:
+        super().__init__(num_heads, **kwargs)
+        self.offset = offset
+
+    def update(self, maps: Maps, queries: Queries | None = None) -> None:
+        """Add the maps of a batch, of all tokens or of those that are asked (B, N)."""
+        check_heads(maps, self.total.shape[0])
+        self._add(maps, at_offset(maps, self.offset), queries)
+
+
+class InductionScore(_Score):
+    """Mean attention on what followed an equal token before, per head (H,), from 0 to 1.
+
+    The prefix-matching score of Olsson et al. 2022 (arXiv 2209.11895), which they take on random tokens that come
+    twice (``repeated_tokens``). See ``induction_score``.
+
+    Args:
+        num_heads: H.
+        **kwargs: see ``torchmetrics.Metric``.
+    """
+
+    def update(
+        self, maps: Maps, tokens: Tokens, queries: Queries | None = None, segments: Tokens | None = None
+    ) -> None:
+        """Add the maps of a batch with its tokens (B, N); see ``induction_score`` for the others."""
+        check_heads(maps, self.total.shape[0])
+        check_shape(maps, tokens, "tokens")
+        self._add(maps, prefix_matches(tokens, segments), queries)

@@ -57,10 +57,11 @@ def layer_extremes(module: nn.Module, shape: tuple[int, ...]) -> Extremes | None
         return _of_values(torch.linalg.svdvals(module.weight.detach().double().cpu()))
     if not isinstance(module, (*CONVOLUTIONS, *TRANSPOSED)):
         return None
-    if is_plain_convolution(module):
+    if any(type(module).forward is cls.forward and isinstance(module, cls) for cls in CONVOLUTIONS):
         if is_circulant(module, shape):
             return _of_values(torch.linalg.svdvals(circular_matrices(module, shape[2:])))
-        if _windows_are_apart(module):
+        spans = zip(module.kernel_size, module.stride, module.dilation, strict=True)
+        if not any(sum(pad) for pad in paddings(module)) and all(d * (k - 1) + 1 <= s for k, s, d in spans):
             return _apart(module, shape)
     return _iterated(module, shape)
 
@@ -70,11 +71,6 @@ def cayley_matrices(module: CayleyConv2d, shape: tuple[int, ...]) -> Tensor:
     size = module.output_size(*shape[1:])
     with torch.no_grad():
         return module.matrices(*size, module.precision(module.weight)).to(torch.complex128)
-
-
-def is_plain_convolution(module: nn.Module) -> bool:
-    """Say whether a module does what ``nn.Conv1d/2d/3d`` does with its attributes, and not something of its own."""
-    return any(type(module).forward is cls.forward and isinstance(module, cls) for cls in CONVOLUTIONS)
 
 
 def paddings(module: nn.Module) -> list[tuple[int, int]]:
@@ -114,11 +110,6 @@ def circular_matrices(module: nn.Module, size: tuple[int, ...]) -> Complex[Tenso
     aliases, frequencies = [2 + 2 * axis for axis in range(axes)], [3 + 2 * axis for axis in range(axes)]
     response = response.permute(*frequencies, 0, 1, *aliases).flatten(0, axes - 1).flatten(2)
     return response.unflatten(1, (groups, -1)).flatten(0, 1)
-
-
-def _windows_are_apart(module: nn.Module) -> bool:
-    spans = zip(module.kernel_size, module.stride, module.dilation, strict=True)
-    return not any(sum(pad) for pad in paddings(module)) and all(d * (k - 1) + 1 <= s for k, s, d in spans)
 
 
 def _apart(module: nn.Module, shape: tuple[int, ...]) -> Extremes:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from structured_init.analysis import statistics
-from structured_init.analysis.change import impulse_mass_change, is_causal, structure_left
 from structured_init.analysis.heads import HEAD_SCORES
+from structured_init.analysis.statistics import impulse_mass_change, is_causal, structure_left
 from structured_init.errors import StructuredInitError
 
 # What each column means, for tables and figure titles.
@@ -78,7 +78,7 @@ def summarize(
         "far_mass": statistics.far_mass(maps, *place),
         "uniform_far_mass": torch.full((maps.shape[1],), uniform, device="cpu"),
     }
-    return _plain(numbers, offsets)
+    return _rounded(numbers, offsets)
 
 
 def summarize_change(
@@ -116,7 +116,7 @@ def summarize_change(
         "impulse_mass_after": statistics.impulse_mass(after, offsets, *place),
         "impulse_mass_change": impulse_mass_change(before, after, offsets, *place),
     }
-    return _plain(numbers, offsets)
+    return _rounded(numbers, offsets)
 
 
 def to_csv(phases: Mapping[str, Mapping[str, Mapping[str, list]]]) -> str:
@@ -138,7 +138,7 @@ def to_csv(phases: Mapping[str, Mapping[str, Mapping[str, list]]]) -> str:
     return text.getvalue()
 
 
-def _plain(numbers: Mapping[str, Tensor], offsets: Tensor) -> dict[str, list]:
+def _rounded(numbers: Mapping[str, Tensor], offsets: Tensor) -> dict[str, list]:
     return {name: [round(v, 6) for v in values.tolist()] for name, values in numbers.items()} | {
         "offset": torch.as_tensor(offsets, device="cpu").tolist()
     }

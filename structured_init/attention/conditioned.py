@@ -14,11 +14,11 @@ from torch import Tensor
 from structured_init.arguments import check_flag
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import AttentionSite, required_attention_sites
+from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import orthogonal_job
-from structured_init.plan import Weights
-from structured_init.sites.attention import AttentionSite, required_attention_sites
-from structured_init.sites.select import Where
+from structured_init.overlay import Weights
 from structured_init.threads import side_by_side
 
 Identity = Literal["layer", "head"]
@@ -27,14 +27,7 @@ Identity = Literal["layer", "head"]
 def semi_orthogonal_heads(
     heads: int, dim: int, head_dim: int, *, generator: torch.Generator
 ) -> Float64[Tensor, "heads dim head_dim"]:
-    """Draw one matrix per head with WᵀW = I_k (or W Wᵀ = I_D where k > D), independent and uniform (Haar).
-
-    Args:
-        heads: H.
-        dim: D.
-        head_dim: k.
-        generator: draws one head after the other.
-    """
+    """Draw one matrix per head with WᵀW = I_k (or W Wᵀ = I_D where k > D), independent and uniform (Haar)."""
     jobs = map(lambda _: orthogonal_job(dim, head_dim, generator=generator), range(heads))
     return torch.stack(list(side_by_side(jobs, scratch=8 * dim * head_dim, layer=12 * dim**2)))
 

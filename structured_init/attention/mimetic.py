@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
-from itertools import chain
 from typing import Literal
 
 import torch
@@ -17,19 +15,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from structured_init.arguments import check_finite, check_flag, check_not_negative, check_positive
-from structured_init.attention.codes import sincos_2d
-from structured_init.attention.grouped import Factors, gather, query_key_jobs
-from structured_init.attention.position import two_dimensional
+from structured_init.attention.positions import sincos_2d, two_dimensional
+from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import AttentionSite, required_attention_sites
+from structured_init.hosts.positions import NO_POSITIONS, position_sites
+from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal, spread, truncated_svd
-from structured_init.plan import Weights
-from structured_init.sites.attention import AttentionSite, required_attention_sites
-from structured_init.sites.position import NO_POSITIONS, position_sites
-from structured_init.sites.select import Where
-from structured_init.threads import side_by_side
+from structured_init.overlay import Weights
 
 Noise = Literal["normal", "uniform"]
 Orientation = Literal["paper", "circulated"]
@@ -204,94 +200,68 @@ class Mimetic(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         sites = required_attention_sites(weights, self.where, "Mimetic", cross=self.cross)
-        jobs = chain.from_iterable(self._decompositions(site, rng) for site in sites)
-        size = max(site.layout.query.width for site in sites) ** 2
-        scratch = 2 * size * self._dtype.itemsize  # a target and its Gram matrix
-        with closing(side_by_side(jobs, scratch=scratch, layer=12 * size)) as found:
-            for site in weights.each(sites):
-                if self.query_key:
-                    self._query_key(site.by("Mimetic: query_key"), rng, found)
-                if self.value_output:
-                    self._value_output(site.by("Mimetic: value_output"), rng, found)
+        for site in sites:
+            group = site.num_heads // site.num_key_value_heads
+            if self.query_key and not self.qk_alpha and group > 1:
+                site.note(f"qk_alpha 0: the {group} heads that share a key have the same queries")
+        write_products(
+            "Mimetic",
+            weights,
+            sites,
+            rng,
+            query_key=self._query_key if self.query_key else None,
+            value_output=self._value_output if self.value_output else None,
+            residual_scale=self.residual_scale,
+            itemsize=self._dtype.itemsize,
+        )
         if self.positions == "sincos":
             self._positions(weights)
         if self.value_scale == "stream":
             scale_branches(weights, [site.by("Mimetic: value_output") for site in sites], self.stream_share)
 
-    def _decompositions(self, site: AttentionSite, rng: Draws) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
-        """Yield what is to be decomposed in a layer: a target for each key, then that of values and output."""
-        layout = site.layout
-        if self.query_key:
-            _square(site, "query–key", layout.query.width, layout.key.width)
-            if self.qk_alpha:
-                draw, generator = partial(self._query_key_target, site), rng.generator(site.name, "query_key")
-                group, rank = site.num_heads // site.num_key_value_heads, site.head_dim
-                yield from query_key_jobs(draw, generator, site.num_heads, group, rank, partial(split, rank=rank))
-        if self.value_output:
-            _square(site, "value–output", layout.value.width, layout.output.width)
-            yield partial(self._value_output_factors, site, rng)
-
-    def _query_key(self, site: AttentionSite, rng: Draws, found: Iterator[tuple[Tensor, Tensor]]) -> None:
+    def _query_key(self, site: AttentionSite, rng: Draws) -> Iterator[Callable[[], Shared]]:
         """2305.09828, Algorithm: per head, U S Vᵀ = svd(αZ ± βI), W_q = U_k S_k^½, W_k = V_k S_k^½."""
-        layout = site.layout
-        group = site.num_heads // site.num_key_value_heads
-        turns = rng.generator(site.name, "rope") if layout.rope else None
+        layout, generator = site.layout, rng.generator(site.name, "query_key")
+        dim = square_width("Mimetic", site, "query–key", layout.query.width, layout.key.width)
+        draw = partial(self._target, self.qk_alpha, self.qk_sign * self.qk_beta, dim)
         if self.qk_alpha:
-            query, key = gather(found, layout, turns)
-        else:  # of one target for all heads, those that share a key have the same factors
-            subspaces = rng.generator(site.name, "query_key subspace")
-            target = self._query_key_target(site, rng.generator(site.name, "query_key"))
-            parts = (
-                split_identity(target, site.head_dim, generator=subspaces) for _ in range(site.num_key_value_heads)
-            )
-            query, key = gather(((left.expand(group, -1, -1), right.mT) for left, right in parts), layout, turns)
-        if group > 1 and not self.qk_alpha:
-            site.note(f"qk_alpha 0: the {group} heads that share a key have the same queries")
-        if site.write_query_key(query, key):
-            site.note_query_key()
+            yield from by_key(site, draw, generator, partial(split, rank=site.head_dim))
+            return
+        # Of one target for all heads, those that share a key have the same factors.
+        target, subspaces = draw(generator), rng.generator(site.name, "query_key subspace")
+        for _ in range(site.num_key_value_heads):
+            left, right = split_identity(target, site.head_dim, generator=subspaces)
+            yield partial(tuple, (left.expand(site.num_heads // site.num_key_value_heads, -1, -1), right.mT))
 
-    def _value_output(self, site: AttentionSite, rng: Draws, found: Iterator[tuple[Tensor, Tensor]]) -> None:
+    def _value_output(self, site: AttentionSite, rng: Draws) -> Factors:
         """2305.09828, Algorithm: per layer, U S Vᵀ = svd(αZ ± βI), W_v = U S^½, W_o = S^½ Vᵀ."""
-        layout = site.layout
-        dim, heads, width = layout.value.width, layout.value.heads, layout.value.head_dim
-        left, right = next(found)
+        layout, generator = site.layout, rng.generator(site.name, "value_output")
+        dim = square_width("Mimetic", site, "value–output", layout.value.width, layout.output.width)
+        rank = layout.value.heads * layout.value.head_dim
+        draw = partial(self._target, self.vo_alpha, self.vo_sign * self.vo_beta, dim)
+        if self.vo_alpha:  # no name here holds the target while it is split
+            left, right = split(draw(generator), rank)
+        else:
+            subspace = rng.generator(site.name, "value_output subspace")
+            left, right = split_identity(draw(generator), rank, generator=subspace)
         if self.orientation == "circulated":
-            left, right = self._untransposed(site, left, right)
+            if rank != dim:
+                raise StructuredInitError(
+                    f"Mimetic: orientation 'circulated' needs heads × head_dim = embed_dim, which '{site.name}' has not"
+                )
+            left, right = left.mT, right.mT
         if self.residual_scale == "keep" and layout.residual_depth:
             right = right / math.sqrt(layout.residual_depth)
         if self.balance_heads:
             left, right = spread(left, right, generator=rng.generator(site.name, "balance_heads"))
-        value = left.reshape(dim, heads, width).movedim(1, 0)
-        group = layout.output.heads // heads  # heads that share a value share its output, each a part of it
-        right = right.reshape(heads, width, dim)
-        output = right if group == 1 else (right / group).repeat_interleave(group, dim=0)
-        if site.write_value_output(value, output, together=True):
-            site.note_value_output(residual_scale=self.residual_scale)
+        return left, right
 
-    def _query_key_target(self, site: AttentionSite, generator: torch.Generator) -> Tensor:
-        return self._target(self.qk_alpha, self.qk_sign * self.qk_beta, generator, site.embed_dim)
-
-    def _value_output_factors(self, site: AttentionSite, rng: Draws) -> Factors:
-        value, generator = site.layout.value, rng.generator(site.name, "value_output")
-        target = partial(self._target, self.vo_alpha, self.vo_sign * self.vo_beta, generator, value.width)
-        if self.vo_alpha:  # no name here holds the target while it is split
-            return split(target(), value.heads * value.head_dim)
-        subspace = rng.generator(site.name, "value_output subspace")
-        return split_identity(target(), value.heads * value.head_dim, generator=subspace)
-
-    def _target(self, alpha: float, beta: float, generator: torch.Generator, dim: int) -> Tensor:
+    def _target(self, alpha: float, beta: float, dim: int, generator: torch.Generator) -> Tensor:
         return noisy_identity(dim, alpha, beta, noise=self.noise, generator=generator, dtype=self._dtype)
 
     @property
     def _dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "float64" else torch.float32
-
-    def _untransposed(self, site: AttentionSite, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        if left.shape[0] != left.shape[1]:
-            raise StructuredInitError(
-                f"Mimetic: orientation 'circulated' needs heads × head_dim = embed_dim, which '{site.name}' has not"
-            )
-        return left.mT, right.mT
 
     def _positions(self, weights: Weights) -> None:
         """Optional part: a model without positions on a grid is reported, not refused."""
@@ -303,11 +273,3 @@ class Mimetic(Initializer):
                 weights.skip(site.name, "a sequence has no grid for sincos positions")
             else:
                 site.write(sincos_2d(two_dimensional(site), site.embed_dim), "Mimetic: positions")
-
-
-def _square(site: AttentionSite, product: str, rows: int, columns: int) -> None:
-    if rows != columns:
-        raise StructuredInitError(
-            f"Mimetic: the {product} product of '{site.name}' maps width {rows} to {columns},"
-            " but αZ + βI must be square"
-        )

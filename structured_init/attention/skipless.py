@@ -6,25 +6,22 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
-from itertools import chain
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
 from structured_init.arguments import check_finite, check_flag, check_not_negative, check_positive
-from structured_init.attention.grouped import gather, query_key_jobs
 from structured_init.attention.mimetic import Noise, noisy_identity, split
+from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import AttentionSite, required_attention_sites
+from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal, truncated_svd
-from structured_init.plan import Weights
-from structured_init.sites.attention import AttentionSite, required_attention_sites
-from structured_init.sites.select import Where
-from structured_init.threads import side_by_side
+from structured_init.overlay import Weights
 
 
 def orthogonal_factors(
@@ -111,51 +108,26 @@ class Skipless(Initializer):
         self.cross = cross
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        sites = required_attention_sites(weights, self.where, "Skipless", cross=self.cross)
-        jobs = chain.from_iterable(self._decompositions(site, rng) for site in sites)
-        size = max(site.layout.query.width for site in sites) ** 2
-        with closing(side_by_side(jobs, scratch=16 * size, layer=12 * size)) as found:
-            for site in weights.each(sites):
-                if self.query_key:
-                    self._query_key(site.by("Skipless: query_key"), rng, found)
-                if self.value_output:
-                    self._value_output(site.by("Skipless: value_output"), found)
-
-    def _decompositions(self, site: AttentionSite, rng: Draws) -> Iterator[Callable[[], tuple[Tensor, Tensor]]]:
-        """Yield what is to be decomposed in a layer: a target for each key, then that of values and output."""
-        if self.query_key:
-            group, rank = site.num_heads // site.num_key_value_heads, site.head_dim
-            draw, generator = self._query_key_target(site), rng.generator(site.name, "query_key")
-            yield from query_key_jobs(draw, generator, site.num_heads, group, rank, partial(split, rank=rank))
-        if self.value_output:
-            value, output = site.layout.value, site.layout.output
-            generator = rng.generator(site.name, "value_output")
-            sizes = (value.width, output.width, value.heads * value.head_dim)
-            yield partial(orthogonal_factors, *sizes, self.vo_scale, generator=generator)
-
-    def _query_key_target(self, site: AttentionSite) -> Callable[[torch.Generator], Tensor]:
-        rows, columns = site.layout.query.width, site.layout.key.width
-        if rows != columns:
-            raise StructuredInitError(
-                f"Skipless: the query–key product of '{site.name}' maps width {rows} to {columns},"
-                " but αZ + βI must be square"
-            )
-        return lambda generator: noisy_identity(
-            rows, self.qk_alpha, self.qk_beta, noise=self.noise, generator=generator
+        write_products(
+            "Skipless",
+            weights,
+            required_attention_sites(weights, self.where, "Skipless", cross=self.cross),
+            rng,
+            query_key=self._query_key if self.query_key else None,
+            value_output=self._value_output if self.value_output else None,
         )
 
-    def _query_key(self, site: AttentionSite, rng: Draws, found: Iterator[tuple[Tensor, Tensor]]) -> None:
+    def _query_key(self, site: AttentionSite, rng: Draws) -> Iterator[Callable[[], Shared]]:
         """Per head, the largest k singular values of αZ + βI, √S on either side."""
-        turns = rng.generator(site.name, "rope") if site.layout.rope else None
-        if site.write_query_key(*gather(found, site.layout, turns)):
-            site.note_query_key()
+        dim = square_width("Skipless", site, "query–key", site.layout.query.width, site.layout.key.width)
 
-    def _value_output(self, site: AttentionSite, found: Iterator[tuple[Tensor, Tensor]]) -> None:
+        def draw(generator: torch.Generator) -> Tensor:
+            return noisy_identity(dim, self.qk_alpha, self.qk_beta, noise=self.noise, generator=generator)
+
+        return by_key(site, draw, rng.generator(site.name, "query_key"), partial(split, rank=site.head_dim))
+
+    def _value_output(self, site: AttentionSite, rng: Draws) -> Factors:
         """Per layer, W_v = cU and W_o = cVᵀ."""
-        value, output = site.layout.value, site.layout.output
-        left, right = next(found)
-        values = left.reshape(value.width, value.heads, value.head_dim).movedim(1, 0)
-        group = output.heads // value.heads  # heads that share a value share its output, each a part of it
-        shared = right.reshape(value.heads, value.head_dim, output.width) / group
-        if site.write_value_output(values, shared.repeat_interleave(group, dim=0), together=True):
-            site.note_value_output()
+        value, generator = site.layout.value, rng.generator(site.name, "value_output")
+        sizes = value.width, site.layout.output.width, value.heads * value.head_dim
+        return orthogonal_factors(*sizes, self.vo_scale, generator=generator)

@@ -6,7 +6,7 @@ Letters: D embed_dim, x the stream, x̂ what attention reads of it after its nor
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -14,17 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_init.attention.forward import run_planned, something_to_run
+from structured_init.attention.planned_run import owner_of, run_planned, what_the_host_offers
 from structured_init.errors import StructuredInitError
-from structured_init.host_inputs import Inputs
-from structured_init.layout import JoinedProjection
-from structured_init.names import named_plain_modules
-from structured_init.plan import Weights
-from structured_init.sites.attention import AttentionSite
-from structured_init.sites.mlp import MlpSite, mlp_sites
-from structured_init.sites.mlp_rule import within
-from structured_init.sites.position_rule import block_around, is_stack
-from structured_init.sites.stream import norm_weight, stream_into
+from structured_init.hosts.attention import AttentionSite
+from structured_init.hosts.layout import JoinedProjection
+from structured_init.hosts.stream import norm_weight, stream_into
+from structured_init.names import block_around, is_stack, named_plain_modules
+from structured_init.overlay import Weights
+from structured_init.running import Inputs, as_inputs
 
 CONTEXT = 128  # tokens of a text that the host library offers, if it takes as many: branches average over them
 
@@ -37,17 +34,11 @@ COMPUTED = {
 
 @dataclass(frozen=True)
 class Branch:
-    """One attention layer between the stream and what it adds.
+    """One attention layer between the stream and what it adds."""
 
-    Attributes:
-        stream: root mean square of x.
-        factor: on what the layer adds, for it to be the share asked for; 0 where it adds nothing.
-        known: how: "measured on the batch", measured, on what, or computed, from what.
-    """
-
-    stream: float
-    factor: float
-    known: str
+    stream: float  # root mean square of x
+    factor: float  # on what the layer adds, for it to be the share asked for; 0 where it adds nothing
+    known: str  # how: "measured on the batch", measured, on what, or computed, from what
 
 
 def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> dict[str, Branch]:
@@ -55,16 +46,13 @@ def branches(weights: Weights, sites: Sequence[AttentionSite], share: float) -> 
 
     One forward pass, on the overlay's batch or on what the host library offers; each branch enters it as large as it
     is to be, so that later layers see the stream that they will have. Where there is nothing to run, it is computed.
-
-    Args:
-        weights: the overlay, with everything else already planned.
-        sites: the layers.
-        share: of the stream.
     """
-    found = something_to_run(weights, CONTEXT)
-    if found is None:
+    if weights.batch is not None:
+        part, inputs = weights.model, as_inputs(weights.batch)
+    elif (offered := what_the_host_offers(weights, CONTEXT)) is not None:
+        part, inputs = offered
+    else:
         return dict(_computed(weights, sites, share))
-    part, inputs = found
     known = "random tokens or pixels" if weights.batch is None else "the batch"
     measured = _measured(weights, sites, share, part, inputs)
     missing = next((site.name for site in sites if site.name not in measured), None)
@@ -110,7 +98,8 @@ def _measured(
             branch = next(tensors(output))
             size = _rms(branch)
             found[name] = entered[name], (share * entered[name] / size if size else 0.0)
-            return _with_first(output, branch * found[name][1])
+            scaled = branch * found[name][1]
+            return scaled if isinstance(output, Tensor) else type(output)((scaled, *output[1:]))
 
         return hook
 
@@ -127,47 +116,7 @@ def last_module(site: AttentionSite, modules: Mapping[str, nn.Module]) -> nn.Mod
     """The module that puts out the branch: the output projection, which some hosts keep outside, or the layer."""
     if isinstance(site.module, nn.MultiheadAttention) or isinstance(site.layout.output, JoinedProjection):
         return site.module  # the projection is no module that is called, or several
-    weight = site.layout.output.weight
-    owners = (module for module in modules.values() if any(each is weight for each in module._parameters.values()))
-    return next(owners, site.module)
-
-
-def scale_heads(site: AttentionSite, heads: Iterable[int], factor: float) -> None:
-    """Multiply what some heads of a layer add."""
-    if factor != 1:
-        output = site.output
-        output[list(heads)] *= factor
-        site.output = output
-
-
-def scale_mlp(site: AttentionSite, weights: Weights, factor: float, by: str) -> bool:
-    """Multiply the last matrix of the MLP in the layer around an attention layer, and its bias; say if it is known."""
-    if factor == 1:
-        return True
-    modules = dict(named_plain_modules(weights.model))
-    block = block_around(site.name, {name for name, module in modules.items() if is_stack(module)})
-    found = [each for each in mlp_sites(weights) if within(each.name, block)]
-    for mlp in found:
-        first = {id(each.weight) for each in (mlp.layout.first, mlp.layout.gate) if each is not None}
-        inside = [module for name, module in named_plain_modules(mlp.module) if not within(name, _relative(site, mlp))]
-        last = [
-            module
-            for module in inside
-            for weight in module._parameters.values()
-            if weight is not None and weight.ndim == 2 and site.embed_dim in weight.shape and id(weight) not in first
-        ]
-        if len(found) != 1 or len(last) != 1:
-            return False
-        for parameter in last[0]._parameters.values():
-            if parameter is not None:
-                weights.edit(parameter, by).mul_(factor)
-    return bool(found)
-
-
-def _relative(site: AttentionSite, mlp: MlpSite) -> str:
-    """The name of an attention layer within the module that holds an MLP, or one that nothing has."""
-    inside = within(site.name, mlp.name) and site.name != mlp.name
-    return site.name.removeprefix(f"{mlp.name}.") if inside else "-"
+    return owner_of(site.layout.output.weight, modules.values(), site.module)
 
 
 def _computed(weights: Weights, sites: Sequence[AttentionSite], share: float) -> Iterator[tuple[str, Branch]]:
@@ -195,11 +144,6 @@ def tensors(given: Any) -> Iterator[Tensor]:
     elif isinstance(given, tuple | list):
         for each in given:
             yield from tensors(each)
-
-
-def _with_first(output: Any, branch: Tensor) -> Any:
-    """Return what a module returned with another branch in it."""
-    return branch if isinstance(output, Tensor) else type(output)((branch, *output[1:]))
 
 
 def _rms(activations: Tensor) -> float:

@@ -14,13 +14,13 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 
 from structured_init.arguments import check_finite, check_positive
-from structured_init.attention.forward import run_planned
+from structured_init.attention.planned_run import gathered_modules, run_planned
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
 from structured_init.names import named_plain_modules
-from structured_init.plan import Weights
+from structured_init.overlay import Weights
 
 WHO = "PatchWhitening"
 Layer = nn.Conv2d | nn.Linear
@@ -112,16 +112,7 @@ class PatchWhitening(Initializer):
 
 
 def first_layer(weights: Weights, images: Tensor, name: str | None = None) -> tuple[str, Layer, Tensor]:
-    """Return the first layer that runs on images, or that of a name, and what comes to it, on the CPU.
-
-    Args:
-        weights: the overlay, in whose model everything planned so far is in effect.
-        images: a batch.
-        name: of the layer; ``None`` for the first.
-
-    Raises:
-        StructuredInitError: the model has no such layer, or does not run it on the batch.
-    """
+    """Return the first layer that runs on images, or that of a name, and what comes to it, on the CPU."""
     if any(parameter.is_meta for parameter in weights.model.parameters()):
         raise StructuredInitError(f"{WHO} runs the model, which is on the meta device: call model.to_empty(...) first")
     modules = dict(named_plain_modules(weights.model))
@@ -151,7 +142,7 @@ def _first_call(
     """Return the first of some modules that runs on images, and what comes to it, on the CPU; ``None`` if none does."""
     seen: list[tuple[str, nn.Module, Tensor]] = []
     # A pass that is cut short would leave the parameters of FSDP2 gathered.
-    whole = any(cls.__name__ == "FSDPModule" for each in weights.model.modules() for cls in type(each).__mro__)
+    whole = bool(gathered_modules(weights.model))
 
     def listen(each: str, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
@@ -174,12 +165,7 @@ def _first_call(
 
 
 def second_moment(module: Layer, inputs: Tensor) -> tuple[Float64[Tensor, "d d"], int]:
-    """Return C of the patches inside the images, padding left out, and how many there are.
-
-    Args:
-        module: the layer.
-        inputs: (B, channels, rows, columns) of a convolution, (..., d) of a linear layer.
-    """
+    """Return C of the patches inside the images, padding left out, and how many there are."""
     total, count = torch.zeros(()), 0
     for each in inputs:  # one image at a time: patches that overlap take many times its memory
         if isinstance(module, nn.Conv2d):

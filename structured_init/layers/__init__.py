@@ -3,10 +3,9 @@
 Orthogonal ones, activations that keep the gradient's norm, sequence pooling, and the token-softmax value.
 """
 
-from structured_init.layers.cayley_conv import CayleyConv2d
-from structured_init.layers.cayley_linear import CayleyLinear
+from structured_init.layers.cayley import CayleyConv2d, CayleyLinear
 from structured_init.layers.sequence_pooling import SequencePooling
 from structured_init.layers.sorting import GroupSort, MaxMin
-from structured_init.layers.token_softmax_value import TokenSoftmaxValue
+from structured_init.layers.token_softmax import TokenSoftmaxValue
 
 __all__ = ["CayleyConv2d", "CayleyLinear", "GroupSort", "MaxMin", "SequencePooling", "TokenSoftmaxValue"]

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError
-from structured_init.layers.token_softmax_value import TokenSoftmaxValue
+from structured_init.layers.token_softmax import TokenSoftmaxValue
 
 
 class SequencePooling(nn.Module):

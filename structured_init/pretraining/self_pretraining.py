@@ -11,18 +11,22 @@ from torch import Tensor, nn
 from structured_init.arguments import check_flag
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.plan import Weights
-from structured_init.pretraining.by_training import ByTraining, Objective, Task, decoder, objective_of
-from structured_init.pretraining.host import Host, find_host
-from structured_init.pretraining.losses import (
+from structured_init.overlay import Weights
+from structured_init.pretraining.training import (
+    PARTS,
+    ByTraining,
+    Objective,
+    Part,
+    Task,
+    decoder,
     draw_hidden,
     hidden_patch_loss,
     hidden_token_loss,
     image_patches,
     next_token_loss,
+    objective_of,
 )
-from structured_init.pretraining.parts import PARTS, Part
-from structured_init.pretraining.twin import Twin
+from structured_init.pretraining.twin import Host, Twin, find_host
 
 NAMES = ("input_ids", "pixel_values", "inputs", "x", "image")
 
@@ -112,14 +116,7 @@ class SelfPretraining(ByTraining):
 
 
 def endless(batches: Iterable[Any] | None) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield inputs and, of padded texts, their mask, over and over.
-
-    Args:
-        batches: tensors; tuples, of which the first counts; or mappings with ``input_ids`` or ``pixel_values``.
-
-    Raises:
-        StructuredInitError: there are none, they can be had once only, or a batch has no tensor of inputs.
-    """
+    """Yield inputs and, of padded texts, their mask, over and over."""
     if batches is None:
         raise StructuredInitError(
             "SelfPretraining needs the task's inputs: initialize(model, initializer, batches=loader), or InitCallback, "

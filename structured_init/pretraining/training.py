@@ -1,33 +1,145 @@
-"""A short training with a budget of steps."""
+"""What initializers that train have in common: their budget and losses, what is trained, and what is written of it.
+
+Letters: B samples, N tokens, V numbers of tokens, P pixels of a patch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Literal
 
 import torch
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from structured_init.errors import StructuredInitError
+from structured_init.arguments import check_not_negative, check_positive, check_whole
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError, nearest
+from structured_init.hosts.attention import required_attention_sites
+from structured_init.hosts.layout import PARTS as MATRICES
+from structured_init.hosts.positions import position_sites
+from structured_init.initializer import Initializer
+from structured_init.overlay import Weights
+from structured_init.pretraining.twin import Host, Twin
 from structured_init.progress import Progress
+from structured_init.running import eager, own_random_state
 from structured_init.threads import all_threads
-from structured_init.undisturbed import eager, own_random_state
 
 RISE = 0.1  # share of the steps in which the learning rate rises
 CLIP = 1.0  # largest norm of all gradients together
+Part = Literal["attention", "mlp", "norms", "positions", "embeddings"]
+PARTS: tuple[Part, ...] = ("attention", "mlp", "norms", "positions", "embeddings")
+Objective = Literal["next", "masked"]
+Task = tuple[Callable[[], Tensor], list[Tensor]]  # draws a batch and returns its loss; what is trained beside the host
 
 
-@contextmanager
-def training_state(model: nn.Module, seed: int) -> Iterator[None]:
-    """Train inside: with gradients, on all threads, and in random states of one's own.
+class ByTraining(Initializer):
+    """A short training of a copy; the parts asked for take its weights, the rest of the model stays as it is.
 
-    Args:
-        model: says which accelerators are concerned.
-        seed: of what is drawn inside from the global random states: temporary layers, dropout.
+    A subclass checks its own arguments, says which parts are written by default, finds the host and gives the task.
     """
-    with own_random_state(model, seed), all_threads(), eager(), torch.inference_mode(False), torch.enable_grad():
-        yield
+
+    parts: list[Part] | None
+    published_parts: tuple[Part, ...]
+
+    def __init__(
+        self,
+        parts: list[Part] | None,
+        objective: Objective | None,
+        mask_ratio: float,
+        iterations: int,
+        batch_size: int,
+        learning_rate: float,
+        weight_decay: float,
+    ) -> None:
+        who = type(self).__name__
+        if parts is not None:
+            if not isinstance(parts, list | tuple) or not parts:
+                raise StructuredInitError(f"{who}: parts is a list such as [attention, mlp], got {parts!r}")
+            for part in parts:
+                if part not in PARTS:
+                    raise StructuredInitError(f"{who}: unknown part '{part}': {nearest(str(part), PARTS)}")
+        if objective not in ("next", "masked", None):
+            choice = nearest(str(objective), ("next", "masked"))
+            raise StructuredInitError(f"{who}: unknown objective '{objective}': {choice}")
+        check_positive(who, mask_ratio=mask_ratio, learning_rate=learning_rate)
+        check_not_negative(who, weight_decay=weight_decay)
+        check_whole(who, least=0, iterations=iterations)
+        check_whole(who, batch_size=batch_size)
+        if mask_ratio >= 1:
+            raise StructuredInitError(f"{who}: mask_ratio must be below 1, got {mask_ratio}")
+        self.parts = parts
+        self.objective = objective
+        self.mask_ratio = mask_ratio
+        self.iterations = iterations
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+
+    @abstractmethod
+    def find(self, weights: Weights) -> Host:
+        """Return what is to be trained."""
+
+    @abstractmethod
+    def task(self, twin: Twin, weights: Weights, rng: Draws) -> Task:
+        """Return what the copy is trained on; temporary layers may be drawn from the global random state."""
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        who = type(self).__name__
+        parts = self.published_parts if self.parts is None else tuple(self.parts)
+        seed = rng.generator("", f"{who}: training").initial_seed()
+        own = own_random_state(weights.model, seed)  # of which temporary layers and dropout draw
+        with own, all_threads(), eager(), torch.inference_mode(False), torch.enable_grad():
+            host = self.find(weights)
+            twin = Twin(host, weights)
+            chosen = parts_of(host, weights)
+            if not any(part in parts for part, _ in chosen):
+                raise StructuredInitError(f"{who}: the model has none of the parts {', '.join(parts)}")
+            loss, further = self.task(twin, weights, rng)
+            layers = [twin.of(each) for part, each in chosen if part in parts or part in ("attention", "mlp", "norms")]
+            trained = [each.requires_grad_() for each in [*layers, *further]]
+            if self.iterations:
+                first, last = train(
+                    loss,
+                    trained,
+                    iterations=self.iterations,
+                    learning_rate=self.learning_rate,
+                    weight_decay=self.weight_decay,
+                    who=who,
+                    progress=weights.progress,
+                )
+                weights.measure(who, {"loss": (first, last)})
+        for part, parameter in weights.each([pair for pair in chosen if pair[0] in parts]):
+            weights.write(parameter, twin.of(parameter).detach().cpu(), f"{who}: {part}")
+        if "attention" in parts:
+            required_attention_sites(weights, None, who)  # records which are taken
+            for site, matrix in product(host.sites, MATRICES):
+                weights.assign(site.name, matrix)
+
+    def account(self, twin: Twin, weights: Weights, objective: Objective, batch_size: int, tokens: int) -> None:
+        """Say in the report what the training costs."""
+        total = self.iterations * batch_size * tokens
+        weights.note(
+            type(self).__name__,
+            f"trained the layers for {self.iterations:,} steps of {batch_size} × {tokens} tokens ({total:,} tokens), "
+            f"to foretell {'the next token' if objective == 'next' else 'what was hidden'}",
+        )
+
+
+def objective_of(host: Host, asked: Objective | None, who: str) -> Objective:
+    """Return what is foretold: what is asked for, else the next token where tokens see those before them only."""
+    if asked == "next" and not host.causal:
+        raise StructuredInitError(f"{who}: the tokens of this model attend to later ones: objective must be masked")
+    return asked or ("next" if host.causal else "masked")
+
+
+def decoder(width: int, outputs: int, device: object) -> nn.Module:
+    """Return a temporary head: a norm and a linear map."""
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs)).to(device)
 
 
 def train(
@@ -77,3 +189,83 @@ def train(
         progress.step(step + 1, iterations, losses[-1])
     last = losses[-max(1, iterations // 10) :]
     return losses[0], math.fsum(last) / len(last)
+
+
+def parts_of(host: Host, weights: Weights) -> list[tuple[Part, nn.Parameter]]:
+    """Return every parameter of the layers, the positions and the entrance, each once, with the part it belongs to.
+
+    Attention is what a layer of attention holds, and its projections where they lie outside of it; norms are those
+    anywhere in the layers, and what is left that is no linear map, such as LayerScale; all other linear maps are MLPs.
+    Positions that the host does not train are left out.
+    """
+    tensors: dict[int, tuple[Part, nn.Parameter]] = {}
+    attending = {id(part) for site in host.sites for part in site.module.modules()}
+    projections = {id(weight) for site in host.sites for weight in site.layout.parameters()}
+    for module in host.layers.modules():
+        own = [each for each in module._parameters.values() if each is not None]
+        attends = id(module) in attending or any(id(each) in projections for each in own)
+        norm = "norm" in type(module).__name__.lower()
+        linear = any(each.dim() > 1 for each in own)
+        part: Part = "norms" if norm else "attention" if attends else "mlp" if linear else "norms"
+        for parameter in own:
+            tensors.setdefault(id(parameter), (part, parameter))
+    for site in position_sites(weights):
+        if isinstance(site.tensor, nn.Parameter) and site.tensor.requires_grad:
+            tensors.setdefault(id(site.tensor), ("positions", site.tensor))
+    for parameter in host.entrance.parameters():
+        tensors.setdefault(id(parameter), ("embeddings", parameter))
+    inside = {id(parameter) for parameter in host.module.parameters()}
+    return [pair for key, pair in tensors.items() if key in inside]
+
+
+def next_token_loss(
+    logits: Float[Tensor, "batch tokens numbers"],
+    tokens: Int64[Tensor, "batch tokens"],
+    counted: Bool[Tensor, "batch tokens"] | None = None,
+) -> Float[Tensor, ""]:
+    """Return the mean cross-entropy of each token but the first, given those before it.
+
+    Logits at token n are for token n + 1; ``counted`` (B, N) says which tokens are to be foretold.
+    """
+    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
+    return losses.mean() if counted is None else losses[counted[:, 1:]].mean()
+
+
+def hidden_token_loss(
+    logits: Float[Tensor, "batch tokens numbers"],
+    tokens: Int64[Tensor, "batch tokens"],
+    hidden: Bool[Tensor, "batch tokens"],
+) -> Float[Tensor, ""]:
+    """Return the mean cross-entropy of the tokens (B, N) that were hidden."""
+    return F.cross_entropy(logits[hidden], tokens[hidden])
+
+
+def hidden_patch_loss(
+    pixels: Float[Tensor, "batch tokens pixels"],
+    patches: Float[Tensor, "batch tokens pixels"],
+    hidden: Bool[Tensor, "batch tokens"],
+) -> Float[Tensor, ""]:
+    """Return the mean squared error of the pixels (B, N, P) of the patches that were hidden."""
+    return F.mse_loss(pixels[hidden], patches[hidden])
+
+
+def image_patches(
+    images: Float[Tensor, "batch channels rows columns"], convolution: nn.Conv2d, *, normalized: bool
+) -> Float[Tensor, "batch tokens pixels"]:
+    """Return the pixels (B, N, P) that a convolution makes each token of."""
+    sizes = {name: getattr(convolution, name) for name in ("kernel_size", "dilation", "padding", "stride")}
+    patches = F.unfold(images, **sizes).mT
+    return F.layer_norm(patches, patches.shape[-1:]) if normalized else patches
+
+
+def draw_hidden(
+    batch: int, tokens: int, share: float, *, generator: torch.Generator, counted: Tensor | None = None
+) -> Bool[Tensor, "batch tokens"]:
+    """Return which tokens (B, N) are hidden: each with probability ``share``, and in every batch at least one.
+
+    Only tokens that are ``counted`` (B, N) may be hidden.
+    """
+    drawn = torch.rand(batch, tokens, generator=generator)
+    if counted is not None:
+        drawn = drawn.masked_fill(~counted.cpu(), 2.0)
+    return drawn < max(share, drawn.min().nextafter(torch.tensor(2.0)).item())

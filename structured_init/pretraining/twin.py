@@ -1,4 +1,4 @@
-"""The copy of a model that is trained in its place.
+"""What is trained of a model, from where its tokens enter to its last layer, and the copy that is trained in its place.
 
 Letters: B samples, N tokens, D embed_dim.
 """
@@ -7,17 +7,152 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from copy import deepcopy
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import parametrize
 
-from structured_init.plan import Weights
-from structured_init.pretraining.host import Host, as_output, as_tokens, first_tensor, pairs
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import attention_sites, required_attention_sites
+from structured_init.hosts.attention_site import AttentionSite, is_causal
+from structured_init.hosts.positions import pair
+from structured_init.names import is_stack, named_plain_modules
+from structured_init.overlay import Weights
+from structured_init.running import host_inputs, undisturbed
 
 Replace = Callable[[Tensor], Tensor]
 HALVES = (torch.float16, torch.bfloat16)
+
+
+MOST_PREFIX = 16  # class and register tokens before the others
+CONVOLUTION = nn.Conv2d
+
+
+@dataclass(frozen=True)
+class Host:
+    """A model, or the innermost part of it that takes inputs, whose layers can be trained."""
+
+    module: nn.Module  # it, with one list of layers inside
+    layers: nn.Module  # that list
+    entrance: nn.Module  # what is given the inputs: the token embedding, or the convolution that makes tokens
+    example: Tensor  # inputs that it takes
+    tokens: int  # N, how many tokens an input gives, class and register tokens not counted
+    columns: int | None  # of the grid of tokens; ``None`` for a sequence
+    width: int  # D
+    causal: bool  # whether tokens see those before them only
+    sites: list[AttentionSite]  # the attention in the layers
+
+
+def find_host(weights: Weights, who: str, example: Tensor | None = None, length: int = 1) -> Host:
+    """Find out where tokens enter a model and where its layers end, by one forward pass."""
+    for parameter in weights.model.parameters():
+        if parameter.is_meta:
+            weights.read(parameter)  # which says so
+        if isinstance(parameter, DTensor):
+            raise StructuredInitError(f"{who} trains a whole copy of the layers: initialize before weights are sharded")
+    sites = attention_sites(weights) or required_attention_sites(weights, None, who)
+    modules = dict(named_plain_modules(weights.model))
+    name = _stack(modules, sites, who)
+    problem = "nothing says what it takes: give a batch of real inputs"
+    around = name
+    while around:
+        around = around.rpartition(".")[0]
+        module = modules.get(around)
+        given = None if module is None else (_example(module, length) if example is None else example)
+        if given is None:
+            continue
+        computed = next((n for n, part in named_plain_modules(module) if parametrize.is_parametrized(part)), None)
+        if computed is not None:
+            raise StructuredInitError(
+                f"{who} trains a copy of the layers, and weights of '{computed}' are computed by a parametrization: "
+                "initialize before it is registered"
+            )
+        weight = next(module.parameters())
+        own = given.to(weight.device, weight.dtype if given.is_floating_point() else None)
+        seen = _look(module, modules[name], own)
+        if isinstance(seen, str):
+            problem = seen
+            continue
+        entrance, tokens, columns, width = seen
+        inside = [site for site in sites if site.name.startswith(f"{name}.")]
+        causal = any(is_causal(site) for site in inside)
+        return Host(module, modules[name], entrance, given, tokens, columns, width, causal, inside)
+    raise StructuredInitError(f"{who} cannot train the layers '{name}': {problem}")
+
+
+def _example(module: nn.Module, length: int) -> Tensor | None:
+    """Return an input as the host library says that a module takes it, (1, …); ``None`` where it says nothing."""
+    inputs = host_inputs(module, batch=1, length=length)
+    if inputs is not None:
+        positional, named = inputs
+        few = [*positional, *named.values()]
+        return few[0] if len(few) == 1 else None
+    size = getattr(getattr(module, "patch_embed", None), "img_size", None)  # of timm, built without a name
+    first = next((each for each in module.modules() if isinstance(each, CONVOLUTION)), None)
+    if size is None or first is None:
+        return None
+    return torch.randn(1, first.in_channels, *pair(size), generator=torch.Generator().manual_seed(0))
+
+
+def _stack(modules: dict[str, nn.Module], sites: list[AttentionSite], who: str) -> str:
+    """Return the name of the one list of layers that holds attention."""
+    stacks = [
+        name
+        for name, module in modules.items()
+        if name and is_stack(module) and any(site.name.startswith(f"{name}.") for site in sites)
+    ]
+    outer = [name for name in stacks if not any(name.startswith(f"{other}.") for other in stacks)]
+    if len(outer) != 1:
+        has = f"the model has {len(outer)}{' (' if outer else ''}{', '.join(outer[:4])}{')' if outer else ''}"
+        raise StructuredInitError(f"{who} trains one list of layers with attention, and {has}")
+    return outer[0]
+
+
+def _look(module: nn.Module, layers: nn.Module, example: Tensor) -> tuple[nn.Module, int, int | None, int] | str:
+    """Run a module once; return its entrance, N, the grid's columns and D, or what is wrong with it."""
+    entered: list[tuple[nn.Module, Tensor]] = []
+    left: list[Tensor] = []
+
+    def enters(part: nn.Module, inputs: tuple, output: Tensor) -> None:
+        given = inputs[0] if inputs else None
+        if isinstance(given, Tensor) and given.shape == example.shape and torch.equal(given, example):
+            entered.append((part, output))
+
+    inside = {id(part) for part in layers.modules()}
+    doors = [part for part in module.modules() if isinstance(part, nn.Embedding | CONVOLUTION)]
+    with ExitStack() as stack, undisturbed(module):
+        for part in doors:
+            if id(part) not in inside:
+                stack.callback(part.register_forward_hook(enters).remove)
+        last = list(layers.children())[-1]
+        stack.callback(last.register_forward_hook(lambda _, __, output: left.append(_first_tensor(output))).remove)
+        try:
+            module(example)
+        except Exception as error:
+            return f"it does not run on what its inputs should be ({' '.join(str(error).split())[:120]})"
+    if len(entered) != 1 or len(left) != 1 or left[0].dim() != 3:
+        return "no single embedding or convolution makes its tokens of the inputs"
+    (entrance, made), (out,) = entered[0], left
+    tokens = _as_tokens(made, entrance)
+    count, width = tokens.shape[1:]
+    if out.shape[-1] != width or not 0 <= out.shape[1] - count <= MOST_PREFIX:
+        return f"{count} tokens of width {width} enter, and {out.shape[1]} of width {out.shape[-1]} leave"
+    return entrance, count, made.shape[-1] if isinstance(entrance, CONVOLUTION) else None, width
+
+
+def _as_tokens(output: Tensor, entrance: nn.Module) -> Tensor:
+    """Return what an entrance gives as tokens (B, N, D)."""
+    return output.flatten(2).mT if isinstance(entrance, CONVOLUTION) else output
+
+
+def _first_tensor(output: object) -> Tensor:
+    """Return what a layer gives; of a tuple the first, as transformers' layers put it."""
+    return output[0] if isinstance(output, tuple | list) else output  # type: ignore[return-value]
 
 
 class Twin:
@@ -39,7 +174,8 @@ class Twin:
         if any(parameter.dtype in HALVES for parameter in self.module.parameters()):
             self.module.float()
         with torch.no_grad():
-            for original, copy in pairs(host.module, self.module):
+            originals, copies = ((*each.parameters(), *each.buffers()) for each in (host.module, self.module))
+            for original, copy in zip(originals, copies, strict=True):
                 if original.is_floating_point():
                     copy.copy_(weights.read(original))
         self.module.requires_grad_(False).train()
@@ -65,24 +201,17 @@ class Twin:
     def run(
         self, inputs: Tensor, replace: Replace | None = None, mask: Tensor | None = None
     ) -> Float[Tensor, "batch tokens embed_dim"]:
-        """Return the tokens (B, N, D) that leave the last layer, class and register tokens left out.
-
-        Args:
-            inputs: what the host takes.
-            replace: makes of the tokens (B, N, D) that the entrance gives those that go on.
-            mask: (B, N) of padded texts, for hosts that take an ``attention_mask``.
-        """
+        """Return the tokens (B, N, D) that leave the last layer, class and register tokens left out."""
         self._replace = replace or (lambda tokens: tokens)
         takes = "attention_mask" in inspect.signature(self.module.forward).parameters
         self.module(inputs, **({"attention_mask": mask} if takes and mask is not None else {}))
         out, self._left = self._left, None
-        return out[:, out.shape[1] - self._count(inputs) :]
-
-    def _count(self, inputs: Tensor) -> int:
-        return self.host.tokens if isinstance(self.entrance, nn.Conv2d) else inputs.shape[1]
+        count = self.host.tokens if isinstance(self.entrance, CONVOLUTION) else inputs.shape[1]
+        return out[:, out.shape[1] - count :]
 
     def _enter(self, entrance: nn.Module, _: tuple, output: Tensor) -> Tensor:
-        return as_output(self._replace(as_tokens(output, entrance)), output, entrance)
+        tokens = self._replace(_as_tokens(output, entrance))
+        return (tokens.mT if isinstance(entrance, CONVOLUTION) else tokens).reshape(output.shape)
 
     def _leave(self, _: nn.Module, __: tuple, output: object) -> None:
-        self._left = first_tensor(output)
+        self._left = _first_tensor(output)

@@ -1,12 +1,17 @@
 """Mimetic initialization of state-space models: a scan that starts as linear attention without decay.
 
-Letters: W width, N state_dim, H heads, G groups, K taps. Row vectors: b = u W_B, c = u W_C.
+Without decay a scan sums all tokens that it has seen. Where the host normalizes its output (Mamba-2) that does not
+show; where it does not (Mamba-1) the layer's output, and with it the residual stream, grows with the length: how large
+it is is measured on random tokens, and kept within bounds.
+
+Letters: W width, N state_dim, H heads, G groups, K taps. Row vectors: b = u W_B, c = u W_C, so that the match of tokens
+i and j is u_i W_C W_Bᵀ u_jᵀ.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,20 +21,21 @@ from structured_init.arguments import check_finite, check_flag, check_not_negati
 from structured_init.attention.mimetic import noisy_identity, split, split_identity
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.registry import Where
+from structured_init.hosts.state_space import Selection, StateSpaceSite, required_state_space_sites
 from structured_init.initializer import Initializer
-from structured_init.plan import Weights
-from structured_init.sites.select import Where
-from structured_init.sites.state_space import StateSpaceSite
-from structured_init.sites.state_space_choice import required_state_space_sites
-from structured_init.ssm.measures import measures
-from structured_init.ssm.output_scale import ScanScale as Scale
-from structured_init.ssm.output_scale import bound, keep_within, scan_scale
+from structured_init.overlay import Weights
+from structured_init.ssm.scan import head_scan, selective_scan
 
 DecayReading = Literal["fill", "scale"]
 Match = Literal["half", "copy", "identity"]
 MatchScale = Literal["host", "unit"]
 ScanScale = Literal["bounded", "paper"]
 WHO = "MimeticStateSpace"
+TOKENS, LAST = 256, 16  # how many random tokens are read, and over how many of the last the output is measured
+INPUTS = 8.0  # how many times its input the output may be
+SIZES = ("scan input (rms)", "scan output at token 64 (rms)", "scan output at token 256 (rms)")
+HALF = 100.0  # root mean square at token 256 at which nothing overflows in float16, see bound
 
 
 def slow_decay(A_log: Float[Tensor, "heads decays"], c: float, reading: DecayReading) -> Float[Tensor, "heads decays"]:
@@ -184,11 +190,11 @@ class MimeticStateSpace(Initializer):
             weights.measure(site.name, {name: (before[name], after[name]) for name in before})
 
     def _decay(self, site: StateSpaceSite) -> None:
-        """2410.11135, component 1."""
+        """2410.11135, component 1: A ≈ 1."""
         site.A_log = slow_decay(site.A_log, self.decay_c, self.decay_reading)
 
     def _step(self, site: StateSpaceSite) -> None:
-        """2410.11135, component 2."""
+        """2410.11135, component 2: Δ ≈ 1."""
         low, high = site.layout.dt_limit
         if not low <= self.step_value <= high:
             site.note(f"the host cuts Δ to [{low:g}, {high:g}]: {self.step_value:g} is never reached")
@@ -199,7 +205,7 @@ class MimeticStateSpace(Initializer):
             site.dt_weight = torch.zeros_like(site.dt_weight)
 
     def _correlate(self, site: StateSpaceSite, rng: Draws) -> None:
-        """2410.11135, component 3."""
+        """2410.11135, component 3: C correlated with B."""
         generator = rng.generator(site.name, "correlate")
         if site.layout.match_norm:
             site.note("the host normalizes b and c: the scale of W_B and W_C has no effect")
@@ -219,14 +225,14 @@ class MimeticStateSpace(Initializer):
         site.C = (other + B) / 2 if self.match == "half" else B
 
     def _convolution(self, site: StateSpaceSite) -> None:
-        """2410.11135, component 4."""
+        """2410.11135, component 4: the identity."""
         taps = torch.zeros_like(site.conv_weight)
         taps[:, -1] = 1
         site.conv_weight = taps
         if site.conv_bias is not None:
             site.conv_bias = torch.zeros_like(site.conv_bias)
 
-    def _bound(self, site: StateSpaceSite, before: Scale | None) -> Scale | None:
+    def _bound(self, site: StateSpaceSite, before: ScanSize | None) -> ScanSize | None:
         """Keep the scan's output from growing out of bounds, or say that it does; return its scale."""
         present = scan_scale(site)
         if before is None or present is None or present.late <= (limit := bound(before, site)):
@@ -246,3 +252,115 @@ class MimeticStateSpace(Initializer):
             " (rms) in 256 random tokens; scan_scale='paper' leaves them"
         )
         return reached
+
+
+def half_life(A_log: Float[Tensor, "heads decays"], step: Float[Tensor, " heads"]) -> Float[Tensor, "heads decays"]:
+    """Return the tokens after which a state is half of what it was: ln 2 / (Δ |A|), with A = −exp(A_log)."""
+    return math.log(2) / (step.double()[:, None] * A_log.double().exp())
+
+
+def match_distance(
+    B: Float[Tensor, "groups width state_dim"], C: Float[Tensor, "groups width state_dim"]
+) -> Float[Tensor, " groups"]:
+    """Return ‖W_C W_Bᵀ − I‖ (Frobenius) per group, without forming the W × W product.
+
+    ‖M − I‖² = tr(W_Cᵀ W_C W_Bᵀ W_B) − 2 tr(W_Cᵀ W_B) + W. The product has rank N or less, so the distance is at least
+    √(W − N).
+    """
+    B, C = B.double(), C.double()
+    squared = ((C.mT @ C) * (B.mT @ B)).sum((-2, -1)) - 2 * (C * B).sum((-2, -1)) + B.shape[-2]
+    return squared.clamp(min=0).sqrt()
+
+
+def measures(site: StateSpaceSite, scale: ScanSize | None) -> dict[str, float]:
+    """Return what the report says of a layer, before and after an initialization.
+
+    Returns:
+        Half-life in tokens (5th percentile, median and 95th over heads and states), Δ (likewise, over heads) where the
+        input moves it nowhere, the largest modulus in W_Δ, 0 where no input can move it, ‖W_C W_Bᵀ − I‖ (mean over
+        groups), how far the short convolution is from the identity, as root mean square, and how large the scan's
+        input and output are on random tokens.
+    """
+    taps = site.conv_weight.double()
+    taps[:, -1] -= 1
+    return {
+        **_spread("half-life (tokens)", half_life(site.A_log, site.step)),
+        **_spread("Δ", site.step),
+        "largest W_Δ": site.dt_weight.abs().max().item(),
+        "‖CᵀB − I‖": match_distance(site.B, site.C).mean().item(),
+        "convolution − identity (rms)": taps.square().mean().sqrt().item(),
+        **({} if scale is None else dict(zip(SIZES, scale, strict=True))),
+    }
+
+
+def _spread(name: str, values: Tensor) -> dict[str, float]:
+    parts = torch.quantile(values.double().flatten(), values.new_tensor([0.05, 0.5, 0.95]).double())
+    return dict(zip((f"{name}, 5 %", f"{name}, median", f"{name}, 95 %"), parts.tolist(), strict=True))
+
+
+class ScanSize(NamedTuple):
+    """Root mean squares over the channels of a scan."""
+
+    input: float  # of x, over all tokens
+    early: float  # of the scan's output y, without the skip D, at tokens 49 to 64
+    late: float  # the same at tokens 241 to 256
+
+
+def scan_scale(site: StateSpaceSite) -> ScanSize | None:
+    """Measure a layer's scan with its present weights, on 256 tokens from N(0, 1), as a norm gives them.
+
+    The tokens are the same for every layer of a width. ``None`` where the layout does not say how to compute it.
+    """
+    if site.layout.embed_dim is None:
+        return None
+    source = torch.Generator().manual_seed(0)
+    selection = site.selection(torch.randn(1, TOKENS, site.layout.embed_dim, generator=source))
+    if selection is None:
+        return None
+    output = _scan(selection, -site.A_log.exp())[0]
+    return ScanSize(_rms(selection.values), _rms(output[64 - LAST : 64]), _rms(output[-LAST:]))
+
+
+def bound(before: ScanSize, site: StateSpaceSite) -> float:
+    """Return how large the output may be at token 256: eight times the input, or what it was before, the larger.
+
+    At mamba-ssm's own scales the scan without decay reaches three to five times its input, and nothing is changed.
+    Where the host normalizes the output, what float16 can hold: a scan without decay grows at most twelve times more
+    until its half-life of 2,066 tokens ends that, and hardly an entry is larger than twenty times the root mean square;
+    100 · 12 · 20 is less than the 65,504 at which float16 ends.
+    """
+    return max(HALF if site.layout.normalized else INPUTS * before.input, before.late)
+
+
+def keep_within(site: StateSpaceSite, limit: float, *, attempts: int = 12) -> tuple[ScanSize | None, float]:
+    """Make W_B and W_C smaller by one factor until the scan's output at token 256 is at a limit, to 5 % below.
+
+    The output is taken to be a power of the factor. That of Mamba-1 is linear in either matrix, so the first attempt
+    succeeds; that of Mamba-2, where SiLU stands in between, shows its exponent after one.
+
+    Returns:
+        The scale that is reached, and the factor on W_B and on W_C.
+    """
+    measured, factor, exponent = scan_scale(site), 1.0, 2.0
+    if measured is None or measured.late <= limit:
+        return measured, factor
+    for _ in range(attempts):
+        part = (limit / measured.late) ** (1 / exponent)
+        site.B, site.C = part * site.B, part * site.C
+        factor *= part
+        before, measured = measured, scan_scale(site)
+        if measured is None or 0.95 * limit <= measured.late <= 1.001 * limit:
+            break
+        exponent = max(math.log(measured.late / before.late) / math.log(part), 1.0)
+    return measured, factor
+
+
+def _scan(selection: Selection, A: Tensor) -> Tensor:
+    values, step, B, C = selection
+    if A.shape[1] == 1:
+        return head_scan(values, step, A[:, 0], B, C)
+    return selective_scan(values[..., 0], step, A, B[:, :, 0], C[:, :, 0])
+
+
+def _rms(tensor: Tensor) -> float:
+    return tensor.double().square().mean().sqrt().item()

@@ -6,23 +6,20 @@ Letters: D embed_dim, N state_dim, H heads, K taps, R rank of Δ in Mamba-1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from structured_init.arguments import check_flag, check_positive, check_whole
-from structured_init.attention.baseline import uniform_fan_in
+from structured_init.attention.baselines import uniform_fan_in
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.registry import Where
+from structured_init.hosts.state_space import StateSpaceSite, required_state_space_sites, state_space_sites
 from structured_init.initializer import Initializer
 from structured_init.names import named_plain_modules
-from structured_init.plan import Weights
-from structured_init.sites.select import Where
-from structured_init.sites.state_space import StateSpaceSite, state_space_sites
-from structured_init.sites.state_space_choice import required_state_space_sites
-from structured_init.ssm.measures import measures
-from structured_init.ssm.output_scale import scan_scale
+from structured_init.overlay import Weights
+from structured_init.ssm.mimetic import measures, scan_scale
 
 WHO = "MambaReference"
 RESIDUAL = "out_proj"  # the last projection of a layer, into the residual stream
@@ -152,17 +149,13 @@ class MambaReference(Initializer):
             generator = rng.generator(weights.names(module.weight)[0], WHO)
             weights.edit(module.weight, WHO).normal_(0, std, generator=generator)
         tied = {id(module.weight) for module in embeddings}
-        for head in weights.each(_heads(weights.model)):
+        modules = named_plain_modules(weights.model)
+        heads = [each for name, each in modules if name.split(".")[-1] == HEAD and isinstance(each, nn.Linear)]
+        for head in weights.each(heads):
             if id(head.weight) not in tied:
                 _uniform(weights, head.weight, rng)
                 if head.bias is not None:
                     weights.edit(head.bias, WHO).zero_()
-
-
-def _heads(model: nn.Module) -> Iterator[nn.Linear]:
-    for name, module in named_plain_modules(model):
-        if name.rpartition(".")[2] == HEAD and isinstance(module, nn.Linear):
-            yield module
 
 
 def _uniform(weights: Weights, weight: Tensor, rng: Draws) -> Tensor:

@@ -1,16 +1,22 @@
-"""The selective scan of Mamba on a CPU, chunk by chunk, with its gradient written out.
+"""The scans of Mamba and of Mamba-2 on a CPU, chunk by chunk.
 
-Letters: B batch, L tokens, I channels, N states. h_t = exp(Δ_t A) h_{t−1} + Δ_t B_t x_t, y_t = C_t h_t, per channel.
+h_t = exp(Δ_t A) h_{t−1} + Δ_t x_t B_tᵀ, y_t = h_t C_t: in Mamba for every channel and state with a decay of its own,
+whose gradient is written out; in Mamba-2 with one decay a head, which makes every chunk a few matrix products.
+
+Letters: B batch, L tokens, I channels, N states; H heads, P head_dim, G groups, c chunks of T tokens.
 """
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-CHUNK = 8  # tokens whose states fit a processor's cache; measured in benchmarks/results/scan_speed.md
+CHUNK, HEAD_CHUNK = 8, 32  # tokens whose states fit a processor's cache; measured in benchmarks/results/scan_speed.md
 
 
 def selective_scan(
@@ -25,26 +31,8 @@ def selective_scan(
 
     The states of a chunk are computed in place, token after token, and only the state between chunks is kept for the
     gradient, which computes the chunk's states again: what a fused kernel does on a GPU.
-
-    Args:
-        x: inputs.
-        step: Δ, behind its softplus.
-        A: negative decay rates.
-        B: input projections.
-        C: output projections.
-        chunk: tokens per chunk.
     """
     return _SelectiveScan.apply(x, step, A, B, C, chunk)
-
-
-def sequential_scan(x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
-    """The same by its definition, one token after another: what the others are checked against."""
-    state, outputs = x.new_zeros(x.shape[0], x.shape[2], A.shape[1]), []
-    for token in range(x.shape[1]):
-        decay = (step[:, token, :, None] * A).exp()
-        state = decay * state + (step * x)[:, token, :, None] * B[:, token, None]
-        outputs.append((state * C[:, token, None]).sum(-1))
-    return torch.stack(outputs, dim=1)
 
 
 class _SelectiveScan(torch.autograd.Function):
@@ -111,3 +99,52 @@ def _chunk_adjoint(
     for token in range(len(adjoint) - 2, -1, -1):
         adjoint[token].addcmul_(decay[token + 1], adjoint[token + 1])
     return adjoint
+
+
+def head_scan(
+    x: Float[Tensor, "B L H P"],
+    step: Float[Tensor, "B L H"],
+    A: Float[Tensor, " H"],
+    B: Float[Tensor, "B L G N"],
+    C: Float[Tensor, "B L G N"],
+    chunk: int = HEAD_CHUNK,
+) -> Float[Tensor, "B L H P"]:
+    """Return y of h_t = exp(Δ_t A) h_{t−1} + Δ_t x_t B_tᵀ, y_t = h_t C_t, from a zero state (2405.21060, §6).
+
+    Inside a chunk y = (C Bᵀ ∘ decay) x, a product with a lower-triangular matrix; between chunks the state is carried.
+    """
+    tokens, groups = x.shape[1], B.shape[2]
+    chunk = math.ceil(tokens / math.ceil(tokens / chunk))  # no longer than it need be for as many chunks
+    values = _chunks(x * step[..., None], chunk).unflatten(2, (groups, -1))  # (B, c, G, H/G, T, P)
+    inward, outward = _chunks(B, chunk), _chunks(C, chunk)  # (B, c, G, T, N): of all heads of a group
+    # Differences of running sums: in float64, for they cancel.
+    elapsed = _chunks((step.double() * A.double())[..., None], chunk)[..., 0].cumsum(-1).unflatten(2, (groups, -1))
+    future = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).triu(1)
+    between = (elapsed[..., :, None] - elapsed[..., None, :]).to(x.dtype).masked_fill(future, -torch.inf)
+    y = ((outward @ inward.mT)[:, :, :, None] * between.exp()) @ values
+    if y.shape[1] > 1:
+        until_end = (elapsed[..., -1:] - elapsed).to(x.dtype).exp()[..., None]
+        whole = elapsed[..., -1].to(x.dtype).exp()[:, :, :, None, :, None]  # (B, c, G, 1, H/G, 1)
+        states = _states(inward[:, :-1], (values * until_end)[:, :-1], whole[:, 1:])
+        # The heads of a group side by side: one product (T, N) x (N, H/G P).
+        carried = (outward[:, 1:] @ states.flatten(-2)).unflatten(-1, states.shape[-2:]).movedim(-3, -2)
+        y = y + F.pad(carried, (0,) * 8 + (1, 0)) * elapsed.to(x.dtype).exp()[..., None]
+    return y.flatten(2, 3).movedim(2, 3).flatten(1, 2)[:, :tokens]
+
+
+def _states(
+    inward: Float[Tensor, "B c G T N"], values: Float[Tensor, "B c G R T P"], whole: Float[Tensor, "B c G 1 R 1"]
+) -> Float[Tensor, "B c G N R P"]:
+    """Return the state at the end of each chunk, given what is left of its inputs and of the state it begins with."""
+    side_by_side = values.movedim(-3, -2).flatten(-2)  # (B, c, G, T, R P)
+    added = (inward.mT @ side_by_side).unflatten(-1, (values.shape[3], -1))
+    states = [added[:, 0]]
+    for left, new in zip(whole.unbind(1), added[:, 1:].unbind(1), strict=False):
+        states.append(left * states[-1] + new)
+    return torch.stack(states, dim=1)
+
+
+def _chunks(tensor: Float[Tensor, "B L H K"], chunk: int) -> Float[Tensor, "B c H T K"]:
+    """Fill up with zeros to whole chunks, and put the chunks' tokens behind the heads."""
+    padding = -tensor.shape[1] % chunk
+    return F.pad(tensor, (0, 0, 0, 0, 0, padding)).unflatten(1, (-1, chunk)).movedim(3, 2)

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError, nearest
+from structured_init.files import load_saved
 from structured_init.names import plain_name
-from structured_init.saved import load_saved
 
 Teacher = str | Path | nn.Module | Mapping[str, Tensor]
 
@@ -29,15 +29,7 @@ def described(teacher: Teacher) -> str:
 
 
 def refuse_missing(teacher: object, who: str) -> None:
-    """Refuse a folder, and the path of a file that is not there, before anything is built; read nothing.
-
-    Args:
-        teacher: what a user gave for one.
-        who: for messages.
-
-    Raises:
-        StructuredInitError: names the path.
-    """
+    """Refuse a folder, and the path of a file that is not there, before anything is built; read nothing."""
     named = isinstance(teacher, Path) or (isinstance(teacher, str) and teacher.endswith(SUFFIXES))
     if isinstance(teacher, str | Path) and Path(teacher).is_dir():
         raise StructuredInitError(f"{who}: '{teacher}' is a folder: name the file in it")
@@ -46,16 +38,7 @@ def refuse_missing(teacher: object, who: str) -> None:
 
 
 def opened(teacher: Teacher, who: str = "WeightSelection") -> nn.Module | Mapping[str, Tensor]:
-    """Open what a string names, a file or a pretrained model of timm; leave modules and dictionaries as they are.
-
-    Args:
-        teacher: what to open.
-        who: for messages.
-
-    Raises:
-        StructuredInitError: the file is missing, damaged or without tensors, the name is not one of timm's, or its
-            weights cannot be fetched.
-    """
+    """Open what a string names, a file or a pretrained model of timm; leave modules and dictionaries as they are."""
     refuse_missing(teacher, who)
     if isinstance(teacher, Path):
         return _file(str(teacher), who)

@@ -1,6 +1,5 @@
 """A comparison that is killed with SIGKILL, all of its processes at once, ends like one that was left alone."""
 
-import json
 import subprocess
 import sys
 
@@ -8,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks import compare_kills
-from benchmarks.compare_kills import assert_same, find_runs, kill_and_compare
-from comparison.run.run import Run
+from benchmarks.compare_kills import assert_same, kill_and_compare
+from comparison.results.folder import Run, find_runs
 from lightning_modules.cli import main
 
 QUICK = [
@@ -38,10 +37,10 @@ def test_a_killed_comparison_ends_like_one_that_was_left_alone(tmp_path, monkeyp
 
 def finished(folder, weight):
     """Write what a complete run of one step leaves behind."""
-    run = Run(folder / "runs" / "default" / "seed_0", {"arm": "default", "seed": 0})
+    run = Run("default", 0, (), None, folder / "runs" / "default" / "seed_0")
     (run.folder / "checkpoints").mkdir(parents=True)
-    run.folder.with_name("seed_0.settings.json").write_text(json.dumps(run.settings))
-    run.result_file.write_text(json.dumps({"tested": True, "seconds": weight, "epochs": 1}))
+    run.write_settings()
+    run.write_result({"metrics": {}, "tested": True, "seconds": weight, "epochs": 1})
     (run.folder / "metrics.csv").write_text(f"epoch,seconds,val/loss\n0,{weight},0.5\n")
     state = {"state_dict": {"weight": torch.tensor([weight])}, "optimizer_states": []}
     torch.save(state, run.folder / "checkpoints" / "last.ckpt")

@@ -18,7 +18,7 @@ from comparison.command import compare_parser
 from comparison.results.records import load_results
 from comparison.run.arms import parse_arms
 from comparison.run.prepare import prepare
-from lightning_modules.cli.config_names import find_config
+from lightning_modules.cli.configurations import find_config
 from structured_init import StructuredInitError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"

@@ -26,9 +26,9 @@ from benchmarks.init_published import (
 )
 from benchmarks.timing import alternate
 from structured_init import attention_sites, depthwise_conv_sites
-from structured_init.attention.impulse.basis import Basis
+from structured_init.attention.impulse.solver import Basis
 from structured_init.attention.impulse.svd import closed_form
-from structured_init.conv.covariance import initializer
+from structured_init.conv import covariance
 
 
 def mass(attention, places, grid):
@@ -106,9 +106,9 @@ def test_numpys_side_initializes_every_layer():
 
 
 def test_the_steps_of_the_covariance_are_timed_inside_the_whole_and_put_back():
-    published = initializer.symmetric_root
+    published = covariance.symmetric_root
     times = init_against.taken_apart(convmixer())
-    assert initializer.symmetric_root is published
+    assert covariance.symmetric_root is published
     assert set(times) == {"whole", "covariance", "projection", "sampling"}
     assert all(seconds > 0 for seconds in times.values())
     assert sum(times.values()) < 2 * times["whole"]

@@ -15,7 +15,7 @@ import structured_init
 from comparison.command import compare_parser
 from comparison.run.arms import parse_arms
 from lightning_modules.cli import main
-from lightning_modules.cli.config_names import read_config
+from lightning_modules.cli.configurations import read_config
 from structured_init import initialize
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "initializations"
@@ -105,7 +105,7 @@ def test_whitening_differs_from_its_control_in_the_patch_embedding_alone(tiny_vi
 
 
 def test_the_documented_command_runs_all_of_them(monkeypatch):
-    text = (FOLDER.parents[1] / "docs" / "impulse.md").read_text()
+    text = (FOLDER.parents[1] / "docs" / "benchmarks.md").read_text()
     command = re.search(r"structured-init compare ((?:[^`\\]|\\\n)*initializations/(?:[^`\\]|\\\n)*)", text).group(1)
     monkeypatch.chdir(FOLDER.parents[1])
     files = ",".join(str(path.relative_to(Path.cwd())) for path in sorted(FOLDER.glob("*.yaml")))

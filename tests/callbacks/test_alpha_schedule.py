@@ -117,22 +117,6 @@ def test_a_resumed_run_goes_on_with_the_same_alpha_and_weights(interval, tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"curve": "liner"}, "unknown curve 'liner' of AlphaScheduleCallback: did you mean 'linear'"),
-        ({"interval": "batch"}, "interval must be step or epoch, got 'batch'"),
-        ({"start": -0.1}, r"alpha must be in \[0, 1\], not -0.1"),
-        ({"end": 1.1}, r"alpha must be in \[0, 1\], not 1.1"),
-        ({"begin": 5, "until": 3}, "0 <= begin <= until, got stairs=4, begin=5, until=3"),
-        ({"stairs": 0}, "stairs must be at least 1"),
-    ],
-)
-def test_wrong_arguments_are_answered_in_one_line(arguments, message):
-    with pytest.raises(StructuredInitError, match=message):
-        AlphaScheduleCallback(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         ({"until": 12}, r"the schedule of alpha ends at step 12, the training at 11 \(counted from 0\)"),
         ({"until": 3, "interval": "epoch"}, r"ends at epoch 3, the training at 2 \(counted from 0\): set until"),
         ({"begin": 40}, "ends at step 40"),

@@ -1,12 +1,112 @@
-"""When a callback looks at a model before and after training."""
+"""Callbacks that look at a model before and after training: filters, representations, weight products."""
 
 from __future__ import annotations
 
+import json
+import logging
+from pathlib import Path
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
+import torch
+import warm_process
+from lightning.pytorch.loggers import CSVLogger
+from safetensors.torch import load_file
+from timm.models.convmixer import ConvMixer
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from callbacks.before_after import BeforeAndAfter
+from callbacks import FilterCallback, InitCallback, RepresentationCallback, WeightProductsCallback
+from callbacks.before_after import BeforeAndAfter, filter_tables
+from structured_init import Mimetic
+from structured_init.analysis import cka_matrix
+from structured_init.analysis.filters import FILTER_STATISTICS, empirical_covariance
+from structured_init.errors import StructuredInitError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The dirpath has changed"),
+    pytest.mark.filterwarnings("ignore:The number of training batches"),
+]
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+FILTERS = ["network.blocks.0.0.fn.0", "network.blocks.1.0.fn.0"]
+LAYER = "network.blocks.1.attn"
+
+
+class Classifier(L.LightningModule):
+    """A small network that is trained on images of 8 × 8, by default a vision transformer with dropout."""
+
+    def __init__(self, network: nn.Module | None = None, lr: float = 1e-2):
+        super().__init__()
+        self.network, self.lr = network or transformer(), lr
+
+    def forward(self, images):
+        return self.network(images)
+
+    def training_step(self, batch, index):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, index):
+        self.log("val/loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+def transformer() -> nn.Module:
+    rates = dict.fromkeys(("drop_rate", "attn_drop_rate", "proj_drop_rate", "drop_path_rate"), 0.2)
+    return VisionTransformer(
+        img_size=8, patch_size=2, embed_dim=72, depth=2, num_heads=2, num_classes=3, mlp_ratio=1, **rates
+    )
+
+
+def mixer() -> nn.Module:
+    return ConvMixer(6, 2, kernel_size=3, patch_size=2, num_classes=3, drop_rate=0.2)
+
+
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+
+
+def images(seed: int, count: int = 16) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    return TensorDataset(
+        torch.randn(count, 3, 8, 8, generator=generator), torch.randint(3, (count,), generator=generator)
+    )
+
+
+def fit(folder, *callbacks, module=None, ckpt_path=None, train=None, val=None, **options):
+    """Train for an epoch; the order of the data and the weights are drawn from the global random state."""
+    L.seed_everything(0, verbose=False)
+    module = Classifier(module() if module is not None else None) if not isinstance(module, nn.Module) else module
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1, "max_epochs": 1}
+    quiet |= {"accelerator": "cpu", "default_root_dir": folder, "logger": CSVLogger(folder)}
+    trainer = L.Trainer(callbacks=list(callbacks), **quiet | options)
+    loaders = DataLoader(train or images(0), 8, shuffle=True), val or DataLoader(images(1), 8)
+    trainer.fit(module, *loaders, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
+    return trainer, module
+
+
+def small(**changes) -> RepresentationCallback:
+    return RepresentationCallback(**{"samples": 16, "batch_size": 8} | changes)
+
+
+# Folder → a callback, a network that has what it looks at, and one that has not.
+LOOKS = {
+    "filters": (FilterCallback, mixer, dense),
+    "representations": (small, transformer, dense),
+    "weight_products": (WeightProductsCallback, transformer, dense),
+}
+EACH = pytest.mark.parametrize("what", LOOKS)
+
+
+def phases(trainer, what) -> dict[str, dict[str, torch.Tensor]]:
+    folder = Path(trainer.log_dir) / what
+    return {path.stem: load_file(path) for path in sorted(folder.glob("*.safetensors"), reverse=True)}
+
+
+# When to look
 
 
 class Watching(BeforeAndAfter):
@@ -26,8 +126,11 @@ def trained(callback, **trainer):
     return callback
 
 
-def test_a_new_run_is_looked_at_twice():
-    assert trained(Watching()).seen == ["before", "after"]
+def test_a_new_run_is_looked_at_twice_and_the_next_model_again():
+    callback = trained(Watching())
+    assert callback.seen == ["before", "after"]
+    assert trained(callback).seen == ["before", "after"] * 2
+    assert callback.before == "new before"
 
 
 @pytest.mark.parametrize("step", [0, 5])
@@ -38,15 +141,310 @@ def test_a_resumed_run_keeps_what_it_saw_before_training(step):
     assert callback.state_dict() == {"before": "old before"}
 
 
-def test_the_same_callback_looks_again_at_the_next_model():
-    callback = trained(trained(Watching()))
-    assert callback.seen == ["before", "after"] * 2
-    assert callback.before == "new before"
-
-
-def test_a_model_that_was_trained_already_is_not_looked_at_as_if_it_were_new():
+def test_what_was_trained_already_or_is_not_enabled_is_not_looked_at_as_if_it_were_new():
     assert trained(Watching(), global_step=5).seen == ["after"]
-
-
-def test_what_is_not_enabled_does_not_look():
     assert trained(Watching(enabled=False)).seen == []
+
+
+# What all three promise
+
+
+class Noisy(Dataset):
+    """Augments from the global random state, as torchvision does."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        image, label = images(0)[index]
+        return image + torch.randn(3, 8, 8), label
+
+
+@EACH
+@pytest.mark.parametrize("with_validation", [True, False])
+def test_training_is_bit_identical_with_and_without_the_callback(tmp_path, what, with_validation):
+    callback, network, _ = LOOKS[what]
+    options = {"module": network, "train": Noisy()} | ({} if with_validation else {"limit_val_batches": 0})
+    _, plain = fit(tmp_path / "plain", **options)
+    trainer, looked_at = fit(tmp_path / "looked_at", callback(), **options)
+    assert list(phases(trainer, what)) == ["before", "after"]
+    for name, value in plain.state_dict().items():
+        assert torch.equal(value, looked_at.state_dict()[name]), name
+    assert not any(module._forward_hooks for module in looked_at.modules())
+
+
+@EACH
+def test_a_resumed_run_keeps_its_before_and_gets_a_copy(tmp_path, what):
+    make, network, _ = LOOKS[what]
+    first, _ = fit(tmp_path, make(), module=network)
+    checkpoint, callback = first.checkpoint_callback.best_model_path, make()
+    second, _ = fit(tmp_path, callback, module=network, max_epochs=2, ckpt_path=checkpoint)
+    assert second.log_dir != first.log_dir
+    original, copied = (Path(each.log_dir) / what / "before.safetensors" for each in (first, second))
+    assert callback.before == str(original.absolute())
+    assert original.read_bytes() == copied.read_bytes()
+    earlier, later = phases(first, what), phases(second, what)
+    assert all(torch.equal(value, later["before"][name]) for name, value in earlier["before"].items())
+    assert not any(torch.equal(value, later["after"][name]) for name, value in earlier["before"].items())
+    numbers = {"filters": "statistics.json", "weight_products": "summary.json"}.get(what)
+    if numbers is not None:
+        tables = [json.loads((Path(each.log_dir) / what / numbers).read_text()) for each in (first, second)]
+        assert tables[0]["before"] == tables[1]["before"]
+        assert tables[0]["after"] != tables[1]["after"]
+        assert ("change" in tables[1]) == (what == "filters")
+
+
+@EACH
+def test_a_resumed_run_without_a_before_has_only_after(tmp_path, what):
+    make, network, _ = LOOKS[what]
+    for folder, first_callback in (("without", []), ("gone", [make()])):
+        first, _ = fit(tmp_path / folder, *first_callback, module=network)
+        if folder == "gone":
+            (Path(first.log_dir) / what / "before.safetensors").unlink()
+        checkpoint = first.checkpoint_callback.best_model_path
+        second, _ = fit(tmp_path / folder, make(), module=network, max_epochs=2, ckpt_path=checkpoint)
+        assert list(phases(second, what)) == ["after"]
+
+
+@EACH
+def test_a_fast_run_a_disabled_callback_and_a_model_that_has_nothing_write_nothing(tmp_path, what):
+    make, network, without = LOOKS[what]
+    disabled = make()
+    disabled.enabled = False
+    fit(tmp_path, make(), module=network, fast_dev_run=True)
+    fit(tmp_path, disabled, module=network)
+    fit(tmp_path, make(), module=without)
+    assert not list(tmp_path.rglob(what))
+
+
+@EACH
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, what):
+    make, network, _ = LOOKS[what]
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(StructuredInitError, match=rf"^cannot write '.*file/{what}/before\.safetensors'.*$"):
+        fit(tmp_path / "file", make(), module=network, logger=False, enable_checkpointing=False)
+
+
+def test_one_callback_serves_several_new_models(tmp_path):
+    callback = small()
+    first, _ = fit(tmp_path, callback)
+    second, _ = fit(tmp_path, callback)
+    assert callback.before.startswith(str(Path(second.log_dir).absolute()))
+    assert list(phases(first, "representations")) == ["before", "after"]
+
+
+# Filters
+
+
+def test_filters_before_and_after_training_are_kept_described_and_drawn(tmp_path):
+    module = Classifier(mixer())
+    start = {name: module.get_submodule(name).weight.detach().clone() for name in FILTERS}
+    trainer, _ = fit(tmp_path, FilterCallback(), module=module)
+    seen, folder = phases(trainer, "filters"), Path(trainer.log_dir) / "filters"
+    before, after = seen["before"], seen["after"]
+    assert list(before) == list(after) == FILTERS
+    for name in FILTERS:
+        assert torch.equal(before[name], start[name][:, 0])
+        assert torch.equal(after[name], module.get_submodule(name).weight[:, 0])
+        assert not torch.equal(before[name], after[name])
+    numbers = json.loads((folder / "statistics.json").read_text())
+    assert set(numbers) == {"before", "after", "change"}
+    assert set(numbers["after"][FILTERS[1]]) == set(FILTER_STATISTICS)
+    trace = empirical_covariance(after[FILTERS[0]], centred=False).trace().item()
+    assert numbers["after"][FILTERS[0]]["energy"] == pytest.approx(trace)
+    moved = (after[FILTERS[0]] - before[FILTERS[0]]).norm() / before[FILTERS[0]].norm()
+    assert numbers["change"][FILTERS[0]]["relative_change"] == pytest.approx(moved.item(), rel=1e-5)
+    assert {path.name for path in folder.glob("*.png")} == {"covariances.png", "filters.png", "variances.png"}
+
+
+def test_frozen_filters_are_the_same_before_and_after(tmp_path):
+    module = Classifier(mixer())
+    for name in FILTERS:
+        module.get_submodule(name).requires_grad_(False)
+    trainer, _ = fit(tmp_path, FilterCallback(figures=False), module=module)
+    folder = Path(trainer.log_dir) / "filters"
+    for row in json.loads((folder / "statistics.json").read_text())["change"].values():
+        assert (row["relative_change"], row["covariance_similarity"]) == pytest.approx((0, 1))
+    assert not list(folder.glob("*.png"))
+
+
+def test_tensorboard_gets_the_figures(tmp_path):
+    shown = []
+
+    class Logger(CSVLogger):
+        @property
+        def experiment(self):
+            nothing = dict.fromkeys(("log_metrics", "save", "log_hparams"), lambda *_: None)
+            return SimpleNamespace(
+                **nothing, add_figure=lambda name, figure, global_step: shown.append((name, global_step))
+            )
+
+    fit(tmp_path, FilterCallback(), module=mixer, logger=Logger(tmp_path))
+    assert shown == [(f"filters/{name}", 2) for name in ("covariances", "filters", "variances")]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_statistics_of_filters_that_diverged_are_null_which_json_has(value):
+    filters = {"conv": torch.full((2, 3, 3), value)}
+    statistics = filter_tables({"before": filters, "after": filters})
+    assert {number for moment in statistics.values() for number in moment["conv"].values()} == {None}
+
+
+# Representations
+
+
+def test_files_hold_the_centred_gram_matrices_of_the_trained_blocks(tmp_path):
+    val = DataLoader(images(1, 24), 8)
+    trainer, module = fit(tmp_path, small(), val=val)
+    before, after = phases(trainer, "representations").values()
+    assert list(before) == list(after) == ["network.blocks.0", "network.blocks.1"]
+    assert {(tuple(gram.shape), gram.dtype) for gram in after.values()} == {((2, 8, 8), torch.float32)}
+    order = torch.randperm(24, generator=torch.Generator().manual_seed(0))[:16].sort().values
+    network = module.network.eval()
+    with torch.no_grad():
+        x = network.norm_pre(network._pos_embed(network.patch_embed(images(1, 24)[order][0])))
+        for index, block in enumerate(network.blocks):
+            x = block(x)
+            features = (x.flatten(1)[:8] - x.flatten(1)[:8].mean(0)).double()
+            expected = (features @ features.T).float()
+            torch.testing.assert_close(after[f"network.blocks.{index}"][0], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_training_moves_representations_away_from_their_start(tmp_path):
+    trainer, _ = fit(tmp_path, small(), module=Classifier(lr=1.0))
+    before, after = phases(trainer, "representations").values()
+    itself, moved = cka_matrix(before, before).diagonal(), cka_matrix(before, after).diagonal()
+    torch.testing.assert_close(itself, torch.ones(2, dtype=torch.float64))
+    assert (moved < 0.999).all()
+
+
+def test_network_compiled_in_place_is_looked_at_under_its_names(tmp_path):
+    module = Classifier()
+    module.network.compile(backend="eager")
+    trainer, _ = fit(tmp_path, small(), module=module)
+    assert list(phases(trainer, "representations")["after"]) == ["network.blocks.0", "network.blocks.1"]
+
+
+def test_module_says_what_its_forward_takes(tmp_path):
+    class Named(Classifier):
+        def forward(self, pixels, extra):
+            return self.network(pixels + extra)
+
+        def training_step(self, batch, index):
+            return self(batch[0], 0).square().mean()
+
+        def validation_step(self, batch, index):
+            pass
+
+        def probe_inputs(self, batch):
+            return {"pixels": batch[0], "extra": torch.zeros_like(batch[0])}
+
+    trainer, _ = fit(tmp_path, small(), module=Named())
+    assert phases(trainer, "representations")["after"]["network.blocks.0"].shape == (2, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("network", "samples", "line"),
+    [
+        (dense, 24, "Classifier has no list of equal blocks to look at"),
+        (transformer, 3, "similarities need at least 4 samples, got 3"),
+    ],
+)
+def test_nothing_to_look_at_is_a_line_and_training_goes_on(tmp_path, network, samples, line, monkeypatch):
+    said = []
+    monkeypatch.setattr("callbacks.before_after.rank_zero_info", said.append)
+    trainer, _ = fit(tmp_path, small(), module=network, val=DataLoader(images(1, samples), 8))
+    assert trainer.state.finished
+    assert said == [f"representations: {line}"] * 2
+
+
+SCRIPT = """
+import sys, json, torch, lightning as L
+from tests_module import Classifier, images
+from torch.utils.data import DataLoader
+from callbacks import RepresentationCallback
+from structured_init.errors import StructuredInitError
+
+def fit(folder):
+    torch.manual_seed(0)
+    module, callback = Classifier(), RepresentationCallback(samples=16, batch_size=8)
+    trainer = L.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False,
+                        default_root_dir=folder, callbacks=[callback], enable_checkpointing=False,
+                        enable_progress_bar=False, enable_model_summary=False)
+    error = None
+    try:
+        trainer.fit(module, DataLoader(images(0), 4), DataLoader(images(1), 4))
+    except StructuredInitError as failure:
+        error = str(failure)
+    return trainer.global_rank, [callback.before, error]
+
+rank, found = fit(sys.argv[1])
+with open(f"{sys.argv[1]}/rank{rank}.json", "w") as file:
+    json.dump([found, fit(f"{sys.argv[1]}/in_the_way/logs")[1]], file)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+def test_two_processes_keep_what_one_does_and_fail_together(tmp_path):
+    (tmp_path / "tests_module.py").write_text(Path(__file__).read_text())
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "in_the_way").write_text("")
+    started, logs = warm_process.start_ranks(tmp_path / "script.py", [str(tmp_path)], {}, tmp_path)
+    warm_process.wait(started, logs, 240)
+    ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    assert ranks[0] == ranks[1]
+    (path, error), (_, failure) = ranks[0]
+    assert error is None
+    assert "cannot write" in failure
+    torch.manual_seed(0)
+    alone, _ = fit(tmp_path / "alone", small(), module=Classifier())
+    found, expected = load_file(path), phases(alone, "representations")["before"]
+    assert list(found) == list(expected)
+    for name, gram in found.items():
+        torch.testing.assert_close(gram, expected[name])
+
+
+# Weight products
+
+
+def products_of(module):
+    """Written out: W_q W_kᵀ of each of two heads, and Σ_h W_v W_o, of timm's fused layer (x Wᵀ)."""
+    state = module.state_dict()
+    query, key, value = (part.T.double() for part in state[f"{LAYER}.qkv.weight"].chunk(3))
+    heads = [slice(0, 36), slice(36, 72)]
+    products = torch.stack([query[:, head] @ key[:, head].T for head in heads])
+    return products.float(), (value @ state[f"{LAYER}.proj.weight"].T.double()).float()
+
+
+def test_files_hold_the_corners_and_the_summary_those_of_the_whole_products(tmp_path):
+    trainer, module = fit(tmp_path, WeightProductsCallback())
+    after = phases(trainer, "weight_products")["after"]
+    query_key, value_output = products_of(module)
+    torch.testing.assert_close(after[f"{LAYER}:query_key"], query_key[:, :64, :64])
+    torch.testing.assert_close(after[f"{LAYER}:value_output"], value_output[:64, :64])
+    summary = json.loads((Path(trainer.log_dir) / "weight_products" / "summary.json").read_text())
+    assert list(summary) == ["before", "after"]
+    assert list(summary["after"]) == ["network.blocks.0.attn", LAYER]
+    diagonals = [product.trace().item() / 72 for product in query_key]
+    assert summary["after"][LAYER]["query_key_diagonal"] == pytest.approx(diagonals, rel=1e-4, abs=1e-7)
+    off = value_output[~torch.eye(72, dtype=torch.bool)].std().item()
+    assert summary["after"][LAYER]["value_output_off_diagonal_std"] == pytest.approx(off, rel=1e-4)
+
+
+def test_before_is_what_the_initializer_wrote(tmp_path):
+    trainer, _ = fit(tmp_path, InitCallback(Mimetic()), WeightProductsCallback())
+    before, after = phases(trainer, "weight_products").values()
+    summary = json.loads((Path(trainer.log_dir) / "weight_products" / "summary.json").read_text())["before"][LAYER]
+    # The method's definition: W_q W_kᵀ = αZ + βI with β = 0.7, W_v W_o = αZ − βI; of the host's weights both are 0.
+    assert min(summary["query_key_diagonal"]) > 0.2
+    assert summary["value_output_diagonal"] < -0.1
+    assert not torch.equal(before[f"{LAYER}:query_key"], after[f"{LAYER}:query_key"])
+
+
+def test_a_diverged_run_ends_and_its_numbers_are_null(tmp_path):
+    trainer, _ = fit(tmp_path, WeightProductsCallback(), module=Classifier(lr=float("inf")))
+    assert trainer.state.finished
+    text = (Path(trainer.log_dir) / "weight_products" / "summary.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail)["after"][LAYER]["query_key_diagonal"] == [None, None]
+    assert phases(trainer, "weight_products")["after"][f"{LAYER}:query_key"].isnan().all()

@@ -9,8 +9,8 @@ from structured_init.errors import StructuredInitError
 
 WHAT = {
     "attention": (AttentionMapCallback, "_record"),
-    "filters": (FilterCallback, "_write"),
-    "representations": (RepresentationCallback, "_write"),
+    "filters": (FilterCallback, "write"),
+    "representations": (RepresentationCallback, "write"),
 }
 
 

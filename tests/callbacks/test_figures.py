@@ -12,8 +12,8 @@ from callbacks.figures import (
     token_figure,
     zoom_figure,
 )
+from callbacks.figures.attention import readable
 from callbacks.figures.mosaic import Mosaic, evenly, short_names
-from callbacks.figures.tokens import visible
 from structured_init import StructuredInitError
 from structured_init.analysis import WeightProducts, summarize
 
@@ -131,7 +131,7 @@ def test_a_text_shows_its_stretch_of_the_maps_with_its_tokens_along_the_axes():
     ],
 )
 def test_a_token_is_written_so_that_it_can_be_read(token, read):
-    assert visible(token) == read
+    assert readable(token) == read
 
 
 def test_the_circuit_has_a_map_for_each_head_and_moment_and_a_line_for_each_arm():

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from callbacks.attention_map import AttentionMapCallback
 from callbacks.head_scores import best_heads, head_scores
-from callbacks.probe_batch import ProbeBatch
+from callbacks.samples import ProbeBatch
 from structured_init import Induction, initialize
 
 LENGTH, WORDS = 16, 40

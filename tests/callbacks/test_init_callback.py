@@ -594,23 +594,6 @@ def test_unwritable_log_folder_is_one_line_before_the_first_step(trainer, tmp_pa
     assert not model.trained_on
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"initializer": "mimetic"}, "InitCallback needs an Initializer object such as Mimetic(), got str"),
-        ({"initializer": Default}, f"InitCallback needs an Initializer object such as Mimetic(), got {Default!r}"),
-        ({"initializer": Default(), "seed": "a"}, "InitCallback: seed must be a whole number or null, got 'a'"),
-        ({"initializer": Default(), "seed": 1.5}, "InitCallback: seed must be a whole number or null, got 1.5"),
-        ({"initializer": Default(), "samples": "8"}, "InitCallback: samples must be a whole number, got '8'"),
-        ({"initializer": Default(), "when": "later"}, "InitCallback: when must be fit_start or setup, got 'later'"),
-    ],
-)
-def test_wrong_arguments_are_one_line(as_installed, arguments, message):
-    with pytest.raises(StructuredInitError) as error:
-        InitCallback(**arguments)
-    assert str(error.value) == message
-
-
 def test_strict_refuses_to_train_with_attention_that_was_left_alone(trainer):
     class Unheard(nn.Module):
         def __init__(self):

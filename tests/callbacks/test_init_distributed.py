@@ -30,7 +30,7 @@ from structured_init import (
     attention_sites,
     initialize,
 )
-from structured_init.attention.impulse.inputs import real_tokens
+from structured_init.attention.impulse.adam import real_tokens
 
 pytestmark = pytest.mark.distributed
 SEED = 3

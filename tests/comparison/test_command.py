@@ -10,8 +10,7 @@ import pytest
 
 from comparison.command import comparing
 from comparison.results.controls import find_controls, find_scrambled
-from comparison.results.records import find_runs, read_manifest
-from comparison.run.execute import note_failure
+from comparison.results.folder import find_runs, read_manifest
 from comparison.run.run import train
 from lightning_modules.cli import main
 from structured_init.errors import one_line
@@ -33,9 +32,9 @@ class Here:
         return not self._ended
 
     def start(self, run):
-        Here.trained.append((run.settings["arm"], run.settings["seed"], run.settings["learning_rate"]))
-        if run.settings["seed"] in Here.failing:
-            self._ended.append((run, note_failure(run, "no luck")))
+        Here.trained.append((run.arm, run.seed, run.learning_rate))
+        if run.seed in Here.failing:
+            self._ended.append((run, run.write_failure("no luck")))
             return
         train(run)
         run.failure_file.unlink(missing_ok=True)
@@ -172,13 +171,10 @@ def test_a_folder_that_grows_chooses_among_all_of_its_learning_rates_and_seeds(c
     value = {(1e-3, 0): 0.7, (1e-2, 0): 0.6, (1e-3, 1): 0.1, (1e-2, 1): 0.6}
 
     def pretend(run):
-        rate, seed = run.settings["learning_rate"], run.settings["seed"]
+        rate, seed = run.learning_rate, run.seed
         metrics = {f"{split}/accuracy": value[rate, seed] for split in ["val", *(["test"] if run.tested else [])]}
-        known = {key: run.settings[key] for key in ("arm", "seed", "point", "learning_rate")}
         run.folder.mkdir(parents=True, exist_ok=True)
-        run.result_file.write_text(
-            json.dumps({**known, "metrics": metrics, "epochs": 1, "steps": 2, "seconds": 1, "tested": run.tested})
-        )
+        run.write_result({"metrics": metrics, "epochs": 1, "steps": 2, "seconds": 1, "tested": run.tested})
 
     monkeypatch.setitem(globals(), "train", pretend)
     monkeypatch.setattr(comparing, "_report", lambda *_: None)

@@ -12,10 +12,11 @@ import pytest
 
 from comparison.command import comparing
 from comparison.results.decisions import Question, decide
+from comparison.results.headline import look
 from comparison.results.metric import Metric
 from comparison.run import deciding
 from comparison.run.arms import parse_arms
-from comparison.run.plan import Comparison
+from comparison.run.comparison import Comparison
 from comparison.run.prepare import parse_seeds
 from lightning_modules.cli import main
 
@@ -46,14 +47,12 @@ class Pretend:
     def start(self, run):
         if len(Pretend.trained) >= Pretend.most:
             raise KeyboardInterrupt
-        Pretend.trained.append((run.settings["arm"], run.settings["seed"]))
-        known = {key: run.settings[key] for key in ("arm", "seed", "point", "learning_rate")}
+        Pretend.trained.append((run.arm, run.seed))
         value = accuracy(*Pretend.trained[-1]) / 100
         metrics = {"val/accuracy": value, "test/accuracy": value}
         run.folder.mkdir(parents=True)
-        run.beside("settings.json").write_text(json.dumps(dict(run.settings)))
-        result = {**known, "metrics": metrics, "epochs": 1, "steps": 2, "seconds": 60.0, "tested": True}
-        run.result_file.write_text(json.dumps(result))
+        run.write_settings()
+        run.write_result({"metrics": metrics, "epochs": 1, "steps": 2, "seconds": 60.0, "tested": True})
         self._ended.append((run, None))
 
     def wait(self, seconds):
@@ -112,7 +111,7 @@ def test_each_arm_gets_the_seeds_that_decide_it_and_the_baseline_those_of_the_lo
     assert seeds_of("codes") == list(range(codes))
     assert seeds_of("default") == list(range(max(sincos, codes)))
     assert "All 2 differences are decided." in capsys.readouterr().out
-    (found,) = deciding.look(folder / "out", json.loads((folder / "out" / "comparison.json").read_text()))
+    (found,) = look(folder / "out", json.loads((folder / "out" / "comparison.json").read_text()))
     kinds = {arm.name: arm.baseline.decision.kind for arm in found.arms if arm.baseline}
     assert kinds == {"sincos": "better", "codes": "equivalent"}
 

@@ -14,10 +14,9 @@ from comparison.command import comparing, find, finding
 from comparison.command.options import compare_parser
 from comparison.results.race import RUNGS
 from comparison.run import candidates
-from comparison.run.arms import parse_arms
-from comparison.run.controls import ENDINGS, with_controls
+from comparison.run.arms import ENDINGS, parse_arms, with_controls
+from comparison.run.comparison import Comparison
 from comparison.run.deciding import question_from
-from comparison.run.plan import Comparison
 from comparison.run.prepare import parse_seeds, prepare
 from comparison.run.run import train
 from structured_init import Default, KaimingUniform, Mimetic, SpatialFilters, TruncatedNormal, initialize
@@ -46,20 +45,18 @@ class Pretend:
     def start(self, run):
         if len(Pretend.trained) >= Pretend.most:
             raise KeyboardInterrupt
-        arm, seed = run.settings["arm"], run.settings["seed"]
+        arm, seed = run.arm, run.seed
         Pretend.trained.append((arm, seed, run.share, run.tested))
         value = (50 + seed % 7 + Pretend.gains[arm] + NOISE[(seed + len(arm)) % 7]) / 100
         run.folder.mkdir(parents=True, exist_ok=True)
-        run.beside("settings.json").write_text(json.dumps(dict(run.settings)))
+        run.write_settings()
         if run.share < 1:
             known = {repr(run.share): {"metrics": {"val/accuracy": value}, "seconds": 100 * run.share}}
             path = run.folder / "paused.json"
             path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **known}))
         else:
             metrics = {"val/accuracy": value, **({"test/accuracy": value} if run.tested else {})}
-            known = {key: run.settings[key] for key in ("arm", "seed", "point", "learning_rate")}
-            rest = {"epochs": 1, "steps": 4, "seconds": 100.0, "tested": run.tested}
-            run.result_file.write_text(json.dumps({**known, "metrics": metrics, **rest}))
+            run.write_result({"metrics": metrics, "epochs": 1, "steps": 4, "seconds": 100.0, "tested": run.tested})
             report = {"initializer": REPORTED.get(arm, arm), "entries": []}
             (run.folder / "init_report.json").write_text(json.dumps(report))
         self._ended.append((run, None))
@@ -246,7 +243,7 @@ def test_a_run_that_pauses_gives_what_it_gives_undisturbed(folder):
     assert half.paused["metrics"]["val/accuracy"] == pytest.approx(float(second))
     train(half)  # nothing is left to do
     train(paused)
-    assert paused.result["metrics"] == whole.result["metrics"]
+    assert paused.latest().result["metrics"] == whole.latest().result["metrics"]
     assert lasting(paused) == lasting(whole)
 
 

@@ -45,7 +45,7 @@ from structured_init import (
     Weights,
     WeightSelection,
 )
-from structured_init.host_inputs import host_inputs
+from structured_init.running import host_inputs
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8}
 TOKENS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}

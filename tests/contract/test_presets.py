@@ -10,7 +10,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 import structured_init
-from lightning_modules.cli.config_names import shipped_configs
+from lightning_modules.cli.configurations import shipped_configs
 from structured_init import (
     Compose,
     Impulse,

@@ -18,14 +18,20 @@ from structured_init import (
     DeltaOrthogonal,
     FilterCovariance,
     Impulse,
+    Induction,
     Initializer,
     KaimingUniform,
     MambaReference,
     Mimetic,
     MimeticStateSpace,
     MlpMean,
+    PatchWhitening,
     Positions,
+    PreviousToken,
+    ProceduralWarmup,
+    SamePositions,
     Scrambled,
+    SelfPretraining,
     SeparableSolver,
     Skipless,
     SparePositions,
@@ -33,13 +39,14 @@ from structured_init import (
     StructuredInitError,
     SvdSolver,
     TruncatedNormal,
+    UniformProjections,
     WeightSelection,
     initialize,
     register_attention,
     register_mlp,
 )
 from structured_init.analysis import capture, capture_attention, register_capture, summarize, weight_products
-from structured_init.attention.impulse.solvers import ImpulseSolver
+from structured_init.attention.impulse import ImpulseSolver
 
 PIXELS = torch.zeros(2, 3, 8, 8)
 
@@ -73,52 +80,198 @@ def test_no_argument_takes_what_is_no_finite_number(as_installed, cls, name, lis
     assert str(value) in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Positions(gain=-1), "Positions: gain must not be negative, got -1"),
-        (lambda: Positions(std=0), "Positions: std must be positive, got 0"),
-        (lambda: Positions(temperature=-10.0), "Positions: temperature must be positive, got -10.0"),
-        (lambda: Mimetic(qk_alpha=-0.7), "Mimetic: qk_alpha must not be negative, got -0.7"),
-        (lambda: Mimetic(qk_alpha=1e300), "Mimetic: qk_alpha must be a number that float32 can hold, got 1e+300"),
-        (lambda: Mimetic(vo_alpha=-0.4), "Mimetic: vo_alpha must not be negative, got -0.4"),
-        (lambda: Mimetic(vo_alpha=None), "Mimetic: vo_alpha must be a number, got None"),
-        (lambda: Mimetic(query_key=False, value_output=False, positions="keep"),
-         "Mimetic: query_key and value_output are off and positions are kept: there is nothing to write"),
-        (lambda: Skipless(qk_alpha=-2.0), "Skipless: qk_alpha must not be negative, got -2.0"),
-        (lambda: Impulse(kernel_size=3.0), "Impulse: kernel_size must be a whole number, got 3.0"),
-        (lambda: Impulse(kernel_size=-3), "Impulse: kernel_size must be at least 1, got -3"),
-        (lambda: Impulse(solver=3), "Impulse: solver must be adam, svd, separable or a solver, got 3"),
-        (lambda: AdamSolver(iterations=0.5), "AdamSolver: iterations must be a whole number, got 0.5"),
-        (lambda: SvdSolver(noise=-3.0), "SvdSolver: noise must not be negative, got -3.0"),
-        (lambda: SvdSolver(gain=0), "SvdSolver: gain must be positive, got 0"),
-        (lambda: SeparableSolver(gain=0.0), "SeparableSolver: gain must be positive, got 0.0"),
-        (lambda: SparePositions(read=False, write=False),
-         "SparePositions: read and write are both off: there is nothing to write"),
-        (lambda: SpatialFilters(distinct=True), "SpatialFilters: distinct must be a whole number or null, got True"),
-        (lambda: SpatialFilters(box_size=2.5), "SpatialFilters: box_size must be a whole number or null, got 2.5"),
-        (lambda: SpatialFilters(energy=True), "SpatialFilters: energy must be 1/3, 1/f or a positive number, got True"),
-        (lambda: FilterCovariance(covariances="."), "FilterCovariance: '.' is a folder: name the file in it"),
-        (lambda: FilterCovariance(covariances=3),
-         "FilterCovariance: covariances must be a path or the result of estimate_covariances, got 3"),
-        (lambda: FilterCovariance(sigma0="wide"), "FilterCovariance: sigma0 must be a number, got 'wide'"),
-        (lambda: MimeticStateSpace(match_alpha=-1.0), "MimeticStateSpace: match_alpha must not be negative, got -1.0"),
-        (lambda: MimeticStateSpace(layers=[0.5]), "MimeticStateSpace: layers must be a whole number, got 0.5"),
-        (lambda: MimeticStateSpace(layers=3), "MimeticStateSpace: layers must be a list such as [3] or null, got 3"),
-        (lambda: MambaReference(num_layers=1.5), "MambaReference: num_layers must be a whole number or null, got 1.5"),
-        (lambda: MlpMean(mean=None), "MlpMean: mean must be a number, got None"),
-        (lambda: TruncatedNormal(std="big"), "TruncatedNormal: std must be a number, got 'big'"),
-        (lambda: DeltaOrthogonal(gain=[1.0]), "DeltaOrthogonal: gain must be a number, got [1.0]"),
-        (lambda: Compose(Mimetic()), "Compose takes a list, as in Compose([Mimetic()]), got Mimetic(…"),
-        (lambda: Compose(["Mimetic"]), "Compose takes Initializer objects such as Mimetic(), got 'Mimetic'"),
-        (lambda: Compose([Mimetic]), "Compose takes Initializer objects such as Mimetic(), got <class…"),
+# What a class is given → what it answers behind its name; … stands for the rest of a message.
+OUT_OF_RANGE = {
+    Positions: [
+        ({"gain": -1}, "gain must not be negative, got -1"),
+        ({"std": 0}, "std must be positive, got 0"),
+        ({"temperature": -10.0}, "temperature must be positive, got -10.0"),
+        ({"kind": "sinus"}, "kind must be sincos, gaussian or codes, got 'sinus'"),
+        ({"form": "simple"}, "form must be timm or simplevit, got 'simple'"),
+        ({"kind": "codes", "kappa": 0.0}, "kappa must be positive or null, got 0.0"),
     ],
-)  # fmt: skip
-def test_an_argument_out_of_range_is_one_line(as_installed, build, message):
+    Mimetic: [
+        ({"qk_alpha": -0.7}, "qk_alpha must not be negative, got -0.7"),
+        ({"qk_alpha": 1e300}, "qk_alpha must be a number that float32 can hold, got 1e+300"),
+        ({"vo_alpha": -0.4}, "vo_alpha must not be negative, got -0.4"),
+        ({"vo_alpha": None}, "vo_alpha must be a number, got None"),
+        ({"qk_sign": 0}, "qk_sign must be 1 or -1, got '0'"),
+        ({"vo_sign": 0}, "vo_sign must be 1 or -1, got '0'"),
+        ({"positions": "rope"}, "positions must be sincos or keep, got 'rope'"),
+        ({"noise": "gauss"}, "noise must be normal or uniform, got 'gauss'"),
+        ({"orientation": "legacy"}, "orientation must be paper or circulated, got 'legacy'"),
+        ({"value_scale": "batch"}, "value_scale must be target or stream, got 'batch'"),
+        ({"stream_share": 0.0}, "stream_share must be positive, got 0.0"),
+        ({"value_scale": "stream", "value_output": False},
+         "value_scale 'stream' has nothing to scale: value_output is off"),
+        ({"query_key": False, "value_output": False, "positions": "keep"},
+         "query_key and value_output are off and positions are kept: there is nothing to write"),
+    ],
+    Skipless: [
+        ({"qk_alpha": -2.0}, "qk_alpha must not be negative, got -2.0"),
+        ({"noise": "gauss"}, "noise must be normal or uniform, got 'gauss'"),
+        ({"vo_scale": 0.0}, "vo_scale must be positive, got 0.0"),
+        ({"query_key": False, "value_output": False},
+         "query_key and value_output are both off: there is nothing to write"),
+    ],
+    Conditioned: [
+        ({"identity": "row"}, "identity must be layer or head, got 'row'"),
+        ({"query_key": False, "value": False}, "query_key and value are both off: there is nothing to write"),
+    ],
+    TruncatedNormal: [
+        ({"std": "big"}, "std must be a number, got 'big'"),
+        ({"std": 0.0}, "std must be positive, got 0.0"),
+    ],
+    UniformProjections: [
+        ({"query_key_value": None, "output": None}, "every size is None: there is nothing to write"),
+    ],
+    Impulse: [
+        ({"kernel_size": 3.0}, "kernel_size must be a whole number, got 3.0"),
+        ({"kernel_size": -3}, "kernel_size must be at least 1, got -3"),
+        ({"kernel_size": 4}, "kernel_size must be odd, such as 3 or 5, got 4"),
+        ({"solver": 3}, "solver must be adam, svd, separable or a solver, got 3"),
+        ({"solver": "seperable"}, "unknown solver 'seperable': did you mean 'separable'?…"),
+        ({"offsets": "all"}, "offsets must be random or fixed or covering, got 'all'"),
+        ({"border": "wrap"}, "border must be zero or clamp, got 'wrap'"),
+        ({"positions": "sincos"}, "positions must be own or keep, got 'sincos'"),
+    ],
+    AdamSolver: [
+        ({"iterations": 0.5}, "iterations must be a whole number, got 0.5"),
+        ({"iterations": -1}, "iterations must be at least 0, got -1"),
+        ({"pseudo_input": "Q"}, "pseudo_input must be one of P, U, G, A, B, batch, got 'Q'"),
+        ({"scale": 0.0}, "scale must be positive or null, got 0.0"),
+    ],
+    SvdSolver: [
+        ({"noise": -3.0}, "noise must not be negative, got -3.0"),
+        ({"gain": 0}, "gain must be positive, got 0"),
+        ({"norm": 0.0}, "norm must be positive, got 0.0"),
+    ],
+    SeparableSolver: [
+        ({"gain": 0.0}, "gain must be positive, got 0.0"),
+        ({"strength": -1.0}, "strength must not be negative, got -1.0"),
+        ({"kappa": 0.0}, "kappa must be positive or null, got 0.0"),
+    ],
+    SparePositions: [({"read": False, "write": False}, "read and write are both off: there is nothing to write")],
+    PreviousToken: [
+        ({"offsets": [None]}, "every offset is null, so no head is written…"),
+        ({"offsets": 1}, "offsets is a list, with one for each of the first heads, such as [1, 2], got 1"),
+        ({"offsets": [1, 0]}, "offset 0 is the token itself, not an earlier one…"),
+        ({"offsets": [[0, 0]]}, "offset [0, 0] is the token itself…"),
+        ({"offsets": [0.5]}, "offsets must be numbers of tokens such as 1…"),
+        ({"share": 1.0}, "share must lie between 0 and 1, got 1.0"),
+        ({"values": "both"}, "values must be host or copy, got 'both'"),
+        ({"copy_scale": 0.0}, "copy_scale must be positive, got 0.0"),
+        ({"gain": -1.0}, "gain must be positive or null, got -1.0"),
+        ({"context": 1}, "context must be at least 2 or null, got 1"),
+    ],
+    Induction: [
+        ({"circuits": 0}, "circuits must be at least 1, got 0"),
+        ({"share": 0.0}, "share must lie between 0 and 1, got 0.0"),
+        ({"copy_scale": -1.0}, "copy_scale must be positive, got -1.0"),
+        ({"context": 3}, "context must be at least 4 or null, got 3"),
+        ({"others": 0.0}, "others must be positive or null, got 0.0"),
+    ],
+    SpatialFilters: [
+        ({"distinct": True}, "distinct must be a whole number or null, got True"),
+        ({"distinct": 0}, "distinct must be at least 1 or null, got 0"),
+        ({"box_size": 2.5}, "box_size must be a whole number or null, got 2.5"),
+        ({"box_size": 0}, "box_size must be at least 1 or null, got 0"),
+        ({"energy": True}, "energy must be 1/3, 1/f or a positive number, got True"),
+        ({"energy": "1/2"}, "energy must be 1/3, 1/f or a positive number, got '1/2'"),
+        ({"energy": -1.0}, "energy must be 1/3, 1/f or a positive number, got -1.0"),
+        ({"filters": "sobel"}, "filters must be one of random, impulse, box, gaussian, softmax, host, got 'sobel'"),
+        ({"bias": "ones"}, "bias must be keep, uniform or zero, got 'ones'"),
+        ({"variance": 0.0}, "variance must be positive, got 0.0"),
+    ],
+    FilterCovariance: [
+        ({"covariances": "."}, "'.' is a folder: name the file in it"),
+        ({"covariances": 3}, "covariances must be a path or the result of estimate_covariances, got 3"),
+        ({"covariances": ""}, "covariances is empty: give the path of a trained network's checkpoint…"),
+        ({"sigma0": "wide"}, "sigma0 must be a number, got 'wide'"),
+        ({"psd": "cholesky"}, "psd must be clip, absolute or strict, got 'cholesky'"),
+        ({"psd": "strict", "covariances": "x.pt"}, "psd='strict' is for the closed form…"),
+        ({"normalize": "energy"}, "normalize must be null, trace or a positive energy, got 'energy'"),
+        ({"normalize": 0.0}, "normalize must be null, trace or a positive energy, got 0.0"),
+        ({"shrinkage": 1.5, "covariances": "x.pt"}, "shrinkage must lie in [0, 1], got 1.5"),
+        ({"shrinkage": 0.1}, "shrinkage is for learned covariances…"),
+    ],
+    DeltaOrthogonal: [
+        ({"gain": [1.0]}, "gain must be a number, got [1.0]"),
+        ({"gain": 0.0}, "gain must be positive, got 0.0"),
+    ],
+    PatchWhitening: [
+        ({"exponent": 2.0}, "exponent must lie between 0 and 1, got 2.0"),
+        ({"floor": 0.0}, "floor must be positive, got 0.0"),
+    ],
+    MimeticStateSpace: [
+        ({"match_alpha": -1.0}, "match_alpha must not be negative, got -1.0"),
+        ({"layers": [0.5]}, "layers must be a whole number, got 0.5"),
+        ({"layers": 3}, "layers must be a list such as [3] or null, got 3"),
+        ({"layers": []}, "layers is empty…"),
+        ({"decay_reading": "log"}, "decay_reading must be fill or scale, got 'log'"),
+        ({"match": "full"}, "match must be half or copy or identity, got 'full'"),
+        ({"match_scale": "one"}, "match_scale must be host or unit, got 'one'"),
+        ({"scan_scale": "free"}, "scan_scale must be bounded or paper, got 'free'"),
+        ({"decay_c": 0.0}, "decay_c must be positive, got 0.0"),
+        ({"step_value": -1.0}, "step_value must be positive, got -1.0"),
+        (dict.fromkeys(("decay", "step", "correlate", "convolution"), False), "all four components are off…"),
+    ],
+    MambaReference: [
+        ({"num_layers": 1.5}, "num_layers must be a whole number or null, got 1.5"),
+        ({"num_layers": 0}, "num_layers must be at least 1 or null, got 0"),
+        ({"dt_min": 0.2}, "0 < dt_min ≤ dt_max is needed, got 0.2 and 0.1"),
+        ({"dt_floor": 0.2}, "0 < dt_floor ≤ dt_max is needed, got 0.2 and 0.1"),
+        ({"A_min": 0.0}, "A_min must be positive, got 0.0"),
+        ({"embedding_std": -1.0}, "embedding_std must be positive or null, got -1.0"),
+    ],
+    MlpMean: [({"mean": None}, "mean must be a number, got None")],
+    WeightSelection: [({"teacher": "vit", "missing": "skip"}, "missing must be error or keep, got 'skip'")],
+    ProceduralWarmup: [
+        ({"sequences": "dyk"}, "unknown sequences 'dyk': did you mean 'dyck'…"),
+        ({"rules": [256]}, "rules must be from 0 to 255, got 256"),
+        ({"parts": ["atention"]}, "unknown part 'atention': did you mean…"),
+        ({"parts": ["embeddings"]}, "embeddings are temporary…"),
+        ({"open_probability": 1.0}, "open_probability must be in (0, 1)…"),
+    ],
+    SelfPretraining: [
+        ({"mask_ratio": 1.0}, "mask_ratio must be below 1, got 1.0"),
+        ({"parts": []}, "parts is a list such as [attention, mlp], got []"),
+        ({"objective": "mask"}, "unknown objective 'mask': did you mean 'masked'…"),
+    ],
+    Scrambled: [
+        ({"initializer": Positions()}, "Positions(…"),
+        ({"initializer": Mimetic(), **dict.fromkeys(("query_key", "value_output", "filters", "matrices"), False)},
+         "query_key, value_output, filters and matrices are all off"),
+    ],
+    SamePositions: [({"initializer": KaimingUniform()}, "KaimingUniform() writes only a baseline and positions…")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments", "message"),
+    [(cls, *row) for cls, rows in OUT_OF_RANGE.items() for row in rows],
+    ids=lambda each: getattr(each, "__name__", ""),
+)
+def test_an_argument_out_of_range_is_one_line(as_installed, cls, arguments, message):
     with pytest.raises(StructuredInitError) as caught:
-        build()
-    said, (begin, *others) = str(caught.value), message.split("…")
-    assert said.startswith(begin) if others else said == message
+        cls(**arguments)
+    said, (begin, *others) = str(caught.value), f"{cls.__name__}: {message}".split("…")
+    assert said.startswith(begin) if others else said == begin
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (Mimetic(), "Compose takes a list, as in Compose([Mimetic()]), got Mimetic("),
+        (["Mimetic"], "Compose takes Initializer objects such as Mimetic(), got 'Mimetic'"),
+        ([Mimetic], "Compose takes Initializer objects such as Mimetic(), got <class"),
+    ],
+)
+def test_compose_takes_a_list_of_initializers(as_installed, given, message):
+    with pytest.raises(StructuredInitError) as caught:
+        Compose(given)
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("where", [3, [None], {"blocks.0": True}])

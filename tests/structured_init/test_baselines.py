@@ -149,12 +149,6 @@ def test_a_model_without_layers_is_refused_with_what_it_has():
     initialize(model, Default())
 
 
-@pytest.mark.parametrize("std", [0.0, -1.0])
-def test_a_standard_deviation_that_is_none_is_one_line(std):
-    with pytest.raises(StructuredInitError, match=f"TruncatedNormal: std must be positive, got {std}"):
-        TruncatedNormal(std=std)
-
-
 @pytest.fixture
 def two_threads():
     torch.set_num_threads(2)
@@ -228,11 +222,9 @@ def test_uniform_projections_have_the_size_that_they_are_given_in_whatever_way_t
             assert stats.kstest(values, stats.uniform(-bound, 2 * bound).cdf).pvalue > 1e-3, name
 
 
-def test_projections_with_nothing_to_write_or_an_mlp_whose_last_layer_is_elsewhere_are_one_line():
+def test_projections_of_an_mlp_whose_last_layer_is_elsewhere_are_one_line():
     from transformers import BertConfig, BertModel
 
-    with pytest.raises(StructuredInitError, match=r"^UniformProjections: every size is None"):
-        UniformProjections(None, None, None)
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(StructuredInitError, match=r"^UniformProjections: '.*' has 0 matrices that may be last$"):
         initialize(BertModel(BertConfig(**sizes)), UniformProjections(mlp_output=0.0))

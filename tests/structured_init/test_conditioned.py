@@ -141,22 +141,6 @@ def test_cross_attention_is_written_when_asked_for_at_its_two_widths():
         np.testing.assert_allclose(np.linalg.svd(matrix.numpy(), compute_uv=False), 1, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"identity": "row"}, "Conditioned: identity must be layer or head, got 'row'"),
-        (
-            {"query_key": False, "value": False},
-            "Conditioned: query_key and value are both off: there is nothing to write",
-        ),
-    ],
-)
-def test_wrong_arguments_are_one_line(as_installed, arguments, message):
-    with pytest.raises(StructuredInitError) as caught:
-        Conditioned(**arguments)
-    assert str(caught.value) == message
-
-
 def test_keys_are_drawn_under_their_own_name_whatever_the_queries_took():
     (site,), _ = started(layer(6, 2, 3))
     generator = Draws(3).generator("attn", "key")

@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_modules.cli.config_names import read_config
+from lightning_modules.cli.configurations import read_config
 from structured_init import Compose, FilterCovariance, StructuredInitError, depthwise_conv_sites, initialize
 from structured_init.conv.covariance import (
     closed_form,
     project,
-    resize,
     sample_filters,
     sigma_at,
     strict_form,
     symmetric_root,
 )
+from structured_init.conv.learned_covariance import resize
 
 EVERYWHERE = settings(max_examples=40, deadline=None, derandomize=True)
 SIGMAS = st.floats(0.05, 8)
@@ -367,23 +367,6 @@ def test_a_planned_freezing_is_counted_before_it_is_done():
     report = initialize(model, Compose([FilterCovariance(frozen=True)]), dry_run=True)
     assert report.total_parameters - report.trainable_parameters == 3 * 64 * 26
     assert all(parameter.requires_grad for parameter in model.parameters())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"psd": "cholesky"}, "psd must be clip, absolute or strict, got 'cholesky'"),
-        ({"normalize": "energy"}, "normalize must be null, trace or a positive energy, got 'energy'"),
-        ({"normalize": 0.0}, "normalize must be null, trace or a positive energy, got 0.0"),
-        ({"shrinkage": 1.5, "covariances": "x.pt"}, r"shrinkage must lie in \[0, 1\], got 1.5"),
-        ({"shrinkage": 0.1}, "shrinkage is for learned covariances"),
-        ({"psd": "strict", "covariances": "x.pt"}, "psd='strict' is for the closed form"),
-        ({"covariances": ""}, "covariances is empty: give the path of a trained network's checkpoint"),
-    ],
-)
-def test_arguments_out_of_range_are_one_line(arguments, message, as_installed):
-    with pytest.raises(StructuredInitError, match=f"^FilterCovariance: {message}"):
-        FilterCovariance(**arguments)
 
 
 def test_a_bandwidth_that_vanishes_is_one_line_and_nothing_is_written():

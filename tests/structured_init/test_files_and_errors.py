@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import structured_init.made_by
+import structured_init.files
 from structured_init import InitReport, StructuredInitError
 from structured_init.errors import nearest
 from structured_init.files import read_text, replacing, write_json, write_text
@@ -134,15 +134,15 @@ def clone(tmp_path, monkeypatch):
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "begin")
-    monkeypatch.setattr(structured_init.made_by, "ROOT", tmp_path)
-    structured_init.made_by.made_by.cache_clear()
+    monkeypatch.setattr(structured_init.files, "ROOT", tmp_path)
+    structured_init.files.made_by.cache_clear()
     yield git
-    structured_init.made_by.made_by.cache_clear()
+    structured_init.files.made_by.cache_clear()
 
 
 def made_by():
-    structured_init.made_by.made_by.cache_clear()
-    return structured_init.made_by.made_by()
+    structured_init.files.made_by.cache_clear()
+    return structured_init.files.made_by()
 
 
 def test_a_clone_says_its_commit_and_how_its_code_differs(clone, tmp_path):
@@ -161,7 +161,7 @@ def test_a_clone_says_its_commit_and_how_its_code_differs(clone, tmp_path):
 
 
 def test_an_installed_wheel_has_the_digest_of_its_code_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(structured_init.made_by, "ROOT", tmp_path)
+    monkeypatch.setattr(structured_init.files, "ROOT", tmp_path)
 
     def installed(**hashes):
         names = {"code": "structured_init/code.py", "script": "../../../bin/structured-init"}
@@ -177,4 +177,4 @@ def test_an_installed_wheel_has_the_digest_of_its_code_alone(tmp_path, monkeypat
     assert installed(code="a", script="b") == installed(code="a", script="c")
     assert installed(code="a") != installed(code="b")
     assert installed(script="b") == structured_init.__version__  # a link to an unpacked archive
-    structured_init.made_by.made_by.cache_clear()
+    structured_init.files.made_by.cache_clear()

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structured_init.pretraining.losses import draw_hidden, hidden_patch_loss, image_patches, next_token_loss
-from structured_init.pretraining.sequences import automaton_rows, dyck_words
+from structured_init.pretraining.procedural_warmup import automaton_rows, dyck_words
+from structured_init.pretraining.training import draw_hidden, hidden_patch_loss, image_patches, next_token_loss
 
 FEW = settings(max_examples=30, deadline=None, derandomize=True)
 # Neighbourhoods and what becomes of the cell in the middle, as Wolfram (1983) and Cook (2004) print them.

@@ -17,7 +17,7 @@ from torch import nn
 
 from structured_init import AttentionLayout, Mimetic, Projection, Skipless, attention_sites, initialize
 from structured_init import register_attention as register
-from structured_init.attention.grouped import share_key
+from structured_init.attention.products import share_key
 
 STARTS = [
     (Mimetic(positions="keep", value_output=False), 0.7, 0.7),

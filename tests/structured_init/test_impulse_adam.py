@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from structured_init import StructuredInitError
-from structured_init.attention.codes import sincos_2d
-from structured_init.attention.impulse.adam import optimize
-from structured_init.attention.impulse.inputs import layer_norm, pseudo_tokens
-from structured_init.attention.impulse.offsets import impulse_maps
+from structured_init.attention.impulse.adam import optimize, pseudo_tokens
+from structured_init.attention.impulse.solver import impulse_maps, layer_norm
+from structured_init.attention.positions import sincos_2d
 
 
 def reference(inputs, targets, head_dim, scale, iterations, generator, group=1):

@@ -21,8 +21,7 @@ from structured_init import (
 )
 from structured_init.analysis import capture_attention
 from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolver, SvdSolver
-from structured_init.attention.impulse.inputs import layer_norm
-from structured_init.attention.impulse.offsets import impulse_maps
+from structured_init.attention.impulse.solver import impulse_maps, layer_norm
 from structured_init.draws import Draws
 
 HEADS = 4

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from structured_init import Positions, attention_sites, initialize
-from structured_init.attention.codes import row_and_column_codes, sincos_2d
 from structured_init.attention.impulse import Impulse, SeparableSolver
-from structured_init.attention.impulse.basis import Basis
-from structured_init.attention.impulse.inputs import layer_norm
 from structured_init.attention.impulse.separable import CUTOFF, expressed, separable
+from structured_init.attention.impulse.solver import Basis, layer_norm
+from structured_init.attention.positions import row_and_column_codes, sincos_2d
 from structured_init.draws import Draws
 
 GRIDS = st.tuples(st.integers(2, 7), st.integers(2, 7))

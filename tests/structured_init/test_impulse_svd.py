@@ -11,9 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from structured_init.attention.impulse.basis import Basis
-from structured_init.attention.impulse.inputs import layer_norm
-from structured_init.attention.impulse.offsets import draw_offsets, impulse_maps
+from structured_init.attention.impulse.impulse import draw_offsets
+from structured_init.attention.impulse.solver import Basis, impulse_maps, layer_norm
 from structured_init.attention.impulse.svd import closed_form, noisy_target
 
 

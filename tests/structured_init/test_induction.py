@@ -10,7 +10,7 @@ import transformers
 from torch import nn
 
 from structured_init import Induction, StructuredInitError, attention_sites, initialize
-from structured_init.sites import watched
+from structured_init.hosts import watched
 
 LENGTH = 64
 WIDTH = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -270,18 +270,3 @@ def test_what_a_host_cannot_hold_is_one_line(build, options, message):
     with pytest.raises(StructuredInitError, match=message) as refusal:
         initialize(seeded(build), Induction(**options))
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"circuits": 0}, "circuits must be at least 1"),
-        ({"share": 0.0}, "share must lie between 0 and 1"),
-        ({"copy_scale": -1.0}, "copy_scale must be positive"),
-        ({"context": 3}, "context must be at least 4"),
-        ({"others": 0.0}, "others must be positive"),
-    ],
-)
-def test_wrong_arguments_are_one_line(options, message):
-    with pytest.raises(StructuredInitError, match=message):
-        Induction(**options)

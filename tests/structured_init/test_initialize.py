@@ -20,7 +20,7 @@ from structured_init import (
     initialize,
 )
 from structured_init.initializer import pending_freezing
-from structured_init.plan import Weights
+from structured_init.overlay import Weights
 
 BOTH = Compose([KaimingUniform(), Mimetic()])
 

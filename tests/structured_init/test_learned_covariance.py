@@ -23,8 +23,8 @@ from structured_init import (
     estimate_covariances,
     initialize,
 )
-from structured_init.conv.covariance import LayerCovariance, project, resize, shrink, symmetric_root
-from structured_init.conv.covariance.learned import depthwise_weights
+from structured_init.conv.covariance import project, symmetric_root
+from structured_init.conv.learned_covariance import LayerCovariance, depthwise_weights, resize, shrink
 
 CHECKPOINTS = sorted((Path(os.environ.get("STRUCTURED_INIT_DATA", "-")) / "weights").glob("convmixer256_8_k9*.pth"))
 real = pytest.mark.skipif(not CHECKPOINTS, reason="STRUCTURED_INIT_DATA holds no weights")

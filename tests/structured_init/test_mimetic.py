@@ -206,20 +206,6 @@ def test_a_model_without_positions_is_initialized_and_the_report_says_so(tiny_vi
     assert len(report.changed) == 4
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"positions": "rope"}, "Mimetic: positions must be sincos or keep, got 'rope'"),
-        ({"noise": "gauss"}, "Mimetic: noise must be normal or uniform, got 'gauss'"),
-        ({"orientation": "legacy"}, "Mimetic: orientation must be paper or circulated, got 'legacy'"),
-    ],
-)
-def test_wrong_arguments_are_one_line(as_installed, arguments, message):
-    with pytest.raises(StructuredInitError) as caught:
-        Mimetic(**arguments)
-    assert str(caught.value) == message
-
-
 def test_circulated_orientation_refuses_heads_that_do_not_fill_the_width():
     with pytest.raises(StructuredInitError, match="needs heads × head_dim = embed_dim, which 'attn' has not"):
         initialize(layer(20, 2, 5), Mimetic(orientation="circulated"))

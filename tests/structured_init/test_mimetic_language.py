@@ -12,8 +12,8 @@ import pytest
 import torch
 import transformers
 
-from lightning_modules.cli.config_names import read_config
-from structured_init import Mimetic, StructuredInitError, attention_sites, initialize
+from lightning_modules.cli.configurations import read_config
+from structured_init import Mimetic, attention_sites, initialize
 
 WIDTH = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8, "vocab_size": 13}
 MODELS = {
@@ -151,10 +151,3 @@ def test_the_report_says_that_gpt2s_scaling_by_depth_is_replaced():
     assert report.notes == {f"h.{layer}.attn": note for layer in (0, 1)}
     assert initialize(MODELS["gpt2"](), preset("identity_query_key")).notes == {}
     assert initialize(MODELS["bert"](), preset("mimetic_language")).notes == {}
-
-
-@pytest.mark.parametrize("name", ["qk_sign", "vo_sign"])
-def test_a_sign_is_plus_or_minus_one(as_installed, name):
-    with pytest.raises(StructuredInitError) as caught:
-        Mimetic(**{name: 0})
-    assert str(caught.value) == f"Mimetic: {name} must be 1 or -1, got '0'"

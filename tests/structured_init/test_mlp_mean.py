@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from hosts import of_transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from timm.layers.mlp import GatedMlp, GlobalResponseNormMlp, GluMlp, Mlp, SwiGLU, SwiGLUPacked
@@ -26,7 +27,7 @@ from structured_init import (
     mlp_sites,
     register_mlp,
 )
-from structured_init.sites.mlp import MLP
+from structured_init.hosts.mlp import MLP
 
 SHAPES = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -68,7 +69,6 @@ def test_the_variance_and_the_draw_are_those_of_the_start_before():
 
 def hosts():
     import torchvision
-    import transformers
 
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     text = {**small, "vocab_size": 11, "max_position_embeddings": 8}
@@ -76,27 +76,23 @@ def hosts():
     bart = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 11}
     return {
-        "vit": (lambda: transformers.ViTModel(transformers.ViTConfig(**small, image_size=8, patch_size=4)), "mlp.fc1"),
-        "bert": (lambda: transformers.BertModel(transformers.BertConfig(**text)), "intermediate.dense"),
+        "vit": (lambda: of_transformers("ViTModel", **small, image_size=8, patch_size=4), "mlp.fc1"),
+        "bert": (lambda: of_transformers("BertModel", **text), "intermediate.dense"),
         "distilbert": (
-            lambda: transformers.DistilBertModel(
-                transformers.DistilBertConfig(dim=16, n_layers=1, n_heads=2, hidden_dim=24, vocab_size=11)
-            ),
+            lambda: of_transformers("DistilBertModel", dim=16, n_layers=1, n_heads=2, hidden_dim=24, vocab_size=11),
             "ffn.lin1",
         ),
         "gpt2": (
-            lambda: transformers.GPT2Model(
-                transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=11, n_positions=8)
-            ),
+            lambda: of_transformers("GPT2Model", n_embd=16, n_layer=1, n_head=2, vocab_size=11, n_positions=8),
             "mlp.c_fc",
         ),
-        "gpt_neox": (lambda: transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**text)), "mlp.dense_h_to_4h"),
+        "gpt_neox": (lambda: of_transformers("GPTNeoXModel", **text), "mlp.dense_h_to_4h"),
         "llama": (
-            lambda: transformers.LlamaModel(transformers.LlamaConfig(**text, pad_token_id=0)),
+            lambda: of_transformers("LlamaModel", **text, pad_token_id=0),
             "mlp.gate_proj",
         ),
-        "dinov2": (lambda: transformers.Dinov2Model(transformers.Dinov2Config(**fused)), "mlp.fc1"),
-        "bart": (lambda: transformers.BartModel(transformers.BartConfig(**bart, **heads)), "fc1"),
+        "dinov2": (lambda: of_transformers("Dinov2Model", **fused), "mlp.fc1"),
+        "bart": (lambda: of_transformers("BartModel", **bart, **heads), "fc1"),
         "encoder": (
             lambda: nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24) for _ in range(2)]),
             "linear1",
@@ -271,16 +267,16 @@ def test_the_mean_has_no_default():
         MlpMean()
 
 
-def test_the_yaml_of_the_card_is_a_start_that_the_command_line_takes(tmp_path, capsys):
+def test_the_configuration_that_the_card_names_is_a_start_that_the_command_line_takes(capsys):
     from lightning_modules.cli import main
 
-    card = (Path(__file__).parents[2] / "docs" / "mlp_mean.md").read_text(encoding="utf-8")
-    block = re.search(r"```yaml\n(.*?)```", card, re.DOTALL)[1]
-    (tmp_path / "my_start.yaml").write_text(block)
+    root = Path(__file__).parents[2]
+    [name] = re.findall(r"fit -c vit_cifar10 -c (init/\w+)", (root / "docs/mlp_mean.md").read_text(encoding="utf-8"))
     with pytest.raises(SystemExit) as done:
-        main(["fit", "-c", "vit_digits", "-c", str(tmp_path / "my_start.yaml"), "--print_config"])
+        main(["fit", "-c", "vit_digits", "-c", name, "--print_config"])
     assert done.value.code in (0, None)
     found = yaml.safe_load(capsys.readouterr().out)["init"]["initializer"]
-    assert found["class_path"].rpartition(".")[2] == "MlpMean"
-    assert found["init_args"] == yaml.safe_load(block)["init"]["initializer"]["init_args"]
+    wanted = yaml.safe_load((root / f"configs/{name}.yaml").read_text(encoding="utf-8"))["init"]["initializer"]
+    assert (found["class_path"].rpartition(".")[2], wanted["class_path"]) == ("MlpMean", "MlpMean")
+    assert wanted["init_args"].items() <= found["init_args"].items()
     assert set(found["init_args"]) == set(inspect.signature(MlpMean).parameters)

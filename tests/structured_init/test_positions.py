@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from timm.layers import build_sincos2d_pos_embed
 
 from structured_init import Mimetic, Positions, StructuredInitError, initialize
-from structured_init.attention.codes import axis_code, row_and_column_codes, sincos_2d
+from structured_init.attention.positions import axis_code, row_and_column_codes, sincos_2d
 
 EVERYWHERE = settings(max_examples=30, deadline=None, derandomize=True)
 GRIDS = st.tuples(st.integers(1, 9), st.integers(1, 9))
@@ -135,20 +135,6 @@ def test_trainable_freezes_thaws_or_leaves(tiny_vit, trainable, start, end):
     assert model.pos_embed.requires_grad == bool(end)
     assert ("pos_embed (frozen)" in report.table()) == (not end)
     assert all(parameter.requires_grad for name, parameter in model.named_parameters() if name != "pos_embed")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"kind": "sinus"}, "Positions: kind must be sincos, gaussian or codes, got 'sinus'"),
-        ({"form": "simple"}, "Positions: form must be timm or simplevit, got 'simple'"),
-        ({"kind": "codes", "kappa": 0.0}, "Positions: kappa must be positive or null, got 0.0"),
-    ],
-)
-def test_wrong_arguments_are_one_line(as_installed, arguments, message):
-    with pytest.raises(StructuredInitError) as caught:
-        Positions(**arguments)
-    assert str(caught.value) == message
 
 
 def test_codes_that_do_not_fit_the_width_are_one_line(tiny_vit):

@@ -22,7 +22,7 @@ from structured_init import (
     attention_sites,
     initialize,
 )
-from structured_init.pretraining.sequences import dyck_words
+from structured_init.pretraining.procedural_warmup import dyck_words
 
 FEW = {"iterations": 2, "batch_size": 4}
 
@@ -238,24 +238,6 @@ def test_weights_that_are_computed_are_refused():
     nn.utils.parametrizations.weight_norm(model.blocks[0].mlp.fc1)
     with pytest.raises(StructuredInitError, match=r"'blocks\.0\.mlp\.fc1' are computed by a parametrization"):
         initialize(model, ProceduralWarmup(**FEW))
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: ProceduralWarmup("dyk"), "ProceduralWarmup: unknown sequences 'dyk': did you mean 'dyck'"),
-        (lambda: ProceduralWarmup(rules=[256]), "ProceduralWarmup: rules must be from 0 to 255, got 256"),
-        (lambda: ProceduralWarmup(parts=["atention"]), "ProceduralWarmup: unknown part 'atention': did you mean"),
-        (lambda: ProceduralWarmup(parts=["embeddings"]), "ProceduralWarmup: embeddings are temporary"),
-        (lambda: ProceduralWarmup(open_probability=1.0), r"ProceduralWarmup: open_probability must be in \(0, 1\)"),
-        (lambda: SelfPretraining(mask_ratio=1.0), "SelfPretraining: mask_ratio must be below 1, got 1.0"),
-        (lambda: SelfPretraining(parts=[]), r"SelfPretraining: parts is a list such as \[attention, mlp\], got \[\]"),
-        (lambda: SelfPretraining(objective="mask"), "SelfPretraining: unknown objective 'mask': did you mean 'masked'"),
-    ],
-)
-def test_an_argument_out_of_range_is_one_line(as_installed, build, message):
-    with pytest.raises(StructuredInitError, match=f"^{message}"):
-        build()
 
 
 def test_fixed_positions_before_the_warm_up_stay(as_installed):

@@ -17,10 +17,9 @@ from torch import nn
 from structured_init import PreviousToken, StructuredInitError, attention_sites, initialize, position_sites
 from structured_init.analysis import capture_attention
 from structured_init.attention.sequence.absolute import choose_frequencies, offset_head, position_codes
-from structured_init.attention.sequence.copying import copying_subspaces
+from structured_init.attention.sequence.heads import copying_subspaces, least_strength, longest_context
 from structured_init.attention.sequence.rotary import best_weights, constant_parts, turn
-from structured_init.attention.sequence.share import least_strength, reach
-from structured_init.sites.rotary import Rotary
+from structured_init.hosts.attention_positions import Rotary
 
 LENGTH, DIM, HEADS = 96, 64, 2
 WIDTH = {"hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 32}
@@ -475,8 +474,8 @@ def test_the_least_strength_is_where_the_share_is_reached_or_nine_tenths_of_the_
 
 
 def test_the_reach_is_the_longest_halved_context_with_the_share():
-    assert reach(lambda n: lambda s: 10 / n, 1.0, 64, least=0.5, shortest=2) == 16
-    assert reach(lambda n: lambda s: 0.0, 1.0, 64, least=0.5, shortest=2) == 0
+    assert longest_context(lambda n: lambda s: 10 / n, 1.0, 64, least=0.5, shortest=2) == 16
+    assert longest_context(lambda n: lambda s: 0.0, 1.0, 64, least=0.5, shortest=2) == 0
 
 
 def test_copies_of_more_heads_than_there_is_room_for_are_still_orthonormal():
@@ -515,26 +514,6 @@ def test_what_a_host_cannot_hold_is_one_line(options, message):
     with pytest.raises(StructuredInitError, match=message) as refusal:
         initialize(seeded(gpt2), PreviousToken(**options))
     assert "\n" not in str(refusal.value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"offsets": [None]}, "every offset is null, so no head is written"),
-        ({"offsets": 1}, r"offsets is a list, with one for each of the first heads, such as \[1, 2\], got 1$"),
-        ({"offsets": [1, 0]}, "offset 0 is the token itself, not an earlier one"),
-        ({"offsets": [[0, 0]]}, r"offset \[0, 0\] is the token itself"),
-        ({"offsets": [0.5]}, "offsets must be numbers of tokens such as 1"),
-        ({"share": 1.0}, "share must lie between 0 and 1"),
-        ({"values": "both"}, "values must be host or copy"),
-        ({"copy_scale": 0.0}, "copy_scale must be positive"),
-        ({"gain": -1.0}, "gain must be positive"),
-        ({"context": 1}, "context must be at least 2"),
-    ],
-)
-def test_wrong_arguments_are_one_line(options, message, as_installed):
-    with pytest.raises(StructuredInitError, match=message):
-        PreviousToken(**options)
 
 
 def test_a_host_without_positions_is_refused():

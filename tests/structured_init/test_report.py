@@ -22,8 +22,8 @@ from structured_init import (
     StructuredInitError,
     initialize,
 )
-from structured_init.made_by import made_by
-from structured_init.plan import CHUNK, Statistics, Weights
+from structured_init.files import made_by
+from structured_init.overlay import CHUNK, Statistics, Weights
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (torch.float64, 1e-12)])

@@ -6,11 +6,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 from transformers.models.mamba import modeling_mamba
 from transformers.models.mamba2 import modeling_mamba2
 
-from structured_init.ssm.head_scan import head_scan
-from structured_init.ssm.scan import selective_scan, sequential_scan
+from structured_init.ssm.scan import head_scan, selective_scan
+
+
+def sequential_scan(x: Tensor, step: Tensor, A: Tensor, B: Tensor, C: Tensor) -> Tensor:
+    """The scan by its definition, one token after another."""
+    state, outputs = x.new_zeros(x.shape[0], x.shape[2], A.shape[1]), []
+    for token in range(x.shape[1]):
+        decay = (step[:, token, :, None] * A).exp()
+        state = decay * state + (step * x)[:, token, :, None] * B[:, token, None]
+        outputs.append((state * C[:, token, None]).sum(-1))
+    return torch.stack(outputs, dim=1)
 
 
 def mamba_inputs(batch=2, tokens=37, channels=6, states=5, dtype=torch.float32):

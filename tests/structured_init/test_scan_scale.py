@@ -8,8 +8,8 @@ from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForC
 
 from structured_init import Default, MimeticStateSpace, initialize, state_space_sites
 from structured_init.analysis import implicit_attention
-from structured_init.plan import Weights
-from structured_init.ssm.output_scale import keep_within, scan_scale
+from structured_init.overlay import Weights
+from structured_init.ssm.mimetic import keep_within, scan_scale
 
 NAME = "backbone.layers.0.mixer"
 LATE = "scan output at token 256 (rms)"

@@ -171,21 +171,3 @@ def test_cross_attention_between_two_widths_has_no_identity_and_is_refused():
     initialize(model, Skipless(cross=True, query_key=False))
     (site,) = attention_sites(model, cross=True)
     np.testing.assert_allclose(np.linalg.svd(product(site), compute_uv=False), 9, rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"noise": "gauss"}, "Skipless: noise must be normal or uniform, got 'gauss'"),
-        ({"vo_scale": 0.0}, "Skipless: vo_scale must be positive, got 0.0"),
-        ({"vo_scale": float("nan")}, "Skipless: vo_scale must be a finite number, got nan"),
-        (
-            {"query_key": False, "value_output": False},
-            "Skipless: query_key and value_output are both off: there is nothing to write",
-        ),
-    ],
-)
-def test_wrong_arguments_are_one_line(as_installed, arguments, message):
-    with pytest.raises(StructuredInitError) as caught:
-        Skipless(**arguments)
-    assert str(caught.value) == message

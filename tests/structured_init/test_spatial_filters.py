@@ -19,9 +19,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from callbacks import InitCallback
-from lightning_modules.cli.config_names import read_config
+from lightning_modules.cli.configurations import read_config
 from structured_init import Compose, KaimingUniform, SpatialFilters, StructuredInitError, initialize
-from structured_init.conv.filters import box_filters, gaussian_filters, random_filters, softmax_filters
+from structured_init.conv.spatial_filters import box_filters, gaussian_filters, random_filters, softmax_filters
 
 EVERYWHERE = settings(max_examples=40, deadline=None, derandomize=True)
 KERNELS = st.lists(st.integers(1, 7), min_size=1, max_size=2).map(tuple).filter(lambda size: math.prod(size) > 1)
@@ -252,23 +252,6 @@ def test_a_composed_start_freezes_too():
     model = convmixer()
     initialize(model, Compose([KaimingUniform(), SpatialFilters("gaussian", frozen=True, freeze_bias=False)]))
     assert [p.requires_grad for p in layers(model)[0].parameters()] == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"filters": "sobel"}, "filters must be one of random, impulse, box, gaussian, softmax, host, got 'sobel'"),
-        ({"energy": "1/2"}, "energy must be 1/3, 1/f or a positive number, got '1/2'"),
-        ({"energy": -1.0}, "energy must be 1/3, 1/f or a positive number, got -1.0"),
-        ({"bias": "ones"}, "bias must be keep, uniform or zero, got 'ones'"),
-        ({"box_size": 0}, "box_size must be at least 1 or null, got 0"),
-        ({"distinct": 0}, "distinct must be at least 1 or null, got 0"),
-        ({"variance": 0.0}, "variance must be positive, got 0.0"),
-    ],
-)
-def test_arguments_out_of_range_are_one_line(arguments, message, as_installed):
-    with pytest.raises(StructuredInitError, match=f"^SpatialFilters: {message}$"):
-        SpatialFilters(**arguments)
 
 
 def test_a_box_that_does_not_fit_is_one_line_that_names_the_layer():

@@ -21,8 +21,8 @@ from structured_init import (
     Skipless,
     initialize,
 )
+from structured_init.running import undisturbed
 from structured_init.threads import all_threads, one_thread, side_by_side
-from structured_init.undisturbed import undisturbed
 
 
 @contextmanager

@@ -20,9 +20,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from structured_init import StructuredInitError, WeightSelection, attention_sites, initialize
-from structured_init.transfer.elements import select, uniform_indices
-from structured_init.transfer.heads import head_indices
 from structured_init.transfer.teacher import beginnings
+from structured_init.transfer.weight_selection import head_indices, select, uniform_indices
 
 SHAPES = settings(max_examples=60, deadline=None, derandomize=True)
 SIZES = st.tuples(st.integers(1, 40), st.integers(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
@@ -430,11 +429,6 @@ def test_weights_that_cannot_be_fetched_are_one_line(tiny_vit):
     message = r"^WeightSelection: cannot fetch the weights of 'vit_small_patch16_224': "
     with pytest.raises(StructuredInitError, match=message):
         initialize(tiny_vit(), WeightSelection("vit_small_patch16_224"))
-
-
-def test_an_unknown_choice_is_one_line(as_installed):
-    with pytest.raises(StructuredInitError, match=r"^WeightSelection: missing must be error or keep, got 'skip'$"):
-        WeightSelection("vit_small_patch16_224", missing="skip")
 
 
 def test_buffers_of_a_checkpoint_are_taken_and_whole_numbers_are_not():

@@ -1,19 +1,58 @@
-"""Attention maps of one run per initialization, before and after training."""
+"""Attention maps, weight products and statistics of every layer, before and after training, as the runs wrote them."""
 
 from __future__ import annotations
 
-from comparison.report.data import ReportData
-from comparison.report.drawing import Drawing, short
-from comparison.report.map_grid import map_grid_figure
-from comparison.report.panels.picker import picker_piece
-from comparison.report.pictures import SEQUENTIAL, attention_maps, attention_picker, largest
-from comparison.report.registry import Piece, note, register_panel
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-WHAT = (
+import numpy as np
+import torch
+from markupsafe import Markup
+from torch import Tensor
+
+from comparison.report.data import MOMENTS, ReportData, read_tensors
+from comparison.report.depth import SHOWN, TITLES, attention_statistics, depth_figure, mean_over_heads
+from comparison.report.findings import listed, plain
+from comparison.report.pictures import (
+    DIVERGING,
+    SEQUENTIAL,
+    Arms,
+    Picker,
+    Ticks,
+    Transform,
+    largest,
+    make_picker,
+    map_grid_figure,
+    one_scale,
+    symmetric_end,
+)
+from comparison.report.registry import Html, Piece, note, register_panel
+from comparison.report.theme import Drawing, short
+from comparison.results.folder import Run, read_json
+from structured_init.analysis import WeightProducts, offset_profile
+
+MAPS_WHAT = (
     "Each map averages the probe’s samples: rows are queries, columns are keys. “By offset” averages over all pairs of "
     "patches, or tokens, at the same offset, the query in the centre: the convolution that a head resembles."
 )
-SCALE = "One colour scale for all pictures of a view, its square root, so that weak structure shows beside peaks."
+MAPS_SCALE = "One colour scale for all pictures of a view, its square root, so that weak structure shows beside peaks."
+PRODUCTS_WHAT = Html(
+    Markup(
+        "<p><i>W<sub>q</sub>W<sub>k</sub></i><sup>⊤</sup> decides which token attends to which, "
+        "<i>W<sub>v</sub>W<sub>o</sub></i> what is passed on.</p>"
+    ),
+    "W_q W_kᵀ decides which token attends to which, W_v W_o what is passed on.",
+)
+PRODUCTS_SCALE = (
+    "Upper left corners; red is positive, blue negative; each arm and moment has its own scale, named below it."
+)
+LAYERS_WHAT = (
+    "Each line is the mean over heads and seeds; for scores of circuits it is the mean of the best heads. Left: before"
+    " training. Right: after. Both have one scale."
+)
+
+Products = Mapping[str, Mapping[str, Mapping[str, WeightProducts]]]  # arm → moment → layer
 
 
 @register_panel("Attention, before and after", label="Attention")
@@ -34,7 +73,157 @@ def attention(data: ReportData) -> list[Piece] | None:
     text = "Attention maps of every layer, mean of the heads, before and after training"
     picker = attention_picker(maps, profiles, layers)
     return [
-        WHAT,
-        picker_piece(data, picker, [Drawing(figure, "attention", text)]),
-        note(" ".join([data.shown_text(), SCALE, *picker.notes])),
+        MAPS_WHAT,
+        picker.piece(data, [Drawing(figure, "attention", text)]),
+        note(" ".join([data.shown_text(), MAPS_SCALE, *picker.notes])),
     ]
+
+
+def attention_maps(runs: Mapping[str, Run]) -> tuple[Arms, Arms]:
+    """Return maps and offset profiles of every arm's run, averaged over samples; the first head is the heads' mean."""
+    with_mean = lambda heads: torch.cat([heads.mean(dim=0, keepdim=True), heads])  # noqa: E731
+    maps: dict[str, dict[str, dict[str, Tensor]]] = {}
+    profiles: dict[str, dict[str, dict[str, Tensor]]] = {}
+    for arm, run in runs.items():
+        folder = run.folder / "attention"
+        if not (folder / "meta.json").is_file():
+            continue
+        captures = read_json(folder / "meta.json")["captures"]
+        for moment in MOMENTS:
+            path = folder / f"{moment}.safetensors"
+            if moment not in captures or not path.is_file():
+                continue
+            stored = read_tensors(path)
+            places = {name: place for name, place in captures[moment]["layers"].items() if name in stored}
+            maps.setdefault(arm, {})[moment] = {name: with_mean(stored[name].float().mean(0)) for name in places}
+            if all(place["grid"] for place in places.values()):
+                profiles.setdefault(arm, {})[moment] = {
+                    name: with_mean(offset_profile(stored[name].float(), place["grid"], place["prefix_tokens"]))
+                    for name, place in places.items()
+                }
+    return maps, profiles
+
+
+def attention_picker(maps: Arms, profiles: Arms, layers: list[str]) -> Picker:
+    """Return the pictures of attention: every map on one scale, every offset profile on one."""
+    first = next(iter(next(iter(maps.values())).values()))
+    heads = ["mean", *map(str, range(max(len(layer) for layer in first.values()) - 1))]
+    views = {"map": maps, "by offset": profiles}
+    return make_picker("attention", views, layers, heads, SEQUENTIAL, first, one_scale)
+
+
+@register_panel("Weight products, before and after", label="Weights")
+def weight_products(data: ReportData) -> list[Piece] | None:
+    """Return the products to choose from, and their diagonals over depth; None where no run has kept any."""
+    found = {arm: read_products(run.folder / "weight_products") for arm, run in data.shown.items()}
+    corners = {arm: products for arm, (products, _) in found.items() if products}
+    if not corners:
+        return None
+    summaries = {arm: found[arm][1] for arm in corners}
+    layers = short(list(next(iter(next(iter(corners.values())).values()))))
+    heads = {
+        arm: {moment: [layer.query_key[0] for layer in of_layers.values()] for moment, of_layers in moments.items()}
+        for arm, moments in corners.items()
+    }
+    limits = lambda values: (-symmetric_end(values), symmetric_end(values))  # noqa: E731
+    title = "$W_q W_k^\\top$ of the first head, each row of a block on its own scale"
+    figure = map_grid_figure(heads, data.styles, layers, title, DIVERGING, limits)
+    text = "Weight products of every layer's first head, before and after training"
+    picker = product_picker(corners, layers)
+    missing = [f"{arm} is not shown: its run kept no weight products." for arm in data.shown if arm not in corners]
+    names = next(iter(next(iter(next(iter(summaries.values())).values())).values()))
+    return [
+        PRODUCTS_WHAT,
+        picker.piece(data, [Drawing(figure, "weight_products", text)]),
+        note(" ".join([data.shown_text(), PRODUCTS_SCALE, *picker.notes, *missing])),
+        *(_over_depth(data, name, summaries, layers) for name in names),
+    ]
+
+
+def read_products(folder: Path) -> tuple[dict[str, dict[str, WeightProducts]], dict[str, dict[str, dict[str, Any]]]]:
+    """Return the corners of a run's weight products and their summaries, both moment → layer → value; empty without."""
+    if not (folder / "summary.json").is_file():
+        return {}, {}
+    written = read_json(folder / "summary.json")
+    corners: dict[str, dict[str, WeightProducts]] = {}
+    for moment in MOMENTS:
+        path = folder / f"{moment}.safetensors"
+        if moment in written and path.is_file():
+            stored = read_tensors(path)
+            corners[moment] = {
+                layer: WeightProducts(stored[f"{layer}:query_key"], stored[f"{layer}:value_output"])
+                for layer in written[moment]
+                if f"{layer}:query_key" in stored
+            }
+    return corners, {moment: written[moment] for moment in corners}
+
+
+def product_picker(products: Products, layers: list[str]) -> Picker:
+    """Return the pictures of W_q W_kᵀ of every head and of W_v W_o.
+
+    Each arm and moment has a scale of its own, which its caption names: products of structured initializations are a
+    hundred times larger than others.
+    """
+    first = next(iter(next(iter(products.values())).values()))
+    count = max(len(layer.query_key) for layer in first.values())
+    heads = [*(f"head {head}" for head in range(count)), "WᵥWₒ"]
+    scaled: dict[str, dict[str, dict[str, Tensor]]] = {}
+    captions: dict[str, dict[str, list[str]]] = {}
+    for arm, moments in products.items():
+        for moment, of_layers in moments.items():
+            ends = [
+                symmetric_end([getattr(layer, name) for layer in of_layers.values()])
+                for name in ("query_key", "value_output")
+            ]
+            scaled.setdefault(arm, {})[moment] = {
+                name: torch.cat([layer.query_key / ends[0], layer.value_output[None] / ends[1]])
+                for name, layer in of_layers.items()
+            }
+            captions.setdefault(arm, {})[moment] = [*[f"±{ends[0]:.2g}"] * count, f"±{ends[1]:.2g}"]
+    views, sample = {"products": scaled}, {name: layer.query_key for name, layer in first.items()}
+    return make_picker("products", views, layers, heads, DIVERGING, sample, _around_zero, {"products": captions})
+
+
+def _around_zero(_: Arms) -> tuple[Transform, Ticks]:
+    return (lambda values: (values / 2 + 0.5).clamp(0, 1)), []
+
+
+def _over_depth(data: ReportData, name: str, summaries: dict, layers: list[str]) -> Drawing:
+    values = {
+        arm: {
+            moment: np.array([mean_over_heads(layer[name]) for layer in of_layers.values()])
+            for moment, of_layers in moments.items()
+        }
+        for arm, moments in summaries.items()
+    }
+    title = plain(TITLES.get(name, name))
+    figure = depth_figure(name, values, data.styles, layers)
+    return Drawing(figure, f"weights_{name}", f"{title}, in every layer before and after training")
+
+
+@register_panel("Layer by layer", label="Layers")
+def layers(data: ReportData) -> list[Piece] | None:
+    """Return a figure per statistic; None where no run has attention maps."""
+    names, values = attention_statistics(data.complete)
+    order = [name for name in (*SHOWN, "structure_left") if name in values]
+    if not order:
+        return None
+    lost = {arm for name in order for arm, of in values[name].items() if not np.isfinite([*of.values()]).all()}
+    marks = Markup("").join(
+        Markup('<span><i class="mark" style="background: {}"></i>{}</span>').format(data.colors[arm], arm)
+        for arm in data.manifest["arms"]
+    )
+    text = f"No line is drawn where the attention of a run is not finite: {listed(sorted(lost))}." if lost else ""
+    return [
+        LAYERS_WHAT,
+        Html(Markup('<div class="legend">{}</div>').format(marks)),
+        *(_layers_figure(data, name, values[name], short(names)) for name in order),
+        *([note(text)] if lost else []),
+    ]
+
+
+def _layers_figure(data: ReportData, name: str, values: dict, names: list[str]) -> Drawing:
+    ordered = {arm: values[arm] for arm in data.manifest["arms"] if arm in values}
+    moments = "" if name == "structure_left" else " before and after training"
+    text = f"{plain(TITLES.get(name, name))}, in every layer{moments}"
+    return Drawing(depth_figure(name, ordered, data.styles, names), f"layers_{name}", text)

@@ -1,21 +1,37 @@
-"""Learning curves: one is shown, others are chosen."""
+"""Learning curves, one shown and others to choose, and the steps that every seed takes to the baseline's result."""
 
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from comparison.report.data import ReportData
-from comparison.report.drawing import Drawing, plot_share
-from comparison.report.lines import AXES, MOST_TOGETHER, comparable, curve_figure
-from comparison.report.registry import Html, Piece, note, register_panel
-from comparison.report.rendering import render
-from comparison.results.effects import curves_by_seed
+from comparison.report.registry import Html, Piece, heading, note, register_panel, render, table
+from comparison.report.theme import FAINT, INK, Drawing, Style, figure_settings, label_ends, new_figure, plot_share
+from comparison.results.effects import ArmResult, Effects, curves_by_seed
+from comparison.results.folder import Point, point_label
+from comparison.results.headline import decimals, target_text
 from comparison.results.metric import Metric
-from comparison.results.records import at_point, point_label
-from comparison.results.run_record import Point
+from comparison.results.records import at_point
+from comparison.results.tables import Cell, Table
+from comparison.results.targets import Curve
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MOST_CURVES = 48  # on the page: beyond it, and with a plot for each arm, only the headline metric and the loss
 AXIS_WORDS = {"step": "steps", "samples": "samples", "seconds": "time"}
+AXES = {"step": "optimizer steps", "samples": "training samples seen", "seconds": "training time (seconds)"}
+MOST_POINTS, MOST_POINTS_APART = 300, 60
+MOST_TOGETHER = 8
+COLUMNS = 4
+FEWEST_FOR_BAND = 3  # at two seeds the band is 13 standard errors wide and hides all else
 
 
 @register_panel("Learning curves", label="Curves")
@@ -85,3 +101,225 @@ def _how(data: ReportData) -> str:
         "Lines are means over the complete runs of an arm, bands the pointwise 95 % t interval of that mean (not of a "
         f"difference: pairing makes differences narrower than bands suggest).{few}{lost}"
     )
+
+
+def curve_figure(
+    curves: Mapping[str, Mapping[int, Curve]],
+    styles: Mapping[str, Style],
+    metric: Metric,
+    axis_name: str,
+    baseline: str,
+) -> Figure:
+    """Draw the mean over seeds of every arm, with its pointwise 95 % t interval as a band.
+
+    Up to ``MOST_TOGETHER`` arms share one plot; beyond, each has a small one beside the baseline, in grey, where that
+    has a curve.
+    """
+    draw = _together if len(curves) <= MOST_TOGETHER or baseline not in curves else _apart
+    with figure_settings():
+        return draw(curves, styles, metric, axis_name, baseline)
+
+
+def _together(
+    curves: Mapping[str, Mapping[int, Curve]], styles: Mapping[str, Style], metric: Metric, axis_name: str, _: str
+) -> Figure:
+    figure = new_figure(6.6, 3.5)
+    axis = figure.subplots()
+    drawn = {arm: _draw(axis, of_arm, styles[arm], metric) for arm, of_arm in curves.items()}
+    axis.set_xlabel(AXES[axis_name])
+    axis.set_title(metric.label)
+    _limit(axis, drawn)
+    figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
+    label_ends(axis, {arm: found.end for arm, found in drawn.items()}, styles, {a: d.name(a) for a, d in drawn.items()})
+    return figure
+
+
+def _apart(
+    curves: Mapping[str, Mapping[int, Curve]],
+    styles: Mapping[str, Style],
+    metric: Metric,
+    axis_name: str,
+    baseline: str,
+) -> Figure:
+    others = [arm for arm in curves if arm != baseline]
+    rows = math.ceil(len(others) / COLUMNS)
+    # By hand: laying out forty plots takes longer than drawing them.
+    tall = 0.95 + 1.4 * rows
+    figure = new_figure(6.6, tall, layout=None)
+    box = {"left": 0.075, "right": 0.985, "bottom": 0.5 / tall, "top": 1 - 0.5 / tall, "wspace": 0.1, "hspace": 0.32}
+    axes = figure.subplots(rows, COLUMNS, sharex=True, sharey=True, squeeze=False, gridspec_kw=box)
+    drawn = {}
+    for axis, arm in zip(axes.flat, others, strict=False):
+        look = {"width": 1.2, "most": MOST_POINTS_APART}
+        drawn[baseline] = _draw(axis, curves[baseline], styles[baseline], metric, **look)
+        drawn[arm] = _draw(axis, curves[arm], styles[arm], metric, **look)
+        axis.set_title(drawn[arm].name(arm), color=styles[arm].paper, fontweight="bold")
+    _limit(axes[0, 0], drawn)
+    for place, axis in enumerate(axes.flat):
+        axis.set_visible(place < len(others))
+        axis.tick_params(labelbottom=place + COLUMNS >= len(others))  # the lowest plot of each column
+    label = {"color": INK, "fontsize": "medium"}
+    figure.suptitle(
+        f"{metric.label}, beside {baseline} in grey", x=0.03, y=1 - 0.06 / tall, ha="left", va="top", **label
+    )
+    figure.supxlabel(AXES[axis_name], y=0.06 / tall, color=FAINT, fontsize="medium")
+    return figure
+
+
+class _Drawn(NamedTuple):
+    """One arm on an axis."""
+
+    means: np.ndarray  # at each evaluation
+    # the values that the axis has to hold: the means, or of an arm with diverged seeds those of its others
+    steady: np.ndarray
+    reached: tuple[float, ...]  # by its band
+    diverged: int  # how many of its seeds
+    seeds: int  # how many there are
+
+    @property
+    def end(self) -> float:
+        """Where the line of the mean ends; NaN where there is none."""
+        known = self.means[np.isfinite(self.means)]
+        return float(known[-1]) if len(known) else math.nan
+
+    def name(self, arm: str) -> str:
+        """Return the arm's name, with the number of its seeds that diverged."""
+        return f"{arm} ({self.diverged} of {self.seeds} diverged)" if self.diverged else arm
+
+
+def _draw(
+    axis: Axes, of_arm: Mapping[int, Curve], style: Style, metric: Metric, width: float = 1.7, most: int = MOST_POINTS
+) -> _Drawn:
+    """Draw the mean of an arm, up to where a seed has diverged; what the others do after that, thin lines show."""
+    diverged = sum(not math.isfinite(curve[-1][1]) for curve in of_arm.values())
+    places, means, low, high = mean_curve(list(of_arm.values()), most)
+    means, low, high = (_finite(metric.factor * values) for values in (means, low, high))
+    banded = len(of_arm) >= FEWEST_FOR_BAND
+    if banded:
+        axis.fill_between(places, low, high, color=style.paper, alpha=0.14, linewidth=0)
+    if len(of_arm) > 1 and (diverged or not banded):
+        for curve in of_arm.values():
+            x, y = np.array(thinned(curve)).T
+            axis.plot(x, _finite(metric.factor * y), color=style.paper, alpha=0.35, linewidth=0.7)
+            if not math.isfinite(y[-1]):  # a cross where the seed was last seen
+                last = np.flatnonzero(np.isfinite(y))[-1:]
+                axis.plot(x[last], metric.factor * y[last], "x", color=style.paper, markersize=4)
+    axis.grid(axis="x", visible=False)
+    marker = "o" if len(places) == 1 else None
+    axis.plot(places, means, color=style.paper, linewidth=width, linestyle=style.dash, marker=marker)
+    ends = [value for value in (*low, *high) if math.isfinite(value)] if banded else []
+    others = [curve for curve in of_arm.values() if math.isfinite(curve[-1][1])]
+    steady = metric.factor * np.array([value for curve in others for _, value in curve]) if diverged else means
+    return _Drawn(means, steady, (min(ends), max(ends)) if ends and not diverged else (), diverged, len(of_arm))
+
+
+def _limit(axis: Axes, drawn: Mapping[str, _Drawn]) -> None:
+    """Set the limits by the means of what did not diverge; wide bands of few seeds are cut rather than flatten them."""
+    # A run on its way to infinity would flatten all others.
+    values = np.concatenate([found.steady for found in drawn.values()])
+    values = values[np.isfinite(values)] if np.isfinite(values).any() else np.zeros(1)
+    reached = [value for found in drawn.values() for value in found.reached]
+    lowest, highest = float(values.min()), float(values.max())
+    margin, room = (share * (highest - lowest or 1) for share in (0.03, 0.2))
+    axis.margins(x=0)
+    axis.set_xlim(left=0)
+    axis.set_ylim(
+        max(min([lowest, *reached]), lowest - room) - margin, min(max([highest, *reached]), highest + room) + margin
+    )
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def comparable(curves: pd.DataFrame, complete: Collection[tuple[str, int]]) -> pd.DataFrame:
+    """Keep what a mean over seeds may stand on: an arm's complete runs where it has any, and steps they all logged."""
+    import pandas as pd
+
+    finished = pd.Series(pd.MultiIndex.from_frame(curves[["arm", "seed"]]).isin(list(complete)), index=curves.index)
+    kept = curves[finished | ~finished.groupby(curves["arm"]).transform("any")] if len(curves) else curves
+    seeds = kept.groupby(["arm", "metric"])["seed"].transform("nunique")
+    return kept[kept.groupby(["arm", "metric", "step"])["seed"].transform("nunique") == seeds]
+
+
+def mean_curve(
+    curves: Sequence[Curve], most: int = MOST_POINTS
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return places, mean, and lower and upper end of the interval at every evaluation that all curves have.
+
+    They are NaN from where a curve is no number: a mean of those that are left would be the mean of the lucky ones.
+    """
+    from scipy import stats
+
+    length = min(len(curve) for curve in curves)
+    kept = [thinned(curve[:length], most) for curve in curves]
+    values = np.array(kept)  # (seeds, evaluations, 2)
+    logged = np.where(np.isfinite(values[:, :, 1]).all(axis=0), values[:, :, 1], np.nan)
+    mean = logged.mean(axis=0)
+    if len(logged) == 1:
+        return values[:, :, 0].mean(axis=0), mean, mean - np.inf, mean + np.inf
+    # Student's t as :func:`~comparison.results.paired.t_interval` has it, at all evaluations at once.
+    with np.errstate(over="ignore"):  # of values near the largest there is no band
+        half = stats.t.ppf(0.975, len(logged) - 1) * logged.std(axis=0, ddof=1) / math.sqrt(len(logged))
+    return values[:, :, 0].mean(axis=0), mean, mean - half, mean + half
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    """Return values with NaN in place of infinities, which an axis cannot hold."""
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def thinned(curve: Curve, most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    """Return at most so many points of a curve, the first and the last among them."""
+    places = np.unique(np.linspace(0, len(curve) - 1, min(len(curve), most)).round().astype(int))
+    return [curve[place] for place in places]
+
+
+@register_panel("Steps to the baseline’s result", label="Steps")
+def steps(data: ReportData) -> list[Piece]:
+    """Return a table per place of the grid, and how it is made."""
+    shown: list[Piece] = []
+    for found in data.effects:
+        if found.target is None:
+            continue
+        if found.at_once:
+            shown += [*heading(data.place_text(found.point)), note(_no_steps(found))]
+            continue
+        seeds = sorted({seed for arm in found.arms if arm.reach for seed in arm.reach.steps})
+        rows = [
+            [Cell(arm.name, arm=arm.name), *(Cell(_steps(arm, seed)) for seed in seeds)]
+            for arm in found.arms
+            if arm.reach
+        ]
+        columns = ["arm", *(f"seed {seed}" for seed in seeds)]
+        shown += [*heading(data.place_text(found.point)), table(data, Table(columns, rows)), note(_steps_how(found))]
+    return shown
+
+
+def _no_steps(found: Effects) -> str:
+    return (
+        f"Every run is at the target, {target_text(found, decimals(found))}, the mean of {found.baseline}’s final "
+        "validation values, at its first evaluation. So the steps to it say nothing and are left out."
+    )
+
+
+def _steps_how(found: Effects) -> str:
+    baseline = next((arm for arm in found.arms if arm.name == found.baseline), None)
+    split = (
+        ": it is taken on the validation split, never on test" if found.metric.on_validation.startswith("val/") else ""
+    )
+    kept = ", of its seeds that did not diverge" if baseline is not None and baseline.diverged else ""
+    return (
+        f"The target, {target_text(found, decimals(found))}, is the mean of {found.baseline}’s final "
+        f"{found.metric.on_validation.replace('/', ' ')}{kept}{split}. Curves are linear between evaluations. The "
+        "speed-up above is the baseline’s steps divided by the arm’s, paired within a seed, as a geometric mean with a "
+        "t interval of the logarithms; where the baseline’s own run does not reach the target, its whole length "
+        "counts and the speed-up is a lower bound. Two seeds give no interval. The range beside "
+        "the steps goes from the fewest to the most over the seeds; it is not a confidence interval."
+    )
+
+
+def _steps(arm: ArmResult, seed: int) -> str:
+    if arm.reach is None or seed not in arm.reach.steps:
+        return ""
+    if seed in arm.diverged:
+        return "diverged"
+    found = arm.reach.steps[seed]
+    return "not reached" if found is None else f"{found:,.0f}"

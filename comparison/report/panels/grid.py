@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from comparison.report.data import ReportData
-from comparison.report.drawing import Drawing
 from comparison.report.registry import Piece, note, register_panel, table
-from comparison.report.theme import Style, figure_settings, label_ends, new_figure
+from comparison.report.theme import Drawing, Style, figure_settings, label_ends, new_figure
 from comparison.results.aggregate import Aggregate, ArmAggregate, aggregate
+from comparison.results.headline import decimals
 from comparison.results.paired import Interval
-from comparison.results.tables import Cell, Table, decimals, number
+from comparison.results.tables import Cell, Table, number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ WHAT = (
 )
 
 
-@register_panel("Over the whole grid", label="Grid")
+@register_panel("Over the whole grid", label="Grid", after="result")
 def grid(data: ReportData) -> list[Piece] | None:
     """Return a table and the profiles; None without a grid that all arms have runs on."""
     found = aggregate(data.effects)

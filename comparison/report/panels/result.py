@@ -1,21 +1,35 @@
-"""The result: what was found, the headline table, and the paired differences, at every place of the grid."""
+"""The result: what was found, the headline table and the paired differences; what could be seen; learning rates."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from comparison.report.data import ReportData
-from comparison.report.decided import level_text
-from comparison.report.differences import CONTROLS, difference_figure
-from comparison.report.drawing import Drawing, plot_share
+from comparison.report.findings import findings, level_text, suggestion
 from comparison.report.registry import Html, Piece, heading, note, register_panel, table
-from comparison.report.sentences import all_findings
-from comparison.report.success_figure import success_figure
-from comparison.report.success_sentences import success_findings, suggestion
-from comparison.results.effects import Effects
-from comparison.results.success import Successes
-from comparison.results.success_table import success_table, threshold_text
-from comparison.results.tables import headline_table
+from comparison.report.theme import FAINT, INK, Drawing, Style, figure_settings, label_ends, new_figure, plot_share
+from comparison.results.effects import FAMILIES, Effect, Effects
+from comparison.results.folder import chosen_learning_rates
+from comparison.results.headline import (
+    decimals,
+    diverged_text,
+    headline_table,
+    learning_rate_table,
+    share_text,
+    threshold_text,
+)
+from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
+from comparison.results.power import power_sentence, power_table
+from comparison.results.tables import interval_text
+from comparison.results.targets import Times
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 READING = (
     "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed, whose runs "
@@ -37,28 +51,35 @@ COUNTING = (
     "never gets there is censored (Kaplan and Meier) and ends at a tick in the picture. The interval of the median is "
     "that of Brookmeyer and Crowley."
 )
+CONTROLS = {"control": "the same-positions control", "scrambled": "the same weights scrambled"}
+LABEL = 0.135  # inches that the name of an arm takes beside the lines
+POWER_HOW = (
+    "The probability is that of the verdict “better” or “worse” among all arms together, or a little less: paired "
+    "t-tests at Bonferroni's level (noncentral t distribution). The interval below it is due to that of the deviation, "
+    "at 95 %. “Seeds” is how many it takes for a 95 % t interval of that half width."
+)
+RATES_WHY = (
+    "Each arm is trained with its own learning rate: the one that was best on the validation split, averaged over "
+    "its seeds."
+)
 
 
 @register_panel("Result")
 def result(data: ReportData) -> list[Piece]:
-    """Return findings, table and differences of every place, and how to read them."""
+    """Return findings, table and figures of every place of the grid, and how to read them.
+
+    Where a threshold was given, they are of runs that succeed or do not, in place of means, which are the value of
+    none.
+    """
     shown: list[Piece] = []
-    counted = data.successes or [None] * len(data.effects)
-    for (name, sentences), found, successes in zip(all_findings(data), data.effects, counted, strict=True):
-        if successes is not None:
-            shown += [*heading(name), *_counted(data, successes)]
-            continue
-        sentences = [*sentences, *suggestion(found)]
-        findings = Markup('<div class="findings">{}</div>').format(
-            Markup("").join(Markup("<p>{}</p>").format(sentence) for sentence in sentences)
-        )
-        shown += [*heading(name), Html(findings, "\n\n".join(sentences))]
+    for found in data.judged:
+        sentences = [*findings(found), *suggestion(found)]
+        paragraphs = Markup("").join(Markup("<p>{}</p>").format(sentence) for sentence in sentences)
+        markup = Markup('<div class="findings">{}</div>').format(paragraphs)
+        shown += [*heading(data.place_text(found.point)), Html(markup, "\n\n".join(sentences))]
         if found.arms:
             shown.append(table(data, headline_table(found), "stacked"))
-        figures = _differences(data, found)
-        if figures:
-            svgs = Markup("").join(Markup(f"<figure>{each.svg}</figure>") for each in figures)
-            shown.append(Html(Markup('<div class="pair">{}</div>').format(svgs), drawings=figures))
+        shown += _figures(data, found)
     if data.successes:
         return [*shown, note(COUNTING)]
     asked = next((found.question for found in data.effects if found.question), None)
@@ -67,33 +88,156 @@ def result(data: ReportData) -> list[Piece]:
     return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + TYPE), reading)]
 
 
-def _counted(data: ReportData, found: Successes) -> list[Piece]:
-    """Return what is said of runs that succeed or do not: in place of means, which are the value of none of them."""
-    sentences = success_findings(found)
-    findings = Markup('<div class="findings">{}</div>').format(
-        Markup("").join(Markup("<p>{}</p>").format(sentence) for sentence in sentences)
-    )
-    shown: list[Piece] = [Html(findings, "\n\n".join(sentences))]
-    if found.arms:
-        shown.append(table(data, success_table(found), "stacked"))
-    figure = success_figure(found, data.styles)
-    if figure is not None:
-        place = data.place_text(found.point)
-        text = f"Share of runs with {threshold_text(found)} over the steps{f' at {place}' if place else ''}"
+def _figures(data: ReportData, found: Effects) -> list[Html]:
+    """Return how soon runs succeed, or the paired differences to the baseline and to the controls, side by side."""
+    place = data.place_text(found.point)
+    at = f" at {place}" if place else ""
+    if found.threshold is not None:
+        figure = success_figure(found, data.styles)
+        if figure is None:
+            return []
+        text = f"Share of runs with {threshold_text(found)} over the steps{at}"
         drawing = Drawing(figure, data.place_name("successes", found.point), text)
         markup = Markup('<figure class="wide plot" style="--plot: {}"><div class="scroll">{}</div></figure>')
-        shown.append(Html(markup.format(plot_share(drawing), Markup(drawing.svg)), drawings=[drawing]))
+        return [Html(markup.format(plot_share(drawing), Markup(drawing.svg)), drawings=[drawing])]
+    drawings = [
+        Drawing(
+            figure,
+            data.place_name(f"differences_to_{family}", found.point),
+            f"Paired differences in {found.metric.words} to {CONTROLS.get(family, 'the baseline')}{at}",
+        )
+        for family in FAMILIES
+        if (figure := difference_figure(found, data.styles, family)) is not None
+    ]
+    svgs = Markup("").join(Markup(f"<figure>{each.svg}</figure>") for each in drawings)
+    return [Html(Markup('<div class="pair">{}</div>').format(svgs), drawings=drawings)] if drawings else []
+
+
+def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> Figure | None:
+    """Draw paired differences: a dot per seed, the mean and its 95 % t interval."""
+    shown = [(arm, effect) for arm in found.arms if (effect := getattr(arm, to)) is not None]
+    if not shown:
+        return None
+    with figure_settings():
+        figure = new_figure(4.5, 0.36 * len(shown) + 0.75)
+        axis = figure.subplots()
+        axis.set_xlim(*_limits([effect for _, effect in shown]))
+        axis.axvline(0, color=FAINT, linewidth=0.9)
+        for row, (arm, effect) in enumerate(shown):
+            _row(axis, row, styles[arm.name].paper, effect.interval, list(effect.by_seed.values()))
+            at = {"xycoords": ("axes fraction", "data"), "va": "center", "annotation_clip": False}
+            color = FAINT if effect.is_gain is None else INK
+            text = interval_text(effect.interval, decimals(found), signed=True)
+            text += f" ({diverged_text(arm)})" if arm.diverged else ""
+            axis.annotate(text, (1.03, row), color=color, **at)
+        names = [arm.name if to == "baseline" else f"{arm.name} − {effect.reference}" for arm, effect in shown]
+        axis.set_yticks(range(len(shown)), names)
+        for label, (arm, _) in zip(axis.get_yticklabels(), shown, strict=True):
+            label.set_color(styles[arm.name].paper)
+            label.set_fontweight("bold")
+        axis.set_ylim(len(shown) - 0.45, -0.55)
+        axis.grid(axis="y", visible=False)
+        axis.tick_params(axis="y", pad=7)
+        axis.spines["left"].set_visible(False)
+        unit = f" ({found.metric.unit})" if found.metric.unit else ""
+        axis.set_xlabel(f"difference in {found.metric.words}{unit}; {found.metric.better}")
+        axis.set_title(f"Difference to {CONTROLS.get(to, found.baseline)}")
+        axis.xaxis.set_major_formatter(lambda value, _: _tick(value, max(axis.get_xlim())))
+    return figure
+
+
+def _limits(shown: Sequence[Effect]) -> tuple[float, float]:
+    """Return the ends of the axis: all dots are on it, and of intervals as much as does not hide them."""
+    farthest = max(abs(value) for effect in shown for value in effect.by_seed.values())
+    finite = [max(abs(e.interval.low), abs(e.interval.high)) for e in shown if e.interval.samples > 1]
+    reach = 1.12 * min(max([farthest, *finite]), 2.2 * farthest) or 1.0
+    ends = [(i.low, i.high) if math.isfinite(i.half_width) else (i.mean, i.mean) for i in (e.interval for e in shown)]
+    lowest, highest = (
+        min(0.0, *(max(-reach, low) for low, _ in ends)),
+        max(0.0, *(min(reach, high) for _, high in ends)),
+    )
+    margin = 0.06 * (highest - lowest) or 1.0
+    return lowest - margin, highest + margin
+
+
+def _row(axis: Axes, row: int, color: str, interval: Interval, values: Sequence[float]) -> None:
+    left, right = axis.get_xlim()
+    axis.plot(values, [row + 0.2] * len(values), "o", color=color, markersize=3.4, alpha=0.5, markeredgewidth=0)
+    if not math.isinf(interval.half_width) and interval.samples >= FEWEST_FOR_INTERVAL:
+        low, high = max(interval.low, left), min(interval.high, right)
+        axis.plot([low, high], [row, row], color=color, linewidth=2.2, alpha=0.9)
+        for end, shown, mark in ((interval.low, low, "<"), (interval.high, high, ">")):
+            if end != shown:  # the interval goes on beyond the picture
+                axis.plot([shown], [row], mark, color=color, markersize=5, clip_on=False)
+    axis.plot([interval.mean], [row], "D", color=color, markersize=4.6, markeredgecolor="white", markeredgewidth=0.6)
+
+
+def _tick(value: float, end: float) -> str:
+    text = f"{value:+g}" if abs(value) > 1e-9 * end else "0"
+    return text.replace("-", "−")
+
+
+def success_figure(found: Effects, styles: Mapping[str, Style]) -> Figure | None:
+    """Draw Kaplan and Meier's curves upside down; None where no run has a curve."""
+    shown = {arm.name: arm for arm in found.arms if arm.times is not None}
+    if not shown:
+        return None
+    last = max(max([*arm.times.steps, *arm.times.censored]) for arm in shown.values() if arm.times)
+    with figure_settings():
+        figure = new_figure(6.6, max(2.9, LABEL * len(shown) + 0.9))
+        axis = figure.subplots()
+        ends = {}
+        for name, arm in shown.items():
+            assert arm.times is not None
+            style = styles[name]
+            x, y = _stairs(arm.times, last)
+            axis.plot(x, y, color=style.paper, linestyle=style.dash, linewidth=1.7, solid_capstyle="butt")
+            # A run that ends without success, where the arm's line stands then.
+            stands = [max([0.0, *(v for at, v in zip(x, y, strict=True) if at <= end)]) for end in arm.times.censored]
+            axis.plot(arm.times.censored, stands, "|", color=style.paper, markersize=6, clip_on=False)
+            ends[name] = y[-1]
+        axis.set_xlim(0, 1.005 * last)
+        axis.set_ylim(-3, 103)
+        axis.set_yticks([0, 25, 50, 75, 100])
+        axis.grid(axis="x", visible=False)
+        axis.set_xlabel("optimizer steps")
+        axis.set_title(f"runs that have reached {threshold_text(found).replace('test ', '')} on validation, %")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
+        label_ends(axis, ends, styles, {name: f"{name} {share_text(arm.share)}" for name, arm in shown.items()})
+    return figure
+
+
+def _stairs(times: Times, last: float) -> tuple[list[float], list[float]]:
+    """Return a line that rises where a run succeeds, in percent."""
+    x, y = [0.0], [0.0]
+    for at, share in zip(times.steps, times.shares, strict=True):
+        x += [at, at]
+        y += [y[-1], 100 * share]
+    return [*x, last], [*y, y[-1]]
+
+
+@register_panel("What this comparison can see", label="Power")
+def power(data: ReportData) -> list[Piece]:
+    """Return a sentence and a table per place of the grid; nothing where no two differences of a pair are known.
+
+    Nothing either where successes are counted: their report speaks of no means.
+    """
+    shown: list[Piece] = []
+    for found in [] if data.successes else data.effects:
+        known = power_table(found)
+        if known is not None:
+            shown += [*heading(data.place_text(found.point)), power_sentence(found), table(data, known, "tight")]
+    return [*shown, note(POWER_HOW)] if shown else []
+
+
+@register_panel("Learning rates")
+def learning_rates(data: ReportData) -> list[Piece] | None:
+    """Return a table per place of the grid; None where nothing was to be chosen."""
+    chosen = chosen_learning_rates(data.folder)
+    if not chosen:
+        return None
+    shown: list[Piece] = [f"{RATES_WHY} Of {data.metric.words}, {data.metric.better}."]
+    for place, arms in chosen.items():
+        shown += [*heading(place if len(chosen) > 1 else ""), table(data, learning_rate_table(arms, data.metric))]
     return shown
-
-
-def _differences(data: ReportData, found: Effects) -> list[Drawing]:
-    """Return the paired differences to the baseline and to the controls."""
-    drawings = []
-    for to in ("baseline", "control", "scrambled"):
-        figure = difference_figure(found, data.styles, to)
-        if figure is not None:
-            place = data.place_text(found.point)
-            text = f"Paired differences in {found.metric.words} to {CONTROLS.get(to, 'the baseline')}"
-            text += f" at {place}" if place else ""
-            drawings.append(Drawing(figure, data.place_name(f"differences_to_{to}", found.point), text))
-    return drawings

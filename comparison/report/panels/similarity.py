@@ -1,17 +1,28 @@
-"""The similarity of representations: all initializations with one another, all layers with all layers."""
+"""CKA of all layers with all layers: between initializations, before and after training, and of each with itself."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from comparison.report.data import ReportData
-from comparison.report.drawing import Drawing, short
-from comparison.report.registry import Html, Piece, note, register_panel
-from comparison.report.rendering import render, script_json
-from comparison.report.sentences import count
-from comparison.report.similarity import Similarity, similarity_figure
-from comparison.report.similarity import similarity as compare
-from comparison.report.tensors import read_tensors
+import numpy as np
+import torch
+from torch import Tensor
+
+from comparison.report.data import ReportData, read_tensors
+from comparison.report.findings import count
+from comparison.report.pictures import mosaic, png
+from comparison.report.registry import Html, Piece, note, register_panel, render, script_json
+from comparison.report.theme import Drawing, Style, figure_settings, new_figure, short
+from comparison.results.folder import Run
+from structured_init.analysis.cka import alignment, hsic1_table
+from structured_init.errors import StructuredInitError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WHAT = (
     "Every small square compares all layers of one initialization with all layers of another, the first layer at the "
@@ -19,13 +30,17 @@ WHAT = (
     "before training (rows) with itself after (columns). Choose one to see it large."
 )
 TEXT = "CKA between initializations, before and after training, and of each before with after"
+COLORS = "viridis"
+MOST_SEEDS = 5
+Moments = dict[str, dict[str, Tensor]]  # before and after → layer → Gram matrices
+Place = tuple[str, str]  # an arm and a moment
 
 
 @register_panel("Similarity of representations", label="Similarity")
 def similarity(data: ReportData) -> list[Piece] | None:
     """Return the CKA of all pairs of arms; None where no run kept representations."""
     blocks = sorted({name for run in data.complete for name in _blocks(run.folder)})
-    found = compare(data.manifest["arms"], data.complete, dict(zip(blocks, short(blocks), strict=True)))
+    found = representations(data.manifest["arms"], data.complete, dict(zip(blocks, short(blocks), strict=True)))
     if found is None:
         return None
     how = (
@@ -55,3 +70,129 @@ def _caption(found: Similarity, i: int, j: int) -> str:
 def _blocks(folder: Path) -> list[str]:
     path = folder / "representations" / "before.safetensors"
     return list(read_tensors(path)) if path.is_file() else []
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Every comparison of two arms, as a square of squares."""
+
+    arms: list[str]  # rows and columns
+    layers: list[str]  # names of the layers
+    seeds: list[int]  # over which the values are averaged
+    # [row][column] → values (layers of the row's arm, layers of the column's). Above the diagonal both are before
+    # training, below both after; on it the rows are before and the columns after
+    cells: list[list[np.ndarray | None]]
+
+    def pictures(self) -> list[list[str | None]]:
+        """Return every cell as a small picture in base64, the first layer below, on the scale from 0 to 1."""
+        return [
+            [None if cell is None else png(np.clip(cell, 0, 1)[::-1], COLORS) for cell in row] for row in self.cells
+        ]
+
+    def to_json(self) -> str:
+        """Return the numbers that the page's script reads."""
+        numbers = [[None if cell is None else np.round(cell, 3).tolist() for cell in row] for row in self.cells]
+        known = {"arms": self.arms, "layers": self.layers, "cells": numbers}
+        return json.dumps(known, separators=(",", ":"))
+
+
+def representations(arms: Iterable[str], runs: Iterable[Run], layer_names: Mapping[str, str]) -> Similarity | None:
+    """Return the CKA of all pairs of arms, averaged over the seeds that both have; None without representations."""
+    runs = list(runs)
+    kept = [run for run in runs if _files(run)]
+    seeds = sorted({run.seed for run in kept})[:MOST_SEEDS]
+    grams = {(run.arm, run.seed): _grams(run) for run in kept if run.seed in seeds}
+    order = [arm for arm in arms if any((arm, seed) in grams for seed in seeds)]
+    if not order:
+        return None
+    layers = list(next(iter(grams.values()))["before"])
+    tables = [_alignments({arm: grams[arm, seed] for arm in order if (arm, seed) in grams}) for seed in seeds]
+    cells = [
+        [_mean([_cell(table, row, column, i, j) for table in tables]) for j, column in enumerate(order)]
+        for i, row in enumerate(order)
+    ]
+    return Similarity(order, [layer_names.get(layer, layer) for layer in layers], seeds, cells)
+
+
+def similarity_figure(found: Similarity, styles: Mapping[str, Style]) -> Figure:
+    """Draw the square of squares for a paper."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    count = len(found.arms)
+    with figure_settings():
+        above = 0.35 + 0.03 * max(map(len, found.arms))  # for the title and the slanted names
+        cell = min(0.66, 9.0 / count)
+        wide, tall = cell * count + 1.9, cell * count + 0.05 + above
+        figure = new_figure(wide, tall, layout=None)
+        axis = figure.add_axes((1.05 / wide, 0.05 / tall, cell * count / wide, cell * count / tall))
+        axis.grid(visible=False)
+        axis.spines[:].set_visible(False)
+        colors = ScalarMappable(Normalize(0, 1), COLORS)
+        pictures = {
+            (i, j): colors.to_rgba(values[::-1])  # the first layer below
+            for i, row in enumerate(found.cells)
+            for j, values in enumerate(row)
+            if values is not None
+        }
+        image, *_ = mosaic(pictures, count, count)
+        axis.imshow(image, interpolation="nearest", aspect="auto", extent=(0, count, count, 0))
+        axis.set(xlim=(0, count), ylim=(count, 0), xticks=[])
+        axis.set_yticks([i + 0.46 for i in range(count)], found.arms)
+        for label, arm in zip(axis.get_yticklabels(), found.arms, strict=True):
+            label.set(color=styles[arm].paper, fontsize=6.5)
+        for j, arm in enumerate(found.arms):
+            turned = {"rotation": 30, "ha": "left", "va": "bottom", "fontsize": 6.5}
+            axis.text(j + 0.1, -0.05, arm, color=styles[arm].paper, **turned)
+        beside = figure.add_axes((1 - 0.7 / wide, 0.3, 0.12 / wide, 0.4))
+        figure.colorbar(colors, cax=beside, label="linear CKA").outline.set_visible(False)
+        title = "Above the diagonal before training, below after; on it, each arm before (rows) and after (columns)"
+        figure.suptitle(title, x=0.01, y=1 - 0.06 / tall, ha="left", va="top", fontsize=6.5)
+    return figure
+
+
+def _files(run: Run) -> dict[str, Path]:
+    """Return where the representations of a run are; empty where one is missing."""
+    files = {moment: run.folder / "representations" / f"{moment}.safetensors" for moment in ("before", "after")}
+    return files if all(file.is_file() for file in files.values()) else {}
+
+
+def _grams(run: Run) -> Moments:
+    return {moment: read_tensors(file) for moment, file in _files(run).items()}
+
+
+def _alignments(grams: Mapping[str, Moments]) -> dict[tuple[Place, Place], np.ndarray]:
+    """Return the CKA of all arms and moments of one seed: (arm, moment) twice → (layers, layers).
+
+    Those of other samples, as a grid over the data has them, are not compared; nor is what diverged, which is like
+    nothing, not unlike everything.
+    """
+    shapes: dict[tuple[int, ...], list[tuple[Place, list[Tensor]]]] = {}
+    for arm, moments in grams.items():
+        for moment, layers in moments.items():
+            kernels = list(layers.values())
+            if all(kernel.shape == kernels[0].shape and torch.isfinite(kernel).all() for kernel in kernels):
+                shapes.setdefault(tuple(kernels[0].shape), []).append(((arm, moment), kernels))
+    found = {}
+    for known in shapes.values():
+        try:
+            between = hsic1_table(torch.stack([kernel for _, kernels in known for kernel in kernels]))
+        except StructuredInitError:  # too few samples
+            continue
+        own = between.diagonal()
+        values = np.nan_to_num(alignment(between, own[:, None].expand_as(between), own.expand_as(between)).numpy())
+        ends = np.cumsum([0, *(len(kernels) for _, kernels in known)])
+        for a, (one, _) in enumerate(known):
+            for b, (other, _) in enumerate(known):
+                found[one, other] = values[ends[a] : ends[a + 1], ends[b] : ends[b + 1]]
+    return found
+
+
+def _cell(table: Mapping[tuple[Place, Place], np.ndarray], row: str, column: str, i: int, j: int) -> np.ndarray | None:
+    moments = ("before", "after") if i == j else ("before", "before") if i < j else ("after", "after")
+    return table.get(((row, moments[0]), (column, moments[1])))
+
+
+def _mean(values: list[np.ndarray | None]) -> np.ndarray | None:
+    known = [value for value in values if value is not None]
+    return np.mean(known, axis=0) if known else None

@@ -6,8 +6,165 @@ made here: the same table, intervals and curves.
 
 from __future__ import annotations
 
-from comparison.results.elsewhere.comparison import Elsewhere, comparison_of
-from comparison.results.elsewhere.reading import read_elsewhere
-from comparison.results.elsewhere.runs import Runs
+import math
+import shlex
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from comparison.results.elsewhere.logs import (
+    EVENTS,
+    is_database,
+    is_lightning,
+    is_mlflow,
+    read_lightning,
+    read_mlflow,
+    read_mlflow_database,
+    read_tensorboard,
+)
+from comparison.results.elsewhere.runs import Logged, Runs
+from comparison.results.elsewhere.tables import read_table, read_wandb
+from comparison.results.folder import Manifest, Run
+from comparison.results.metric import FLAGS, Metric, mode_of
+from comparison.results.referee import refuse_single_runs
+from structured_init.errors import StructuredInitError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 __all__ = ["Elsewhere", "Runs", "comparison_of", "read_elsewhere"]
+DATABASE = "mlflow.db"
+TABLES, HISTORIES = (".csv", ".tsv"), (".json", ".jsonl")
+ROUNDED_SHARE = 1.01
+
+
+def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
+    """Return the runs of a table, a folder of event files, or an export."""
+    if not path.exists():
+        beside = [each.name for each in path.parent.glob("*")] if path.parent.is_dir() else []
+        raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
+    if path.is_file() and path.suffix.lower() in TABLES:
+        return read_table(path, pattern, seed, arm)
+    if path.is_file() and path.suffix.lower() in HISTORIES:
+        return read_wandb(path, pattern)
+    if path.is_file() and is_database(path):
+        return read_mlflow_database(path, pattern)
+    if path.is_dir() and is_lightning(path):
+        return read_lightning(path, pattern, seed)
+    if path.is_dir() and next(path.rglob(EVENTS), None) is not None:
+        return read_tensorboard(path, pattern)
+    if path.is_dir() and is_mlflow(path):
+        return read_mlflow(path, pattern)
+    if path.is_dir() and is_database(path / DATABASE):
+        return read_mlflow_database(path / DATABASE, pattern)
+    if path.is_dir() and any(next(path.rglob(f"*{end}"), None) for end in HISTORIES):
+        return read_wandb(path, pattern)
+    raise StructuredInitError(
+        f"'{path}' cannot be read as results: give the folder of a comparison, a table (.csv) with the "
+        "columns arm, seed and a metric, a folder of Lightning's CSVLogger or of TensorBoard's event files, MLflow's "
+        "mlruns or its database mlflow.db, or histories of Weights & Biases (.json)"
+    )
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What a report reads of a comparison: see ``load_results`` and ``load_curves`` for the tables."""
+
+    manifest: Manifest
+    runs: list[Run]
+    results: pd.DataFrame
+    curves: pd.DataFrame
+
+
+def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str | None = None) -> Elsewhere:
+    """Return the comparison that runs make up: final values are those at the last step.
+
+    The arm ``default`` or ``baseline``, else the first, is the one that differences refer to.
+    """
+    chosen = _metric(path, runs, metric)
+    refuse_single_runs(Counter(arm for arm, _ in runs))
+    arms = list(dict.fromkeys(arm for arm, _ in runs))
+    reference = next((name for name in ("default", "baseline") if name in arms), arms[0])
+    options = [*(["--metric", metric] if metric else []), *([FLAGS[mode]] if mode else [])]
+    command = ["structured-init", "report", str(path), *options]
+    manifest: dict[str, Any] = {
+        **{
+            "version": 1,
+            "experiment": [(path if path.name.strip(".") else path.resolve()).stem],
+            "command": shlex.join(command),
+        },
+        **{"arguments": [], "metric": chosen, "mode": mode or mode_of(chosen), "baseline": reference},
+        **{"controls": {}, "arms": {arm: {} for arm in arms}, "seeds": sorted({seed for _, seed in runs})},
+        **{"grid": {}, "learning_rates": [], "source": str(path)},
+    }
+    scaled = {
+        key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
+    }
+    records = [_record(path, arm, seed, logged) for (arm, seed), logged in scaled.items()]
+    return Elsewhere(manifest, records, _results(records, manifest), _curves(scaled))
+
+
+def _metric(path: Path, runs: Runs, metric: str | None) -> str:
+    names = list(dict.fromkeys(name for logged in runs.values() for name in logged))
+    if metric is not None:
+        if metric not in names:
+            raise StructuredInitError(f"'{path}' has no metric '{metric}': {nearest(metric, names)}")
+        return metric
+    tested = [name for name in names if "test" in name.lower()]
+    likely = tested if len(names) > 1 else names
+    if len(likely) != 1:
+        shown = ", ".join(f"'{name}'" for name in names[:8]) + (", …" if len(names) > 8 else "")
+        raise StructuredInitError(f"'{path}' has several metrics, {shown}: choose one with --metric")
+    return likely[0]
+
+
+def _fractions(name: str, values: list[tuple[float | None, float]], runs: Runs) -> list[tuple[float | None, float]]:
+    """Return an accuracy as a fraction, as it is logged here: where any value is above 1, it was in percent.
+
+    A share that rounding took above 1 is none in percent: half precision does so by up to 0.8 %.
+    """
+    if Metric(name).factor != 100:
+        return values
+    largest = max((v for each in runs.values() for _, v in each.get(name, []) if math.isfinite(v)), default=0.0)
+    return [(step, value / 100) for step, value in values] if largest > ROUNDED_SHARE else values
+
+
+def _record(path: Path, arm: str, seed: int, logged: Logged) -> Run:
+    steps = [step for values in logged.values() for step, _ in values if step is not None]
+    result = {
+        "metrics": {name: values[-1][1] for name, values in logged.items()},
+        **{"epochs": None, "steps": max(steps, default=None), "seconds": None},
+    }
+    return Run(arm, seed, (), None, path / "runs" / arm / f"seed_{seed}", result=result)
+
+
+def _results(records: list[Run], manifest: Manifest) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            **{"arm": run.arm, "seed": run.seed, "learning_rate": math.nan, "chosen": True},
+            **{"diverged": run.diverged([manifest["metric"]])},
+            **(run.result or {})["metrics"],
+            **{name: (run.result or {})[name] for name in ("epochs", "steps", "seconds")},
+        }
+        for run in records
+    )
+
+
+def _curves(runs: Runs) -> pd.DataFrame:
+    import pandas as pd
+
+    unknown = {"learning_rate": math.nan, "chosen": True, "epoch": 0}
+    rows = [
+        {"arm": arm, "seed": seed, **unknown, "step": step, "samples": math.nan, "seconds": math.nan, "metric": name}
+        | {"value": value}
+        for (arm, seed), logged in runs.items()
+        for name, values in logged.items()
+        if len(values) > 1  # one value is no curve
+        for step, value in values
+        if step is not None
+    ]
+    columns = ["arm", "seed", *unknown, "step", "samples", "seconds", "metric", "value"]
+    return pd.DataFrame(rows or None, columns=columns)

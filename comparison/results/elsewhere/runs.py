@@ -18,16 +18,7 @@ HOW = "name runs as in mimetic_seed_0, or say how they are named, as in --runs '
 
 
 def named(name: str, pattern: str | None = None, settings: Mapping[str, str] | None = None) -> Key:
-    """Return arm and seed of a run.
-
-    Args:
-        name: of the run, such as ``mimetic_seed_0`` or ``mimetic/seed_0/version_0``.
-        pattern: how names are made, with ``{arm}`` and ``{seed}``, ``*`` for anything else.
-        settings: of the run; ``arm`` and ``seed`` among them count before the name.
-
-    Raises:
-        StructuredInitError: the name tells neither.
-    """
+    """Return arm and seed of a run."""
     last = {key.rpartition(".")[2].rpartition("/")[2]: value for key, value in (settings or {}).items()}
     seed = next((whole(last[key]) for key in SEEDS if whole(last.get(key, "")) is not None), None)
     parts = by_name(name, pattern)
@@ -52,18 +43,7 @@ def whole(text: str) -> int | None:
 
 
 def add(runs: Runs, key: Key, logged: Logged, name: str, names: dict[Key, str]) -> None:
-    """Add a run.
-
-    Args:
-        runs: to which it is added.
-        key: its arm and seed.
-        logged: what it logged.
-        name: where it comes from, for the error.
-        names: where the others come from; it is added.
-
-    Raises:
-        StructuredInitError: there is a run of that arm and seed already.
-    """
+    """Add a run."""
     if key in names:
         raise StructuredInitError(f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: {HOW}")
     names[key], runs[key] = name, logged

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from lightning_modules.data.recall.recall_data import RecallData
-from lightning_modules.data.recall.task import Example, RecallTask
-from lightning_modules.data.recall.tasks import TASKS
+from lightning_modules.data.recall.tasks import TASKS, Example, RecallTask
 
 __all__ = ["TASKS", "Example", "RecallData", "RecallTask"]

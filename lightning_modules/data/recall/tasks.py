@@ -1,16 +1,282 @@
-"""The recall tasks by name."""
+"""The recall tasks: what an example is, and copying, selective copying, associative recall and needle retrieval."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
 
-from lightning_modules.data.recall.associative import MultiQueryRecall
-from lightning_modules.data.recall.copying import Copying, Sorting, StackCopying
-from lightning_modules.data.recall.needle import NeedleRetrieval
-from lightning_modules.data.recall.selective import SelectiveCopying
-from lightning_modules.data.recall.task import RecallTask
+import numpy as np
+from numpy.typing import NDArray
+
 from structured_init.errors import StructuredInitError, nearest
+
+IGNORED = -100  # the target where nothing is to be predicted, as torch and transformers have it
+
+
+class Example(NamedTuple):
+    """One example.
+
+    Attributes:
+        inputs: (T,) token numbers.
+        targets: (T,) what is predicted at each position; −100 where nothing is.
+        scored: (T,) bool, the targets that have to be right; an end mark may be trained on and not scored.
+        key: what makes two examples the same, apart from noise.
+    """
+
+    inputs: NDArray[np.int64]
+    targets: NDArray[np.int64]
+    scored: NDArray[np.bool_]
+    key: bytes
+
+
+class RecallTask(ABC):
+    """Draws examples. Subclass it, store every constructor argument under its own name, and add it to ``TASKS``.
+
+    Attributes:
+        vocab_size: how many token numbers there are, marks included.
+        padding: the token that fills up a batch behind the shorter examples.
+        packable: examples may stand one behind the other in one context.
+        length_step: the distance between the lengths that it has.
+    """
+
+    vocab_size: int
+    padding: int
+    packable: ClassVar[bool] = False
+    length_step: ClassVar[int] = 1
+
+    @abstractmethod
+    def draw(self, length: int, rng: np.random.Generator) -> Example:
+        """Draw an example of a length, in the task's own unit, from ``rng`` and nothing else."""
+
+    @abstractmethod
+    def num_tokens(self, length: int) -> int:
+        """Return T for a length."""
+
+    def check(self, length: int) -> None:
+        """Raise a ``StructuredInitError`` for a length that the task cannot have."""
+        at_least(type(self).__name__, length=(length, 1))
+
+
+def answered(sequence: NDArray[np.int64], answer: NDArray[np.bool_], end: int, key: bytes) -> Example:
+    """Return the example in which each answer token is predicted from those before it.
+
+    Args:
+        sequence: (T + 1,) all tokens, the answer among them.
+        answer: (T + 1,) which of them are the answer.
+        end: a token of the answer that is not scored.
+        key: what makes two examples the same.
+    """
+    targets = np.where(answer, sequence, IGNORED)[1:]
+    return Example(sequence[:-1], targets, (targets != IGNORED) & (targets != end), key)
+
+
+def at_least(who: str, **values: tuple[int, int]) -> None:
+    """Raise one line for the first number below its minimum, given as name = (number, minimum)."""
+    for name, (value, minimum) in values.items():
+        if value < minimum:
+            raise StructuredInitError(f"{who}: {name} must be at least {minimum}, got {value}")
+
+
+class Copying(RecallTask):
+    """The answer is the string; the length is its letters. The full stop is trained on, and not scored.
+
+    Args:
+        num_letters: how many letters there are.
+    """
+
+    packable = True
+
+    def __init__(self, num_letters: int = 26) -> None:
+        at_least(type(self).__name__, num_letters=(num_letters, 2))
+        self.num_letters = num_letters
+        self.begin, self.bar, self.end, self.padding = range(num_letters, num_letters + 4)
+        self.vocab_size = num_letters + 4
+
+    def draw(self, length: int, rng: np.random.Generator) -> Example:
+        letters = rng.integers(self.num_letters, size=length)
+        sequence = np.concatenate([[self.begin], letters, [self.bar], self.answer(letters), [self.end]])
+        return answered(sequence, np.arange(len(sequence)) >= length + 2, self.end, letters.tobytes())
+
+    def num_tokens(self, length: int) -> int:
+        return 2 * length + 2
+
+    def answer(self, letters: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return what stands behind the bar."""
+        return letters
+
+
+class StackCopying(Copying):
+    """The answer is the string from its end: last in, first out.
+
+    Args:
+        num_letters: how many letters there are.
+    """
+
+    def answer(self, letters: NDArray[np.int64]) -> NDArray[np.int64]:
+        return letters[::-1]
+
+
+class Sorting(Copying):
+    """The answer is the string's letters in their order, with repetitions.
+
+    Args:
+        num_letters: how many letters there are.
+    """
+
+    def answer(self, letters: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.sort(letters)
+
+
+class SelectiveCopying(RecallTask):
+    """``num_data`` tokens at random places among noise, then as many markers, at which they are predicted in order.
+
+    The length is that of the part before the markers. Token 0 is noise, the last number is the marker, and data are the
+    numbers between, in the form that Mamba's experiment takes from S4's code (2312.00752, §4.1.1; state-spaces/s4,
+    ``src/dataloaders/datasets/copying.py``, ``variable``): 4096 tokens, 16 of them data, 16 numbers.
+
+    Args:
+        vocab_size: numbers in all, noise and marker included.
+        num_data: how many tokens are to be repeated.
+    """
+
+    padding = 0
+
+    def __init__(self, vocab_size: int = 16, num_data: int = 16) -> None:
+        at_least("SelectiveCopying", vocab_size=(vocab_size, 4), num_data=(num_data, 1))
+        self.vocab_size, self.num_data = vocab_size, num_data
+
+    def check(self, length: int) -> None:
+        if length < self.num_data:
+            raise StructuredInitError(
+                f"SelectiveCopying: {self.num_data} data tokens do not fit into a length of {length}"
+            )
+
+    def draw(self, length: int, rng: np.random.Generator) -> Example:
+        data = rng.integers(1, self.vocab_size - 1, size=self.num_data)
+        context = np.zeros(length, dtype=np.int64)
+        context[np.sort(rng.choice(length, self.num_data, replace=False))] = data
+        inputs = np.concatenate([context, np.full(self.num_data, self.vocab_size - 1)])
+        targets = np.concatenate([np.full(length, IGNORED), data])
+        return Example(inputs, targets, targets != IGNORED, context.tobytes())
+
+    def num_tokens(self, length: int) -> int:
+        return length + self.num_data
+
+
+TOKENS_PER_PAIR = 16  # of the grid (64, 4), (128, 8), (256, 16) in 2312.04927
+
+
+class MultiQueryRecall(RecallTask):
+    """Key–value pairs one behind the other, then every key once more; at each of these its value is predicted.
+
+    The length is the number of tokens. Keys are 1 … V/2 − 1, values V/2 … V − 1, no key and no value occurs twice, and
+    0 fills the places between queries. The i-th slot of two tokens behind the pairs holds a query with weight i^(a−1):
+    small a puts the queries near the pairs, 1 spreads them evenly.
+
+    Args:
+        vocab_size: V.
+        num_pairs: pairs; one in 16 tokens where null.
+        power: a.
+        random_fill: fill with random tokens instead of 0.
+
+    Raises:
+        StructuredInitError: the vocabulary has too few keys, or the length too few places; when examples are drawn,
+            for pairs that depend on the length.
+
+    Source: Arora, Eyuboglu et al., 2312.04927, figure 2; HazyResearch/zoology, ``zoology/data/multiquery_ar.py``.
+    """
+
+    padding = 0
+    length_step = 2
+
+    def __init__(
+        self, vocab_size: int = 8192, num_pairs: int | None = None, power: float = 0.01, random_fill: bool = False
+    ) -> None:
+        at_least("MultiQueryRecall", vocab_size=(vocab_size, 4), num_pairs=(1 if num_pairs is None else num_pairs, 1))
+        if not 0 < power <= 1:
+            raise StructuredInitError(f"MultiQueryRecall: power must be in (0, 1], got {power}")
+        self.vocab_size, self.num_pairs, self.power, self.random_fill = vocab_size, num_pairs, power, random_fill
+        if num_pairs is not None:
+            self._check_vocabulary(num_pairs)
+
+    def pairs(self, length: int) -> int:
+        """Return how many pairs an example of a length has."""
+        return max(length // TOKENS_PER_PAIR, 1) if self.num_pairs is None else self.num_pairs
+
+    def check(self, length: int) -> None:
+        pairs = self.pairs(length)
+        if length % 2 or length < 4 * pairs:
+            raise StructuredInitError(
+                f"MultiQueryRecall: a length of {length} is odd or too short for {pairs} pairs and their queries: "
+                f"take an even one, {4 * pairs} or more"
+            )
+        self._check_vocabulary(pairs)
+
+    def draw(self, length: int, rng: np.random.Generator) -> Example:
+        pairs, half = self.pairs(length), self.vocab_size // 2
+        keys = 1 + rng.choice(half - 1, pairs, replace=False)
+        values = half + rng.choice(self.vocab_size - half, pairs, replace=False)
+        # Successive draws without replacement, by the largest of log weight + Gumbel noise.
+        slots = (length - 2 * pairs) // 2
+        weights = (self.power - 1) * np.log(np.arange(1, slots + 1))
+        places = 2 * pairs + 2 * np.argsort(-(weights + rng.gumbel(size=slots)))[:pairs]
+        inputs, targets = np.zeros(length, dtype=np.int64), np.full(length, IGNORED)
+        inputs[0 : 2 * pairs : 2], inputs[1 : 2 * pairs : 2] = keys, values
+        inputs[places], targets[places] = keys, values
+        key = inputs.tobytes()
+        if self.random_fill:
+            empty = inputs == 0
+            inputs[empty] = rng.integers(self.vocab_size, size=int(empty.sum()))
+        return Example(inputs, targets, targets != IGNORED, key)
+
+    def num_tokens(self, length: int) -> int:
+        return length
+
+    def _check_vocabulary(self, pairs: int) -> None:
+        keys = self.vocab_size // 2 - 1
+        if keys < pairs:
+            raise StructuredInitError(
+                f"MultiQueryRecall: a vocabulary of {self.vocab_size} has {keys} keys, too few for {pairs} key–value "
+                f"pairs: vocab_size is at least {2 * pairs + 2}"
+            )
+
+
+class NeedleRetrieval(RecallTask):
+    """Noise with ``# v_1 … v_k`` at a random depth, then ``?``, and the answer ``v_1 … v_k``.
+
+    The length is that of the part before the question. Words are numbered from 0, then come ``#``, ``?`` and the
+    padding; noise and values are drawn from the same words, so that nothing but the mark tells the needle. The form is
+    ours: the public tests of this kind are in English.
+
+    Args:
+        num_words: how many words there are.
+        num_values: k.
+    """
+
+    def __init__(self, num_words: int = 64, num_values: int = 4) -> None:
+        at_least("NeedleRetrieval", num_words=(num_words, 2), num_values=(num_values, 1))
+        self.num_words, self.num_values = num_words, num_values
+        self.mark, self.question, self.padding = range(num_words, num_words + 3)
+        self.vocab_size = num_words + 3
+
+    def check(self, length: int) -> None:
+        if length <= self.num_values:
+            raise StructuredInitError(
+                f"NeedleRetrieval: a mark and {self.num_values} values do not fit into a length of {length}"
+            )
+
+    def draw(self, length: int, rng: np.random.Generator) -> Example:
+        text = rng.integers(self.num_words, size=length)
+        depth = int(rng.integers(length - self.num_values))
+        text[depth] = self.mark
+        values = text[depth + 1 : depth + 1 + self.num_values]
+        sequence = np.concatenate([text, [self.question], values])
+        return answered(sequence, np.arange(len(sequence)) > length, self.padding, text.tobytes())
+
+    def num_tokens(self, length: int) -> int:
+        return length + self.num_values
+
 
 TASKS: dict[str, type[RecallTask]] = {
     "copying": Copying,

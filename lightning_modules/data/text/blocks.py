@@ -1,12 +1,13 @@
-"""`Blocks`: packed text as batches for causal and masked language models.
+"""Packed text as batches for causal and masked language models: which tokens make a block, and which are hidden.
 
-Letters: B batch, T block size.
+Letters: B batch, T block size; D documents, P pieces of documents, N blocks.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,10 +15,145 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from lightning_modules.data.seeded import derive_seeds
 from lightning_modules.data.text.encoding import Tokens
-from lightning_modules.data.text.groups import Group
-from lightning_modules.data.text.masking import Masking
-from lightning_modules.data.text.packing import Layout
+from lightning_modules.data.text.tokenizer import Tokenizer
+from structured_init.errors import StructuredInitError
+
+
+@dataclass
+class Layout:
+    """Blocks made of pieces of documents.
+
+    Attributes:
+        starts: first token of each piece, (P,).
+        stops: last token, excluded, (P,).
+        first: the first piece of each block, and the number of pieces, (N + 1,).
+    """
+
+    starts: NDArray[np.int64]
+    stops: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.first) - 1
+
+
+def choose(bounds: NDArray[np.int64], budget: int, seed: int) -> NDArray[np.int64]:
+    """Return first and last token (excluded) of documents that hold ``budget`` tokens in all, (D', 2), in order.
+
+    Drawn by the seed, so that a smaller budget is contained in a larger; the document drawn last is cut.
+
+    Args:
+        bounds: where each document begins, and the end of the last, (D + 1,).
+        budget: number of tokens; all documents where there are no more.
+        seed: of the draw.
+    """
+    spans = np.stack([bounds[:-1], bounds[1:]], axis=1)
+    lengths = spans[:, 1] - spans[:, 0]
+    order = np.random.default_rng(seed).permutation(len(spans))
+    before = np.zeros_like(lengths)
+    before[order] = np.cumsum(lengths[order]) - lengths[order]
+    spans[:, 1] = spans[:, 0] + np.clip(budget - before, 0, lengths)
+    return spans[spans[:, 1] > spans[:, 0]]
+
+
+def pack(spans: NDArray[np.int64], block_size: int) -> Layout:
+    """Put documents one after the other and cut every ``block_size`` tokens; only the last block may be shorter.
+
+    Args:
+        spans: first and last token (excluded) of each document, (D, 2).
+        block_size: T.
+    """
+    lengths = spans[:, 1] - spans[:, 0]
+    before = np.cumsum(lengths) - lengths  # position of each document in the stream of all
+    total = int(lengths.sum())
+    cuts = np.union1d(before, np.arange(0, total, block_size))
+    document = np.searchsorted(before, cuts, side="right") - 1
+    starts = spans[document, 0] + cuts - before[document]
+    stops = starts + np.diff(np.append(cuts, total))
+    first = np.searchsorted(cuts, np.arange(0, total, block_size))
+    return Layout(starts, stops, np.append(first, len(cuts)))
+
+
+def rows(spans: NDArray[np.int64], block_size: int) -> Layout:
+    """Give each document blocks of its own, the last of them shorter.
+
+    Args:
+        spans: first and last token (excluded) of each document, (D, 2).
+        block_size: T.
+    """
+    counts = -(-(spans[:, 1] - spans[:, 0]) // block_size)
+    document = np.repeat(np.arange(len(spans)), counts)
+    number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = spans[document, 0] + number * block_size
+    stops = np.minimum(starts + block_size, spans[document, 1])
+    return Layout(starts, stops, np.arange(len(starts) + 1))
+
+
+@dataclass
+class Masking:
+    """Chooses tokens to predict, and hides most of them: 80 % masked, 10 % another token, 10 % as they are.
+
+    Args:
+        tokenizer: has a mask token; its special tokens are neither chosen nor drawn.
+        probability: that a token is chosen, in (0, 1].
+        seed: of the choice.
+        fixed: whether all epochs have the corruption of epoch 0, as for validation.
+
+    Raises:
+        StructuredInitError: no mask token, or a probability out of its range.
+
+    Source:
+        Devlin et al., "BERT", 2019, section 3.1 and appendix A.1. At least one token of a block is chosen.
+    """
+
+    tokenizer: Tokenizer
+    probability: float
+    seed: int
+    fixed: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.probability <= 1:
+            raise StructuredInitError(f"mask_probability={self.probability} is not in (0, 1]")
+        if self.tokenizer.mask_token_id is None:
+            raise StructuredInitError(
+                f"tokenizer '{self.tokenizer.name}' has no mask token, which objective 'masked' needs: use one of a "
+                "masked model, or one made from the text (bpe, wordpiece, characters, bytes)"
+            )
+        self._special = np.isin(np.arange(self.tokenizer.vocab_size), self.tokenizer.special_ids)
+        self._ordinary = np.flatnonzero(~self._special)
+
+    def __call__(
+        self, ids: NDArray[np.int64], present: NDArray[np.bool_], epochs: NDArray[np.int64], indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Corrupt a batch; what happens to a block does not depend on the others.
+
+        Args:
+            ids: with padding, (B, T).
+            present: where there is no padding, (B, T).
+            epochs: of the training, (B,).
+            indices: of the blocks, (B,).
+
+        Returns:
+            The ids with some replaced, (B, T), and which are to be predicted, (B, T).
+        """
+        chances, fate, draw = self._uniform(epochs, indices, ids.shape[1])
+        chances[self._special[ids] | ~present] = 2.0
+        chosen = chances < self.probability
+        for row in np.flatnonzero(~chosen.any(1) & (chances.min(1) < 1)):
+            chosen[row, chances[row].argmin()] = True
+        other = self._ordinary[(draw * len(self._ordinary)).astype(np.int64)]
+        corrupted = np.where(chosen & (fate < 0.8), self.tokenizer.mask_token_id, ids)
+        return np.where(chosen & (fate >= 0.8) & (fate < 0.9), other, corrupted), chosen
+
+    def _uniform(self, epochs: NDArray[np.int64], indices: NDArray[np.int64], length: int) -> NDArray[np.float64]:
+        """Return three numbers in [0, 1) for each token, (3, B, T): hashed, since a generator per block is slow."""
+        epochs = np.zeros_like(epochs) if self.fixed else epochs
+        what = np.arange(3)[:, None, None]
+        words = derive_seeds(self.seed, epochs[:, None], indices[:, None], what, np.arange(length))
+        return (words >> np.uint64(11)) * 2.0**-53
+
 
 IGNORED = -100
 
@@ -32,23 +168,20 @@ class Blocks(Dataset):
         pad_token_id: what fills a block that is shorter.
         masking: of a masked objective; None for a causal one.
         cross_documents: a block's documents see each other, and the first token of each is predicted.
-        first_index: number of the first block, on which its corruption depends.
     """
 
     def __init__(
         self,
-        tokens: Tokens | Group,
+        tokens: Tokens,
         layout: Layout,
         block_size: int,
         *,
         pad_token_id: int,
         masking: Masking | None = None,
         cross_documents: bool = False,
-        first_index: int = 0,
     ) -> None:
         self.tokens, self.layout, self.block_size = tokens, layout, block_size
         self.pad_token_id, self.masking, self.cross_documents = pad_token_id, masking, cross_documents
-        self.first_index = first_index
 
     def __len__(self) -> int:
         return len(self.layout)
@@ -83,7 +216,7 @@ class Blocks(Dataset):
         if self.masking is None:
             inputs, predicted = ids, present & ~begins
         else:
-            inputs, predicted = self.masking(ids, present, epochs, self.first_index + indices)
+            inputs, predicted = self.masking(ids, present, epochs, indices)
         batch = {"input_ids": inputs, "labels": np.where(predicted, ids, IGNORED)}
         for name in ("characters", "bytes"):
             batch[name] = np.where(predicted, _spread(records[name], place, shape, 0), 0)

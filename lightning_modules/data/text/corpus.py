@@ -1,21 +1,172 @@
-"""A corpus: its splits as files of rows, from the hub, a local file or folder, or inside the package."""
+"""A corpus: its splits as files of rows, what makes a document, and which documents train, validate and test."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lightning_modules.data.finding import Kind, local_places, open_splits, open_streams, parquet_files
-from lightning_modules.data.source import find_column
-from lightning_modules.data.text.documents import Rows
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modules.data.finding import VALIDATION, Kind, find_column, local_places, open_splits, parquet_files
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
-    from datasets import Dataset, IterableDataset
+    from datasets import Dataset
 
-VALIDATION = ("validation", "valid", "val", "dev")
+
+class Rows(Protocol):
+    """Rows of a column, or lines of a file with their ends; can be iterated again and again."""
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
+class Texts:
+    """Texts that can be iterated again and again, and a name for all that they say.
+
+    Args:
+        texts: in order.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of all the text, with where each one ends."""
+        hashed = hashlib.sha256()
+        for text in self:
+            content = text.encode()
+            hashed.update(len(content).to_bytes(8, "little") + content)
+        return hashed.hexdigest()
+
+
+class Documents(Texts):
+    """The documents of a split or of a part of one; iterated again and again, read anew each time.
+
+    Args:
+        files: the rows of each file.
+        rule: ``row``: each row is a document; ``file``: each file is one; otherwise a regular expression: a new
+            document begins at every row in which it is found.
+        keep: whether each document belongs to this part, (D,); all do where None.
+        span: first and last character (excluded) of the part, where all is one document.
+
+    Raises:
+        StructuredInitError: the rule is not a regular expression.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Rows],
+        rule: str,
+        keep: NDArray[np.bool_] | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        self.files, self.rule, self.keep, self.span = files, rule, keep, span
+        check_rule(rule)
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the documents that are not blank."""
+        for i, document in enumerate(split_documents(self.files, self.rule)):
+            if self.keep is None or self.keep[i]:
+                yield document if self.span is None else document[slice(*self.span)]
+
+
+def check_rule(rule: str) -> None:
+    """Raise an error where a rule is no regular expression."""
+    try:
+        re.compile(rule)
+    except re.error as error:
+        raise StructuredInitError(
+            f"documents='{rule}' is neither row nor file nor a regular expression: {error}"
+        ) from error
+
+
+def split_documents(files: Iterable[Rows], rule: str) -> Iterator[str]:
+    """Yield the documents of some files, in order, without the blank ones."""
+    for file in files:
+        groups = ([row] for row in file) if rule == "row" else _groups(file, None if rule == "file" else rule)
+        for group in groups:
+            document = _join(group)
+            if document and not document.isspace():
+                yield document
+
+
+def _groups(rows: Iterable[str], rule: str | None) -> Iterator[list[str]]:
+    begins = re.compile(rule).search if rule is not None else lambda row: None
+    group: list[str] = []
+    for row in rows:
+        if group and begins(row):
+            yield group
+            group = []
+        group.append(row)
+    if group:
+        yield group
+
+
+def _join(rows: list[str]) -> str:
+    """Join rows that a dataset has split at the ends of lines, with or without leaving them there."""
+    return "".join(row if row.endswith(("\n", "\r")) else row + "\n" for row in rows[:-1]) + rows[-1]
+
+
+def carve(documents: Documents, fractions: Sequence[float], seed: int, what: str) -> list[Documents]:
+    """Divide documents into disjoint parts of about the given shares of the characters, and one with the rest.
+
+    By document, drawn by the seed; a single document by contiguous spans that end at ends of lines: the rest comes
+    first, then the last of the parts, …, the first of them at the end of the text.
+
+    Args:
+        documents: all of them.
+        fractions: share of the characters for each part; 0 gives an empty one.
+        seed: of the draw.
+        what: the corpus, for errors.
+
+    Returns:
+        A part for each fraction, and the rest.
+
+    Raises:
+        StructuredInitError: a part or the rest would have no document.
+    """
+    lengths = np.array([len(document) for document in documents])
+    if len(lengths) == 1:
+        return _spans(documents, fractions)
+    order = np.random.default_rng(seed).permutation(len(lengths))
+    before = np.cumsum(lengths[order]) - lengths[order]  # characters drawn before each
+    bounds = np.cumsum([0, *fractions]) * lengths.sum()
+    part_of = np.searchsorted(bounds, before, side="right") - 1
+    parts = []
+    for i, fraction in enumerate([*fractions, 1.0]):
+        keep = np.zeros(len(lengths), dtype=bool)
+        keep[order[part_of == i]] = fraction > 0
+        if fraction > 0 and not keep.any():
+            raise StructuredInitError(
+                f"'{what}' has {len(lengths)} documents: too few to carve parts of "
+                f"{', '.join(f'{each:g}' for each in fractions)} out of them"
+            )
+        parts.append(Documents(documents.files, documents.rule, keep))
+    return parts
+
+
+def _spans(documents: Documents, fractions: Sequence[float]) -> list[Documents]:
+    (text,) = documents
+    stop, parts = len(text), []
+    for fraction in [*fractions, None]:
+        start = 0 if fraction is None else stop - round(fraction * len(text))
+        if fraction and (line := text.rfind("\n", 0, start)) > start - 1000:
+            start = max(line + 1, 0)
+        parts.append(Documents(documents.files, documents.rule, span=(start, stop)))
+        stop = start
+    return parts
+
+
 SPLITS = ("train", *VALIDATION, "test")
 TEXT_FILES = (".txt", ".text", ".md")
 _ROWS_AT_ONCE = 1000
@@ -29,13 +180,11 @@ class Corpus:
         name: as the user wrote it.
         splits: for each split, its files, each a sequence of rows or lines.
         rule: what makes a document where the user does not say: ``row`` or ``file``.
-        streamed: whether it is read from where it lies, each time anew, and may be larger than the disk.
     """
 
     name: str
     splits: Mapping[str, Sequence[Rows]]
     rule: str
-    streamed: bool = False
 
     def split(self, name: str) -> Sequence[Rows]:
         """Return the files of a split, or an error that lists those that there are."""
@@ -73,7 +222,7 @@ class Column:
     """The rows of a column of text; missing ones are empty.
 
     Args:
-        dataset: a split, or a stream of one.
+        dataset: a split.
         column: its column.
         where: of which split and dataset, for errors.
 
@@ -81,7 +230,7 @@ class Column:
         StructuredInitError: the column does not hold text; when it is read: a row is not UTF-8.
     """
 
-    def __init__(self, dataset: Dataset | IterableDataset, column: str, where: str) -> None:
+    def __init__(self, dataset: Dataset, column: str, where: str) -> None:
         self.table = dataset.select_columns([column])
         self.column, self.where = column, where
         feature = dataset.features[column]
@@ -104,27 +253,25 @@ class Column:
             ) from error
 
 
-def open_corpus(name: str, config: str | None, text_column: str | None, *, streamed: bool = False) -> Corpus:
+def open_corpus(name: str, config: str | None, text_column: str | None) -> Corpus:
     """Find a corpus.
 
     Args:
         name: ``python-docs``, a text or Parquet file, a folder of them, or a hub name.
         config: the hub's configuration, e.g. ``wikitext-2-v1``.
         text_column: found by its name or type where None.
-        streamed: read it from where it lies, each time anew.
 
     Raises:
         StructuredInitError: no such corpus, a corrupt file, no such column or one that does not hold text.
     """
     for place in [] if name in TEXTS.embedded else local_places(name, config):
         if not parquet_files(place, config) and (files := _text_files(place)):
-            return Corpus(name, files, "file", streamed)
-    files = open_streams(name, config, TEXTS) if streamed else open_splits(name, config, TEXTS)
-    splits = {key: split if isinstance(split, list) else [split] for key, split in files.items()}
-    features = next(iter(splits.values()))[0].features
+            return Corpus(name, files, "file")
+    splits = open_splits(name, config, TEXTS)
+    features = next(iter(splits.values())).features
     column = find_column(name, "text", text_column, TEXTS.columns, features, TEXTS.is_one)
-    rows = {key: [Column(file, column, f"'{key}' in '{name}'") for file in files] for key, files in splits.items()}
-    return Corpus(name, rows, "row", streamed)
+    rows = {key: [Column(split, column, f"'{key}' in '{name}'")] for key, split in splits.items()}
+    return Corpus(name, rows, "row")
 
 
 def _text_files(place: Path) -> dict[str, list[TextFile]]:
@@ -173,3 +320,59 @@ TEXTS = Kind(
     embedded={"python-docs": _python_docs},
     local="a text or Parquet file, or a folder of them (train-*.parquet, test-*.txt;",
 )
+
+
+_USUAL = {"val": VALIDATION, "test": ("test",)}
+
+
+class Parts:
+    """The parts ``train``, ``val`` and ``test``: splits of the corpus, and carved out of train where it has none.
+
+    Args:
+        corpus: the text.
+        rule: what makes a document.
+        splits: the split of each part, found by its name where None.
+        shares: of train, for a part of that name that the corpus lacks.
+        seed: of the draw.
+    """
+
+    def __init__(
+        self, corpus: Corpus, rule: str, splits: Mapping[str, str | None], shares: Mapping[str, float], seed: int
+    ) -> None:
+        self.corpus, self.rule, self.seed = corpus, rule, seed
+        usual = {part: next((name for name in names if name in corpus.splits), None) for part, names in _USUAL.items()}
+        self.splits = {part: splits[part] or usual.get(part) for part in ("train", "val", "test")}
+        self.shares = {part: 0.0 if self.splits[part] else shares[part] for part in ("test", "val")}
+
+    def __contains__(self, part: str) -> bool:
+        return self.splits[part] is not None or self.shares[part] > 0
+
+    def __getitem__(self, part: str) -> Documents:
+        """Return the documents of a part.
+
+        Raises:
+            StructuredInitError: there is no such part, or it holds no text.
+        """
+        if part != "train" and (split := self.splits[part]) is not None:
+            return self._whole(split)
+        if part != "train" and part not in self:
+            what = {"val": "validate", "test": "test"}[part]
+            raise StructuredInitError(
+                f"corpus '{self.corpus.name}' has no split to {what} on: name one with {part}_split, or carve one out "
+                f"of train with {part}_fraction"
+            )
+        return self._carved[part]
+
+    @cached_property
+    def _carved(self) -> dict[str, Documents]:
+        whole = self._whole(self.splits["train"] or "train")
+        if not any(self.shares.values()):
+            return {"train": whole}
+        parts = carve(whole, list(self.shares.values()), self.seed, self.corpus.name)
+        return dict(zip([*self.shares, "train"], parts, strict=True))
+
+    def _whole(self, split: str) -> Documents:
+        documents = Documents(self.corpus.split(split), self.rule)
+        if next(iter(documents), None) is None:
+            raise StructuredInitError(f"split '{split}' of '{self.corpus.name}' is empty: it holds no text")
+        return documents

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.text.documents import Texts
+from lightning_modules.data.text.corpus import Texts
 from lightning_modules.data.text.tokenizer import Pieces, Tokenizer
-from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import replacing
 
 RECORD = np.dtype([("id", "<i4"), ("characters", "<i4"), ("bytes", "<i4")])
@@ -55,12 +54,6 @@ class Tokens:
         return {**self.__dict__, "_records": None}  # a worker process opens the file and copies nothing
 
 
-def check_added(added: str) -> None:
-    """Raise an error where this is none of `ADDED`."""
-    if added not in ADDED:
-        raise StructuredInitError(f"unknown document_tokens '{added}': {nearest(added, ADDED)}")
-
-
 def encode(documents: Texts, tokenizer: Tokenizer, added: str, folder: Path) -> Tokens:
     """Return documents as tokens, from the cache where they are in it.
 
@@ -80,8 +73,10 @@ def encode(documents: Texts, tokenizer: Tokenizer, added: str, folder: Path) -> 
         lengths = [0]
         with replacing(file) as temporary, temporary.open("wb") as out:
             for pieces in encode_each(documents, tokenizer, added):
-                lengths.append(len(pieces.ids))
-                out.write(as_records(pieces).tobytes())
+                records = np.empty(len(pieces.ids), dtype=RECORD)
+                records["id"], records["characters"], records["bytes"] = pieces
+                lengths.append(len(records))
+                out.write(records.tobytes())
         with replacing(marker) as temporary:  # last: where it is, the tokens are whole
             np.save(temporary, np.cumsum(lengths))
     return Tokens(file, np.load(marker))
@@ -95,13 +90,6 @@ def encode_each(documents: Iterable[str], tokenizer: Tokenizer, added: str) -> I
             none_before, none_after = np.zeros(len(begin), dtype=np.int64), np.zeros(len(end), dtype=np.int64)
             around = (np.concatenate([none_before, count, none_after]) for count in counts)
             yield Pieces(np.concatenate([begin, ids, end]).astype(np.int64), *around)
-
-
-def as_records(pieces: Pieces) -> NDArray[np.void]:
-    """Return tokens as an array of `RECORD`, (T,)."""
-    records = np.empty(len(pieces.ids), dtype=RECORD)
-    records["id"], records["characters"], records["bytes"] = pieces
-    return records
 
 
 def _ends(tokenizer: Tokenizer, added: str) -> tuple[list[int], list[int]]:

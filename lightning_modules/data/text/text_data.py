@@ -5,24 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from lightning_modules.data.seeded import SeededData, check_carved, check_fractions, check_type
-from lightning_modules.data.text.blocks import Blocks
-from lightning_modules.data.text.corpus import open_corpus
-from lightning_modules.data.text.documents import Texts, check_rule
-from lightning_modules.data.text.encoding import Tokens, cache_folder, check_added, encode
-from lightning_modules.data.text.find_tokenizer import find_tokenizer
-from lightning_modules.data.text.groups import Group, Groups, Head
-from lightning_modules.data.text.masking import Masking
-from lightning_modules.data.text.packing import choose, pack, rows
-from lightning_modules.data.text.parts import Parts
-from lightning_modules.data.text.stream_loader import StreamLoader
-from lightning_modules.data.text.tokenizer import Tokenizer
+from lightning_modules.data.text.blocks import Blocks, Masking, choose, pack, rows
+from lightning_modules.data.text.corpus import Parts, check_rule, open_corpus
+from lightning_modules.data.text.encoding import ADDED, Tokens, cache_folder, encode
+from lightning_modules.data.text.tokenizer import Tokenizer, find_tokenizer
 from structured_init.errors import StructuredInitError, nearest
 
-TRAINING_CHARACTERS = 10_000_000  # of a stream, that its tokenizer is trained on
 OBJECTIVES = ("causal", "masked")
 
 
@@ -54,19 +43,12 @@ class TextData(SeededData):
         packing: fill blocks with several documents; otherwise each document has blocks of its own, padded.
         cross_documents: let documents in one block see each other.
         document_tokens: which special tokens each document gets: begin, end, both or none, as the tokenizer has them.
-        batch_size: blocks per batch and process.
-        eval_batch_size: blocks per batch for validation and test; ``batch_size`` where null.
         fraction: share of the training part's tokens to train on, in (0, 1], drawn by document.
         max_tokens: number of tokens to train on at most.
         val_fraction: share of train to validate on where the corpus has no such split, in [0, 1); 0 for no validation.
         test_fraction: share of train to test on where the corpus has no such split, in [0, 1).
-        seed: of the order and the corruption; ``None`` takes the seed of ``seed_everything``, or 0.
         split_seed: of the parts and of the validation's corruption, which runs of different seeds share.
-        streaming: read the training text anew each time, for one that does not fit on the disk as tokens. A tokenizer
-            that is to be trained sees its first ten million characters; nothing is carved out of it.
-        stream_buffer: characters of consecutive documents that are shuffled together in a stream.
-        batches_per_epoch: after which an epoch of a stream ends; the next one goes on in the stream.
-        num_workers: processes that load, per loader.
+        data: of :class:`SeededData`; ``seed`` is that of the corruption, too.
 
     Raises:
         StructuredInitError: an argument out of its range; when the data is opened: no such corpus, column, split or
@@ -95,22 +77,14 @@ class TextData(SeededData):
         packing: bool = True,
         cross_documents: bool = False,
         document_tokens: str = "both",
-        batch_size: int = 32,
-        eval_batch_size: int | None = None,
         fraction: float = 1.0,
         max_tokens: int | None = None,
         val_fraction: float = 0.05,
         test_fraction: float = 0.05,
-        seed: int | None = None,
         split_seed: int = 0,
-        streaming: bool = False,
-        stream_buffer: int = 1_000_000,
-        batches_per_epoch: int | None = None,
-        num_workers: int = 0,
+        **data: Any,
     ) -> None:
-        super().__init__(
-            name, batch_size=batch_size, eval_batch_size=eval_batch_size, seed=seed, num_workers=num_workers
-        )
+        super().__init__(name, **data)
         self.config, self.text_column, self._documents = config, text_column, documents
         self.train_split, self._val_split, self._test_split = train_split, val_split, test_split
         self.tokenizer_name, self._vocab_size = tokenizer, vocab_size
@@ -120,7 +94,6 @@ class TextData(SeededData):
         self.fraction, self.max_tokens = fraction, max_tokens
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
         self.split_seed = split_seed
-        self.streaming, self.stream_buffer, self.batches_per_epoch = streaming, stream_buffer, batches_per_epoch
         self._check_arguments()
 
     # What a model needs to know -------------------------------------------------------------------------------------
@@ -128,7 +101,7 @@ class TextData(SeededData):
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; trains it where it is to be trained."""
-        return find_tokenizer(self.tokenizer_name, self._vocab_size, self._training_text, cache_folder())
+        return find_tokenizer(self.tokenizer_name, self._vocab_size, lambda: self.parts["train"], cache_folder())
 
     @property
     def vocab_size(self) -> int:
@@ -145,14 +118,14 @@ class TextData(SeededData):
     @cached_property
     def parts(self) -> Parts:
         """The documents of each part, nothing of them tokenized."""
-        corpus = open_corpus(self.name, self.config, self.text_column, streamed=self.streaming)
+        corpus = open_corpus(self.name, self.config, self.text_column)
         splits = {"train": self.train_split, "val": self._val_split, "test": self._test_split}
         shares = {"val": self.val_fraction, "test": self.test_fraction}
         return Parts(corpus, self._documents or corpus.rule, splits, shares, self.split_seed)
 
     @cached_property
     def train_set(self) -> Blocks:
-        """The training part, unless it is streamed."""
+        """The training part."""
         tokens = self._tokens("train")
         budget = round(self.fraction * len(tokens))
         budget = budget if self.max_tokens is None else min(budget, self.max_tokens)
@@ -174,47 +147,17 @@ class TextData(SeededData):
 
     def prepare_data(self) -> None:
         """Download, train the tokenizer and tokenize on one process before the others look."""
-        _ = self.tokenizer if self.streaming else self.train_set, self.val_set
+        _ = self.train_set, self.val_set
 
     def setup(self, stage: str) -> None:
         """Tokenize what the stage needs."""
-        self.share_seed()
-        if stage == "fit" and not self.streaming:
+        if stage == "fit":
             self.__dict__.pop("train_set", None)  # its corruption depends on the seed
-            _ = self.train_set
-        if stage in ("fit", "validate"):
-            _ = self.val_set
-        if stage in ("test", "predict"):
-            _ = self.test_set
-
-    def train_dataloader(self) -> Any:
-        """Full batches in a new order in each epoch, or of a stream."""
-        if not self.streaming:
-            return super().train_dataloader()
-        world, rank = (self.trainer.world_size, self.trainer.global_rank) if self.trainer is not None else (1, 0)
-        documents = self.parts["train"]
-        groups = Groups(
-            documents.files,
-            documents.rule,
-            self.tokenizer,
-            self.document_tokens,
-            characters=self.stream_buffer,
-            seed=self.seed,
-            num_replicas=world,
-            rank=rank,
-        )
-        return StreamLoader(
-            groups,
-            self._group_blocks,
-            batch_size=self.batch_size,
-            batches_per_epoch=self.batches_per_epoch,
-            num_workers=self.num_workers,
-        )
+        super().setup(stage)
 
     def state_dict(self) -> dict[str, str]:
         """Return what identifies the text and the tokenizer, for the checkpoint."""
-        text = {} if self.streaming else {"training_text": self.parts["train"].digest}
-        return {**text, "tokenizer": self.tokenizer.digest}
+        return {"training_text": self.parts["train"].digest, "tokenizer": self.tokenizer.digest}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Compare the text and the tokenizer with a checkpoint's.
@@ -244,28 +187,10 @@ class TextData(SeededData):
             raise StructuredInitError(f"block_size={self.block_size} is less than 2: nothing could be predicted")
         if self.max_tokens is not None and self.max_tokens < 2:
             raise StructuredInitError(f"max_tokens={self.max_tokens} is less than 2: nothing could be predicted")
-        self._check_streaming()
-        check_added(self.document_tokens)
+        if self.document_tokens not in ADDED:
+            near = nearest(self.document_tokens, ADDED)
+            raise StructuredInitError(f"unknown document_tokens '{self.document_tokens}': {near}")
         check_rule(self._documents or "row")
-
-    def _check_streaming(self) -> None:
-        if not self.streaming:
-            if self.batches_per_epoch is not None:
-                raise StructuredInitError("batches_per_epoch is for streaming: use trainer.limit_train_batches")
-            return
-        if self.batches_per_epoch is None or self.batches_per_epoch < 1 or self.stream_buffer < 1:
-            raise StructuredInitError(
-                "streaming needs batches_per_epoch, at least 1, to know when an epoch ends, and a stream_buffer of at "
-                "least 1 character"
-            )
-        if self.fraction < 1 or self.max_tokens is not None:
-            raise StructuredInitError(
-                "fraction and max_tokens need to know the whole text: leave them out, or set streaming to false"
-            )
-
-    def _training_text(self) -> Texts:
-        documents = self.parts["train"]
-        return Head(documents, TRAINING_CHARACTERS) if self.streaming else documents
 
     def _tokens(self, part: str) -> Tokens:
         return encode(self.parts[part], self.tokenizer, self.document_tokens, cache_folder())
@@ -275,21 +200,12 @@ class TextData(SeededData):
 
     def _blocks(self, tokens: Tokens, budget: int | None, masking: Masking | None) -> Blocks:
         spans = choose(tokens.bounds, len(tokens) if budget is None else budget, self.split_seed)
-        return self._arranged(tokens, spans, masking)
-
-    def _group_blocks(self, group: Group) -> Blocks:
-        spans = np.stack([group.bounds[:-1], group.bounds[1:]], axis=1)
-        return self._arranged(group, spans, self._masking(self.seed), first_index=group.number << 32)
-
-    def _arranged(
-        self, tokens: Tokens | Group, spans: NDArray[np.int64], masking: Masking | None, first_index: int = 0
-    ) -> Blocks:
+        layout = (pack if self.packing else rows)(spans, self.block_size)
         return Blocks(
             tokens,
-            (pack if self.packing else rows)(spans, self.block_size),
+            layout,
             self.block_size,
             pad_token_id=self.pad_token_id,
             masking=masking,
             cross_documents=self.cross_documents,
-            first_index=first_index,
         )

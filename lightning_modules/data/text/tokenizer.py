@@ -1,19 +1,26 @@
-"""`Tokenizer`: one face for every tokenizer, and how much text each of its tokens stands for."""
+"""Tokenizers: one face for all of them, those made from a text, and where one comes from by its name."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_modules.data.text.corpus import Texts
+from structured_init.errors import StructuredInitError, nearest
+from structured_init.files import replacing
+
 if TYPE_CHECKING:
     import tokenizers
+
 
 PARALLEL = "TOKENIZERS_PARALLELISM"
 
@@ -136,3 +143,217 @@ def _bytes_before(text: str) -> NDArray[np.int64]:
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
     return np.concatenate([[0], np.cumsum(widths)])
+
+
+PAD, UNKNOWN, BEGIN, END, MASK = "<pad>", "<unk>", "<s>", "</s>", "<mask>"
+SPECIAL = (PAD, UNKNOWN, BEGIN, END, MASK)
+TRAINED = ("bpe", "wordpiece")
+FROM_TEXT = ("characters", *TRAINED)
+_ALPHABET = 1000  # characters that a WordPiece vocabulary holds at most; rarer ones are unknown
+
+
+def byte_tokenizer() -> tokenizers.Tokenizer:
+    """Return a tokenizer with one token for each of the 256 bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
+    made = Tokenizer(models.BPE(vocabulary, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    return _finished(made)
+
+
+def character_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
+    """Return a tokenizer with one token for each character that occurs; others are unknown."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+
+    found = sorted(set().union(*map(set, texts)))
+    vocabulary = {token: i for i, token in enumerate([*SPECIAL, *found])}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    made.decoder = decoders.Fuse()
+    return _finished(made)
+
+
+def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """Train a tokenizer, the same in every process: byte-level BPE or WordPiece.
+
+    Args:
+        kind: one of `TRAINED`.
+        texts: to train on; iterated twice.
+        vocab_size: of the tokens, the five special ones among them; fewer where the text does not give so many.
+
+    Raises:
+        StructuredInitError: the vocabulary is too small for the characters or bytes alone.
+    """
+    return _finished({"bpe": _bpe, "wordpiece": _wordpiece}[kind](texts, vocab_size))
+
+
+def _bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    _check_size("bpe", vocab_size, len(SPECIAL) + len(alphabet))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=list(SPECIAL), initial_alphabet=alphabet, show_progress=False
+    )
+    with all_threads():
+        made.train_from_iterator(texts, trainer=trainer)
+    return made
+
+
+def _wordpiece(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
+    """Train WordPiece by the library's trainer, which breaks ties between merges by the numbers of their parts.
+
+    It numbers the characters inside words in the order of a hash map, another one in each process, so they are given
+    to it beforehand.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    made = Tokenizer(models.WordPiece(unk_token=UNKNOWN))
+    made.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.decoder = decoders.WordPiece()
+    alphabet = _alphabet(map(made.normalizer.normalize_str, texts))
+    numbered = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet)]
+    _check_size("wordpiece", vocab_size, len(numbered))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=numbered,
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    with all_threads():
+        made.train_from_iterator(texts, trainer=trainer)
+    found = made.get_vocab()
+    plain = Tokenizer(models.WordPiece(found, unk_token=UNKNOWN))  # in which no character is a special token
+    plain.normalizer, plain.pre_tokenizer, plain.decoder = made.normalizer, made.pre_tokenizer, made.decoder
+    return plain
+
+
+def _alphabet(texts: Iterable[str]) -> list[str]:
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    common = sorted((-count, character) for character, count in counts.items() if not character.isspace())
+    return sorted(character for _, character in common[:_ALPHABET])
+
+
+def _check_size(kind: str, vocab_size: int, least: int) -> None:
+    if vocab_size < least:
+        raise StructuredInitError(
+            f"vocab_size={vocab_size} is too small for tokenizer '{kind}': its single characters and the special "
+            f"tokens alone are {least}"
+        )
+
+
+def _finished(made: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    from tokenizers import AddedToken
+
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    made.encode_special_tokens = True  # a text that holds "</s>" says so, and ends no document
+    return made
+
+
+HUB = (
+    "gpt2",
+    "openai-community/gpt2",
+    "bert-base-uncased",
+    "google-bert/bert-base-uncased",
+    "google-bert/bert-base-cased",
+    "FacebookAI/roberta-base",
+    "EleutherAI/gpt-neox-20b",
+)
+# Names that the common tokenizers give to what they begin and end a document with, pad and mask with.
+BEGINS = (BEGIN, "[CLS]", "<bos>", "<|begin_of_text|>", "<|endoftext|>")
+ENDS = (END, "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>")
+PADS = (PAD, "[PAD]", "<|pad|>", "<|padding|>")
+MASKS = (MASK, "[MASK]", "<|mask|>")
+
+
+def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts], cache: Path) -> Tokenizer:
+    """Return a tokenizer by its name.
+
+    Args:
+        name: ``characters``, ``bytes``; ``bpe`` or ``wordpiece`` to train one; a ``tokenizer.json`` or the
+            folder of a saved tokenizer; or a hub name.
+        vocab_size: of one that is trained.
+        training_text: what to make it from, asked for only then.
+        cache: folder that keeps what was trained.
+
+    Raises:
+        StructuredInitError: no such tokenizer, a corrupt file, a vocabulary too small.
+    """
+    if name == "bytes":
+        return _own(byte_tokenizer(), name)
+    if name in FROM_TEXT:
+        return _cached(name, vocab_size, training_text(), cache)
+    if name == "unigram":
+        raise StructuredInitError(
+            "tokenizer 'unigram' cannot be trained here, because the tokenizers library finds different "
+            "pieces each time: give the tokenizer.json of a trained one, or use bpe or wordpiece"
+        )
+    path = Path(name).expanduser()
+    if path.is_file():
+        return _from_file(path)
+    return _from_transformers(name)
+
+
+def _own(backend, name: str) -> Tokenizer:  # noqa: ANN001  a tokenizer of the library
+    return Tokenizer(backend, name, begin=BEGIN, end=END, pad=PAD, mask=MASK)
+
+
+def _cached(kind: str, vocab_size: int, texts: Texts, cache: Path) -> Tokenizer:
+    import tokenizers
+
+    asked = f"{kind} {vocab_size if kind in TRAINED else ''} {texts.digest} {tokenizers.__version__}"
+    file = cache / f"{kind}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
+    if not file.exists():
+        made = train_tokenizer(kind, texts, vocab_size) if kind in TRAINED else character_tokenizer(texts)
+        with replacing(file) as temporary:
+            made.save(str(temporary))
+    backend = tokenizers.Tokenizer.from_file(str(file))
+    backend.encode_special_tokens = True  # not in the file
+    return _own(backend, kind)
+
+
+def _from_file(path: Path) -> Tokenizer:
+    import tokenizers
+
+    try:
+        backend = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare exceptions
+        raise StructuredInitError(f"'{path}' is not a tokenizer.json: {error}") from error
+    names = {token.content for token in backend.get_added_tokens_decoder().values()}
+    usual = {"begin": BEGINS, "end": ENDS, "pad": PADS, "mask": MASKS}
+    found = {what: next((token for token in tokens if token in names), None) for what, tokens in usual.items()}
+    return Tokenizer(backend, str(path), **found)
+
+
+def _from_transformers(name: str) -> Tokenizer:
+    from transformers import AutoTokenizer
+
+    own = [*FROM_TEXT, "bytes"]
+    try:
+        found = AutoTokenizer.from_pretrained(name, use_fast=True)
+    except Exception as error:  # of the hub, of files, of JSON
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise StructuredInitError(
+            f"no tokenizer '{name}' ({reason}): give a name of the Hugging Face hub, a tokenizer.json, or one of "
+            f"{', '.join(own)}; {nearest(name, [*own, *HUB])}"
+        ) from error
+    if not found.is_fast:
+        raise StructuredInitError(f"tokenizer '{name}' is not a fast one: it cannot say where its tokens are in a text")
+    return Tokenizer(
+        found.backend_tokenizer,
+        name,
+        begin=found.bos_token or found.cls_token,
+        end=found.eos_token or found.sep_token,
+        pad=found.pad_token,
+        mask=found.mask_token,
+    )

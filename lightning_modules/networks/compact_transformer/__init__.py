@@ -5,16 +5,16 @@ Source: Hassani et al., "Escaping the Big Data Paradigm with Compact Transformer
 
 from __future__ import annotations
 
-from lightning_modules.networks.compact_transformer.encoder import CompactEncoder
-from lightning_modules.networks.compact_transformer.names import (
+from lightning_modules.networks.compact_transformer.image import CompactTransformer, compact_transformer
+from lightning_modules.networks.compact_transformer.layers import CompactEncoder
+from lightning_modules.networks.compact_transformer.published import (
     COMPACT_TRANSFORMERS,
     TEXT_COMPACT_TRANSFORMERS,
     compact_arguments,
+    load_weights,
     text_arguments,
 )
-from lightning_modules.networks.compact_transformer.network import CompactTransformer, compact_transformer
 from lightning_modules.networks.compact_transformer.text import TextCompactTransformer, text_compact_transformer
-from lightning_modules.networks.compact_transformer.weights import load_weights
 
 __all__ = [
     "COMPACT_TRANSFORMERS",

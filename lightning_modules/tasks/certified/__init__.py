@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_modules.tasks.certified.certificate import certified, margins, output_distances
-from lightning_modules.tasks.certified.certified_accuracy import CertifiedAccuracy
-from lightning_modules.tasks.certified.empirical_lipschitz import empirical_lipschitz
-from lightning_modules.tasks.certified.pgd import l2_pgd
+from lightning_modules.tasks.certified.attacks import empirical_lipschitz, l2_pgd
+from lightning_modules.tasks.certified.certificate import CertifiedAccuracy, certified, margins, output_distances
 
 __all__ = ["CertifiedAccuracy", "certified", "empirical_lipschitz", "l2_pgd", "margins", "output_distances"]

@@ -1,4 +1,4 @@
-"""What is refused before it fails in the middle of a step: one line each."""
+"""What is refused before it fails in the middle of a step, one line each, and what only some networks can do."""
 
 from __future__ import annotations
 
@@ -7,39 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_modules.networks.transformers_network import number_of_positions
-from structured_init.errors import StructuredInitError, nearest
-
-OBJECTIVES = ("causal", "masked")
-
-
-def check_language_arguments(
-    objective: str,
-    label_smoothing: float,
-    z_loss: float,
-    sample_tokens: int,
-    sample_temperature: float,
-    sample_top_k: int | None,
-) -> None:
-    """Refuse numbers that mean nothing.
-
-    Raises:
-        StructuredInitError: names the argument.
-    """
-    if objective not in OBJECTIVES:
-        raise StructuredInitError(f"unknown objective '{objective}': {nearest(objective, OBJECTIVES)}")
-    if not 0 <= label_smoothing < 1:
-        raise StructuredInitError(f"label_smoothing must be in [0, 1), not {label_smoothing}")
-    for name, value in {
-        "z_loss": z_loss,
-        "sample_tokens": sample_tokens,
-        "sample_temperature": sample_temperature,
-    }.items():
-        if value < 0:
-            raise StructuredInitError(f"{name} must be 0 or positive, not {value}")
-    if sample_top_k is not None and sample_top_k < 1:
-        raise StructuredInitError(f"sample_top_k must be at least 1, or null, not {sample_top_k}")
-    if sample_tokens and objective == "masked":
-        raise StructuredInitError("a masked model does not continue text: set sample_tokens to 0")
+from structured_init.errors import StructuredInitError
 
 
 def check_data(model: Any, data: Any) -> None:
@@ -88,13 +56,18 @@ def check_batch(batch: dict[str, Tensor], network: nn.Module) -> None:
         )
 
 
-def check_labels(labels: Tensor, num_classes: int) -> None:
-    """Refuse classes that the network has not, before it fails in a device kernel.
+def enable_gradient_checkpointing(network: nn.Module) -> None:
+    """Let the layers compute their activations again in the backward pass.
 
     Raises:
-        StructuredInitError: names their range.
+        StructuredInitError: the network has no ``gradient_checkpointing_enable``, as models of transformers have it.
     """
-    if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
+    newer = getattr(network, "activation_checkpointing_enable", None)  # transformers 5.23 at the latest
+    enable = newer or getattr(network, "gradient_checkpointing_enable", None)
+    if enable is None or not getattr(network, "supports_gradient_checkpointing", True):
         raise StructuredInitError(
-            f"the labels run from {int(labels.min())} to {int(labels.max())}, the network has {num_classes} classes"
+            f"gradient_checkpointing: {type(network).__name__} cannot do it: leave it out, or give the network a "
+            "method gradient_checkpointing_enable"
         )
+    kind = "activation" if newer else "gradient"
+    enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})  # the other kind cannot follow unused inputs

@@ -1,31 +1,77 @@
 """Text classification with the backbone of any text model.
 
-Letters: B batch, T tokens, K classes.
+Letters: B batch, T tokens, D width, K classes.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MeanMetric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
 
 from lightning_modules.networks.compact_transformer import text_arguments, text_compact_transformer
 from lightning_modules.networks.transformers_network import BUILDERS, model_type, transformers_network
-from lightning_modules.tasks.language.checks import check_batch, check_data, check_labels
-from lightning_modules.tasks.language.hosts import enable_gradient_checkpointing
+from lightning_modules.tasks.language.checks import check_batch, check_data, enable_gradient_checkpointing
 from lightning_modules.tasks.language.model import Batch
-from lightning_modules.tasks.language.pooling import POOLS, Pool, PooledClassifier
 from lightning_modules.tasks.language.samples import token_strings
-from lightning_modules.tasks.task import Task
+from lightning_modules.tasks.task import NetworkTask, check_labels
 from structured_init.errors import StructuredInitError, nearest
 
+Pool = Literal["mean", "first", "last"]
+POOLS = ("mean", "first", "last")
 
-class TextClassifier(Task):
+
+def pool_tokens(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
+    """Return one vector per text, (B, D).
+
+    Args:
+        hidden: (B, T, D).
+        mask: (B, T), 1 where there is text; padding may stand on either side.
+        pool: ``mean`` of the text's tokens, the ``first`` (an encoder's class token) or the ``last`` of them (the only
+            one that has seen all, in a causal model).
+    """
+    if pool == "mean":
+        weight = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1)
+    place = torch.arange(mask.shape[1], device=mask.device)
+    index = mask.argmax(1) if pool == "first" else (place * mask).argmax(1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), index]
+
+
+class PooledClassifier(nn.Module):
+    """A backbone, its pooled tokens, and a linear layer.
+
+    Args:
+        backbone: takes ``input_ids`` and ``attention_mask`` (B, T) and returns (B, T, D), or what has
+            ``.last_hidden_state``.
+        width: D.
+        num_classes: K.
+        pool: see :func:`pool_tokens`.
+        dropout: before the linear layer.
+        std: of the linear layer's weights, normal; its biases are 0.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, width: int, num_classes: int, pool: Pool, dropout: float = 0.1, std: float = 0.02
+    ) -> None:
+        super().__init__()
+        self.backbone, self.pool = backbone, pool
+        self.dropout, self.head = nn.Dropout(dropout), nn.Linear(width, num_classes)
+        nn.init.normal_(self.head.weight, std=std)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Return logits (B, K) of token numbers (B, T)."""
+        output = self.backbone(input_ids, attention_mask=attention_mask)
+        hidden = getattr(output, "last_hidden_state", output)
+        return self.head(self.dropout(pool_tokens(hidden, attention_mask, self.pool)))
+
+
+class TextClassifier(NetworkTask):
     """Classifies texts. Override :meth:`configure_network` to bring an architecture of your own.
 
     A batch is a dictionary: ``input_ids`` and ``attention_mask`` (B, T), 1 where there is text, and ``labels`` (B,).
@@ -46,13 +92,7 @@ class TextClassifier(Task):
         dropout: before the last linear layer.
         label_smoothing: share of the target spread over all classes, in [0, 1).
         gradient_checkpointing: keep no activations inside the layers; compute them again.
-        optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
-        warmup_epochs: epochs of linear warmup; may be a fraction.
-        warmup_lr: learning rate of the first step, when there is a warmup.
-        min_lr: learning rate at the end of the cosine.
-        compile: compile the network, in place, when it first runs.
-        lr_schedule: pairs [share of the run, share of ``lr``], joined by straight lines, in place of warmup and cosine.
-        decay_all: apply the optimizer's weight decay to biases, norms, positions and tokens as well.
+        task: of :class:`Task`: ``optimizer``, ``warmup_epochs``, ``lr_schedule``, ….
 
     Raises:
         StructuredInitError: unknown network, field or pretrained name; sizes that do not fit; a number out of range.
@@ -72,13 +112,7 @@ class TextClassifier(Task):
         dropout: float = 0.1,
         label_smoothing: float = 0.0,
         gradient_checkpointing: bool = False,
-        optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.05),
-        warmup_epochs: float = 0.0,
-        warmup_lr: float = 1e-5,
-        min_lr: float = 1e-6,
-        compile: bool = False,
-        lr_schedule: list[list[float]] | None = None,
-        decay_all: bool = False,
+        **task: Any,
     ) -> None:
         if not 0 <= label_smoothing < 1 or not 0 <= dropout < 1:
             raise StructuredInitError(
@@ -86,11 +120,10 @@ class TextClassifier(Task):
             )
         if pool not in (None, *POOLS):
             raise StructuredInitError(f"unknown pool '{pool}': {nearest(str(pool), POOLS)}")
-        self.network_args, self.pretrained = dict(network_args or {}), pretrained
+        self.pretrained = pretrained
         self.num_classes, self.vocab_size, self.block_size = num_classes, vocab_size, block_size
         self.pool, self.dropout, self.label_smoothing = pool, dropout, label_smoothing
-        self._given_network = (network,)  # in a tuple: a bare module would register before super().__init__
-        super().__init__(optimizer, warmup_epochs, warmup_lr, min_lr, compile, lr_schedule, decay_all)
+        super().__init__(network, network_args, **task)
         if gradient_checkpointing:
             enable_gradient_checkpointing(getattr(self.network, "backbone", self.network))
         metrics = MetricCollection(
@@ -101,27 +134,21 @@ class TextClassifier(Task):
             },
             compute_groups=False,
         )
-        self.train_metrics = metrics.clone("train/")
-        self.val_metrics = metrics.clone("val/")
-        self.test_metrics = metrics.clone("test/")
-        self._first_batch_checked = False
+        self.set_metrics(metrics.clone)
 
-    def configure_network(self) -> nn.Module:
+    def named_network(self, name: str) -> nn.Module:
         """Build backbone and head from the sizes, ``network_args`` and ``pretrained``."""
-        (network,) = self._given_network
-        if isinstance(network, nn.Module):
-            return network
-        if text_arguments(network):
+        if text_arguments(name):
             arguments = {"seq_len": self.block_size, **self.network_args}
             classes = {"vocab_size": self.vocab_size, "num_classes": self.num_classes}
-            return text_compact_transformer(network, **classes, weights=self.pretrained, **arguments)
+            return text_compact_transformer(name, **classes, weights=self.pretrained, **arguments)
         sizes = {"tokenizer_size": self.vocab_size, "block_size": self.block_size}
         backbone = transformers_network(
-            network, purpose="backbone", pretrained=self.pretrained, **sizes, **self.network_args
+            name, purpose="backbone", pretrained=self.pretrained, **sizes, **self.network_args
         )
         if getattr(backbone, "pooler", None) is not None:
             backbone.pooler = None  # its weights would get no gradient
-        encoder = model_type(network, "backbone") in BUILDERS["masked"][1] and not backbone.config.is_decoder
+        encoder = model_type(name, "backbone") in BUILDERS["masked"][1] and not backbone.config.is_decoder
         pool = self.pool or ("mean" if encoder else "last")
         std = getattr(backbone.config, "initializer_range", 0.02)
         return PooledClassifier(backbone, backbone.config.hidden_size, self.num_classes, pool, self.dropout, std)
@@ -136,7 +163,7 @@ class TextClassifier(Task):
 
     def probe_tokens(self, batch: Batch) -> list[list[str]]:
         """Return the tokens of each sample of a batch as text, by the tokenizer of the data."""
-        tokenizer = getattr(getattr(self._trainer, "datamodule", None), "tokenizer", None)
+        tokenizer = getattr(getattr(self.attached_trainer, "datamodule", None), "tokenizer", None)
         return [token_strings(tokenizer, ids) for ids in batch["input_ids"].tolist()]
 
     def setup(self, stage: str) -> None:
@@ -162,18 +189,6 @@ class TextClassifier(Task):
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return class probabilities (B, K)."""
         return self(**self.probe_inputs(batch)).softmax(-1)
-
-    def on_train_epoch_end(self) -> None:
-        """Log the epoch's metrics; Lightning then computes and resets them."""
-        self.log_dict(self.train_metrics)
-
-    def on_validation_epoch_end(self) -> None:
-        """Log the validation's metrics."""
-        self.log_dict(self.val_metrics, prog_bar=True)
-
-    def on_test_epoch_end(self) -> None:
-        """Log the test's metrics."""
-        self.log_dict(self.test_metrics)
 
     def _step(self, batch: Batch, metrics: MetricCollection, label_smoothing: float = 0.0) -> Tensor:
         """Return the loss of a batch, and count it. Logging here as well would cost a millisecond a step."""

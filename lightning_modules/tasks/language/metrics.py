@@ -1,15 +1,66 @@
-"""Loss, perplexity and bits per character or byte, each from the same four sums over tokens.
+"""The loss of a batch of tokens, and loss, perplexity and bits per character or byte from the same four sums.
 
 ``torchmetrics.text.Perplexity`` takes logits and computes a second softmax; these take what the loss has computed.
+
+Letters: B batch, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchmetrics import Metric, MetricCollection
+
+IGNORED = -100  # the label of what is not predicted, as torch and transformers have it
+
+
+class TokenLoss(NamedTuple):
+    """What a batch costs.
+
+    Attributes:
+        objective: what is minimized, a mean over predicted tokens in nats.
+        nats: sum of −log p over the predicted tokens, without smoothing and z-loss; detached.
+        predicted: (B, T) bool, which tokens are predicted.
+    """
+
+    objective: Tensor
+    nats: Tensor
+    predicted: Tensor
+
+
+def token_loss(logits: Tensor, labels: Tensor, *, label_smoothing: float = 0.0, z_loss: float = 0.0) -> TokenLoss:
+    """Return the cross-entropy of predicted tokens, in float32 whatever the logits are.
+
+    A batch in which nothing is predicted costs 0, where a mean would be 0 / 0 and end the training.
+
+    Args:
+        logits: (B, T, V).
+        labels: (B, T) at the positions of the logits that predict them; −100 where nothing is predicted.
+        label_smoothing: share of the target spread over the vocabulary.
+        z_loss: weight of log² Z, with Z the normalizer of the softmax: PaLM (2204.02311, §5) has 1e-4.
+    """
+    predicted = labels != IGNORED
+    logits, flat = logits.float().flatten(0, -2), labels.flatten()
+    count = predicted.sum().clamp(min=1)
+    if not label_smoothing and not z_loss:
+        nats = F.cross_entropy(logits, flat, ignore_index=IGNORED, reduction="sum")
+        return TokenLoss(nats / count, nats.detach(), predicted)
+    weight = predicted.flatten().to(logits.dtype)
+    log_normalizer = torch.logsumexp(logits, -1)
+    nats = weight * (log_normalizer - logits.gather(-1, flat.clamp(min=0)[:, None]).squeeze(-1))
+    uniform = weight * (log_normalizer - logits.mean(-1))  # cross-entropy with the uniform distribution
+    smoothed = (1 - label_smoothing) * nats + label_smoothing * uniform
+    objective = (smoothed + z_loss * weight * log_normalizer.square()).sum() / count
+    return TokenLoss(objective, nats.detach().sum(), predicted)
+
+
+def shifted(values: Tensor, fill: int) -> Tensor:
+    """Move values (B, T) to the positions whose logits predict them: one to the left, ``fill`` at the end."""
+    return F.pad(values[:, 1:], (0, 1), value=fill)
 
 
 class TokenMetric(Metric):

@@ -1,10 +1,12 @@
-"""Language modelling with any network, causal or masked.
+"""Language modelling with any network, causal or masked; several documents in one block do not see each other.
 
 Letters: B batch, T tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,22 +18,50 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_modules.networks.token_mixing import mix_before_attention
 from lightning_modules.networks.transformers_network import first_position, transformers_network
-from lightning_modules.tasks.language.checks import check_batch, check_data, check_language_arguments
-from lightning_modules.tasks.language.generation import generate
-from lightning_modules.tasks.language.hosts import enable_gradient_checkpointing, takes_segments, uncompiled
-from lightning_modules.tasks.language.loss import IGNORED, shifted, token_loss
-from lightning_modules.tasks.language.metrics import token_metrics
-from lightning_modules.tasks.language.samples import decode, encode, log_samples, token_strings
-from lightning_modules.tasks.language.segments import additive, segment_mask, segment_positions
-from lightning_modules.tasks.task import Task
-from structured_init.errors import StructuredInitError
+from lightning_modules.tasks.language.checks import check_batch, check_data, enable_gradient_checkpointing
+from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
+from lightning_modules.tasks.language.samples import decode, encode, generate, log_samples, token_strings
+from lightning_modules.tasks.task import NetworkTask
+from structured_init.errors import StructuredInitError, nearest
+
+
+def segment_mask(segment_ids: Tensor, *, causal: bool) -> Tensor:
+    """Return (B, 1, T, T) bool, true where a token sees another: those of its own document, the earlier ones if causal.
+
+    Padding sees padding, so that no row is empty; no document sees it.
+
+    Args:
+        segment_ids: (B, T); 0 is padding, 1, 2, … are the documents.
+        causal: whether later tokens are hidden.
+    """
+    mask = segment_ids[:, :, None] == segment_ids[:, None, :]
+    return (mask.tril() if causal else mask)[:, None]
+
+
+def segment_positions(segment_ids: Tensor) -> Tensor:
+    """Return (B, T) positions that start again at 0 with each document.
+
+    Args:
+        segment_ids: (B, T); a document is a run of equal numbers.
+    """
+    index = torch.arange(segment_ids.shape[1], device=segment_ids.device).expand_as(segment_ids)
+    begins = torch.ones_like(segment_ids, dtype=torch.bool)
+    begins[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
+    return index - torch.where(begins, index, 0).cummax(dim=1).values
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask that is added to logits: 0 where true, the lowest number elsewhere."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, torch.finfo(dtype).min)
+
 
 Batch = dict[str, Tensor]
 PROMPT_TOKENS = 16  # of the validation text, where no prompt is given
 TEXT = ("characters", "bytes")
+OBJECTIVES = ("causal", "masked")
 
 
-class LanguageModel(Task):
+class LanguageModel(NetworkTask):
     """Models text. Override :meth:`configure_network` to bring an architecture of your own.
 
     A batch is a dictionary: ``input_ids`` (B, T) and ``labels`` (B, T) at the same positions, −100 where nothing is to
@@ -64,12 +94,7 @@ class LanguageModel(Task):
             ``token_shift`` or ``short_convolution``; a change of the network, to compare initializations with.
         gradient_checkpointing: keep no activations inside the layers; compute them again.
         optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
-        warmup_epochs: epochs of linear warmup; may be a fraction.
-        warmup_lr: learning rate of the first step, when there is a warmup.
-        min_lr: learning rate at the end of the cosine.
-        compile: compile the network, in place, when it first runs.
-        lr_schedule: pairs [share of the run, share of ``lr``], joined by straight lines, in place of warmup and cosine.
-        decay_all: apply the optimizer's weight decay to biases, norms, positions and tokens as well.
+        task: of :class:`Task`: ``warmup_epochs``, ``lr_schedule``, ``compile``, ….
 
     Raises:
         StructuredInitError: unknown network, field or pretrained name; sizes that do not fit; a number out of range.
@@ -95,43 +120,44 @@ class LanguageModel(Task):
         token_mixing: str | None = None,
         gradient_checkpointing: bool = False,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1),
-        warmup_epochs: float = 0.0,
-        warmup_lr: float = 1e-5,
-        min_lr: float = 1e-6,
-        compile: bool = False,
-        lr_schedule: list[list[float]] | None = None,
-        decay_all: bool = False,
+        **task: Any,
     ) -> None:
-        check_language_arguments(objective, label_smoothing, z_loss, sample_tokens, sample_temperature, sample_top_k)
+        if objective not in OBJECTIVES:
+            raise StructuredInitError(f"unknown objective '{objective}': {nearest(objective, OBJECTIVES)}")
+        if not 0 <= label_smoothing < 1:
+            raise StructuredInitError(f"label_smoothing must be in [0, 1), not {label_smoothing}")
+        amounts = {"z_loss": z_loss, "sample_tokens": sample_tokens, "sample_temperature": sample_temperature}
+        for name, value in amounts.items():
+            if value < 0:
+                raise StructuredInitError(f"{name} must be 0 or positive, not {value}")
+        if sample_top_k is not None and sample_top_k < 1:
+            raise StructuredInitError(f"sample_top_k must be at least 1, or null, not {sample_top_k}")
+        if sample_tokens and objective == "masked":
+            raise StructuredInitError("a masked model does not continue text: set sample_tokens to 0")
         if token_mixing and objective != "causal":
             raise StructuredInitError("token_mixing is for causal models: each token is mixed with those before it")
-        self.network_args, self.pretrained = dict(network_args or {}), pretrained
+        self.pretrained = pretrained
         self.vocab_size, self.block_size, self.objective = vocab_size, block_size, objective
         self.label_smoothing, self.z_loss = label_smoothing, z_loss
         self.sample_tokens, self.sample_prompts, self.sample_seed = sample_tokens, sample_prompts, sample_seed
         self.sample_temperature, self.sample_top_k = sample_temperature, sample_top_k
-        self._given_network = (network,)  # in a tuple: a bare module would register before super().__init__
-        super().__init__(optimizer, warmup_epochs, warmup_lr, min_lr, compile, lr_schedule, decay_all)
+        super().__init__(network, network_args, optimizer=optimizer, **task)
         if token_mixing:
             mix_before_attention(self.network, token_mixing)
         if gradient_checkpointing:
             enable_gradient_checkpointing(self.network)
-        self.train_metrics = token_metrics("train/")
-        self.val_metrics = token_metrics("val/")
-        self.test_metrics = token_metrics("test/")
+        self.set_metrics(token_metrics)
         self._first_position = first_position(self.network)
-        self._takes_segments = takes_segments(self.network)
-        self._first_batch_checked = False
+        taken = inspect.signature(self.network.forward).parameters
+        open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+        self._takes_segments = "attention_mask" in taken and ("position_ids" in taken or open_ended)
         self._text_known: dict[str, bool] = {}
         self._prompt: list[int] = []
 
-    def configure_network(self) -> nn.Module:
+    def named_network(self, name: str) -> nn.Module:
         """Build the network from ``vocab_size``, ``block_size``, ``objective``, ``network_args`` and ``pretrained``."""
-        (network,) = self._given_network
-        if isinstance(network, nn.Module):
-            return network
         return transformers_network(
-            network,
+            name,
             purpose=self.objective,
             tokenizer_size=self.vocab_size,
             block_size=self.block_size,
@@ -182,21 +208,13 @@ class LanguageModel(Task):
         logits, labels = self(**self.probe_inputs(batch)), self._at_predictions(batch["labels"], IGNORED)
         return F.cross_entropy(logits.float().mT, labels, ignore_index=IGNORED, reduction="none")
 
-    def on_train_epoch_end(self) -> None:
-        """Log the epoch's metrics; Lightning then computes and resets them."""
-        self.log_dict(self._known(self.train_metrics))
-
     def on_validation_epoch_end(self) -> None:
         """Log the validation's metrics, and samples where they are asked for."""
-        self.log_dict(self._known(self.val_metrics), prog_bar=True)
+        super().on_validation_epoch_end()
         if self.sample_tokens and not self.trainer.sanity_checking:
             texts, folder = self.samples(), self.trainer.log_dir  # a collective: every rank asks
             if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
                 log_samples(self.trainer, Path(folder or self.trainer.default_root_dir), texts)
-
-    def on_test_epoch_end(self) -> None:
-        """Log the test's metrics."""
-        self.log_dict(self._known(self.test_metrics))
 
     def samples(self) -> list[str]:
         """Return a continuation of every prompt, drawn anew from ``sample_seed``; no other random state is moved."""
@@ -204,13 +222,16 @@ class LanguageModel(Task):
         prompts = [encode(self._tokenizer, prompt) for prompt in self.sample_prompts or []] or [self._prompt]
         sampling = {"temperature": self.sample_temperature, "top_k": self.sample_top_k, "generator": generator}
         place = {"block_size": self.block_size, "device": self.device}
-        with self.trainer.precision_plugin.forward_context(), uncompiled(self.network):
+        compiled = getattr(self.network, "_compiled_call_impl", None) is not None
+        # As it was written: a text that grows would be compiled anew at every length.
+        eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
+        with self.trainer.precision_plugin.forward_context(), eager:
             texts = [generate(self, prompt, self.sample_tokens, **sampling, **place) for prompt in prompts]
         return [decode(self._tokenizer, text) for text in texts]
 
     @property
     def _tokenizer(self) -> Any:
-        return getattr(getattr(self._trainer, "datamodule", None), "tokenizer", None)
+        return getattr(getattr(self.attached_trainer, "datamodule", None), "tokenizer", None)
 
     def _step(
         self, batch: Batch, metrics: MetricCollection, label_smoothing: float = 0.0, z_loss: float = 0.0
@@ -250,8 +271,8 @@ class LanguageModel(Task):
             mask = additive(mask, next(self.network.parameters()).dtype)
         return {"attention_mask": mask, "position_ids": segment_positions(segment_ids) + self._first_position}
 
-    def _known(self, metrics: MetricCollection) -> dict[str, Metric]:
-        """Return the metrics by name, without those that the batches do not tell."""
+    def known_metrics(self, split: str) -> dict[str, Metric]:
+        """Return the metrics of a split by name, without those that the batches do not tell."""
         unknown = tuple(f"bits_per_{name.removesuffix('s')}" for name in TEXT if not self._text_known.get(name))
-        found = metrics.items(keep_base=False, copy_state=False)
+        found = getattr(self, f"{split}_metrics").items(keep_base=False, copy_state=False)
         return {name: metric for name, metric in found if not name.endswith(unknown)}

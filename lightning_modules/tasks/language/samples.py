@@ -1,14 +1,69 @@
-"""Generated text, where a run writes it and who else is shown it."""
+"""Text from a causal model, drawn from a generator of its own, and where a run writes and shows it.
+
+Letters: B batch, T tokens, V vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
+from torch import Tensor
 
+from structured_init.errors import StructuredInitError
 from structured_init.files import replacing
+
+
+@torch.no_grad()
+def generate(
+    next_logits: Callable[[Tensor], Tensor],
+    prompt: Sequence[int],
+    tokens: int,
+    *,
+    block_size: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    generator: torch.Generator,
+    device: torch.device | str = "cpu",
+) -> list[int]:
+    """Continue a prompt token by token, without a cache, so that any architecture can do it.
+
+    Args:
+        next_logits: (1, T) token numbers → (1, T, V) logits.
+        prompt: at least one token number.
+        tokens: how many to draw.
+        block_size: how many of the latest tokens the model sees.
+        temperature: divides the logits; 0 takes the likeliest token.
+        top_k: draw among so many likeliest tokens; all where null.
+        generator: on the CPU; no other random state is read or moved.
+        device: of the model.
+
+    Returns:
+        The prompt and its continuation.
+
+    Raises:
+        StructuredInitError: the prompt is empty.
+    """
+    if not prompt:
+        raise StructuredInitError("a prompt needs at least one token")
+    text = list(prompt)
+    for _ in range(tokens):
+        seen = torch.tensor([text[-block_size:]], device=device)
+        text.append(draw(next_logits(seen)[0, -1], temperature=temperature, top_k=top_k, generator=generator))
+    return text
+
+
+def draw(logits: Tensor, *, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
+    """Draw one token number from logits (V,)."""
+    if temperature == 0:
+        return int(logits.argmax())
+    logits = logits.float().cpu() / temperature
+    if top_k is not None and top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(top_k).values[-1], float("-inf"))
+    return int(torch.multinomial(logits.softmax(-1), 1, generator=generator))
 
 
 def log_samples(trainer: Trainer, folder: Path, texts: Sequence[str]) -> None:

@@ -3,32 +3,94 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from structured_init.analysis.audit import findings
-from structured_init.analysis.audit.depth import BlockScale, Depth, measure_depth
+from structured_init.analysis.audit.depth import BlockScale, Depth, aligned, measure_depth, product_diagonals
+from structured_init.analysis.audit.distribution import STANDARD_ERRORS
 from structured_init.analysis.audit.findings import Finding
-from structured_init.analysis.audit.lines import Line, block_lines
-from structured_init.analysis.audit.places import num_layers
-from structured_init.analysis.audit.products import product_diagonals
-from structured_init.analysis.audit.records import Record, records, text
+from structured_init.analysis.audit.records import Record, in_words, label, records
+from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
-from structured_init.errors import StructuredInitError
-from structured_init.extras import missing_extra
-from structured_init.host_inputs import Inputs, as_inputs, host_inputs
-from structured_init.plan import Weights
+from structured_init.errors import StructuredInitError, missing_extra
+from structured_init.names import folded_name
+from structured_init.overlay import Weights
 from structured_init.report import trained_norm
+from structured_init.running import Inputs, as_inputs, host_inputs
 from structured_init.storage import refuse_lazy
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
 NO_INPUTS = "no batch was given and the host names none: activations and gradients are left out"
+
+
+def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, seed: int = 0) -> Audit:
+    """Say what initialization a model really has, from its numbers alone. The model is left as it was.
+
+    Args:
+        model: any module.
+        batch: what it is called with: a tensor, a tuple of arguments, or a dictionary of named ones. Without it, what
+            the host library names: ``dummy_inputs`` of transformers, the image size of timm. Where there is neither,
+            activations and gradients are left out, and ``notes`` says so.
+        max_samples: at most so many samples of the batch, the first along axis 0; all when None.
+        seed: of the draws of such inputs, and of the direction in which the output is differentiated.
+
+    Raises:
+        StructuredInitError: the model has no parameters, or none with memory; one is lazy.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from structured_init.analysis import audit
+        >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), num_layers=2)
+        >>> print(str(audit(encoder, torch.randn(2, 8, 32)).findings[0]).partition(" (")[0])
+        problem: 6 parameters are equal in layers.0–1
+    """
+    if not isinstance(model, nn.Module):
+        raise StructuredInitError(f"audit needs a model, an nn.Module, got {type(model).__name__}")
+    refuse_lazy(model)
+    parameters = list(model.parameters())
+    if not parameters:
+        raise StructuredInitError(f"{type(model).__name__} has no parameters: there is nothing to audit")
+    if all(parameter.is_meta for parameter in parameters):
+        raise StructuredInitError(f"{type(model).__name__} is on the meta device: its parameters have no values yet")
+    try:
+        blocks = repeated_blocks(model)
+    except StructuredInitError:
+        blocks = {}
+    found = records(model, list(blocks))
+    notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
+    inputs = None if batch is None else as_inputs(batch)
+    if inputs is not None and max_samples is not None:
+        inputs = first_samples(inputs, max_samples)
+    few_args, few_named = ((), {}) if inputs is None else first_samples(inputs, 2)  # the pass holds all activations
+    products, without = product_diagonals(model, None if inputs is None else few_named or few_args)
+    depth, why = _depth(model, inputs, blocks, seed)
+    notes += [*without, *why, *_delayed(found, depth)]
+    weights = Weights(model)
+    values = {weights.names(parameter)[0]: parameter for parameter in parameters}
+    said = [
+        *findings.never_initialized(found),
+        *findings.copied(found, values),
+        *findings.without_gradient(depth),
+        *([] if depth.blocks else findings.zero_products(products)),
+        *findings.through_depth(depth.blocks),
+        *findings.overflow(depth, found),
+        *findings.outliers(found),
+        *findings.depth_scale(found, num_layers(model)),
+        *findings.steps(found, values),
+        *findings.not_drawn(found, trained_norm(weights)),
+    ]
+    said.sort(key=lambda finding: not finding.problem)
+    return Audit(type(model).__name__, found, said, depth.blocks, products, depth.gradients, notes)
 
 
 @dataclass
@@ -80,9 +142,7 @@ class Audit:
 
     def markdown(self) -> str:
         """Return the same as Markdown, with a table of blocks and one of the attention products."""
-        rows = [
-            f"| {_code(line.name)} | {line.parameters} | {line.scales.replace(', ', '<br>')} |" for line in self.lines()
-        ]
+        rows = [f"| `{line.name}` | {line.parameters} | {line.scales.replace(', ', '<br>')} |" for line in self.lines()]
         said = [*(f"- {finding}" for finding in self.findings), *(f"- left out: {note}" for note in self.notes)]
         table = ["| block | drawn from | root mean square |", "|---|---|---|", *rows]
         return "\n".join([
@@ -106,7 +166,7 @@ class Audit:
             "role": record.role,
             "shape": "×".join(map(str, record.shape)) or "scalar",
             "kind": seen.kind,
-            "in_words": text(record),
+            "in_words": in_words(record),
             "scale": seen.scale if seen.kind not in ("constant", "memory", "unreadable") else math.nan,
             "cut": seen.cut if seen.kind == "truncated normal" else math.nan,
             "mean": record.mean,
@@ -127,75 +187,10 @@ class Audit:
                 f"{numbers[f'{product}_diagonal']:+.2g} ± {numbers[f'{product}_off_diagonal_std']:.2g}"
                 for product in ("query_key", "value_output")
             )
-            yield f"| {_code(name)} | {' | '.join(cells)} |"
+            yield f"| `{name}` | {' | '.join(cells)} |"
 
     def __str__(self) -> str:
         return self.summary()
-
-
-def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, seed: int = 0) -> Audit:
-    """Say what initialization a model really has, from its numbers alone. The model is left as it was.
-
-    Args:
-        model: any module.
-        batch: what it is called with: a tensor, a tuple of arguments, or a dictionary of named ones. Without it, what
-            the host library names: ``dummy_inputs`` of transformers, the image size of timm. Where there is neither,
-            activations and gradients are left out, and ``notes`` says so.
-        max_samples: at most so many samples of the batch, the first along axis 0; all when None.
-        seed: of the draws of such inputs, and of the direction in which the output is differentiated.
-
-    Raises:
-        StructuredInitError: the model has no parameters, or none with memory; one is lazy.
-
-    Example:
-        >>> import torch
-        >>> from torch import nn
-        >>> from structured_init.analysis import audit
-        >>> encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), num_layers=2)
-        >>> print(str(audit(encoder, torch.randn(2, 8, 32)).findings[0]).partition(" (")[0])
-        problem: 6 parameters are equal in layers.0–1
-    """
-    if not isinstance(model, nn.Module):
-        raise StructuredInitError(f"audit needs a model, an nn.Module, got {type(model).__name__}")
-    refuse_lazy(model)
-    parameters = list(model.parameters())
-    if not parameters:
-        raise StructuredInitError(f"{type(model).__name__} has no parameters: there is nothing to audit")
-    if all(parameter.is_meta for parameter in parameters):
-        raise StructuredInitError(f"{type(model).__name__} is on the meta device: its parameters have no values yet")
-    try:
-        blocks = repeated_blocks(model)
-    except StructuredInitError:
-        blocks = {}
-    found = records(model, list(blocks))
-    notes = [f"{each.name}: its numbers cannot be read" for each in found if each.distribution.kind == "unreadable"]
-    inputs = None if batch is None else as_inputs(batch)
-    if inputs is not None and max_samples is not None:
-        inputs = first_samples(inputs, max_samples)
-    products, without = product_diagonals(model, None if inputs is None else _few(inputs))
-    depth, why = _depth(model, inputs, blocks, seed)
-    notes += [*without, *why, *_delayed(found, depth)]
-    values = _values(model, found)
-    said = [
-        *findings.never_initialized(found),
-        *findings.copied(found, values),
-        *findings.without_gradient(depth),
-        *([] if depth.blocks else findings.zero_products(products)),
-        *findings.through_depth(depth.blocks),
-        *findings.overflow(depth, found),
-        *findings.outliers(found),
-        *findings.depth_scale(found, num_layers(model)),
-        *findings.steps(found, values),
-        *findings.not_drawn(found, trained_norm(Weights(model))),
-    ]
-    said.sort(key=lambda finding: not finding.problem)
-    return Audit(type(model).__name__, found, said, depth.blocks, products, depth.gradients, notes)
-
-
-def _few(inputs: Inputs) -> tuple | dict[str, Any]:
-    """Return two samples as one batch: a pass that finds attention holds all activations."""
-    args, kwargs = first_samples(inputs, 2)
-    return kwargs or args
 
 
 def _depth(model: nn.Module, given: Inputs | None, blocks: dict[str, nn.Module], seed: int) -> tuple[Depth, list[str]]:
@@ -220,11 +215,93 @@ def _delayed(found: list[Record], depth: Depth) -> Iterator[str]:
         yield f"gradients: no block gets one before {', '.join(behind[:3]) or 'the head'}, which is zero, has moved"
 
 
-def _values(model: nn.Module, found: list[Record]) -> dict[str, Any]:
-    weights = Weights(model)
-    by_name = {weights.names(parameter)[0]: parameter for parameter in model.parameters()}
-    return {record.name: by_name[record.name] for record in found}
+@dataclass(frozen=True)
+class Line:
+    """One block, or several that are alike.
+
+    Attributes:
+        blocks: their names.
+        parameters: what they were drawn from.
+        scales: activations and gradients behind them; empty where no batch was run.
+        products: diagonals that stand out from chance.
+    """
+
+    blocks: tuple[str, ...]
+    parameters: str
+    scales: str = ""
+    products: str = ""
+
+    @property
+    def name(self) -> str:
+        """``blocks.0–11`` for blocks.0 … blocks.11."""
+        return folded_name(self.blocks)
+
+    def __str__(self) -> str:
+        return " | ".join(each for each in (self.parameters, self.scales, self.products) if each)
 
 
-def _code(name: str) -> str:
-    return f"`{name}`"
+def block_lines(
+    records: Sequence[Record], scales: Iterable[BlockScale], products: Mapping[str, dict[str, float]]
+) -> list[Line]:
+    """Return a line per run of blocks whose parameters have the same names, shapes and initializations."""
+    by_block: dict[str, list[Record]] = {}
+    for record in records:
+        by_block.setdefault(record.block, []).append(record)
+    depth = {each.name: each for each in scales}
+    attention: dict[str, list[dict[str, float]]] = {}
+    for name, numbers in products.items():
+        around = [block for block in by_block if name == block or name.startswith(f"{block}.")]
+        attention.setdefault(max(around, key=len, default=""), []).append(numbers)
+    found = []
+    runs: list[list[str]] = []  # neighbours that are alike; each is compared with the first of its run
+    for block, own in by_block.items():
+        if runs and _alike(runs[-1][0], by_block[runs[-1][0]], block, own):
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    for blocks in map(tuple, runs):
+        inside = [numbers for block in blocks for numbers in attention.get(block, [])]
+        shown = ", ".join(aligned(inside[0])) if inside else ""
+        seen = [depth[block] for block in blocks if block in depth]
+        activations, gradients = _span([each.activation for each in seen]), _span([each.gradient for each in seen])
+        scale = f"activations {activations}, gradients {gradients}" if seen else ""
+        found.append(Line(blocks, _parameters(by_block[blocks[0]]), scale, shown))
+    return found
+
+
+def _alike(first: str, ones: Sequence[Record], second: str, others: Sequence[Record]) -> bool:
+    """Tell whether two blocks may stand in one line: named and shaped alike, and drawn from the same."""
+    if re.sub(r"\d+", "#", first) != re.sub(r"\d+", "#", second) or len(ones) != len(others):
+        return False
+    return all(_same_draw(one, other) for one, other in zip(ones, others, strict=True))
+
+
+def _same_draw(one: Record, other: Record) -> bool:
+    """Tell whether two parameters may come from one draw: by their reference, else by kind and scale."""
+    if (one.inside, one.shape, one.trainable) != (other.inside, other.shape, other.trainable):
+        return False
+    if one.references or other.references:
+        return label(one) == label(other)
+    a, b = one.distribution, other.distribution
+    close = max(CLOSE, STANDARD_ERRORS / math.sqrt(one.size))
+    alike = a.kind == b.kind or "unclear" in (a.kind, b.kind)
+    return alike and math.isclose(a.scale, b.scale, rel_tol=close) and math.isclose(a.center, b.center, rel_tol=close)
+
+
+def _parameters(records: Sequence[Record]) -> str:
+    groups: dict[str, list[str]] = {}
+    usual: list[str] = []
+    for record in records:
+        said = label(record)
+        if record.role in ("bias", "norm bias") and said == "zeros":
+            usual.append("biases zeros")
+        elif record.role == "norm" and said == "ones":
+            usual.append("norms ones")
+        else:
+            groups.setdefault(said, []).append(record.inside.removesuffix(".weight"))
+    drawn = [f"{', '.join(filter(None, names))}: {said}".removeprefix(": ") for said, names in groups.items()]
+    return "; ".join([*drawn, *sorted(set(usual), reverse=True)])
+
+
+def _span(values: Sequence[float]) -> str:
+    return " → ".join(f"{value:.2g}" for value in (values[:1] if len(values) < 2 else (values[0], values[-1])))

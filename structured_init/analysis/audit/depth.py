@@ -1,7 +1,8 @@
-"""One batch forward and back: how large activations and gradients are, block by block, and what never gets one."""
+"""What changes through depth: the scale of activations and gradients on one batch, and attention's weight products."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,12 +13,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
-from structured_init.host_inputs import Inputs
-from structured_init.names import plain_name, wrapped_child
-from structured_init.undisturbed import undisturbed
+from structured_init.analysis.weight_products import weight_products
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import AttentionSite, attention_sites, left_unknown
+from structured_init.names import folded_name, plain_name, wrapped_child
+from structured_init.overlay import Weights
+from structured_init.running import Inputs, undisturbed
 
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
 STEPS = 3  # as many steps as factors that may be zero one behind the other
+LARGEST = 2**28  # numbers in the products of one layer, 2 GiB in float64
+ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,6 @@ def measure_depth(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Modu
     The model is left as it was: parameters and buffers are lent to each pass and come back unchanged. Dropout is off;
     batch norms take the statistics of the batch, as in training. What is differentiated is the network's output in a
     random direction of length one per number.
-
-    Args:
-        model: any module.
-        inputs: what it is called with.
-        blocks: blocks to look at, by name.
-        seed: of the direction, and of what a model draws.
 
     Raises:
         Exception: whatever the model raises on these inputs.
@@ -178,3 +178,56 @@ def _nudged(parameter: Tensor, seed: int) -> Tensor:
 
 def _rms(tensor: Tensor) -> float:
     return tensor.detach().double().square().mean().sqrt().item() if tensor.numel() else 0.0
+
+
+def product_diagonals(model: nn.Module, batch: object = None) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Return layer → numbers, and a line for each layer that is left out, or whose attention is not known.
+
+    The numbers are ``query_key_diagonal`` and ``query_key_off_diagonal_std`` (means over heads), ``query_key_z``, the
+    diagonal in standard errors of chance, and ``query_key_largest_factor``, the largest magnitude in both factors; and
+    the same of ``value_output``.
+    """
+    weights = Weights(model, batch=batch)
+    found: dict[str, dict[str, float]] = {}
+    left: list[str] = []
+    for site in attention_sites(weights):
+        if site.num_heads * site.embed_dim**2 > LARGEST:
+            left.append(f"{site.name}: products of {site.num_heads} heads {site.embed_dim} wide are left out")
+            continue
+        try:
+            found[site.name] = dict(_numbers(site))
+        except StructuredInitError as error:
+            left.append(f"{site.name}: no products: {error}")
+    unknown = left_unknown(weights)
+    reasons: dict[str, list[str]] = {}
+    for name, why in unknown.items():
+        reasons.setdefault(why, []).append(name)
+    why_not = f" ({weights.found.unwatched})" if weights.found.unwatched else ""
+    left += [f"{folded_name(names)}: no products: {why}{why_not}" for why, names in reasons.items()]
+    if not found and not unknown and weights.found.watched:
+        left += [f"'{each.name}': no products: {each.reason}" for each in weights.found.watched if each.reason]
+    return found, left
+
+
+def aligned(numbers: dict[str, float]) -> list[str]:
+    """Say which diagonals stand out from chance; nothing where none does."""
+    signs = {"query_key": "W_q W_kᵀ", "value_output": "W_v W_o"}
+    return [
+        f"{sign} diagonal {numbers[f'{product}_diagonal']:+.2g}"
+        for product, sign in signs.items()
+        if abs(numbers[f"{product}_z"]) > ALIGNED
+    ]
+
+
+def _numbers(site: AttentionSite) -> Iterator[tuple[str, float]]:
+    summary = weight_products(site).summary()
+    factors = {"query_key": (site.query, site.key), "value_output": (site.value, site.output)}
+    for product, both in factors.items():
+        diagonal, spread = summary[f"{product}_diagonal"], summary[f"{product}_off_diagonal_std"]
+        heads = len(diagonal) if isinstance(diagonal, list) else 1
+        diagonal, spread = (sum(each) / len(each) if isinstance(each, list) else each for each in (diagonal, spread))
+        error = spread / math.sqrt(heads * min(both[0].shape[1], both[1].shape[1]))
+        yield f"{product}_diagonal", diagonal
+        yield f"{product}_off_diagonal_std", spread
+        yield f"{product}_z", diagonal / error if error else 0.0
+        yield f"{product}_largest_factor", max(each.abs().max().item() for each in both)

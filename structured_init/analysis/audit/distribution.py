@@ -1,4 +1,4 @@
-"""Distributions that parameters are drawn from, and the tests that tell them apart.
+"""What one tensor's numbers were drawn from: a distribution, or a structure that no independent draws have.
 
 Every test keeps what is true with a probability of 0.9999: four standard errors (``STANDARD_ERRORS``) for mean and
 standard deviation, and ``ALPHA`` = 1e-4 for the largest of n draws and for Kolmogorov–Smirnov.
@@ -10,17 +10,75 @@ import math
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from scipy.special import kolmogorov, log_ndtr, ndtr
+from torch import Tensor
 
-from structured_init.analysis.audit.sample import Sample
+from structured_init.overlay import CHUNK, Statistics
 
+SORTED = 2**14  # numbers kept, at even distances; the Kolmogorov–Smirnov test tells 0.017 apart with so many
 ALPHA = 1e-4  # a true distribution is rejected by one test with this probability
 STANDARD_ERRORS = 4.0  # of mean and standard deviation; 6e-5 of normal numbers lie beyond
 FEWEST = 24  # of fewer numbers the kind is not asked for
 CUTS = (1.0, 3.5)  # in σ: below, a truncated normal is nearly uniform, above, nearly normal
 KURTOSIS_FROM = 1000  # of fewer numbers the sample kurtosis is far from normal itself
 KURTOSIS_ERRORS = 6.0  # its tail is heavier than the normal's
+TOLERANCE = 1e-4  # of squared norms and inner products of rows, by the mean squared norm
+ROWS = 256  # compared with each other, at even distances
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Numbers of one tensor.
+
+    Attributes:
+        count: how many there are.
+        mean: their mean.
+        std: their standard deviation about the mean.
+        kurtosis: fourth moment about the mean by the squared second; 3 for normal numbers, 1.8 for uniform ones.
+        low: the smallest.
+        high: the largest.
+        values: at most ``SORTED`` of them, sorted, in float64.
+        epsilon: relative rounding of their dtype.
+    """
+
+    count: int
+    mean: float
+    std: float
+    kurtosis: float
+    low: float
+    high: float
+    values: np.ndarray
+    epsilon: float
+
+    @classmethod
+    def of(cls, tensor: Tensor, epsilon: float | None = None) -> Sample:
+        """Measure finite numbers, in float64; ``epsilon`` is their rounding where they were stored in fewer bits."""
+        flat = tensor.detach().flatten()
+        basic = Statistics.of(flat)
+        parts = (part.to(torch.float64, copy=True) for part in flat.split(CHUNK))
+        fourth = sum(part.sub_(basic.mean).pow_(4).sum().item() for part in parts) / flat.numel()
+        step = -(-flat.numel() // SORTED)
+        low, high = flat.aminmax()
+        return cls(
+            count=flat.numel(),
+            mean=basic.mean,
+            std=basic.std,
+            kurtosis=fourth / basic.std**4 if basic.std > 0 else 0.0,
+            low=low.item(),
+            high=high.item(),
+            values=np.sort(flat[::step].double().numpy()),
+            epsilon=torch.finfo(tensor.dtype).eps if epsilon is None else epsilon,
+        )
+
+    def about(self, center: float) -> float:
+        """Return the root mean square distance from ``center``."""
+        return float(np.hypot(self.std, self.mean - center))
+
+    def reach(self, center: float) -> float:
+        """Return the largest distance from ``center``."""
+        return max(self.high - center, center - self.low)
 
 
 @dataclass(frozen=True)
@@ -142,13 +200,7 @@ def _drawn_from(sample: Sample, fitted: Distribution) -> bool:
 
 
 def _has_shape(sample: Sample, expected: Distribution, slack: float = 0.0) -> bool:
-    """Test largest distance, kurtosis and the distribution function, the cheapest first.
-
-    Args:
-        sample: the numbers.
-        expected: what they may have been drawn from.
-        slack: relative error of its bound.
-    """
+    """Test largest distance (``slack``: its relative error), kurtosis and the distribution function, cheapest first."""
     largest, rounding = sample.reach(expected.center), 2 * sample.epsilon + slack
     if largest > expected.bound * (1 + rounding) + rounding * abs(expected.center):
         return False
@@ -164,12 +216,7 @@ def _has_shape(sample: Sample, expected: Distribution, slack: float = 0.0) -> bo
 
 
 def kolmogorov_smirnov(values: NDArray[np.float64], expected: Distribution) -> float:
-    """Return the probability that draws lie as far from a distribution function as these, by the limit of many.
-
-    Args:
-        values: the draws, sorted.
-        expected: where they may come from.
-    """
+    """Return the probability that draws lie as far from a distribution as these sorted ones, by the limit of many."""
     below, count = expected.cdf(values), len(values)
     ranks = np.arange(count + 1) / count
     distance = max((ranks[1:] - below).max(), (below - ranks[:-1]).max())
@@ -215,3 +262,84 @@ def _truncated_moments(cut: float) -> tuple[float, float]:
     density = math.exp(-(cut**2) / 2) / math.sqrt(2 * math.pi)
     inside = 2 * float(ndtr(cut)) - 1
     return 1 - 2 * cut * density / inside, 3 - 2 * density * (cut**3 + 3 * cut) / inside
+
+
+def structured(value: Tensor) -> Distribution | None:
+    """Recognize a structure in a tensor of two or more axes; ``None`` where there is none.
+
+    - ``"identity"``: a constant times the identity, rectangular ones included.
+    - ``"Dirac"``: a convolution that hands its input on (``nn.init.dirac_``), in every group.
+    - ``"impulse"``: filters with one number that is not zero.
+    - ``"orthogonal"``: rows or columns orthogonal and of one length, to ``TOLERANCE`` or the rounding of the dtype.
+    - ``"delta orthogonal"``: such a matrix at the centre of a kernel of zeros.
+    - ``"log(1 … N)"`` along the last axis, and ``"sinusoidal"`` rows of sines and cosines.
+    """
+    if value.ndim < 2 or min(value.shape[:2]) < 1 or value.numel() < 4:
+        return None
+    tolerance = max(TOLERANCE, torch.finfo(value.dtype).eps)
+    value = value.float() if value.dtype in (torch.float16, torch.bfloat16) else value
+    if value.ndim > 2 and math.prod(value.shape[2:]) > 1 and (found := _filters(value, tolerance)):
+        return found
+    matrix = value.flatten(1) if value.shape[0] > 1 else value.flatten(0, -2)
+    if min(matrix.shape) < 2:
+        return None
+    return _identity(matrix) or _logarithms(matrix) or _sinusoidal(matrix) or _orthogonal(matrix, tolerance)
+
+
+def _filters(value: Tensor, tolerance: float) -> Distribution | None:
+    """Look at convolutions (R, C, *taps)."""
+    taps = value.flatten(2)
+    used = taps != 0
+    heights = taps[used]
+    if len(heights) and bool((used.flatten(1).sum(1) <= 1).all()) and bool((heights == heights[0]).all()):
+        centre = used[..., math.prod(value.shape[2:]) // 2]
+        rows = torch.arange(value.shape[0])
+        centred = value.shape[1] > 1 and int(centre[rows, rows % value.shape[1]].sum()) == len(heights)
+        if centred or len(heights) == value.shape[0]:
+            return Distribution("Dirac" if centred else "impulse", heights[0].item())
+        return None
+    middle = tuple(size // 2 for size in value.shape[2:])
+    matrix = value[(slice(None), slice(None), *middle)]
+    if value.shape[1] > 1 and int(used.sum()) == int((matrix != 0).sum()) and min(matrix.shape) > 1:
+        found = _orthogonal(matrix, tolerance)
+        return None if found is None else Distribution("delta orthogonal", found.scale)
+    return None
+
+
+def _identity(matrix: Tensor) -> Distribution | None:
+    diagonal = matrix.diagonal()
+    exact = bool((diagonal == diagonal[0]).all()) and diagonal[0] != 0
+    if exact and int((matrix != 0).sum()) == len(diagonal):
+        return Distribution("identity", diagonal[0].item())
+    return None
+
+
+def _logarithms(matrix: Tensor) -> Distribution | None:
+    expected = torch.arange(1, matrix.shape[1] + 1, dtype=matrix.dtype, device=matrix.device).log()
+    if not torch.allclose(matrix[0], expected, atol=1e-2):  # one row decides nearly always
+        return None
+    return Distribution("log(1 … N)") if torch.allclose(matrix, expected.expand_as(matrix), atol=1e-2) else None
+
+
+def _sinusoidal(matrix: Tensor) -> Distribution | None:
+    """Recognize rows that are sines and cosines of the same angles: each has the squared norm C/2."""
+    if matrix.shape[1] < 4 or matrix.shape[1] % 2:
+        return None
+    squares = matrix.square().sum(1)
+    squares = squares[squares > 0]  # a class token's is zero
+    half = torch.full_like(squares, matrix.shape[1] / 2)
+    sines = len(squares) > 1 and torch.allclose(squares, half, rtol=1e-3) and matrix.abs().max() <= 1 + 1e-3
+    return Distribution("sinusoidal") if sines else None
+
+
+def _orthogonal(matrix: Tensor, tolerance: float) -> Distribution | None:
+    """Recognize orthogonal rows, or columns where there are fewer of them, of one length."""
+    short = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
+    squares = short.square().sum(1)
+    mean = squares.mean()
+    if mean == 0 or (squares - mean).abs().max() > tolerance * mean:
+        return None
+    some = short[:: -(-len(short) // ROWS)]
+    gram = (some @ some.mT) / mean
+    gram.fill_diagonal_(0)
+    return Distribution("orthogonal", mean.sqrt().item()) if gram.abs().max() <= tolerance else None

@@ -54,12 +54,7 @@ def never_initialized(records: Iterable[Record]) -> Iterator[Finding]:
 
 
 def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """Find equal draws in different parameters: a layer that was copied, or the same seed before each.
-
-    Args:
-        records: of all parameters; tied ones have one record and are no copies.
-        values: name → the parameter.
-    """
+    """Find equal draws in different parameters: a layer that was copied, or the same seed before each."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for record in records:
         if record.distribution.kind in DRAWN and record.size >= 16:
@@ -75,29 +70,24 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
         first = full_value(values[group[0].name], group[0].name)
         same = [each for each in group if torch.equal(full_value(values[each.name], each.name), first)]
         if len(same) > 1:
-            alike = len({_inside(each) for each in same}) == 1
+            alike = len({each.inside for each in same}) == 1
             equal[tuple(each.block if alike else each.name for each in same)].append(same[0])
     for places, first in equal.items():
-        inside = [_inside(each) for each in first]
+        inside = [each.inside for each in first]
         where, why = folded_name(list(places)), "copied, or drawn from the same seed"
         if places[0] == first[0].name:  # of other names, or in no block
-            text = f"{_few(places)} are equal: {why}"
+            text = f"{_first_names(places)} are equal: {why}"
         elif len(first) > 1:
-            text = f"{len(first)} parameters are equal in {where} ({_few(inside)}): {why}"
+            text = f"{len(first)} parameters are equal in {where} ({_first_names(inside)}): {why}"
         else:
             text = f"{inside[0]} is equal in {where}: {why}"
         yield Finding("copied", tuple(each.name for each in first), text)
 
 
-def _inside(record: Record) -> str:
-    """Return a parameter's name within its block."""
-    return record.name.removeprefix(f"{record.block}.")
-
-
 def without_gradient(depth: Depth) -> Iterator[Finding]:
     """Find parameters whose gradient is zero and stays zero, such as two zero matrices one behind the other."""
     if depth.stuck:
-        text = f"{_few(depth.stuck)}: the gradient is exactly zero, and stays so when all others have moved"
+        text = f"{_first_names(depth.stuck)}: the gradient is exactly zero, and stays so when all others have moved"
         yield Finding("stuck", tuple(depth.stuck), text)
 
 
@@ -163,7 +153,8 @@ def outliers(records: Sequence[Record]) -> Iterator[Finding]:
         worst = max(found, key=lambda each: each.largest / each.std)
         count = sum(each.outliers for each in found)
         stand = "1 number stands" if count == 1 else f"{count} numbers stand"
-        text = f"{_few([each.name for each in found])}: {stand} alone, {worst.largest / worst.std:.0f} σ from the mean"
+        names = _first_names([each.name for each in found])
+        text = f"{names}: {stand} alone, {worst.largest / worst.std:.0f} σ from the mean"
         yield Finding("outliers", tuple(each.name for each in found), text, problem=False)
 
 
@@ -198,7 +189,7 @@ def steps(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[F
                 sizes.append(step)
     if outside:
         span = f"{min(sizes):.2g}" if max(sizes) < 1.05 * min(sizes) else f"{min(sizes):.2g} to {max(sizes):.2g}"
-        text = f"{_few(outside)}: the median step is {span}; mamba-ssm draws {STEP[0]:g} to {STEP[1]:g}"
+        text = f"{_first_names(outside)}: the median step is {span}; mamba-ssm draws {STEP[0]:g} to {STEP[1]:g}"
         yield Finding("step", tuple(outside), text, problem=False)
 
 
@@ -215,6 +206,6 @@ def _mean(records: Sequence[Record]) -> float:
     return sum(each.std for each in records) / len(records)
 
 
-def _few(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     shown = ", ".join(names[:FEW])
     return f"{shown} and {len(names) - FEW} more" if len(names) > FEW else shown

@@ -10,18 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_init.analysis.audit.distribution import FEWEST, Distribution, recognize
-from structured_init.analysis.audit.places import Place, places
-from structured_init.analysis.audit.references import Reference, matching
-from structured_init.analysis.audit.sample import Sample
-from structured_init.analysis.audit.structure import structured
-from structured_init.plan import tensor_names
+from structured_init.analysis.audit.distribution import FEWEST, Distribution, Sample, recognize, structured
+from structured_init.analysis.audit.references import Place, Reference, matching, places
+from structured_init.overlay import tensor_names
 from structured_init.storage import uninitialized
 from structured_init.writer import full_value
 
-# Kinds in another space: what is recognized there → what the parameter itself is.
 FAR, ALONE = 8.0, 8  # so many numbers beyond so many standard deviations belong to no distribution
 LEAST = 8  # of fewer numbers no reference is named
+LIBRARIES = ("torch", "timm", "transformers", "mamba-ssm")
+# Kinds in another space: what is recognized there → what the parameter itself is.
 DECAYS = {"uniform": "log of uniform", "constant": "constant"}
 STEPS = {"uniform": "log-uniform step", "constant": "constant"}
 
@@ -70,6 +68,11 @@ class Record:
         return self.names[0]
 
     @property
+    def inside(self) -> str:
+        """The name within its block; empty where it is a block of its own."""
+        return self.name.removeprefix(self.block).lstrip(".")
+
+    @property
     def size(self) -> int:
         """How many numbers it has."""
         return math.prod(self.shape)
@@ -81,12 +84,7 @@ class Record:
 
 
 def records(model: nn.Module, blocks: list[str]) -> list[Record]:
-    """Return a record of every parameter, in the order of the model; tied ones have one.
-
-    Args:
-        model: any module whose parameters hold values.
-        blocks: names of its blocks.
-    """
+    """Return a record of every parameter, in the order of the model; tied ones have one."""
     names, where = tensor_names(model), places(model)
     found = []
     for parameter in model.parameters():
@@ -102,23 +100,13 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
         )
         readable = parameter.is_floating_point() and not parameter.is_meta and parameter.numel()
         found.append(described(record, full_value(parameter, own[0]), where[id(parameter)]) if readable else record)
-    return by_popularity(found)
-
-
-def by_popularity(found: list[Record]) -> list[Record]:
-    """Put first the reference that most parameters of the model equal, where several fit one."""
+    # Where several references fit one, that comes first which most parameters of the model equal.
     count = Counter(reference.name for record in found for reference in record.references)
     return [replace(each, references=tuple(sorted(each.references, key=lambda r: -count[r.name]))) for each in found]
 
 
 def described(record: Record, value: Tensor, place: Place) -> Record:
-    """Return a record with what its value tells.
-
-    Args:
-        record: names and shape.
-        value: the full value on the CPU.
-        place: where it stands.
-    """
+    """Return a record with what its full value on the CPU tells."""
     epsilon = torch.finfo(getattr(torch, record.dtype)).eps
     why = uninitialized(value.to(getattr(torch, record.dtype)))
     if why is not None:
@@ -151,7 +139,7 @@ def described(record: Record, value: Tensor, place: Place) -> Record:
     return replace(record, distribution=recognize(sample), references=_worth_saying(matched, sample))
 
 
-def text(record: Record) -> str:
+def in_words(record: Record) -> str:
     """Say what a parameter is in a few words: the kind, with the scale of the reference where one matches."""
     shown = record.references[0].expected if record.references else record.distribution
     if record.role == "step" and shown.kind in ("uniform", "log-uniform step"):
@@ -163,10 +151,21 @@ def text(record: Record) -> str:
         return f"Δ = {math.exp(shown.center):.3g}"
     if record.role == "decay" and shown.kind == "constant":
         return f"−A = {shown.center:.3g}"
-    return in_words(shown)
+    return _kind_in_words(shown)
 
 
-def in_words(distribution: Distribution) -> str:
+def label(record: Record) -> str:
+    """Return what a parameter was drawn from and whose initialization that is."""
+    if not record.references:
+        return in_words(record)
+    first = record.references[0]
+    same = [each.name for each in record.references if each.expected == first.expected]
+    names = [name for name in same if name in LIBRARIES] or [name for name in same[:1] if name not in ("zeros", "ones")]
+    plain = record.distribution.kind == "constant" and first.expected.center in (0.0, 1.0)
+    return in_words(record) if plain or not names else f"{in_words(record)} ({', '.join(names)})"
+
+
+def _kind_in_words(distribution: Distribution) -> str:
     """Say a kind and its scale, to two or three digits."""
     kind, scale, center = distribution.kind, distribution.scale, distribution.center
     around = f", mean {center:.2g}" if center else ""

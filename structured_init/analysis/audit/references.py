@@ -1,4 +1,4 @@
-"""What libraries and papers draw parameters from, and which of that a parameter equals.
+"""What a parameter is for, what libraries and papers draw such parameters from, and which of that it equals.
 
 Letters: i fan_in, o fan_out, n layers, σ the standard deviation that the host is configured with.
 """
@@ -6,16 +6,110 @@ Letters: i fan_in, o fan_out, n layers, σ the standard deviation that the host 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from structured_init.analysis.audit.distribution import Distribution, fits, normal, truncated, uniform
-from structured_init.analysis.audit.places import Place
-from structured_init.analysis.audit.sample import Sample
+from torch import nn
 
+from structured_init.analysis.audit.distribution import Distribution, Sample, fits, normal, truncated, uniform
+from structured_init.analysis.blocks import repeated_blocks
+from structured_init.errors import StructuredInitError
+from structured_init.names import named_plain_modules
+
+STATE_SPACE = {"A_log": "decay", "dt_bias": "step", "D": "skip"}
+STEP_LAYERS = frozenset({"dt_proj"})  # in Mamba-1 the bias of a linear layer is that of the step
 TRUNCATED_STD = 0.87962566103423978  # of N(0, 1) cut at 2 σ, as JAX and timm divide by
 STEP = (0.001, 0.1)  # Δ of mamba-ssm, log-uniform
 DECAY = (1.0, 16.0)  # −A of Mamba-2 in mamba-ssm, uniform
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter stands.
+
+    Attributes:
+        role: ``"weight"``, ``"bias"``, ``"norm"``, ``"norm bias"``, ``"embedding"``, ``"recurrent"``, ``"attention
+            input"`` (fused, of ``nn.MultiheadAttention``), ``"decay"``, ``"step"``, ``"skip"`` (of state-space layers)
+            or ``"bare"``: a parameter of no known layer, such as positions.
+        fan_in: numbers that go into one output of its layer; for a bias, those of its weight.
+        fan_out: outputs that one number of the input goes into, as ``torch.nn.init`` counts them.
+        groups: of a convolution.
+        layers: in how many blocks the network is deep.
+        std: the standard deviation that the host is configured with (``initializer_range`` of transformers).
+    """
+
+    role: str
+    fan_in: int = 0
+    fan_out: int = 0
+    groups: int = 1
+    layers: int = 1
+    std: float = 0.02
+
+
+def places(model: nn.Module) -> dict[int, Place]:
+    """Return the place of every parameter, by its id; the first layer that holds a tied one counts."""
+    configs = [config for _, module in named_plain_modules(model) if (config := getattr(module, "config", None))]
+    stds = (getattr(config, "initializer_range", None) for config in configs)
+    std = next((value for value in stds if isinstance(value, float) and value > 0), 0.02)
+    layers = num_layers(model)
+    found: dict[int, Place] = {}
+    for name, module in named_plain_modules(model):
+        for key, parameter in module.named_parameters(recurse=False):
+            role, fans = _role(name, key, module), _fans(module)
+            if role in ("bare", "weight") and fans is None:
+                shape = parameter.shape
+                fans = (math.prod(shape[1:]), shape[0] if shape else 1)
+            fan_in, fan_out = fans or (0, 0)
+            place = Place(role, fan_in, fan_out, getattr(module, "groups", 1), layers, std)
+            found.setdefault(id(parameter), place)
+    return found
+
+
+def num_layers(model: nn.Module) -> int:
+    """Return how many layers a network has: what its configuration says, else its repeated blocks, else one."""
+    for _, module in named_plain_modules(model):
+        for key in ("num_hidden_layers", "n_layer", "num_layers"):
+            value = getattr(getattr(module, "config", None), key, None)
+            if isinstance(value, int) and value > 0:
+                return value
+    try:
+        return len(repeated_blocks(model))
+    except StructuredInitError:
+        return 1
+
+
+def _role(name: str, key: str, module: nn.Module) -> str:
+    kind = type(module).__name__.lower()
+    if key in STATE_SPACE:
+        return STATE_SPACE[key]
+    if key == "bias" and name.rpartition(".")[2] in STEP_LAYERS:
+        return "step"
+    if isinstance(module, nn.RNNBase):
+        return "recurrent"
+    if isinstance(module, nn.MultiheadAttention):
+        return "bias" if key.endswith("bias") else "attention input"
+    if "norm" in kind or "layerscale" in kind.replace("_", ""):
+        return "norm bias" if key.endswith("bias") else "norm"
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return "embedding"
+    if key.endswith("bias") and _fans(module) is not None:
+        return "bias"
+    return "weight" if key == "weight" and getattr(module, key).ndim > 1 else "bare"
+
+
+def _fans(module: nn.Module) -> tuple[int, int] | None:
+    """Return fan_in and fan_out of a layer with a weight of two or more axes, or of a recurrent one."""
+    if isinstance(module, nn.RNNBase):
+        return module.hidden_size, module.hidden_size
+    weight = getattr(module, "weight", None)
+    if isinstance(module, nn.MultiheadAttention) and module.in_proj_weight is not None:
+        weight = module.in_proj_weight
+    if not isinstance(weight, nn.Parameter) or weight.ndim < 2:
+        return None
+    receptive = math.prod(weight.shape[2:])
+    inputs, outputs = weight.shape[1] * receptive, weight.shape[0] * receptive
+    transposed = type(module).__name__ == "Conv1D" and weight.ndim == 2  # of transformers, stored (in, out)
+    return (outputs, inputs) if transposed else (inputs, outputs)
 
 
 class Reference(NamedTuple):
@@ -42,114 +136,66 @@ def matching(sample: Sample, place: Place) -> list[Reference]:
 
 def references(place: Place) -> list[Reference]:
     """Return what a parameter may be compared with at its place, without repetitions."""
-    return list(dict.fromkeys(_ROLES[place.role](place)))
-
-
-def _weight(place: Place) -> Iterator[Reference]:
-    i, o, n = max(place.fan_in, 1), max(place.fan_out, 1), place.layers
-    yield Reference("torch", uniform(1 / math.sqrt(i)))  # Linear and Conv: kaiming_uniform_ with a = √5
-    yield from _small(place)
-    yield Reference("GPT-2 depth scale σ/√(2n)", normal(place.std / math.sqrt(2 * n)))
-    yield Reference("mamba-ssm depth scale 1/√(i·n)", uniform(1 / math.sqrt(i * n)))  # out_proj
-    yield Reference("Xavier uniform", uniform(math.sqrt(6 / (i + o))))
-    yield Reference("Xavier normal", normal(math.sqrt(2 / (i + o))))
-    yield Reference("Kaiming normal fan_out", normal(math.sqrt(2 / o)))
-    if place.groups > 1:
-        yield Reference("Kaiming normal fan_out/groups", normal(math.sqrt(2 * place.groups / o)))  # timm
-    yield Reference("Kaiming normal fan_in", normal(math.sqrt(2 / i)))
-    yield Reference("Kaiming uniform", uniform(math.sqrt(6 / i)))
-    yield Reference("LeCun normal", normal(1 / math.sqrt(i)))
-    yield Reference("LeCun normal cut at 2 σ", truncated(1 / math.sqrt(i) / TRUNCATED_STD))  # JAX; timm lecun_normal_
-    yield Reference("small init √(2/5i)", normal(math.sqrt(2 / (5 * i))))  # Nguyen & Salazar 2019; GPT-NeoX
-    yield Reference("GPT-NeoX depth scale 2/(n√i)", normal(2 / (n * math.sqrt(i))))
-    yield Reference("TinyLlama depth scale 1/(n√i)", normal(1 / (n * math.sqrt(i))))  # litgpt
-    yield Reference("timm head 1/√o", uniform(1 / math.sqrt(o)))  # EfficientNet
+    i, o, n, std = max(place.fan_in, 1), max(place.fan_out, 1), place.layers, place.std
+    fixed = [  # the scale of transformer libraries
+        Reference("timm", normal(0.02)),  # trunc_normal_(std=0.02) cuts at ± 2, which is 100 σ
+        Reference("transformers", normal(std)),
+        Reference("timm, JAX: cut at 2 σ", truncated(0.02)),  # trunc_normal_tf_
+    ]
+    if std != 0.02:
+        fixed.append(Reference("transformers cut at 2 σ", truncated(std)))
+    weight = [
+        Reference("torch", uniform(1 / math.sqrt(i))),  # Linear and Conv: kaiming_uniform_ with a = √5
+        *fixed,
+        Reference("GPT-2 depth scale σ/√(2n)", normal(std / math.sqrt(2 * n))),
+        Reference("mamba-ssm depth scale 1/√(i·n)", uniform(1 / math.sqrt(i * n))),  # out_proj
+        Reference("Xavier uniform", uniform(math.sqrt(6 / (i + o)))),
+        Reference("Xavier normal", normal(math.sqrt(2 / (i + o)))),
+        Reference("Kaiming normal fan_out", normal(math.sqrt(2 / o))),
+        Reference("Kaiming normal fan_out/groups", normal(math.sqrt(2 * place.groups / o))),  # timm
+        Reference("Kaiming normal fan_in", normal(math.sqrt(2 / i))),
+        Reference("Kaiming uniform", uniform(math.sqrt(6 / i))),
+        Reference("LeCun normal", normal(1 / math.sqrt(i))),
+        Reference("LeCun normal cut at 2 σ", truncated(1 / math.sqrt(i) / TRUNCATED_STD)),  # JAX; timm lecun_normal_
+        Reference("small init √(2/5i)", normal(math.sqrt(2 / (5 * i)))),  # Nguyen & Salazar 2019; GPT-NeoX
+        Reference("GPT-NeoX depth scale 2/(n√i)", normal(2 / (n * math.sqrt(i)))),
+        Reference("TinyLlama depth scale 1/(n√i)", normal(1 / (n * math.sqrt(i)))),  # litgpt
+        Reference("timm head 1/√o", uniform(1 / math.sqrt(o))),  # EfficientNet
+    ]
+    if place.groups == 1:
+        weight = [each for each in weight if each.name != "Kaiming normal fan_out/groups"]
     if o == 3 * i:
-        yield Reference("Xavier uniform per third", uniform(math.sqrt(6 / (i + o / 3))))  # MoCo v3; timm's 'moco'
-
-
-def _small(place: Place) -> Iterator[Reference]:
-    """Yield the fixed scale of transformer libraries."""
-    yield Reference("timm", normal(0.02))  # trunc_normal_(std=0.02) cuts at ± 2, which is 100 σ
-    yield Reference("transformers", normal(place.std))
-    yield Reference("timm, JAX: cut at 2 σ", truncated(0.02))  # trunc_normal_tf_
-    if place.std != 0.02:
-        yield Reference("transformers cut at 2 σ", truncated(place.std))
-
-
-def _attention_input(place: Place) -> Iterator[Reference]:
-    bound = math.sqrt(6 / (place.fan_in + place.fan_out))
-    yield Reference("torch", uniform(bound))  # nn.MultiheadAttention: xavier_uniform_ of all three together
-    yield from _weight(place)
-
-
-def _bias(place: Place) -> Iterator[Reference]:
-    yield Reference("zeros", constant(0.0))
-    if place.fan_in:
-        yield Reference("torch", uniform(1 / math.sqrt(place.fan_in)))
-    yield Reference("JAX ViT, N(0, 1e-6²)", normal(1e-6))
-
-
-def _embedding(place: Place) -> Iterator[Reference]:
-    yield Reference("torch", normal(1.0))
-    yield from _small(place)
-    yield Reference("1/√D", normal(1 / math.sqrt(max(place.fan_in, 1))))  # fairseq
-    yield Reference("Xavier uniform", uniform(math.sqrt(6 / max(place.fan_in + place.fan_out, 1))))
-
-
-def _bare(place: Place) -> Iterator[Reference]:
-    yield Reference("zeros", constant(0.0))
-    yield Reference("ones", constant(1.0))
-    yield from _small(place)
-    yield Reference("timm token, N(0, 1e-6²)", normal(1e-6))
-    yield from _layer_scale()
-    yield Reference("N(0, 1)", normal(1.0))
-    yield from (each for each in _weight(place) if place.fan_in > 1)
-
-
-def _recurrent(place: Place) -> Iterator[Reference]:
-    yield Reference("torch", uniform(1 / math.sqrt(max(place.fan_in, 1))))
-    yield Reference("zeros", constant(0.0))
-
-
-def _norm(place: Place) -> Iterator[Reference]:
-    yield Reference("torch", constant(1.0))
-    yield Reference("zeros", constant(0.0))  # timm's zero_init_last; Gemma, which adds one
-    yield from _layer_scale()
-
-
-def _layer_scale() -> Iterator[Reference]:
-    for scale in (1e-6, 1e-5, 1e-4, 0.1):
-        yield Reference(f"LayerScale {scale:g}", constant(scale))
-
-
-def _norm_bias(place: Place) -> Iterator[Reference]:
-    yield Reference("torch", constant(0.0))
-
-
-def _step(place: Place) -> Iterator[Reference]:
+        weight.append(
+            Reference("Xavier uniform per third", uniform(math.sqrt(6 / (i + o / 3))))
+        )  # MoCo v3; timm 'moco'
+    zeros, ones = Reference("zeros", constant(0.0)), Reference("ones", constant(1.0))
+    layer_scale = [Reference(f"LayerScale {scale:g}", constant(scale)) for scale in (1e-6, 1e-5, 1e-4, 0.1)]
     low, high = map(math.log, STEP)
-    yield Reference("mamba-ssm", uniform((high - low) / 2, (high + low) / 2))
-
-
-def _decay(place: Place) -> Iterator[Reference]:
-    yield Reference("mamba-ssm", uniform((DECAY[1] - DECAY[0]) / 2, sum(DECAY) / 2))
-
-
-def _skip(place: Place) -> Iterator[Reference]:
-    yield Reference("mamba-ssm", constant(1.0))
-
-
-_ROLES = {
-    "weight": _weight,
-    "attention input": _attention_input,
-    "bias": _bias,
-    "embedding": _embedding,
-    "bare": _bare,
-    "recurrent": _recurrent,
-    "norm": _norm,
-    "norm bias": _norm_bias,
-    "step": _step,
-    "decay": _decay,
-    "skip": _skip,
-}
+    found = {
+        "weight": weight,
+        # Of nn.MultiheadAttention: xavier_uniform_ of all three together.
+        "attention input": [Reference("torch", uniform(math.sqrt(6 / (i + o)))), *weight],
+        "bias": [
+            zeros,
+            *([Reference("torch", uniform(1 / math.sqrt(i)))] if place.fan_in else []),
+            Reference("JAX ViT, N(0, 1e-6²)", normal(1e-6)),
+        ],
+        "embedding": [
+            Reference("torch", normal(1.0)),
+            *fixed,
+            Reference("1/√D", normal(1 / math.sqrt(i))),  # fairseq
+            Reference("Xavier uniform", uniform(math.sqrt(6 / max(place.fan_in + place.fan_out, 1)))),
+        ],
+        "bare": [
+            *(zeros, ones, *fixed, Reference("timm token, N(0, 1e-6²)", normal(1e-6)), *layer_scale),
+            *(Reference("N(0, 1)", normal(1.0)), *(weight if place.fan_in > 1 else [])),
+        ],
+        "recurrent": [Reference("torch", uniform(1 / math.sqrt(i))), zeros],
+        # timm's zero_init_last has zeros, and Gemma, which adds one.
+        "norm": [Reference("torch", constant(1.0)), zeros, *layer_scale],
+        "norm bias": [Reference("torch", constant(0.0))],
+        "step": [Reference("mamba-ssm", uniform((high - low) / 2, (high + low) / 2))],
+        "decay": [Reference("mamba-ssm", uniform((DECAY[1] - DECAY[0]) / 2, sum(DECAY) / 2))],
+        "skip": [Reference("mamba-ssm", constant(1.0))],
+    }
+    return list(dict.fromkeys(found[place.role]))

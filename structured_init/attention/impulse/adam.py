@@ -1,35 +1,40 @@
 """The solver of 2401.12511 and 2404.01139: queries and keys by gradient descent on the attention map itself.
 
+What it takes for the tokens that attention sees are positions, noise, or real activations.
+
 Letters: B inputs, H heads, Hkv key heads, N tokens, D embed_dim, k head_dim.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Float64
+from torch import Tensor, nn
 
+from structured_init.arguments import check_flag, check_positive, check_whole
+from structured_init.attention.impulse.solver import ImpulseSolver, Task, impulse_maps, layer_norm
+from structured_init.attention.planned_run import run_planned
+from structured_init.attention.positions import Positions
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import AttentionSite
+from structured_init.overlay import Weights
+from structured_init.threads import all_threads
 
+PseudoInput = Literal["P", "U", "G", "A", "B"]
+Input = Literal[PseudoInput, "batch"]
 LEARNING_RATE = 1e-4
 RENORMALIZE_EVERY = 100
 
 
 class Solution(NamedTuple):
-    """What the optimization reached.
+    """What the optimization reached."""
 
-    Attributes:
-        query: W_q (H, D, k).
-        key: W_k (Hkv, D, k).
-        loss: the mean squared error before the last step.
-    """
-
-    query: Float[Tensor, "heads embed_dim head_dim"]
-    key: Float[Tensor, "kv_heads embed_dim head_dim"]
-    loss: float
+    query: Float[Tensor, "heads embed_dim head_dim"]  # W_q (H, D, k)
+    key: Float[Tensor, "kv_heads embed_dim head_dim"]  # W_k (Hkv, D, k)
+    loss: float  # the mean squared error before the last step
 
 
 def optimize(
@@ -110,3 +115,124 @@ def renormalize(query: Tensor, key: Tensor, norm: float) -> None:
     """
     query.mul_(norm / query.norm(dim=1, keepdim=True))
     key.mul_(norm / key.norm(dim=2, keepdim=True))
+
+
+def pseudo_tokens(
+    kind: PseudoInput, positions: Float64[Tensor, "tokens embed_dim"], *, generator: torch.Generator
+) -> Float64[Tensor, "tokens embed_dim"]:
+    """Return the pseudo-input of 2404.01139, not yet normalized.
+
+    Args:
+        kind: ``"P"`` the positions; ``"U"`` U(−1, 1); ``"G"`` N(0, ½) cut at ±2; ``"A"`` P + U; ``"B"`` P + G.
+        positions: P; for U and G only its shape counts.
+        generator: draws U or G, once per solution.
+    """
+    noise = torch.zeros_like(positions)
+    if kind in ("U", "A"):
+        noise = 2 * torch.rand(positions.shape, dtype=positions.dtype, generator=generator) - 1
+    elif kind in ("G", "B"):
+        nn.init.trunc_normal_(noise, std=math.sqrt(0.5), a=-2.0, b=2.0, generator=generator)
+    return noise if kind in ("U", "G") else positions + noise
+
+
+def real_tokens(
+    weights: Weights, site: AttentionSite, batch: Tensor | None
+) -> Float[Tensor, "inputs tokens embed_dim"]:
+    """Return what comes to an attention layer on real inputs, with everything planned before in effect."""
+    if batch is None:
+        raise StructuredInitError(
+            "Impulse: pseudo_input 'batch' needs real images: initialize(model, initializer, batch=images)"
+        )
+    seen: list[Tensor] = []
+
+    def listen(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args or tuple(kwargs.values()))[0].detach().cpu().double())
+
+    handle = site.module.register_forward_pre_hook(listen, with_kwargs=True)
+    try:
+        run_planned(weights, ((batch,), {}))
+    finally:
+        handle.remove()
+    if not seen:
+        raise StructuredInitError(f"Impulse: '{site.name}' does not run on the given batch")
+    return seen[0]
+
+
+class AdamSolver(ImpulseSolver):
+    """Gradient descent on the attention map, one solution for all layers (2404.01139). See :func:`optimize`.
+
+    Args:
+        iterations: 10,000 as published.
+        pseudo_input: what stands for the tokens: ``"P"``, ``"U"``, ``"G"``, ``"A"``, ``"B"``, see
+            :func:`pseudo_tokens`; or ``"batch"``, what real images give.
+        later_pseudo_input: that of all layers but the first; ``None``: the same.
+        layer_norm: normalize the pseudo-input; 2401.12511 does not.
+        scale: factor on q·k in the solution, 0.1 in 2401.12511; ``None``: the host's. The queries and keys take up
+            the difference, so that the host's map is the one solved for.
+    """
+
+    shared = True
+
+    def __init__(
+        self,
+        iterations: int = 10_000,
+        pseudo_input: Input = "P",
+        later_pseudo_input: Input | None = None,
+        layer_norm: bool = True,
+        scale: float | None = None,
+    ) -> None:
+        valid = ("P", "U", "G", "A", "B", "batch")
+        for kind in (pseudo_input, later_pseudo_input or pseudo_input):
+            if kind not in valid:
+                raise StructuredInitError(f"AdamSolver: pseudo_input must be one of {', '.join(valid)}, got '{kind}'")
+        check_whole("AdamSolver", least=0, iterations=iterations)
+        check_positive("AdamSolver", null=True, scale=scale)
+        check_flag("AdamSolver", layer_norm=layer_norm)
+        self.iterations = iterations
+        self.pseudo_input: Input = pseudo_input
+        self.later_pseudo_input: Input | None = later_pseudo_input
+        self.layer_norm = layer_norm
+        self.scale = scale
+
+    def own_positions(self) -> Positions:
+        return Positions("sincos")
+
+    @property
+    def needs_batch(self) -> bool:
+        return "batch" in (self.pseudo_input, self.later_pseudo_input)
+
+    def variant(self, first: bool) -> str:
+        return self.pseudo_input if first else self.later_pseudo_input or self.pseudo_input
+
+    def solve(self, task: Task) -> tuple[Tensor, Tensor]:
+        site = task.site
+        if site.prefix_tokens:
+            raise StructuredInitError(
+                f"AdamSolver: '{site.name}' has {site.prefix_tokens} class or register tokens, which the solver"
+                " cannot handle: use mean pooling without a class token, or solver 'svd' or 'separable'"
+            )
+        scale = site.scale if self.scale is None else self.scale
+        inputs, targets = self._inputs(task), impulse_maps(task.offsets, task.grid, border=task.border)
+        with all_threads():
+            solution = optimize(
+                inputs,
+                targets,
+                site.head_dim,
+                scale=scale,
+                iterations=self.iterations,
+                generator=task.draw("adam"),
+                group=task.group,
+            )
+        if task.group > 1 and self.iterations:
+            site.note(f"{task.group} heads share each key: their maps' mean squared error is {solution.loss:.3g}")
+        rescale = math.sqrt(scale / site.scale)
+        return rescale * solution.query, rescale * solution.key
+
+    def _inputs(self, task: Task) -> Tensor:
+        kind = self.variant(task.first)
+        if kind == "batch":
+            return real_tokens(task.weights, task.site, task.batch)  # normalized by the host
+        shape = (task.grid[0] * task.grid[1], task.site.embed_dim)
+        known = torch.zeros(shape, dtype=torch.float64) if kind in ("U", "G") else task.known_positions().value
+        tokens = pseudo_tokens(kind, known, generator=task.draw("pseudo-input"))
+        return (layer_norm(tokens) if self.layer_norm else tokens)[None]

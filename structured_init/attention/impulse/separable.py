@@ -1,4 +1,4 @@
-"""Our solver: a shift of an image is a row shift times a column shift, whose logits have a small rank.
+"""The separable solver, ours: a shift of an image is a row shift times a column shift, whose logits have a small rank.
 
 Softmax turns a sum of logits into a product, so c·(S_y ⊗ 11ᵀ + 11ᵀ ⊗ S_x) gives the product of two one-dimensional
 shifts. These logits have rank at most Gy + Gx − 1, which a head of 64 dimensions holds exactly on a 16×16 grid; the
@@ -10,16 +10,20 @@ Letters: N tokens of a grid (Gy, Gx), D embed_dim, r rank, k head_dim, G heads t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.attention.impulse.basis import Basis, Factors, factor
-from structured_init.attention.impulse.offsets import Border, axis_shift
+from structured_init.arguments import check_not_negative, check_positive
+from structured_init.attention.impulse.solver import Basis, Border, Factors, ImpulseSolver, Task, axis_shift, factor
+from structured_init.attention.positions import Positions
+from structured_init.linalg import random_orthogonal
 
 CUTOFF = 1e-3  # of the pseudo-inverse, relative to the largest singular value
+EXPRESSED = 0.9  # below this share, positions are reported as too smooth for a shift
 
 
 def centred_shift(size: int, offset: int, *, border: Border) -> Float64[Tensor, "size size"]:
@@ -73,3 +77,67 @@ def expressed(basis: Basis, grid: tuple[int, int]) -> float:
         # ‖Uᵀ(e ⊗ 1)‖² / ‖e ⊗ 1‖², summed over an orthonormal basis e of this axis' functions without a constant.
         captured += grid[1 - axis] * float((profile - profile.mean(dim=0)).square().sum())
     return captured / max(grid[0] + grid[1] - 2, 1)
+
+
+class SeparableSolver(ImpulseSolver):
+    """Row shift times column shift, in closed form and exactly of small rank (ours). See :func:`separable`.
+
+    Args:
+        strength: c, the logit that a key gains on each axis on which it lies at the offset.
+        kappa: how smooth its own positions are, see :func:`row_and_column_codes`; ``None``: not at all.
+        gain: their root mean square.
+    """
+
+    border = "clamp"
+
+    def __init__(self, strength: float = 8.0, kappa: float | None = 2.0, gain: float = 0.7) -> None:
+        check_not_negative("SeparableSolver", strength=strength)
+        check_positive("SeparableSolver", gain=gain)
+        check_positive("SeparableSolver", null=True, kappa=kappa)
+        self.strength = strength
+        self.kappa = kappa
+        self.gain = gain
+
+    def own_positions(self) -> Positions:
+        return Positions("codes", kappa=self.kappa, gain=self.gain)
+
+    def solve(self, task: Task) -> tuple[Tensor, Tensor]:
+        site, positions = task.site, task.known_positions()
+        basis = positions.basis.cut(cutoff=CUTOFF)
+        heads = []
+        for offset in map(tuple, task.offsets.tolist()):
+            key = (*offset, site.head_dim, task.border)
+            if key not in positions.shifts:
+                positions.shifts[key] = separable(basis, [offset], task.grid, site.head_dim, border=task.border)
+            heads.append(positions.shifts[key])
+        worst = min(heads, key=lambda head: head.kept)
+        if worst.rank > site.head_dim:
+            site.note(
+                f"head_dim {site.head_dim} holds {site.head_dim} of the {worst.rank} directions of a shift:"
+                f" {1 - worst.kept:.1%} of the product's squared norm is lost"
+            )
+        if task.group > 1:
+            heads = self._shared(task, basis, heads)
+        if (share := expressed(basis, task.grid)) < EXPRESSED:
+            site.note(f"the positions express {share:.0%} of the functions of rows and columns that a shift needs")
+        generator = task.draw("rotation")
+        turns = torch.stack([random_orthogonal(site.head_dim, site.head_dim, generator=generator) for _ in heads])
+        turns *= math.sqrt(self.strength / site.scale)
+        query, key = torch.cat([each.query for each in heads]), torch.stack([each.key for each in heads])
+        return basis.right @ (query @ turns.repeat_interleave(task.group, dim=0)), basis.right @ (key @ turns)
+
+    def _shared(self, task: Task, basis: Basis, heads: list[Factors]) -> list[Factors]:
+        """Return the solutions of the heads that share a key, given those with keys of their own, and note the cost."""
+        site, offsets = task.site, [tuple(offset) for offset in task.offsets.tolist()]
+        starts = range(0, site.num_heads, task.group)
+        groups = [
+            separable(basis, offsets[start : start + task.group], task.grid, site.head_dim, border=task.border)
+            for start in starts
+        ]
+        costs = []
+        for start, shared in zip(starts, groups, strict=True):
+            own = sum(head.energy * (1 - head.kept) for head in heads[start : start + task.group])
+            costs.append(1 - shared.kept - (own / shared.energy if shared.energy else 0.0))
+        cost = f"{max(costs):.1%}" if max(costs) > 1e-9 else "nothing"
+        site.note(f"{task.group} heads share each key: {cost} of their products' squared norm is lost by that")
+        return groups

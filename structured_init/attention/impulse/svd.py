@@ -11,7 +11,9 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.attention.impulse.basis import Basis, Factors, factor
+from structured_init.arguments import check_not_negative, check_positive
+from structured_init.attention.impulse.solver import Basis, Factors, ImpulseSolver, Task, factor, impulse_maps
+from structured_init.attention.positions import Positions
 
 IMPULSE = 1000.0  # weight of the impulse in the linear target
 NOISE_STD, NOISE_CUT = 0.6, 2.0  # of the truncated normal noise, in absolute units
@@ -62,7 +64,9 @@ def closed_form(
     key.mul_(norm / _frobenius(key))
     if group > 1:
         # W_q = A √σ and W_k = B √σ have ‖W_q‖ ‖W_k‖ = Σσ; any other factors of the same product have more.
-        query.mul_(norm**2 / _nuclear(query, key.repeat_interleave(group, dim=0)))
+        shared = key.repeat_interleave(group, dim=0)
+        middle = torch.linalg.qr(query).R @ torch.linalg.qr(shared).R.mT  # k × k, of the same singular values
+        query.mul_(norm**2 / torch.linalg.matrix_norm(middle, ord="nuc", keepdim=True))
     return query, key
 
 
@@ -70,7 +74,32 @@ def _frobenius(weight: Tensor) -> Tensor:
     return torch.linalg.matrix_norm(weight, keepdim=True)
 
 
-def _nuclear(query: Tensor, key: Tensor) -> Tensor:
-    """Return the sum of the singular values of W_q W_kᵀ, from k × k matrices with the same ones."""
-    middle = torch.linalg.qr(query).R @ torch.linalg.qr(key).R.mT
-    return torch.linalg.matrix_norm(middle, ord="nuc", keepdim=True)
+class SvdSolver(ImpulseSolver):
+    """Truncated pseudo-inverse and Frobenius normalization (2505.19985). See :func:`closed_form`.
+
+    Args:
+        noise: strength of the noise beside an impulse of 1000.
+        norm: Frobenius norm of each head's queries, and of its keys.
+        gain: of its own positions, N(0, (0.02·gain)²).
+    """
+
+    offsets = "fixed"
+
+    def __init__(self, noise: float = 3.0, norm: float = 7.0, gain: float = 18.0) -> None:
+        check_not_negative("SvdSolver", noise=noise)
+        check_positive("SvdSolver", norm=norm, gain=gain)
+        self.noise = noise
+        self.norm = norm
+        self.gain = gain
+
+    def own_positions(self) -> Positions:
+        return Positions("gaussian", gain=self.gain)
+
+    def solve(self, task: Task) -> tuple[Tensor, Tensor]:
+        generator = task.draw("svd")
+        impulses = (impulse_maps(offset[None], task.grid, border=task.border)[0] for offset in task.offsets)
+        targets = (noisy_target(impulse, self.noise, generator=generator) for impulse in impulses)
+        if task.group > 1:
+            task.site.note(f"{task.group} heads share each key: nothing of their products is lost")
+        basis = task.known_positions().basis
+        return closed_form(basis, targets, task.site.head_dim, norm=self.norm, group=task.group)

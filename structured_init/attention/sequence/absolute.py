@@ -6,16 +6,31 @@ Letters: D embed_dim, F = D/2 frequencies, k head_dim, m = k/2, N tokens, H head
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
-from structured_init.attention.sequence.share import last_queries, mean_share, visible
+from structured_init.attention.sequence.heads import (
+    Layer,
+    Outcome,
+    Shares,
+    first_that_suffices,
+    last_queries,
+    mean_share,
+    visible,
+    write_product,
+)
+from structured_init.attention.sequence.measured import lasts, positions_in, read_by, reading_as_large_as_seen
+from structured_init.hosts.stream import Stream, stream_into
 
+GAINS = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0)  # of positions over content, the least that suffices is taken
 SAMPLES = 256  # queries over which a share is averaged, of several contents where the context has few
+ROUNDS = 6  # of looking how large content is beside positions
+OTHER, NEAR = 1.5, 1.1  # times as large as was taken for granted, from which on content is what was seen, and how near
 
 
 class Codes(NamedTuple):
@@ -37,11 +52,6 @@ def position_codes(embed_dim: int, length: int, *, generator: torch.Generator) -
     The frequencies are π (j + u_j)/F. In contexts of up to D tokens u_j = ½, for which the codes of different tokens
     are orthogonal; equidistant frequencies repeat themselves beyond, so there u_j is drawn from U(0, 1), and two codes
     have a product of about 1/√F. Phases are drawn, so that no token is special and no norm finds a mean to take out.
-
-    Args:
-        embed_dim: D.
-        length: N.
-        generator: draws phases, and u.
     """
     count = embed_dim // 2
     phases = 2 * math.pi * torch.rand(count, dtype=torch.float64, generator=generator)
@@ -88,15 +98,6 @@ def share_of_attention(
     What attention reads is a·code + √(1 − a²)·content with a² = gain²/(1 + gain²), and the logits are the strength
     times the product of a head's queries and keys. Content is drawn from a normal distribution, which is what random
     embeddings are in the few directions that a head reads.
-
-    Args:
-        codes: of the positions.
-        chosen: the head's frequencies.
-        offset: how far it looks back.
-        length: N.
-        gain: root mean square of positions over that of content.
-        causal: whether later tokens are hidden.
-        generator: draws the content.
     """
     own = gain**2 / (1 + gain**2)
     part = Codes(codes.frequencies[chosen], codes.phases[chosen])
@@ -107,3 +108,77 @@ def share_of_attention(
     turned = keys[:, queries] @ offset_head(part, torch.arange(len(chosen)), offset, shape[2], shape[2])
     logits, seen = turned @ keys.mT, visible(queries, length, causal=causal)
     return lambda strength: mean_share(strength * logits, queries - offset, seen)
+
+
+def through_absolute(layer: Layer) -> Outcome:
+    """Write codes as positions, and heads that read some of their frequencies."""
+    site, table = layer.site, layer.positions.absolute
+    assert table is not None
+    stream = stream_into(site, layer.weights, table.tensor)
+    draw = layer.rng.generator(table.name, "PreviousToken: codes")
+    codes = position_codes(site.embed_dim, table.num_tokens, generator=draw)
+    chosen = {
+        key: choose_frequencies(len(codes.phases), site.head_dim, generator=layer.draw(f"frequencies {key}"))
+        for key in layer.keys
+    }
+
+    def shares(head: int, key: int, offset: int, gain: float) -> Shares:
+        return lambda length: share_of_attention(
+            codes, chosen[key], offset, length, gain=gain, causal=layer.causal, generator=layer.draw(f"content {head}")
+        )
+
+    gain, found, ends = first_that_suffices(layer, shares, GAINS if layer.gain is None else (layer.gain,))
+    everywhere = codes.at(torch.arange(table.num_tokens), site.embed_dim)
+    free = _spared(layer, chosen.values())
+    everywhere[:, free] = 0.0
+    layer, stream = _among_content(layer, stream, gain * everywhere)
+    if not table.saved:
+        layer.weights.warn(f"'{table.name}' is not saved in checkpoints: a reloaded model has its original positions")
+        if not lasts(layer):
+            layer.weights.warn(
+                f"'{table.name}' is built anew when an input has more than {table.num_tokens:,} tokens: then heads no"
+                " longer look at their offsets, in inputs of any length"
+            )
+
+    def weight(key: int, offset: int) -> Tensor:
+        return offset_head(codes, chosen[key], offset, site.embed_dim, site.head_dim)
+
+    strengths = {head: each.strength / site.scale for head, each in found.items()}
+    write_product(layer, strengths, lambda _, key, offset: weight(key, offset[1]), lambda key: weight(key, 0))
+    how = f"positions {gain:g} times as large as content, whose root mean square is {stream.rms:.2g} ({stream.known})"
+    size = 1.0 if stream.normalized else stream.rms * math.sqrt(1 + gain**2)
+    return Outcome(found, ends, size, how, free, gain)
+
+
+def _spared(layer: Layer, chosen: Iterable[Tensor]) -> Tensor:
+    """Return coordinates whose frequencies no head reads, drawn at random, as many as the first number asked for."""
+    count = layer.site.embed_dim // 2
+    rest = torch.ones(count, dtype=torch.bool)
+    rest[torch.cat(list(chosen))] = False
+    unread = rest.nonzero()[:, 0]
+    taken = next((-(-number // 2) for number in layer.spare if number <= 2 * len(unread)), 0)
+    order = torch.rand(len(unread), generator=layer.draw("spare frequencies")).argsort()[:taken]
+    return torch.cat([unread[order], count + unread[order]])
+
+
+def _among_content(layer: Layer, stream: Stream, codes: Tensor) -> tuple[Layer, Stream]:
+    """Write codes as positions, as many times as large as content as they are given, and see that they arrive so.
+
+    Some hosts multiply embeddings or positions before they add them. So what the layer reads is looked at in a forward
+    pass, and where the positions in it are not what they should be, content is taken for so much larger or smaller.
+
+    Returns:
+        The layer and the stream as they were seen.
+    """
+    table, square, off = layer.positions.absolute, codes.square().mean().item(), OTHER
+    for _ in range(ROUNDS):
+        table.write(stream.rms * codes, "PreviousToken: positions")
+        found = read_by(layer)
+        part = None if found is None else positions_in(found)
+        if part is None:
+            break
+        ratio = math.sqrt(square * (1 - part) / part)  # of content, as it is read, to what it was taken for
+        if 1 / off < ratio < off:
+            break
+        stream, off = replace(stream, rms=stream.rms * ratio, known="measured"), NEAR
+    return reading_as_large_as_seen(layer), stream

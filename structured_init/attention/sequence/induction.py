@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -10,23 +11,27 @@ import torch
 from torch import Tensor
 
 from structured_init.arguments import check_finite, check_flag, check_positive, check_whole
-from structured_init.attention.sequence.copying import write_copies
-from structured_init.attention.sequence.job import Job, Outcome
-from structured_init.attention.sequence.matching import Match, matched, matching_coordinates, share_of_matches
-from structured_init.attention.sequence.measured import compared, measured_shares, told, warn_of
-from structured_init.attention.sequence.previous_token import look, prepare
-from structured_init.attention.sequence.recorded import Recorded, record
-from structured_init.attention.sequence.share import Reached, least_strength
-from structured_init.attention.sequence.towers import those_that_can, towers
-from structured_init.attention.stream_share import scale_heads, scale_mlp
+from structured_init.attention.sequence.heads import Layer, Outcome, Reached, least_strength, write_copies
+from structured_init.attention.sequence.matching import (
+    Match,
+    Recorded,
+    matched,
+    matching_coordinates,
+    record,
+    share_of_matches,
+)
+from structured_init.attention.sequence.measured import compared, measured_shares, report_shares
+from structured_init.attention.sequence.previous_token import KINDS, prepare, prepare_each, towers
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import AttentionSite, attention_sites
+from structured_init.hosts.attention_positions import attention_positions
+from structured_init.hosts.attention_site import is_causal
+from structured_init.hosts.mlp import MlpSite, mlp_sites
+from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
-from structured_init.plan import Above, Weights
-from structured_init.sites.attention import AttentionSite, attention_sites
-from structured_init.sites.causal import is_causal
-from structured_init.sites.position_kinds import attention_positions
-from structured_init.sites.select import Where
+from structured_init.names import block_around, is_stack, named_plain_modules, within
+from structured_init.overlay import Above, Weights
 
 LONGEST = 512  # tokens for which it is solved, unless asked otherwise
 LIMITS = (math.inf, 1.0, 0.3, 0.1)  # on what other branches add over the stream: the first that suffices is taken
@@ -115,7 +120,6 @@ class Induction(Initializer):
         for site in weights.each([each for each in attention_sites(weights) if each.name in factors]):
             scale_heads(site.by(BALANCED), range(site.num_heads), factors[site.name])
             site.note("the balance and the positions of Induction, without its circuit")
-        weights.watched, weights.unwatched = above.watched, above.unwatched
         weights.attention.update(above.attention)
         weights.skipped.update(above.skipped)
 
@@ -124,19 +128,18 @@ class Induction(Initializer):
         factors = {}
         for first, second in weights.each(self._pairs(weights, rng)):
             width, copying = first.site.value.shape[-1], len(list(first.heads))
-            outcome, _ = look(first, self.gain, [width * (len(first.keys) + copying), width * len(first.keys)])
+            spare = [width * (len(first.keys) + copying), width * len(first.keys)]
+            outcome = KINDS[first.kind](replace(first, gain=self.gain, spare=spare))
             read, write = write_copies(first, self.copy_scale, outcome)
             balance, seen, found = self._balanced(first, second, read, write)
             self._match(second, outcome, found, write)
             factors[first.site.name] = balance.heads
-            measured = measured_shares([first])[0]
-            first.site.note(told(first, outcome, measured) + balance.told(seen))
-            warn_of(first, outcome, measured)
-            self._told(second, first, found, seen)
+            report_shares([(first, outcome)], balance.told(seen))
+            self._report(second, first, found, seen)
         return factors
 
     def _balanced(
-        self, first: Job, second: Job, read: Subspaces, write: Subspaces
+        self, first: Layer, second: Layer, read: Subspaces, write: Subspaces
     ) -> tuple[Balance, Recorded, list[Found]]:
         """Scale the other branches of the first layer as little as suffices, and return the matches found there."""
         applied, best = Balance(), None
@@ -163,19 +166,19 @@ class Induction(Initializer):
         return best[1:]
 
     def _found(
-        self, second: Job, seen: Recorded, head: int, number: int, copying: int, read: Tensor, write: Tensor
+        self, second: Layer, seen: Recorded, head: int, number: int, copying: int, read: Tensor, write: Tensor
     ) -> Found:
         match = matched(second, seen, read, write, matching_coordinates(second))
-        share = share_of_matches(second, seen, match, _falling(second, head))
+        share = share_of_matches(second, seen, match, head)
         least = second.site.scale if second.site.layout.query_key_norm else 0.0
         return Found(head, number, copying, match, least_strength(share, self.share, least=least))
 
-    def _pairs(self, weights: Weights, rng: Draws) -> list[tuple[Job, Job]]:
+    def _pairs(self, weights: Weights, rng: Draws) -> list[tuple[Layer, Layer]]:
         """Return the first two layers of every tower, with nothing written yet."""
         chosen = [tower[:2] for tower in towers("Induction", weights, self.where)]
-        return those_that_can("Induction", weights, chosen, lambda layers: self._pair(layers, weights, rng))
+        return prepare_each("Induction", weights, chosen, lambda layers: self._pair(layers, weights, rng))
 
-    def _pair(self, layers: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Job, Job]:
+    def _pair(self, layers: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Layer, Layer]:
         site = layers[0]
         if len(layers) < 2:
             raise StructuredInitError(
@@ -199,7 +202,7 @@ class Induction(Initializer):
             )
         return first, self._second(layers[1], first)
 
-    def _second(self, site: AttentionSite, first: Job) -> Job:
+    def _second(self, site: AttentionSite, first: Layer) -> Layer:
         """The layer that matches, in its last heads: the first ones may share a table with those of the first layer."""
         positions, group = attention_positions(site, first.weights), site.num_heads // site.num_key_value_heads
         table = first.positions.relative
@@ -214,7 +217,7 @@ class Induction(Initializer):
         length = min(first.length, LONGEST) if self.context is None else first.length
         return replace(first, site=site, positions=positions, offsets=offsets, size=(1, length))
 
-    def _match(self, second: Job, outcome: Outcome, found: list[Found], write: dict[int, Tensor]) -> None:
+    def _match(self, second: Layer, outcome: Outcome, found: list[Found], write: dict[int, Tensor]) -> None:
         """Write the heads that match: one for each that copies."""
         site = second.site
         query, key, value, output = (part.double() for part in (site.query, site.key, site.value, site.output))
@@ -226,7 +229,7 @@ class Induction(Initializer):
             output[each.head] = self.copy_scale * outcome.stream * passed.mT
         site.query, site.key, site.value, site.output = query, key, value, output
 
-    def _told(self, second: Job, first: Job, found: list[Found], seen: Recorded) -> None:
+    def _report(self, second: Layer, first: Layer, found: list[Found], seen: Recorded) -> None:
         """Measure what tokens look at in the whole network, and say so in the report."""
         site, measured = second.site, measured_shares([second], twice=True)[0]
         shares = {each.head: measured.shares.get(each.head, each.reached.share) for each in found}
@@ -281,7 +284,7 @@ class Found(NamedTuple):
     reached: Reached
 
 
-def _scale(first: Job, wanted: Balance, applied: Balance) -> None:
+def _scale(first: Layer, wanted: Balance, applied: Balance) -> None:
     """Scale other heads and MLP from what they are to what they shall be."""
     site = first.site.by(BALANCED)
     taken = [head for head, _, _ in first.heads]
@@ -299,9 +302,39 @@ def _beside(taken: Tensor, width: int, *, generator: torch.Generator) -> Tensor:
     return torch.linalg.qr(drawn).Q
 
 
-def _falling(job: Job, head: int) -> Tensor | None:
-    """What ALiBi adds to the logits of a head, (N, N); ``None`` without."""
-    if job.positions.alibi is None:
-        return None
-    tokens = torch.arange(job.length)
-    return -job.positions.alibi.slopes[head] * (tokens[:, None] - tokens)
+def scale_heads(site: AttentionSite, heads: Iterable[int], factor: float) -> None:
+    """Multiply what some heads of a layer add."""
+    if factor != 1:
+        output = site.output
+        output[list(heads)] *= factor
+        site.output = output
+
+
+def scale_mlp(site: AttentionSite, weights: Weights, factor: float, by: str) -> bool:
+    """Multiply the last matrix of the MLP in the layer around an attention layer, and its bias; say if it is known."""
+    if factor == 1:
+        return True
+    modules = dict(named_plain_modules(weights.model))
+    block = block_around(site.name, {name for name, module in modules.items() if is_stack(module)})
+    found = [each for each in mlp_sites(weights) if within(each.name, block)]
+    for mlp in found:
+        first = {id(each.weight) for each in (mlp.layout.first, mlp.layout.gate) if each is not None}
+        inside = [module for name, module in named_plain_modules(mlp.module) if not within(name, _relative(site, mlp))]
+        last = [
+            module
+            for module in inside
+            for weight in module._parameters.values()
+            if weight is not None and weight.ndim == 2 and site.embed_dim in weight.shape and id(weight) not in first
+        ]
+        if len(found) != 1 or len(last) != 1:
+            return False
+        for parameter in last[0]._parameters.values():
+            if parameter is not None:
+                weights.edit(parameter, by).mul_(factor)
+    return bool(found)
+
+
+def _relative(site: AttentionSite, mlp: MlpSite) -> str:
+    """The name of an attention layer within the module that holds an MLP, or one that nothing has."""
+    inside = within(site.name, mlp.name) and site.name != mlp.name
+    return site.name.removeprefix(f"{mlp.name}.") if inside else "-"

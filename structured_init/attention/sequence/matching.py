@@ -1,22 +1,34 @@
 """The second half of induction: heads that find the token behind an earlier occurrence of the present one.
 
+They are solved on what the second layer reads, recorded in a forward pass of the whole network.
+
 Letters: B samples, N tokens, D embed_dim, k head_dim, v value width, c coordinates of a head that match.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float64, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from structured_init.attention.sequence.job import Job
-from structured_init.attention.sequence.matrices import normed
-from structured_init.attention.sequence.recorded import Recorded
+from structured_init.attention.planned_run import owner_of
+from structured_init.attention.sequence.heads import Layer, Share, mean_share, normed, visible
+from structured_init.attention.sequence.measured import Enough, drawn_twice, numbered, run_until_enough, to_run
 from structured_init.attention.sequence.rotary import turn
-from structured_init.attention.sequence.share import Share, mean_share, visible
+from structured_init.attention.stream_share import last_module, tensors
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import AttentionSite
+from structured_init.hosts.layout import pieces
+from structured_init.names import block_around, is_stack, named_plain_modules
+from structured_init.running import Inputs
 
+TOKENS = 2048  # in all samples
 SLOW = 1.0  # radians by which a pair that matches may be turned over the whole context
 
 
@@ -27,16 +39,16 @@ class Match(NamedTuple):
     key: Float64[Tensor, "D k"]
 
 
-def matching_coordinates(job: Job) -> Int[Tensor, " c"]:
+def matching_coordinates(layer: Layer) -> Int[Tensor, " c"]:
     """The coordinates of a head that can match tokens over all distances, the best first.
 
     All of them, but under rotary positions those of no pair, and of pairs that turn by less than ``SLOW`` over the
     context, the slowest first; where there are fewer than four, those of the two slowest pairs.
     """
-    rotary, head_dim = job.positions.rotary, job.site.head_dim
+    rotary, head_dim = layer.positions.rotary, layer.site.head_dim
     if rotary is None:
         return torch.arange(head_dim)
-    slow = rotary.frequencies * job.length < SLOW
+    slow = rotary.frequencies * layer.length < SLOW
     order = rotary.frequencies.argsort()[: max(int(slow.sum()), 2)]
     unturned = torch.ones(head_dim, dtype=torch.bool)
     unturned[rotary.pairs.flatten()] = False
@@ -44,7 +56,7 @@ def matching_coordinates(job: Job) -> Int[Tensor, " c"]:
 
 
 def matched(
-    job: Job,
+    layer: Layer,
     seen: Recorded,
     read: Float64[Tensor, "D v"],
     write: Float64[Tensor, "v D"],
@@ -55,50 +67,140 @@ def matched(
     R (v, c) has orthonormal columns beside the means of x̂ V and x̂ Oᵀ over all tokens. What is common to all tokens,
     such as a direction that was added to their embeddings and what the network answers to it, would be the largest part
     of queries and keys, and tell nothing.
-
-    Args:
-        job: the layer that matches.
-        seen: the pass.
-        read: V, of the head that copies.
-        write: O, of the head that copies.
-        coordinates: of the head that match.
     """
-    one, other = job.through_norm(read), job.through_norm(write.mT)
+    one, other = layer.through_norm(read), layer.through_norm(write.mT)
     means = torch.stack([(seen.read @ each).mean(dim=(0, 1)) for each in (one, other)], dim=1)
     beside = torch.linalg.qr(torch.cat([means, torch.eye(len(means), dtype=means.dtype)], dim=1)).Q[:, 2:]
     count = min(len(coordinates), beside.shape[1])
-    match = Match(*torch.zeros(2, job.site.embed_dim, job.site.head_dim, dtype=torch.float64))
+    match = Match(*torch.zeros(2, layer.site.embed_dim, layer.site.head_dim, dtype=torch.float64))
     for weight, subspace in ((match.query, one), (match.key, other)):
         weight[:, coordinates[:count]] = subspace @ beside[:, :count]
     return match
 
 
-def share_of_matches(job: Job, seen: Recorded, match: Match, falling: Tensor | None) -> Share:
+def share_of_matches(layer: Layer, seen: Recorded, match: Match, head: int) -> Share:
     """Return which share of attention a token puts on what followed it before, as a function of the head's strength.
 
     Of what was recorded, the last half of the tokens are asked, where the same one came before.
-
-    Args:
-        job: the layer that matches.
-        seen: the pass.
-        match: queries and keys of unit strength.
-        falling: what positions add to its logits (N, N), or ``None``.
     """
     length = seen.read.shape[1]
     tokens = torch.arange(length)
     maps = []
     for sample, places in zip(seen.read, seen.other, strict=True):
-        query, key = (normed(job, sample @ each) for each in match)
-        if job.positions.rotary is not None:
-            query, key = (turn(each, tokens, job.positions.rotary) for each in (query, key))
+        query, key = (normed(layer, sample @ each) for each in match)
+        if layer.positions.rotary is not None:
+            query, key = (turn(each, tokens, layer.positions.rotary) for each in (query, key))
         queries = tokens[(places < tokens - 1) & (tokens >= length // 2)]
         logits = query[queries] @ key.mT
-        added = 0.0 if falling is None else falling[queries]
+        alibi, added = layer.positions.alibi, 0.0
+        if alibi is not None:
+            added = -alibi.slopes[head] * (queries[:, None] - tokens)
         maps.append((logits, places[queries] + 1, visible(queries, length, causal=True), added))
 
     def share(strength: float) -> float:
-        strength = job.site.scale if job.site.layout.query_key_norm else strength  # which norms would take out
+        strength = layer.site.scale if layer.site.layout.query_key_norm else strength  # which norms would take out
         shares = [mean_share(strength * logits + added, *where) for logits, *where, added in maps]
         return sum(shares) / len(shares)
 
     return share
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One pass over random tokens of which each comes twice, at random places."""
+
+    other: Int[Tensor, "B N"]  # the place of each token's other occurrence (B, N)
+    read: Float64[Tensor, "B N D"]  # x̂, what the attention of the second layer reads (B, N, D)
+    stream: float  # root mean square of what enters the first layer
+    heads: float  # that of what its heads add, copies apart
+    rest: float  # that of what else is added before the second layer, by MLPs mostly
+    copies: float  # that of the copies
+    on: str  # what was run: "random tokens" or "the batch"
+
+    def parts(self, first: Layer) -> str:
+        """Say which shares of the stream's mean square before the second layer are whose."""
+        table = first.positions.absolute
+        places = 0.0 if table is None else first.weights.read(table.tensor).double().square().mean().item()
+        squares = {
+            "embeddings": max(self.stream**2 - places, 0.0),
+            "positions": places,
+            "copies": self.copies**2,
+            "other heads": self.heads**2,
+            "the MLP": self.rest**2,
+        }
+        total = sum(squares.values())
+        return ", ".join(f"{what} are {square / total:.0%}" for what, square in squares.items())
+
+
+def record(first: Layer, second: Layer) -> Recorded:
+    """Run the network with everything planned so far, up to the attention of the second layer."""
+    weights, site = first.weights, first.site
+    try:
+        part, inputs, known = to_run(weights, second.length, -(-TOKENS // second.length), True)
+    except StructuredInitError as error:
+        raise StructuredInitError(f"Induction is solved on what the network computes: {error}") from error
+    inputs, other = _each_twice(inputs, first.draw("tokens that come twice"))
+    modules = dict(named_plain_modules(weights.model))
+    stacks = {name for name, module in modules.items() if is_stack(module)}
+    seen: dict[str, Tensor] = {}
+    places = {}
+    for number, each in (("first", site), ("second", second.site)):
+        query = pieces(each.layout.query)[0].weight  # x̂ is read by its module, or by the layer where it is in none
+        places[f"into the {number} layer"] = modules[block_around(each.name, stacks)], each
+        places[f"read by the {number} layer"] = owner_of(query, modules.values(), each.module), each
+
+    def take(name: str, layer: AttentionSite) -> Callable[..., None]:
+        def hook(_: nn.Module, args: tuple, kwargs: dict) -> None:
+            seen[name] = _of_tokens((args, *kwargs.values()), layer, other)
+            if name == "read by the second layer":
+                raise Enough
+
+        return hook
+
+    def leave(_: nn.Module, __: tuple, output: Any) -> None:
+        seen["added by attention"] = _of_tokens(output, site, other)
+
+    with ExitStack() as stack:
+        for name, (module, layer) in places.items():
+            stack.callback(module.register_forward_pre_hook(take(name, layer), with_kwargs=True).remove)
+        stack.callback(last_module(site, modules).register_forward_hook(leave).remove)
+        run_until_enough(weights, inputs, part, known, who="Induction: ")
+    if missing := [name for name in (*places, "added by attention") if name not in seen]:
+        raise StructuredInitError(f"Induction: what is {missing[0]} of '{second.site.name}' was not seen on {known}")
+    value, output, copies = site.value.double(), site.output.double(), 0.0
+    for head, number, _ in first.heads:
+        copied = seen["read by the first layer"] @ value[number]
+        before = torch.nn.functional.pad(copied[:, :-1], (0, 0, 1, 0))  # what stood at the token before
+        copies = copies + before @ output[head]
+    stream, attention = seen["into the first layer"], seen["added by attention"]
+    parts = stream, attention - copies, seen["into the second layer"] - stream - attention, copies
+    sizes = (each.square().mean().sqrt().item() for each in parts)
+    return Recorded(other, seen["read by the second layer"], *sizes, known)
+
+
+def _each_twice(inputs: Inputs, generator: torch.Generator) -> tuple[Inputs, Tensor]:
+    """Return texts of random tokens, each twice at random places, and the place of each token's other occurrence."""
+    leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+    texts = [leaf for leaf in leaves if numbered(leaf)]
+    length = max((leaf.shape[1] for leaf in texts), default=0) // 2 * 2
+    if length < 4:
+        raise StructuredInitError("Induction is solved on texts, and what the model takes has no token numbers")
+    samples = -(-TOKENS // length) if len(texts) == len(leaves) else len(texts[0])
+    half = length // 2
+    rank = torch.rand(samples, length, generator=generator).argsort(dim=1)  # of each place in the list of tokens, twice
+    other = torch.gather(rank.argsort(dim=1), 1, (rank + half) % length)
+
+    return drawn_twice(inputs, rank, generator=generator), other
+
+
+def _of_tokens(given: Any, site: AttentionSite, other: Tensor) -> Float64[Tensor, "B N D"]:
+    """Return the activations in what a module takes or returns, samples first, without tokens before the text."""
+    samples, length = other.shape
+    found = next((each for each in tensors(given) if each.shape[-1] == site.embed_dim), None)
+    if found is not None and found.ndim == 2 and len(found) == samples * length:
+        found = found.view(samples, length, -1)
+    if found is not None and found.ndim == 3 and found.shape[0] != samples and found.shape[1] == samples:
+        found = found.transpose(0, 1)
+    if found is None or found.ndim != 3 or found.shape[:2] != (samples, length + site.prefix_tokens):
+        raise StructuredInitError(f"Induction: what '{site.name}' reads is no text of {length} tokens")
+    return found[:, site.prefix_tokens :].detach().cpu().double()

@@ -1,67 +1,280 @@
-"""What share of attention heads have on their offsets in the whole network, read from a forward pass of it.
+"""What heads do in the whole network, in a forward pass with all that is planned: what layers read, and their maps.
 
-Letters: B entries of a batch (samples, windows and heads together), N tokens.
+Letters: S samples, B entries of a batch (samples, windows and heads together), N tokens, D embed_dim.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
-from structured_init.attention.sequence.job import CLEAR, Job, Outcome
-from structured_init.attention.sequence.offsets import Offset, spoken
-from structured_init.attention.sequence.relative import asking
-from structured_init.attention.sequence.seen import watched_pass
+from structured_init.attention.planned_run import run_planned, what_the_host_offers
+from structured_init.attention.sequence.biases import asking
+from structured_init.attention.sequence.heads import CLEAR, Layer, Offset, Outcome, as_written
 from structured_init.errors import StructuredInitError
-from structured_init.layout import pieces
-from structured_init.watch import codes
-from structured_init.watch.records import Linear, Product, Sum
-from structured_init.watch.watch import WatchMode
+from structured_init.hosts.layout import pieces
+from structured_init.hosts.stream import norm_weight
+from structured_init.hosts.watched import cannot_run
+from structured_init.hosts.watching import origins
+from structured_init.hosts.watching.forward_pass import WatchMode, watching
+from structured_init.hosts.watching.records import Linear, Product, Sum
+from structured_init.names import block_around, is_stack, named_plain_modules
+from structured_init.overlay import Weights
+from structured_init.running import Inputs, as_inputs
 
+MOST = 2**25  # numbers in the maps of a layer, which a pass holds a few times: 128 MiB of float32 each
+SAMPLES = 4
+LITTLE = 1e-3  # of a mean square: less than that is noise
+NORMED = 2.0  # times larger or smaller than 1, up to which what a layer reads is taken for the outcome of a norm
 TOLD = 0.05  # from which difference on the prediction stands beside what was measured
+
+
+class Pass(NamedTuple):
+    """What was seen in a pass."""
+
+    seen: WatchMode  # all of it
+    own: dict[int, Tensor]  # identity of what stood in for a parameter → the model's own
+    on: str  # what the model was run on
+    samples: int  # S
+
+
+def watched_pass(
+    layers: Sequence[Layer], measure: Callable[[Tensor], Tensor] | None = None, *, twice: bool = False
+) -> Pass:
+    """Run the network, no further than the last of some layers; nothing need be flushed.
+
+    It is run on the batch where one was given that is long enough, else on random tokens or pixels as the host library
+    offers them. The contexts are as long as the longest that is asked for, or half, a quarter, … of it where the maps
+    would not fit.
+
+    ``measure`` is asked of every map, see ``WatchMode``; ``twice`` gives random tokens that come twice, whatever the
+    batch.
+    """
+    weights = layers[0].weights
+    length = max(each.length + each.site.prefix_tokens for each in layers)
+    heads = max(each.site.num_heads for each in layers)
+    while length > 2 and heads * length**2 > MOST:
+        length //= 2
+    part, inputs, known = to_run(weights, length, max(1, min(SAMPLES, MOST // (heads * length**2))), twice)
+    modules = dict(named_plain_modules(weights.model))
+    stacks = {name for name, module in modules.items() if is_stack(module)}
+    left = {block_around(each.site.name, stacks) for each in layers}
+    originals = dict(weights.model.named_parameters(remove_duplicate=False))
+    passes: list[tuple[WatchMode, dict[int, Tensor]]] = []
+
+    @contextmanager
+    def listening() -> Iterator[None]:
+        here = {id(each): originals[n] for n, each in weights.model.named_parameters(remove_duplicate=False)}
+        with watching(weights.model, measure) as seen:
+            passes.append((seen, here))
+            yield
+
+    def ended(name: str) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            left.discard(name)
+            if not left:
+                raise Enough
+
+        return hook
+
+    with ExitStack() as stack:
+        for name in tuple(left):
+            stack.callback(modules[name].register_forward_hook(ended(name)).remove)
+        run_until_enough(weights, inputs, part, known, listening())
+    samples = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 1)
+    return Pass(*passes[0], known, samples)
+
+
+def read_by(layer: Layer) -> Float[Tensor, "samples tokens embed_dim"] | None:
+    """Return what a layer reads, γ of the norm before it divided out; ``None`` where it cannot be seen."""
+    try:
+        seen, own, _, samples = watched_pass([layer])
+    except StructuredInitError:
+        return None
+    weights = {id(part.weight) for part in pieces(layer.site.layout.query)}
+    for linear in seen.of(Linear):
+        x = linear.x
+        if id(own.get(id(linear.block.parameter))) in weights and x.numel() % (samples * layer.site.embed_dim) == 0:
+            x = x.reshape(samples, -1, layer.site.embed_dim).cpu().double()
+            gamma = norm_weight(layer.site, layer.weights)
+            return x if gamma is None else x / gamma.where(gamma.abs() > 1e-3, 1)
+    return None
+
+
+def positions_in(read: Float[Tensor, "samples tokens embed_dim"]) -> float | None:
+    """Return the share of positions in the mean square of what is read, of samples that are unrelated: E x·x′ / E x².
+
+    What all tokens of all samples have in common counts as neither. ``None`` of a single sample.
+    """
+    if len(read) < 2:
+        return None
+    read = read - read.mean(dim=(0, 1))
+    read = read / read.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-30)
+    samples = len(read)
+    both = (read.sum(dim=0).square().mean() - samples) / (samples * (samples - 1))
+    return min(max(both.item(), LITTLE), 1 - LITTLE)
+
+
+def reading_as_large_as_seen(layer: Layer) -> Layer:
+    """Return a layer with the root mean square of what it reads, where that is not what a norm leaves."""
+    read = read_by(layer)
+    size = 1.0 if read is None else read.square().mean().sqrt().item()
+    return layer if 1 / NORMED < size < NORMED or size == 0 else replace(layer, reads=size)
+
+
+def lasts(layer: Layer) -> bool:
+    """Say whether a buffer of positions stays what it is when an input is longer than its table.
+
+    XGLM and its kin then build a new one, which is shorter inputs' as well.
+    """
+    weights, table = layer.weights, layer.positions.absolute.tensor
+    buffers = [(each, dict(each._buffers)) for each in weights.model.modules()]
+    owner, key = next(((each, key) for each, own in buffers for key in own if own[key] is table), (None, ""))
+    if owner is None:
+        return True
+    kept = []
+
+    @contextmanager
+    def comparing() -> Iterator[None]:
+        at = owner._buffers[key]
+        try:
+            yield
+        finally:
+            kept.append(owner._buffers[key] is at)
+
+    def enough(*_: object) -> None:
+        raise Enough
+
+    def longer(leaf: object) -> object:
+        rows = 1 + table.shape[-2]
+        return leaf.repeat(1, 1 + rows // leaf.shape[1])[:, :rows] if numbered(leaf) else leaf
+
+    handle = layer.site.module.register_forward_pre_hook(enough)
+    try:
+        part, inputs, known = to_run(weights, layer.length, 1, twice=False)
+        run_until_enough(weights, tree_map(longer, inputs), part, known, comparing())
+    except StructuredInitError:  # what cannot be run, or takes no longer input, cannot be asked
+        pass
+    finally:
+        handle.remove()
+        for each, own in buffers:
+            each._buffers.update(own)
+    return all(kept)
+
+
+def run_until_enough(
+    weights: Weights,
+    inputs: Inputs,
+    part: nn.Module,
+    known: str,
+    inside: AbstractContextManager[object] | None = None,
+    who: str = "",
+) -> None:
+    """Run the network until a hook has seen enough; one line where the host fails."""
+    try:
+        run_planned(weights, inputs, part, inside)
+    except Enough:
+        pass
+    except StructuredInitError:
+        raise
+    except Exception as error:  # of the host
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise StructuredInitError(f"{who}{type(part).__name__} fails on {known}: {why[:200]}") from error
+
+
+class Enough(Exception):
+    """All layers that were asked for have run."""
+
+
+def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str]:
+    """Return what is run, on what, and how that is called; the arguments are those of :func:`watched_pass`."""
+    given = None if weights.batch is None else as_inputs(weights.batch)
+    if given is not None and not twice and (_tokens(given) or length) >= length:
+        return weights.model, given, "the batch"
+    if (offered := what_the_host_offers(weights, length, samples)) is not None:
+        part, inputs = offered
+        return part, (_repeated(inputs) if twice else inputs), "random tokens" if _tokens(inputs) else "random inputs"
+    if given is not None:
+        return weights.model, (_repeated(given) if twice else given), "the batch"
+    raise StructuredInitError(
+        cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
+    )
+
+
+def _tokens(inputs: Inputs) -> int:
+    """Return how many tokens each sample has; 0 where none are given by number."""
+    return max((leaf.shape[1] for leaf in tree_leaves(inputs) if numbered(leaf)), default=0)
+
+
+def _repeated(inputs: Inputs) -> Inputs:
+    """Return texts whose second half repeats the first, in which no token comes twice while there are enough."""
+    samples = max((len(leaf) for leaf in tree_leaves(inputs) if numbered(leaf)), default=1)
+    in_order = torch.arange(max(_tokens(inputs), 1)).expand(samples, -1)
+    return drawn_twice(inputs, in_order, generator=torch.Generator().manual_seed(0))
+
+
+def drawn_twice(inputs: Inputs, order: Int[Tensor, "samples tokens"], *, generator: torch.Generator) -> Inputs:
+    """Return other texts, of random tokens of those that are there: N/2 of them twice, in a given order.
+
+    ``order`` says which of the tokens a_1 … a_N/2, a_1 … a_N/2 stands where. What holds two numbers at most is a mask,
+    of which nothing is hidden.
+    """
+    samples, half = len(order), (order.shape[1] + 1) // 2
+
+    def drawn(leaf: Any) -> Any:
+        if not numbered(leaf):
+            return leaf
+        vocabulary = leaf.unique()
+        if len(vocabulary) <= 2:
+            return vocabulary[-1].expand(order.shape).clone()
+        if len(vocabulary) >= half:
+            picked = torch.rand(samples, len(vocabulary), generator=generator).argsort(dim=1)[:, :half]
+        else:
+            picked = torch.randint(len(vocabulary), (samples, half), generator=generator)
+        return vocabulary[torch.gather(picked.repeat(1, 2), 1, order).to(leaf.device)]
+
+    return tree_map(drawn, inputs)
+
+
+def numbered(leaf: object) -> bool:
+    """Say whether something are token numbers (B, N), or a mask over them."""
+    return isinstance(leaf, Tensor) and leaf.ndim == 2 and not leaf.is_floating_point()
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What a pass showed of one layer.
+    """What a pass showed of one layer."""
 
-    Attributes:
-        shares: head → the mean share of attention on its offset, of the last queries.
-        length: the number of tokens for which it is; 0 where nothing was seen.
-        on: "the batch", or what else the model was run on; where nothing was seen, why.
-        window: the number of tokens that each one sees, itself included, where it does not see all before it.
-    """
-
-    shares: dict[int, float]
-    length: int
-    on: str
-    window: int | None = None
+    shares: dict[int, float]  # head → the mean share of attention on its offset, of the last queries
+    length: int  # the number of tokens for which it is; 0 where nothing was seen
+    on: str  # "the batch", or what else the model was run on; where nothing was seen, why
+    window: int | None = None  # how many tokens each one sees, itself included, where not all before it
 
 
-def measured_shares(jobs: Sequence[Job], *, twice: bool = False) -> list[Measured]:
+def measured_shares(layers: Sequence[Layer], *, twice: bool = False) -> list[Measured]:
     """Run the network as ``watched_pass`` does, and return the shares of attention that heads really have.
 
-    Args:
-        jobs: layers of one overlay, with the offsets of those heads that are asked for.
-        twice: the share on what followed an equal token, in place of that on an offset: of random tokens that come
-            twice, whatever batch was given.
+    ``twice`` measures the share on what followed an equal token, of random tokens that come twice.
     """
-    wanted = sorted({(each.site.prefix_tokens, each.size, offset) for each in jobs for *_, offset in each.heads})
+    wanted = sorted({(each.site.prefix_tokens, each.size, offset) for each in layers for *_, offset in each.heads})
 
     def measure(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, "batch wanted"]:
         return torch.stack([*(_share(maps, *each, twice) for each in wanted), _farthest(maps)], dim=1)
 
     try:
-        seen, own, known, _ = watched_pass(jobs, measure, twice=twice)
+        seen, own, known, _ = watched_pass(layers, measure, twice=twice)
     except StructuredInitError as error:
-        return [Measured({}, 0, str(error)) for _ in jobs]
+        return [Measured({}, 0, str(error)) for _ in layers]
     found, unseen = _by_head(seen, own), Measured({}, 0, f"its maps were not seen on {known}")
-    layers = [_of_layer(each, found, wanted) for each in jobs]
+    layers = [_of_layer(each, found, wanted) for each in layers]
     return [Measured(shares, length, known, window) if shares else unseen for shares, length, window in layers]
 
 
@@ -86,12 +299,7 @@ def _farthest(maps: Float[Tensor, "batch queries keys"]) -> Float[Tensor, " batc
 
 
 def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int], tuple[Tensor, int]]:
-    """Return what was measured of every head, and of how many tokens, by the entries of parameters that query with it.
-
-    Args:
-        seen: the pass.
-        here: what stood in for each parameter in the pass → the model's own.
-    """
+    """Return what was measured of every head, and of how many tokens, by the entries that it queries with."""
     found: dict[tuple[int, int], tuple[Tensor, int]] = {}
     for sum_ in seen.of(Sum):
         product = seen.source(sum_.maps_tag)
@@ -99,27 +307,27 @@ def _by_head(seen: WatchMode, here: Mapping[int, Tensor]) -> dict[tuple[int, int
             continue
         for number, values in zip(sum_.heads.unique().tolist(), sum_.measured, strict=True):
             for code in product.columns[number]:
-                linear = seen.sources[int(codes.source(code))]
+                linear = seen.sources[int(origins.source(code))]
                 if isinstance(linear, Linear) and not values[:-1].isnan().all():
                     block = linear.block
-                    entry = int(block.starts.flatten()[int(codes.place(code))] + block.offsets[0])
+                    entry = int(block.starts.flatten()[int(origins.place(code))] + block.offsets[0])
                     found.setdefault((id(here[id(block.parameter)]), entry), (values, sum_.maps.shape[2]))
     return found
 
 
 def _of_layer(
-    job: Job, found: Mapping[tuple[int, int], tuple[Tensor, int]], wanted: list[tuple]
+    layer: Layer, found: Mapping[tuple[int, int], tuple[Tensor, int]], wanted: list[tuple]
 ) -> tuple[dict[int, float], int, int | None]:
     """Return head → share of a layer, its number of tokens, and how many each of them sees if not all."""
-    query, shares, length, farthest = job.site.layout.query, {}, 0, 0.0
+    query, shares, length, farthest = layer.site.layout.query, {}, 0, 0.0
     parts = pieces(query)
     channels = [(id(part.weight), row[:, 0].long().tolist()) for part in parts for row in part.entries]
-    for head, _, offset in job.heads:
+    for head, _, offset in layer.heads:
         weight, entries = channels[head]
         own = next((found[weight, entry] for entry in entries if (weight, entry) in found), None)
-        share = math.nan if own is None else own[0][wanted.index((job.site.prefix_tokens, job.size, offset))].item()
+        share = math.nan if own is None else own[0][wanted.index((layer.site.prefix_tokens, layer.size, offset))].item()
         if own is not None and not math.isnan(share):
-            shares[head], length = share, own[1] - job.site.prefix_tokens
+            shares[head], length = share, own[1] - layer.site.prefix_tokens
             farthest = max(farthest, own[0][-1].item())
     return shares, length, None if math.isinf(farthest) else int(farthest) + 1
 
@@ -132,16 +340,27 @@ def compared(measured: float | None, predicted: float) -> str:
     return told if abs(measured - predicted) <= TOLD else f"{told} (predicted {predicted:.2f})"
 
 
-def told(job: Job, outcome: Outcome, measured: Measured) -> str:
+def report_shares(written: Sequence[tuple[Layer, Outcome]], more: str = "") -> None:
+    """Measure the shares of layers, those of one context in one pass; note them, and warn of small ones."""
+    contexts: dict[int, list[tuple[Layer, Outcome]]] = {}
+    for each in written:
+        contexts.setdefault(each[0].length, []).append(each)
+    for group in contexts.values():
+        for (layer, outcome), measured in zip(group, measured_shares([layer for layer, _ in group]), strict=True):
+            layer.site.note(_line(layer, outcome, measured) + more)
+            _warn(layer, outcome, measured)
+
+
+def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
     """Say for the report what was reached."""
     shares = ", ".join(
-        f"{spoken(offset)}: {compared(measured.shares.get(head), outcome.reached[head].share)}"
-        for head, _, offset in job.heads
+        f"{as_written(offset)}: {compared(measured.shares.get(head), outcome.reached[head].share)}"
+        for head, _, offset in layer.heads
         if head in outcome.reached
     )
-    known, length, how = "predicted", job.length, f"not measured: {measured.on}"
+    known, length, how = "predicted", layer.length, f"not measured: {measured.on}"
     if measured.shares:
-        other = "" if measured.length == job.length else f", solved for {job.length:,}"
+        other = "" if measured.length == layer.length else f", solved for {layer.length:,}"
         known, length, how = "measured", measured.length, f"on {measured.on}{other}"
     said = f"attention on offsets at the end of {length:,} tokens, {known}: {shares} ({how}; {outcome.how})"
     if measured.window:
@@ -152,30 +371,32 @@ def told(job: Job, outcome: Outcome, measured: Measured) -> str:
             for head, end in outcome.ends.items()
         )
         said += f"; {CLEAR} or more only: {heads}"
-    shared = sorted(head for head, offset in enumerate(job.offsets) if offset is None and head // job.group in job.keys)
-    if shared and job.kind != "relative":
+    shared = sorted(
+        head for head, offset in enumerate(layer.offsets) if offset is None and head // layer.group in layer.keys
+    )
+    if shared and layer.kind != "relative":
         said += f"; heads {', '.join(map(str, shared))} are the host's, but for the key that they share"
     return said
 
 
-def warn_of(job: Job, outcome: Outcome, measured: Measured) -> None:
+def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
     """Record which heads have less than half of the share that was asked for, and what stands in the way."""
-    short = [head for head, share in measured.shares.items() if share < job.target / 2]
+    short = [head for head, share in measured.shares.items() if share < layer.target / 2]
     if not short:
         return
     shares = ", ".join(f"{measured.shares[head]:.2f}" for head in short)
     predicted = max(outcome.reached[head].share for head in short)
     if not any(measured.shares[head] for head in short):
         why = "its mask hides the tokens at their offsets"
-    elif predicted >= job.target / 2:
+    elif predicted >= layer.target / 2:
         why = f"{predicted:.2f} was predicted from what it should read: the network gives it something else"
-    elif job.kind == "alibi":
+    elif layer.kind == "alibi":
         why = "the slopes of ALiBi give no more"
-    elif job.site.layout.query_key_norm:
+    elif layer.site.layout.query_key_norm:
         why = "the norms of queries and keys bound its logits"
     else:
-        why = f"{job.site.head_dim} dimensions of a head tell so few of {job.length:,} tokens apart"
-    job.weights.fall_short(
-        f"heads {', '.join(map(str, short))} of '{job.site.name}' have {shares} of their attention on their offsets, of"
-        f" {job.target:g} asked for: {why}"
+        why = f"{layer.site.head_dim} dimensions of a head tell so few of {layer.length:,} tokens apart"
+    layer.weights.fall_short(
+        f"heads {', '.join(map(str, short))} of '{layer.site.name}' have {shares} of their attention on their offsets,"
+        f" of {layer.target:g} asked for: {why}"
     )

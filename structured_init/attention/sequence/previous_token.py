@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import count, islice
+from typing import Literal, TypeVar
 
 from torch import Tensor
 
 from structured_init.arguments import check_finite, check_flag, check_positive, check_whole
-from structured_init.attention.sequence.copying import write_copies
-from structured_init.attention.sequence.job import Job, Kind, Outcome
-from structured_init.attention.sequence.measured import measured_shares, told, warn_of
-from structured_init.attention.sequence.offsets import check_kind, chosen_offsets
-from structured_init.attention.sequence.towers import those_that_can, towers
-from structured_init.attention.sequence.write import through_absolute, through_alibi, through_relative, through_rotary
+from structured_init.attention.sequence.absolute import through_absolute
+from structured_init.attention.sequence.biases import through_alibi, through_relative
+from structured_init.attention.sequence.heads import Kind, Layer, Offset, Outcome, as_written, write_copies
+from structured_init.attention.sequence.measured import report_shares
+from structured_init.attention.sequence.rotary import through_rotary
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import ATTENTION, AttentionSite, attention_sites, required_attention_sites
+from structured_init.hosts.attention_positions import AttentionPositions, attention_positions
+from structured_init.hosts.attention_site import is_causal
+from structured_init.hosts.registry import Where
+from structured_init.hosts.watched import check_sites
 from structured_init.initializer import Initializer
-from structured_init.plan import Weights
-from structured_init.sites.attention import AttentionSite
-from structured_init.sites.causal import is_causal
-from structured_init.sites.position_kinds import AttentionPositions, attention_positions
-from structured_init.sites.select import Where
+from structured_init.overlay import Weights
 
-KINDS: tuple[Kind, ...] = ("relative", "absolute", "rotary", "alibi")  # of several, the first
+# Through which positions heads look: of those that a host has, the first. A new kind is a function like these, which
+# writes the heads of a layer and says what they reach, and a field of AttentionPositions.
+KINDS: dict[Kind, Callable[[Layer], Outcome]] = {
+    "relative": through_relative,
+    "absolute": through_absolute,
+    "rotary": through_rotary,
+    "alibi": through_alibi,
+}
 UNBOUNDED = 512  # tokens for which a host without a longest context is solved
 LONGEST = 4096  # tokens for which any host is solved, unless asked otherwise
+Asked = int | Sequence[int] | None
+Prepared = TypeVar("Prepared")
 
 
 class PreviousToken(Initializer):
@@ -111,30 +122,25 @@ class PreviousToken(Initializer):
         self.where = where
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
-        gains: dict[str, float | None] = {}  # of the positions written so far: layers that share them share their gain
-        done: dict[int, list[tuple[Job, Outcome]]] = {}  # by the context
-        for job in weights.each(self._jobs(weights, rng)):
-            name = job.positions.absolute.name if job.positions.absolute is not None else ""
-            outcome, gains[name] = look(job, gains.get(name, self.gain))
-            done.setdefault(job.length, []).append((job, outcome))
-            if self.values == "copy":
-                write_copies(job, self.copy_scale, outcome)
-        for layers in done.values():
-            for (job, outcome), measured in zip(layers, measured_shares([job for job, _ in layers]), strict=True):
-                job.site.note(told(job, outcome, measured))
-                warn_of(job, outcome, measured)
-
-    def _jobs(self, weights: Weights, rng: Draws) -> list[Job]:
-        """Return what is to be done, with nothing written yet."""
-        found = towers("PreviousToken", weights, self.where)
-        written = (tower if self.where is not None else tower[:1] for tower in found)
-        groups = [[site] for tower in written for site in tower]
         settings = {"offsets": self.offsets, "share": self.share, "context": self.context, "causal": self.causal}
+        found = towers("PreviousToken", weights, self.where)
+        groups = [[site] for tower in found for site in (tower if self.where is not None else tower[:1])]
 
-        def job(layers: list[AttentionSite]) -> Job:
-            return prepare(layers[0], weights, rng, **settings)
+        def layer_of(sites: list[AttentionSite]) -> Layer:
+            return prepare(sites[0], weights, rng, **settings)
 
-        return those_that_can("PreviousToken", weights, groups, job, every=self.where is not None)
+        layers = prepare_each("PreviousToken", weights, groups, layer_of, every=self.where is not None)
+        gains: dict[str, float | None] = {}  # of the positions written so far: layers that share them share their gain
+        written = []
+        for layer in weights.each(layers):
+            name = layer.positions.absolute.name if layer.positions.absolute is not None else ""
+            outcome = KINDS[layer.kind](replace(layer, gain=gains.get(name, self.gain)))
+            if outcome.gain is not None:
+                gains[name] = outcome.gain
+            if self.values == "copy":
+                write_copies(layer, self.copy_scale, outcome)
+            written.append((layer, outcome))
+        report_shares(written)
 
 
 def prepare(
@@ -146,38 +152,34 @@ def prepare(
     share: float,
     context: int | None,
     causal: bool | None,
-) -> Job:
-    """Return what is to be done in one layer; the arguments are those of :class:`PreviousToken`.
-
-    Raises:
-        StructuredInitError: it cannot be done.
-    """
+) -> Layer:
+    """Return what is to be done in one layer; the arguments are those of :class:`PreviousToken`."""
     positions = attention_positions(site, weights)
     kind = next((kind for kind in KINDS if kind in positions.kinds), None)
+    if kind is None and site.layout.rope:
+        raise StructuredInitError(
+            f"PreviousToken: '{site.name}' turns queries and keys by frequencies that are not known"
+        )
     if kind is None:
-        raise StructuredInitError(_why_not(site))
+        raise StructuredInitError(
+            f"PreviousToken: '{site.name}' has no positions that are known, absolute, relative, rotary or ALiBi:"
+            " without them no head can tell which token stands before: describe them with"
+            " structured_init.register_positions, or, if it has none, this method cannot be used"
+        )
     known = is_causal(site, alibi=kind == "alibi") if causal is None else causal
     size = _size(site, positions, kind, context)
-    asked = _of_alibi(offsets, site, positions) if kind == "alibi" else offsets
-    chosen = chosen_offsets(asked, site.name, site.num_heads, size=size, causal=bool(known))
+    if kind == "alibi" and offsets is None:
+        offsets = [None] * int(positions.alibi.slopes.argmax()) + [1]  # the steepest
+    elif kind == "alibi" and any(offset not in (1, None) for offset in offsets):
+        raise StructuredInitError(
+            f"PreviousToken: ALiBi decays with distance, so heads of '{site.name}' can look at offset 1 alone"
+        )
+    chosen = chosen_offsets(offsets, site, size, causal=bool(known))
     if not any(chosen):
         raise StructuredInitError(f"PreviousToken: '{site.name}' sees a single token: there is nowhere to look")
     if known is None and size[0] == 1:
         site.note("taken for bidirectional; if it is causal, say causal=True")
-    return Job(site.by("PreviousToken: query_key"), positions, kind, chosen, bool(known), size, share, weights, rng)
-
-
-def look(job: Job, gain: float | None, spare: Sequence[int] = ()) -> tuple[Outcome, float | None]:
-    """Write one layer, and return what was reached and the gain of absolute positions, those written before or not.
-
-    Args:
-        job: the layer.
-        gain: of absolute positions; ``None`` for the least that suffices.
-        spare: how many coordinates absolute positions are to leave to content, the first number that they can.
-    """
-    if job.kind == "absolute":
-        return through_absolute(job, gain, spare)
-    return {"relative": through_relative, "rotary": through_rotary, "alibi": through_alibi}[job.kind](job), gain
+    return Layer(site.by("PreviousToken: query_key"), positions, kind, chosen, bool(known), size, share, weights, rng)
 
 
 def _size(site: AttentionSite, positions: AttentionPositions, kind: Kind, context: int | None) -> tuple[int, int]:
@@ -201,24 +203,109 @@ def _size(site: AttentionSite, positions: AttentionPositions, kind: Kind, contex
     return 1, min(longest or UNBOUNDED, LONGEST)
 
 
-def _of_alibi(asked: list | None, site: AttentionSite, positions: AttentionPositions) -> list:
-    """Return the offsets of a layer with ALiBi, of which there is one: 1."""
+def chosen_offsets(
+    asked: Sequence[Asked] | None, site: AttentionSite, size: tuple[int, int], *, causal: bool
+) -> list[Offset | None]:
+    """Return the offset of every head of a layer, ``None`` for those that are left to the host.
+
+    Without any asked for, heads look 1, 2, 3, … tokens back; where attention goes both ways 1 back, 1 ahead, 2 back, …;
+    and on a grid left, right, up, down, at distance 1, then 2, …. Heads for which the tokens do not suffice are left.
+    """
+    heads, (rows, columns) = site.num_heads, size
     if asked is None:
-        assert positions.alibi is not None
-        steepest = int(positions.alibi.slopes.argmax())
-        return [None] * steepest + [1]
-    if any(offset not in (1, None) for offset in asked):
+        offsets: list[Offset | None] = list(islice(_default(size, causal), heads))
+        return offsets + [None] * (heads - len(offsets))
+    if len(asked) > heads:
+        raise StructuredInitError(f"PreviousToken: {len(asked)} offsets for the {heads} heads of '{site.name}'")
+    offsets = [None if each is None else _pair(each) for each in asked]
+    for offset in filter(None, offsets):
+        said = f"PreviousToken: offset {as_written(offset)}"
+        if offset[0] and rows == 1:
+            raise StructuredInitError(f"{said} points to another row, but '{site.name}' processes a sequence")
+        if causal and offset[1] < 0:
+            raise StructuredInitError(
+                f"{said} looks ahead, but '{site.name}' is causal: use positive offsets, which count tokens back"
+            )
+        if abs(offset[0]) >= rows or abs(offset[1]) >= columns:
+            tokens = f"{columns} tokens" if rows == 1 else f"{rows}×{columns} tokens"
+            raise StructuredInitError(f"{said} lies outside of the {tokens} that '{site.name}' sees")
+    return offsets + [None] * (heads - len(offsets))
+
+
+def check_kind(asked: Sequence[Asked] | None) -> None:
+    """Raise one line where an offset is no whole number, pair of them or ``None``, or is the token itself."""
+    if asked is not None and not isinstance(asked, list | tuple):
         raise StructuredInitError(
-            f"PreviousToken: ALiBi decays with distance, so heads of '{site.name}' can look at offset 1 alone"
+            f"PreviousToken: offsets is a list, with one for each of the first heads, such as [1, 2], got {asked!r}"
         )
-    return asked
+    for each in asked or ():
+        if each is not None and not any(_pair(each)):
+            raise StructuredInitError(
+                f"PreviousToken: offset {each!r} is the token itself, not an earlier one: use null to leave a head"
+                " as it is"
+            )
+    if asked is not None and all(each is None for each in asked):
+        raise StructuredInitError("PreviousToken: every offset is null, so no head is written: give one, such as [1]")
 
 
-def _why_not(site: AttentionSite) -> str:
-    if site.layout.rope:
-        return f"PreviousToken: '{site.name}' turns queries and keys by frequencies that are not known"
-    return (
-        f"PreviousToken: '{site.name}' has no positions that are known, absolute, relative, rotary or ALiBi: without"
-        " them no head can tell which token stands before: describe them with structured_init.register_positions, or,"
-        " if it has none, this method cannot be used"
+def _pair(each: Asked) -> Offset:
+    if isinstance(each, int) and not isinstance(each, bool):
+        return 0, each
+    if isinstance(each, list | tuple) and len(each) == 2 and all(isinstance(part, int) for part in each):
+        return each[0], each[1]
+    raise StructuredInitError(
+        f"PreviousToken: offsets must be numbers of tokens such as 1, [rows, columns] on a grid, or null, got {each!r}"
     )
+
+
+def _default(size: tuple[int, int], causal: bool) -> Iterator[Offset]:
+    rows, columns = size
+    for distance in count(1):
+        ring = [(0, distance)] if causal else [(0, distance), (0, -distance)]
+        ring = [] if distance >= columns else ring
+        ring += [(distance, 0), (-distance, 0)] if distance < rows else []
+        if not ring:
+            return
+        yield from ring
+
+
+def towers(who: str, weights: Weights, where: Where) -> list[list[AttentionSite]]:
+    """Return the attention layers that are selected, tower by tower."""
+    sites = attention_sites(weights, where)
+    if not sites:
+        required_attention_sites(weights, where, who)
+    check_sites(weights, sites, ATTENTION)
+    found: dict[str, list[AttentionSite]] = {}
+    for site in sites:
+        parts = site.name.split(".")  # a tower is what stands before a layer's first number
+        number = next((place for place, part in enumerate(parts) if part.isdigit()), len(parts))
+        found.setdefault(".".join(parts[:number]), []).append(site)
+    return list(found.values())
+
+
+def prepare_each(
+    who: str,
+    weights: Weights,
+    groups: Sequence[list[AttentionSite]],
+    prepare: Callable[[list[AttentionSite]], Prepared],
+    *,
+    every: bool = False,
+) -> list[Prepared]:
+    """Prepare each group of layers, with nothing written yet; those that cannot are skipped, unless none can.
+
+    With ``every``, where the user has named the layers, any that cannot is refused.
+    """
+    done, taken, refusals = [], [], {}
+    for layers in groups:
+        try:
+            done.append(prepare(layers))
+            taken += [site.name for site in layers]
+        except StructuredInitError as refusal:
+            # What looks at offsets speaks as PreviousToken, also where it is a part of another initializer.
+            refusals[layers[0].name] = str(refusal).removeprefix("PreviousToken: ").removeprefix(f"{who}: ")
+    if refusals and (every or not done):
+        raise StructuredInitError(f"{who}: {next(iter(refusals.values()))}")
+    for name, why in refusals.items():
+        weights.skip(name, why)
+    weights.sought(taken, [site.name for layers in groups for site in layers])
+    return done

@@ -9,14 +9,36 @@ Letters: k head_dim, r turned pairs, L distances, N tokens.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from structured_init.sites.rotary import Rotary
+from structured_init.attention.sequence.heads import (
+    Layer,
+    Outcome,
+    Share,
+    Shares,
+    first_that_suffices,
+    last_queries,
+    mean_share,
+    normed,
+    shared_amplitudes,
+    stream_size,
+    visible,
+)
+from structured_init.attention.sequence.measured import reading_as_large_as_seen
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention_positions import Rotary
+from structured_init.hosts.layout import ProjectionBias, projection_bias
+from structured_init.hosts.stream import norm_weight, stream_into
 
 ROUNDS = 400  # of the search for weights
 RATE = 2.0
+CONTENT = (1.0, 0.5, 0.25, 0.125, 0.0)  # of the host's queries and keys, the most that leaves the share
+COMMON = 0.5  # root mean square of a direction common to all tokens over that of content
 
 
 def best_weights(
@@ -26,11 +48,6 @@ def best_weights(
 
     The share at strength S is 1/(1 + Σ_τ exp(−S Σ_j w_j (1 − cos θ_j τ))). For growing S the sum over distances is
     made small by exponentiated gradients, which is convex in w, until the share is reached.
-
-    Args:
-        frequencies: θ, radians per token.
-        distances: τ, from the target to the other keys; 0 is not among them.
-        target: the share.
     """
     gaps = 1 - (distances[:, None].double() * frequencies).cos()
     weights = torch.full((len(frequencies),), 1 / len(frequencies), dtype=torch.float64)
@@ -68,3 +85,129 @@ def turn(
     turned[:, first] = vectors[:, first] * cos - vectors[:, second] * sin
     turned[:, second] = vectors[:, second] * cos + vectors[:, first] * sin
     return turned
+
+
+def through_rotary(layer: Layer) -> Outcome:
+    """Write constant parts of queries and keys: into biases, or as what reads a direction common to all tokens."""
+    site, turns = layer.site, layer.positions.rotary
+    assert turns is not None
+    query_bias, key_bias = (projection_bias(site.module, each) for each in (site.layout.query, site.layout.key))
+    biases = None if query_bias is None or key_bias is None else (query_bias, key_bias)
+    queries_of, keys_of = layer.content(biased=False)
+    direction = common_direction(layer) if biases is None else None
+    own = 1.0 if direction is None else 1 / math.sqrt(1 + COMMON**2)  # of content, beside the direction
+    first = -max(0, *(offset[1] for _, _, offset in layer.heads)) if layer.causal else 1 - layer.length
+    distances = torch.arange(first, layer.length)
+    kernel = best_weights(turns.frequencies, distances[distances != 0], layer.target)
+    parts = {head: constant_parts(kernel, turns, offset[1], site.head_dim) for head, _, offset in layer.heads}
+
+    def shares(head: int, key: int, offset: int, kept: float) -> Shares:
+        def at(length: int) -> Share:
+            tokens, queries = torch.arange(length), last_queries(length, offset)
+            seen = visible(queries, length, causal=layer.causal)
+
+            def share(strength: float) -> float:
+                amplitude = math.sqrt(strength / site.scale)
+                query = own * kept * queries_of[head][queries] + amplitude * parts[head][0]
+                keys = own * kept * keys_of[key][:length] + amplitude * parts[head][1]
+                query, keys = (
+                    turn(normed(layer, each), where, turns) for each, where in ((query, queries), (keys, tokens))
+                )
+                return mean_share(site.scale * query @ keys.mT, queries - offset, seen)
+
+            return share
+
+        return at
+
+    # A norm of queries and keys makes the same of all sizes but those below its epsilon: here they are the host's.
+    least = site.scale * site.head_dim * _rms(queries_of) * _rms(keys_of) if site.layout.query_key_norm else 0.0
+    kept, found, ends = first_that_suffices(layer, shares, CONTENT, least)
+    layer = reading_as_large_as_seen(layer)
+    strengths = {head: each.strength / site.scale for head, each in found.items()}
+    write_constants(layer, strengths, parts, kept, biases, direction)
+    how = "biases of turned queries and keys"
+    if direction is not None:
+        how = "a direction common to all token embeddings, which were changed: tied to the output, it adds the same to"
+        how += " every logit"
+    how += "" if kept == 1 else f"; the host's own queries and keys are {kept:g} times what they were"
+    return Outcome(found, ends, stream_size(layer), how)
+
+
+def _rms(vectors: Tensor) -> float:
+    return vectors.square().mean().sqrt().item()
+
+
+def write_constants(
+    layer: Layer,
+    strengths: Mapping[int, float],
+    parts: Mapping[int, tuple[Tensor, Tensor]],
+    kept: float,
+    biases: tuple[ProjectionBias, ProjectionBias] | None,
+    direction: Float64[Tensor, " D"] | None,
+) -> None:
+    """Give heads constant parts of queries and keys, b_q and b_k, of the strength asked for.
+
+    They are written into biases; where there are none, they are read from the direction u, which every token has with
+    the length √D·a, a² = COMMON²/(1 + COMMON²): W = … + (u/γ) bᵀ/(√D a). Of the host's own, ``kept`` is left.
+    """
+    site, weights = layer.site, layer.weights
+    amplitudes = shared_amplitudes(layer, strengths)
+    query, key = site.query.double(), site.key.double()
+    constants = [torch.zeros(len(each), site.head_dim, dtype=torch.float64) for each in (query, key)]
+    if biases is not None:
+        constants = [bias.get(weights).double() for bias in biases]
+    for head, number, _ in layer.heads:
+        amplitude = strengths[head] / amplitudes[number] if amplitudes[number] else 0.0
+        constants[0][head] = amplitude * parts[head][0]
+        constants[1][number] = amplitudes[number] * parts[head][1]
+    written = [head for head, _, _ in layer.heads], layer.keys
+    for matrices, numbers, constant in zip((query, key), written, constants, strict=True):
+        for number in numbers:
+            matrices[number] *= kept
+            if direction is not None:
+                matrices[number] = with_constant(layer, matrices[number], direction, constant[number])
+    if biases is not None:
+        for bias, value in zip(biases, constants, strict=True):
+            bias.set(weights, value, "PreviousToken: biases")
+    if biases is None or kept != 1:
+        site.query, site.key = query, key
+
+
+def with_constant(
+    layer: Layer, weight: Float64[Tensor, "D k"], direction: Float64[Tensor, " D"], constant: Float64[Tensor, " k"]
+) -> Float64[Tensor, "D k"]:
+    """Return the weight that reads ``constant`` from the direction u that every token has, and else what it read."""
+    gamma = norm_weight(layer.site, layer.weights)
+    seen = direction if gamma is None else direction * gamma
+    read = direction if gamma is None else direction / gamma.where(gamma.abs() > 1e-3, 1)
+    length = layer.reads * math.sqrt(len(direction) * COMMON**2 / (1 + COMMON**2))
+    return weight - torch.outer(read, seen @ weight) + torch.outer(read, constant / length)
+
+
+def common_direction(layer: Layer) -> Float64[Tensor, " D"]:
+    """Give every token's embedding the same part along a direction u, and return u.
+
+    E ← R (E − (E u) uᵀ) + μ u with μ = COMMON·√D times the root mean square of E. R makes all rows equally long, so
+    that the norm before attention leaves the same of u in every token: what it left of rows of other lengths would
+    differ by some 1/√(2D), which is too much where logits are large. u has no mean, which a layer norm would take out,
+    and depends on the name of the embedding alone.
+    """
+    site, weights = layer.site, layer.weights
+    tables = stream_into(site, weights).embeddings
+    if not tables:
+        raise StructuredInitError(
+            f"PreviousToken: '{site.name}' rotates queries and keys that have no biases, which needs a direction"
+            " common to all token embeddings, and no token embedding of its width was found"
+        )
+    draw = layer.rng.generator(weights.names(tables[0])[0], "PreviousToken: direction")
+    direction = torch.randn(site.embed_dim, dtype=torch.float64, generator=draw)
+    direction = direction - direction.mean()
+    direction = direction / direction.norm()
+    table = weights.edit(tables[0], "PreviousToken: a direction common to all tokens")
+    along = direction.to(table.dtype)
+    table.sub_(torch.outer(table @ along, along))
+    lengths = torch.linalg.vector_norm(table, dim=1, keepdim=True, dtype=torch.float64)
+    length = (lengths.square().sum() / (lengths > 0).sum().clamp(min=1)).sqrt()  # that of padding may be empty
+    table.mul_((length / lengths.where(lengths > 0, 1)).to(table.dtype))
+    table.add_((COMMON * length).to(table.dtype) * along)
+    return direction

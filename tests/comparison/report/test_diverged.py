@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from comparison.report import write_report
-from comparison.report.lines import curve_figure
+from comparison.report.panels.curves import curve_figure
 from comparison.report.theme import styles
 from comparison.results.metric import Metric
 

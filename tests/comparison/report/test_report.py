@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from comparison.report import theme, write_report
-from comparison.report.drawing import Drawing, short
-from comparison.report.lines import comparable, mean_curve
-from comparison.report.map_grid import map_grid_figure
-from comparison.report.pictures import BUDGET, Picker, attention_picker
+from comparison.report.panels.attention import attention_picker
+from comparison.report.panels.curves import comparable, mean_curve
+from comparison.report.pictures import BUDGET, Picker, map_grid_figure
+from comparison.report.theme import Drawing, short
 from comparison.results.records import load_curves, load_results
 from structured_init import StructuredInitError
 

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from comparison.results.controls import check_controls, find_controls, find_scrambled, is_control
-from comparison.results.records import find_runs, read_manifest
+from comparison.results.folder import find_runs, read_manifest
 from structured_init import (
     Compose,
     Impulse,
@@ -48,6 +48,17 @@ def report(model, initializer):
 def test_a_control_shares_all_but_attention(tiny_vit, control, arm, expected):
     build = lambda: tiny_vit(embed_dim=32, num_heads=2)  # noqa: E731
     assert is_control(report(build(), control), report(build(), arm)) is expected
+
+
+def test_reports_of_before_writers_were_data_say_the_same(tiny_vit):
+    given = [report(tiny_vit(), each) for each in (Positions("sincos"), Mimetic(), Impulse())]
+    writers = {tuple(writer.values()) for entry in given[1]["entries"] for writer in entry["writers"]}
+    assert writers == {("Mimetic", part) for part in ("query_key", "value_output", "positions")}
+    older = copy.deepcopy(given)
+    for entry in (entry for each in older for entry in each["entries"]):
+        del entry["writers"]
+    assert is_control(older[0], older[1])
+    assert not is_control(older[0], older[2])
 
 
 def test_a_parameter_that_differs_elsewhere_spoils_a_control(tiny_vit):

@@ -6,11 +6,12 @@ import math
 import pytest
 
 from comparison.report import write_report
-from comparison.report.sentences import findings
+from comparison.report.findings import findings
 from comparison.results.effects import effects
+from comparison.results.folder import chosen_learning_rates, read_manifest
+from comparison.results.headline import headline, headline_table, learning_rate_table
 from comparison.results.paired import t_interval
-from comparison.results.records import chosen_learning_rates, load_curves, load_results, read_manifest
-from comparison.results.tables import headline, headline_table, learning_rate_table
+from comparison.results.records import load_curves, load_results
 from comparison.results.targets import final_mean, steps_to
 
 GOOD = {0: 0.80, 1: 0.81, 2: 0.79, 3: 0.80}

@@ -7,13 +7,13 @@ import pytest
 from scipy import stats
 
 from comparison.results.effects import effects
+from comparison.results.folder import read_manifest
+from comparison.results.headline import headline_table
 from comparison.results.metric import Metric
-from comparison.results.multiple import holm
-from comparison.results.paired import Interval, t_interval
-from comparison.results.power import pairs_for, power, smallest_effect, usual_half_widths
-from comparison.results.power_table import power_sentence, power_table
-from comparison.results.records import load_results, read_manifest
-from comparison.results.tables import headline_table, interval_text
+from comparison.results.paired import Interval, holm, t_interval
+from comparison.results.power import pairs_for, power, power_sentence, power_table, smallest_effect, usual_half_widths
+from comparison.results.records import load_results
+from comparison.results.tables import interval_text
 
 ACCURACY = Metric("test/accuracy")
 

@@ -9,9 +9,9 @@ import pytest
 
 from comparison.report import write_report
 from comparison.results.elsewhere import read_elsewhere
-from comparison.results.records import find_runs, load_curves, load_results, missing_runs, read_manifest
-from comparison.run.learning_rates import choice_name
-from comparison.run.plan import point_name
+from comparison.results.folder import choice_name, find_runs, missing_runs, read_manifest
+from comparison.results.records import load_curves, load_results
+from comparison.run.comparison import point_name
 from structured_init import StructuredInitError
 
 VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
@@ -67,7 +67,9 @@ def test_every_place_of_a_grid_has_its_rows(comparison):
     folder = comparison({"default": {}}, grid=POINTS, seeds=[0])
     for value, final in (("0.1", 0.5), ("0.5", 0.7)):
         point = {"data.init_args.fraction": value}
-        comparison.add_run(folder / "runs" / "default" / point_name(point), "default", 0, final, (), False, point=point)
+        comparison.add_run(
+            folder / "runs" / "default" / point_name(tuple(point.items())), "default", 0, final, (), False, point=point
+        )
     table = load_results(folder)
     assert dict(zip(table["data.init_args.fraction"], table["test/accuracy"], strict=True)) == {"0.1": 0.5, "0.5": 0.7}
 
@@ -78,11 +80,11 @@ def test_only_runs_at_the_chosen_learning_rate_count(comparison):
         {"default": {}}, grid={"data.init_args.fraction": ["0.1"]}, seeds=[0], learning_rates=[1e-3, 1e-2]
     )
     for rate, final in ((1e-3, 0.5), (1e-2, 0.7)):
-        place = folder / "runs" / "default" / point_name(point) / f"lr_{rate}"
+        place = folder / "runs" / "default" / point_name(tuple(point.items())) / f"lr_{rate}"
         comparison.add_run(place, "default", 0, final, (), False, point=point, rate=rate)
     assert not load_results(folder)["chosen"].any()
     choice = {"chosen": 0.01, "validation": {"0.001": [0.5], "0.01": [0.7]}}
-    (folder / "learning_rates.json").write_text(json.dumps({choice_name(point): {"default": choice}}))
+    (folder / "learning_rates.json").write_text(json.dumps({choice_name(tuple(point.items())): {"default": choice}}))
     table = load_results(folder)
     assert list(table[table["chosen"]]["learning_rate"]) == [0.01]
 

@@ -7,19 +7,10 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from comparison.report.success_sentences import success_findings, suggestion
-from comparison.results.effects import effects
-from comparison.results.success import (
-    Share,
-    all_or_nothing,
-    check_success,
-    fewest_seeds,
-    fisher,
-    share,
-    successes,
-    times_to,
-)
-from comparison.results.success_table import success_table
+from comparison.report.findings import findings, suggestion
+from comparison.results.effects import all_or_nothing, check_success, effects, successes
+from comparison.results.headline import headline_table
+from comparison.results.targets import Share, fewest_seeds, fisher, share, times_to
 from structured_init import StructuredInitError
 
 COLUMNS = ["arm", "seed", "chosen", "learning_rate", "test/accuracy", "diverged"]
@@ -103,17 +94,17 @@ def test_the_table_and_the_sentences_say_who_succeeds_more_often():
     assert mimetic == ["mimetic", "6 of 6 (54 to 100 %)", "more often (adjusted p = 0.004)", "25 (25 or more)"]
     assert default[2:] == ["baseline", "fewer than half succeed"]
     assert half[2] == "not told apart (adjusted p = 0.18)"
-    said = " ".join(success_findings(counted)).replace("\N{NO-BREAK SPACE}", " ")
+    said = " ".join(findings(counted)).replace("\N{NO-BREAK SPACE}", " ")
     assert "default 0 of 6, mimetic 6 of 6 and half 3 of 6." in said
     assert "More often than default: mimetic (adjusted p = 0.004); not told apart: half." in said
-    few = success_findings(successes(found({arm: values[:3] for arm, values in arms.items()}), 0.8))
+    few = findings(successes(found({arm: values[:3] for arm, values in arms.items()}), 0.8))
     assert (
         few[-1] == "With 3 seeds even “all succeed” cannot be told from “none succeeds” among 2 arms: run at least 5."
     )
 
 
 def table_lines(counted):
-    header, _, *rows = success_table(counted).markdown().splitlines()
+    header, _, *rows = headline_table(counted).markdown().splitlines()
     return header, *rows
 
 

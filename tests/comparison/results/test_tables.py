@@ -5,9 +5,11 @@ import pandas as pd
 import pytest
 
 from comparison.results.effects import effects
+from comparison.results.folder import read_manifest
+from comparison.results.headline import headline, headline_table
 from comparison.results.metric import Metric
-from comparison.results.records import load_curves, load_results, read_manifest
-from comparison.results.tables import Cell, Table, headline, headline_table, number
+from comparison.results.records import load_curves, load_results
+from comparison.results.tables import Cell, Table, number
 from comparison.results.targets import reach, steps_to
 
 CONTROLS = {"mimetic": "sincos"}

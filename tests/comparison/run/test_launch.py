@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from comparison.run import execute as executing
+from comparison.run import run as running
 from comparison.run.arms import parse_arms
+from comparison.run.comparison import Comparison
 from comparison.run.launch import LocalLauncher, how_it_died, launch, visible_devices
-from comparison.run.plan import Comparison
 from comparison.run.run import train
-from comparison.run.time_limit import DEADLINE, LEFT
+from comparison.run.time_limit import LEFT
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
@@ -58,11 +58,11 @@ def lasting(folder):
     return left
 
 
-HURRY = f"""
-import os
+HURRY = """
 from pathlib import Path
 from lightning.pytorch import Callback
 from callbacks import InitCallback
+from comparison.run.stopping import StopAtDeadline
 from structured_init import Positions
 
 
@@ -70,10 +70,11 @@ class Hurry(Callback):
     def on_before_optimizer_step(self, trainer, *_):
         if Path("calm").exists():
             return
-        assert float(os.environ.get({DEADLINE!r}, 0)) > 1e9
+        (stop,) = (each for each in trainer.callbacks if isinstance(each, StopAtDeadline))
+        assert stop.deadline > 1e9
         (init,) = (each for each in trainer.callbacks if isinstance(each, InitCallback))
         if trainer.global_step == 1 and isinstance(init.initializer, Positions):
-            os.environ[{DEADLINE!r}] = "0"
+            stop.deadline = 0.0
 """
 
 
@@ -123,7 +124,7 @@ def test_the_number_of_threads_is_that_of_the_comparison(folder):
     short = [f"--trainer.limit_{part}_batches=1" for part in ("train", "val", "test")]
     runs = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], short, threads=2).runs(identity="")
     assert trained(runs, LocalLauncher(1, threads=2)) == {}
-    assert runs[0].result["environment"]["threads"] == 2
+    assert runs[0].latest().result["environment"]["threads"] == 2
 
 
 @pytest.mark.slow
@@ -151,9 +152,9 @@ def test_a_run_that_fails_or_whose_process_dies_stops_no_other(folder, monkeypat
 
 def test_what_a_run_prints_is_in_its_log_and_nowhere_else(folder, monkeypatch, capfd):
     (run, *_) = of(folder / "out")
-    monkeypatch.setattr(executing, "train", lambda run: (os.write(1, b"heard\n"), os.write(2, b"and this\n")))
-    assert executing.execute(run) is None
-    assert run.beside("log").read_text() == "heard\nand this\n"
+    monkeypatch.setattr(running, "train", lambda *_: (os.write(1, b"heard\n"), os.write(2, b"and this\n")))
+    assert running.execute(run) is None
+    assert run.beside(".log").read_text() == "heard\nand this\n"
     assert capfd.readouterr() == ("", "")
 
 
@@ -243,14 +244,14 @@ def test_training_leaves_the_main_module_and_the_command_line_as_they_were(folde
 
 def test_a_worker_on_a_full_disk_still_says_why_its_run_failed(tmp_path):
     code = (
-        "import pathlib, resource, sys, types\n"
-        "from comparison.run.execute import note_failure\n"
+        "import pathlib, resource, sys\n"
+        "from comparison.results.folder import Run\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # no file can grow\n"
-        "run = types.SimpleNamespace(failure_file=pathlib.Path(sys.argv[1]))\n"
-        "sys.exit(note_failure(run, 'No space left', 'Traceback …') != 'No space left')"
+        "run = Run('default', 0, (), None, pathlib.Path(sys.argv[1]))\n"
+        "sys.exit(run.write_failure('No space left', 'Traceback …') != 'No space left')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "failure.json")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code, str(tmp_path / "seed_0")], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert list(tmp_path.iterdir()) == []

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
+from comparison.results.folder import choice_name, write_choices
 from comparison.run.arms import parse_arms
-from comparison.run.learning_rates import choice_name, choose, chosen_runs, write_choices
-from comparison.run.plan import Comparison
+from comparison.run.comparison import Comparison
+from comparison.run.learning_rates import choose, chosen_runs
 from structured_init import StructuredInitError
 
 
@@ -19,7 +20,7 @@ def asked(tmp_path):
         comparison = Comparison(tmp_path, ["x"], parse_arms("default"), range(2), **given)
         runs = comparison.runs(identity="")
         for run in runs:
-            value = values[run.settings["learning_rate"]][run.settings["seed"]]
+            value = values[run.learning_rate][run.seed]
             if value is not None:
                 run.folder.mkdir(parents=True)
                 run.result_file.write_text(json.dumps({"metrics": {name: value}, "tested": False}))
@@ -36,7 +37,7 @@ def test_the_best_mean_over_seeds_is_chosen_and_the_smaller_of_two_that_share_it
         "validation": {"0.1": [0.5, 0.7], "0.2": [0.9, 0.2], "0.3": [0.7, 0.5]},
     }
     tested = chosen_runs(choices, runs)
-    assert [(run.settings["learning_rate"], run.settings["seed"]) for run in tested] == [(0.1, 0), (0.1, 1)]
+    assert [(run.learning_rate, run.seed) for run in tested] == [(0.1, 0), (0.1, 1)]
     assert all(run.tested and not run.complete for run in tested)
 
 
@@ -70,8 +71,8 @@ def test_each_point_of_a_grid_has_its_own_choice_and_what_was_chosen_elsewhere_s
     comparison, runs = asked({0.1: (0.5, 0.6)}, grid={"data.fraction": ["0.5", "1"]})
     choices = choose(comparison, runs)
     assert list(choices) == ["data.fraction=0.5", "data.fraction=1"]
-    assert choice_name({}) == ""
-    write_choices(comparison, {"data.fraction=0.1": {"sincos": {"chosen": 1.0, "validation": {}}}})
-    write_choices(comparison, choices)
+    assert choice_name(()) == ""
+    write_choices(comparison.folder, {"data.fraction=0.1": {"sincos": {"chosen": 1.0, "validation": {}}}})
+    write_choices(comparison.folder, choices)
     written = json.loads((comparison.folder / "learning_rates.json").read_text())
     assert written == {"data.fraction=0.1": {"sincos": {"chosen": 1.0, "validation": {}}}, **choices}

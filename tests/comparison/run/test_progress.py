@@ -8,7 +8,7 @@ from rich.console import Console
 
 from comparison.run import progress as following_runs
 from comparison.run.arms import parse_arms
-from comparison.run.plan import Comparison
+from comparison.run.comparison import Comparison
 from comparison.run.progress import Lines, Screen, duration, following
 
 

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import Callback
 
 from comparison.run.arms import parse_arms
-from comparison.run.plan import Comparison
+from comparison.run.comparison import Comparison
 from comparison.run.run import last_checkpoint, train
 from comparison.run.run_log import RunLog, read_rows
 from lightning_modules.cli import main
@@ -89,7 +89,7 @@ def weights(run):
 
 def lasting(run):
     """What a run leaves, without the times and folders in it."""
-    result = {key: value for key, value in run.result.items() if "seconds" not in key}
+    result = {key: value for key, value in run.latest().result.items() if "seconds" not in key}
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
     files = {path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file()}
     maps = {name: (run.folder / name).read_bytes() for name in sorted(files) if name.endswith(".safetensors")}
@@ -114,7 +114,7 @@ def test_a_run_leaves_its_result_and_is_the_fit_that_its_settings_say(a_run, fol
     assert (result["epochs"], result["steps"], result["seed"], result["arm"]) == (3, 12, 1, "sincos")
     assert result["environment"]["threads"] == torch.get_num_threads()
     assert 0 < result["initialization_seconds"] < result["seconds"]
-    settings = json.loads(run.beside("settings.json").read_text())
+    settings = json.loads(run.beside(".settings.json").read_text())
     assert settings["identity"] == "i"
     again = main([*settings["arguments"], f"--trainer.logger.init_args.folder={folder / 'again'}"])
     assert again.trainer.callback_metrics["val/loss"].item() == result["metrics"]["val/loss"]
@@ -127,7 +127,7 @@ def test_a_run_leaves_its_result_and_is_the_fit_that_its_settings_say(a_run, fol
 def test_a_complete_run_is_not_repeated(a_run, monkeypatch):
     run = a_run("out")
     run.folder.mkdir(parents=True)
-    run.result_file.write_text('{"tested": true}')
+    run.result_file.write_text('{"metrics": {}, "tested": true}')
     monkeypatch.setattr("comparison.run.run._fit", lambda *_: pytest.fail("no run is expected"))
     train(run)
 
@@ -239,7 +239,7 @@ def test_what_only_those_can_read_who_trust_it_is_named_and_kept_and_the_run_goe
     began = {row["seconds"] for row in read_rows(run.folder / "metrics.csv")}
     train(trusting)
     assert began < {row["seconds"] for row in read_rows(run.folder / "metrics.csv")}  # its first epoch is not repeated
-    assert trusting.result["metrics"] == undisturbed.result["metrics"]
+    assert trusting.latest().result["metrics"] == undisturbed.latest().result["metrics"]
 
 
 def test_the_test_split_is_read_later_where_a_learning_rate_is_to_be_chosen(a_run, undisturbed):
@@ -247,13 +247,14 @@ def test_the_test_split_is_read_later_where_a_learning_rate_is_to_be_chosen(a_ru
     assert not later.tested
     train(later)
     assert later.complete
-    assert not any(name.startswith("test/") for name in later.result["metrics"])
+    assert not any(name.startswith("test/") for name in later.latest().result["metrics"])
     assert not any("test/loss" in row for row in read_rows(later.folder / "metrics.csv"))
     object.__setattr__(later, "tested", True)
     assert not later.complete
     train(later)
-    assert later.result["metrics"] == undisturbed.result["metrics"]  # the experiment's own learning rate is 0.001
-    assert later.result["seconds"] > 0
+    # The experiment's own learning rate is 0.001.
+    assert later.latest().result["metrics"] == undisturbed.latest().result["metrics"]
+    assert later.latest().result["seconds"] > 0
     assert {row["val/loss"] for row in read_rows(later.folder / "metrics.csv")} == {
         row["val/loss"] for row in read_rows(undisturbed.folder / "metrics.csv")
     }

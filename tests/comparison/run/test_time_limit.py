@@ -3,6 +3,7 @@
 import argparse
 import functools
 import json
+import math
 import os
 import sys
 import time
@@ -15,12 +16,11 @@ from lightning.pytorch import Callback
 from comparison.command import comparing
 from comparison.run import stopping
 from comparison.run.arms import parse_arms
-from comparison.run.execute import execute
+from comparison.run.comparison import Comparison
 from comparison.run.launch import LocalLauncher, launch
-from comparison.run.plan import Comparison
-from comparison.run.run import last_checkpoint, train
+from comparison.run.run import execute, last_checkpoint, train
 from comparison.run.run_log import read_rows
-from comparison.run.time_limit import DEADLINE, TimeLimit, command_began, parse_duration, reached
+from comparison.run.time_limit import TimeLimit, command_began, now, parse_duration
 from lightning_modules.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
@@ -41,7 +41,10 @@ class Clock(Callback):
 
     def _look(self, trainer, moment):
         if moment == Clock.moment and (Clock.steps is None or trainer.global_step in Clock.steps):
-            os.environ[DEADLINE] = "0"
+            Here.deadline = 0.0
+            for each in trainer.callbacks:
+                if isinstance(each, stopping.StopAtDeadline):
+                    each.deadline = 0.0
 
     def on_train_start(self, trainer, *_):
         self._look(trainer, "start")
@@ -65,7 +68,6 @@ class Clock(Callback):
 def clock(monkeypatch):
     """Let the command line find this file's callback by its name."""
     monkeypatch.setitem(sys.modules, "test_time_limit", sys.modules[__name__])
-    monkeypatch.setenv(DEADLINE, repr(FAR))
     Clock.moment, Clock.steps, Clock.tests = "", None, 0
     return Clock
 
@@ -112,14 +114,13 @@ def undisturbed(whole_runs, clock):
 
 def go_on(run):
     """Train as the same command does later; give the step of the checkpoint."""
-    os.environ[DEADLINE] = repr(FAR)
-    train(run)
+    train(run, FAR)
     return torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
 
 
 def lasting(run):
     """What a run leaves, without the times and folders in it."""
-    result = {key: value for key, value in run.result.items() if "seconds" not in key}
+    result = {key: value for key, value in run.latest().result.items() if "seconds" not in key}
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
     files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file())
     maps = {name: (run.folder / name).read_bytes() for name in files if name.endswith(".safetensors")}
@@ -230,8 +231,7 @@ def test_a_wrong_limit_is_answered_in_one_line_before_anything_is_written(compla
 def test_time_is_kept_for_checkpoints_and_report():
     assert (TimeLimit(1000.0, 3600).deadline, TimeLimit(1000.0, 3600).end) == (4570, 4590)
     assert (TimeLimit(1000.0, 60).deadline, TimeLimit(1000.0, 60).end) == (1054, 1058)
-    assert TimeLimit(1000.0).environment == {}
-    assert TimeLimit(1000.0, 60).environment == {DEADLINE: "1054.0"}
+    assert TimeLimit(1000.0).deadline == math.inf
 
 
 def test_the_time_to_import_the_command_counts(monkeypatch):
@@ -278,15 +278,14 @@ def test_what_does_not_stop_is_not_waited_for(a_run, monkeypatch):
 
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_clock_that_is_set_moves_no_deadline_and_lengthens_no_validation(a_run, monkeypatch, hours):
-    began, clock, stop, started = command_began(), time.time, stopping.StopAtDeadline(), []
+    began, clock, stop, started = command_began(), time.time, stopping.StopAtDeadline(FAR), []
     in_time, late = a_run("in time"), a_run("late")
     stop.on_validation_start(None, None)
     monkeypatch.setattr("time.time", lambda: clock() + 3600 * hours)
     stop.on_validation_end(SimpleNamespace(sanity_checking=False), None)
     assert 0 < stop._longest < 60
     for run, begin in ((in_time, began), (late, began - 600)):
-        monkeypatch.setenv(DEADLINE, repr(TimeLimit(begin, 600).deadline))
-        assert reached() == (run is late)
+        assert (now() >= TimeLimit(begin, 600).deadline) == (run is late)
         launcher = SimpleNamespace(free=lambda: True, start=started.append, wait=lambda _: [(started[-1], None)])
         launch([run], launcher, lambda run: None, lambda *_: None, TimeLimit(begin, 600))
     assert started == [in_time]
@@ -297,14 +296,16 @@ class Here:
 
     places = 1
 
-    def __init__(self, *_):
-        self._ended = []
+    deadline = FAR
+
+    def __init__(self, *given):
+        self._ended, Here.deadline = [], given[-1]
 
     def free(self):
         return not self._ended
 
     def start(self, run):
-        self._ended.append((run, execute(run)))
+        self._ended.append((run, execute(run, Here.deadline)))
 
     def wait(self, seconds):
         ended, self._ended = self._ended, []
@@ -318,7 +319,6 @@ class Here:
 def compare(folder, monkeypatch):
     """Run ``structured-init compare``; give its exit code."""
     monkeypatch.setattr(comparing, "LocalLauncher", Here)
-    monkeypatch.delenv(DEADLINE)
 
     def run(*arguments, output="out"):
         given = ["-c", "tiny.yaml", "--inits", "default", *SMALL, "--trainer.callbacks+=test_time_limit.Clock"]
@@ -357,7 +357,6 @@ def test_the_command_stops_in_time_and_goes_on_to_the_same_results(compare, fold
     assert "default, seed 0: stopped after step 2\ndefault, seed 1: stopped before its first step" in said
     assert "The time is up: 0 of 2 runs are complete, 2 left. Run it again to continue." in said.splitlines()[-1]
     assert "failed" not in said
-    assert DEADLINE not in os.environ
     assert not list(folder.glob("out/runs/**/result.json"))
     assert not list(folder.glob("out/runs/**/*.failed.json"))
     assert not (folder / "out" / "report.html").exists()  # of nothing
@@ -380,19 +379,19 @@ def test_the_command_stops_in_time_and_goes_on_to_the_same_results(compare, fold
 @pytest.mark.distributed
 def test_all_processes_of_a_run_stop_after_the_same_step(a_run, folder, monkeypatch):
     (folder / "slow_rank.py").write_text(
-        "import os, time\nfrom lightning.pytorch import Callback\n\n\nclass SlowRank(Callback):\n"
+        "from lightning.pytorch import Callback\nfrom comparison.run.stopping import StopAtDeadline\n\n\n"
+        "class SlowRank(Callback):\n"
         "    def on_before_optimizer_step(self, trainer, *_):\n"
         "        if trainer.global_step == 1 and trainer.global_rank == 1:\n"
-        f"            os.environ['{DEADLINE}'] = '0'\n"
+        "            next(e for e in trainer.callbacks if isinstance(e, StopAtDeadline)).deadline = 0.0\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
     arguments = [*SMALL, "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.callbacks+=slow_rank.SlowRank"]
     (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs(identity="")
-    monkeypatch.setenv(DEADLINE, repr(FAR))  # its processes have it from here
     failed = []
     for steps in (2, 6):
-        launcher = LocalLauncher(1, threads=1)
+        launcher = LocalLauncher(1, threads=1, deadline=FAR)
         try:
             launch([run], launcher, lambda run: None, lambda run=None, reason=None: failed.append(reason))
         finally:
@@ -400,6 +399,6 @@ def test_all_processes_of_a_run_stop_after_the_same_step(a_run, folder, monkeypa
         state = torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)
         assert state["global_step"] == steps
     assert not any(failed)
-    assert run.result["steps"] == 6
-    assert run.result["metrics"].keys() >= {"val/accuracy", "test/accuracy"}
-    assert "2 processes" in run.beside("log").read_text()
+    assert run.latest().result["steps"] == 6
+    assert run.latest().result["metrics"].keys() >= {"val/accuracy", "test/accuracy"}
+    assert "2 processes" in run.beside(".log").read_text()

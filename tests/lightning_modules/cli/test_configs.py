@@ -2,27 +2,36 @@ from __future__ import annotations
 
 import inspect
 import io
+import json
 from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 import yaml
+from jsonargparse import ActionConfigFile
 
 import structured_init
+from callbacks import InitCallback
+from comparison.run.resolve import ParseOnly
 from lightning_modules.cli import main
-from lightning_modules.cli.config_names import (
+from lightning_modules.cli.configurations import (
     SHIPPED,
     aliases,
     config_names,
     expand,
     find_config,
+    layers_in,
+    merged,
     read_config,
     shipped_configs,
+    without_layers,
 )
-from lightning_modules.cli.layers import layers_in, merged, without_layers
+from lightning_modules.cli.lightning_cli import Parser
 from structured_init import StructuredInitError
 
 CONFIGS = shipped_configs()
-EXPERIMENTS = [name for name in CONFIGS if name.startswith("experiment/")]
+VARIANTS = [name for name, meaning in aliases().items() if not isinstance(meaning, str)]  # which hold what a file would
+EXPERIMENTS = [name for name in (*CONFIGS, *VARIANTS) if name.startswith("experiment/")]
 INITS = [name for name in CONFIGS if name.startswith("init/")]
 
 
@@ -55,7 +64,7 @@ def test_there_are_configurations_of_every_kind():
     assert {name.partition("/")[0] for name in CONFIGS} >= {"experiment", "init", "trainer", "data"}
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, *VARIANTS])
 def test_every_file_parses_and_every_value_in_it_counts_beside_those_of_an_experiment(name):
     usual = {"experiment": [], "init": ["vit_cifar10"], "token_mixing": ["gpt_shakespeare_short"]}
     below = usual.get(name.partition("/")[0], ["vit_digits"])
@@ -169,18 +178,18 @@ def test_a_file_comes_after_those_it_is_layered_over():
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_repeats_nothing_that_it_is_layered_over(name):
     """Its data are those of a file of ``data``, and each value that it gives is another one than below it."""
-    *below, file = find_config(name).files
-    assert any(path.parent.name == "data" for path in below)
-    alone = yaml.safe_load(file.read_text())
+    texts = [layer if isinstance(layer, str) else layer.read_text() for layer in find_config(name).layers]
+    *below, alone = [yaml.safe_load(text) for text in texts]
+    assert any("model" not in each and "data" in each for each in below)
     whole = {}
-    for path in below:
-        whole = merged(whole, yaml.safe_load(path.read_text()))
+    for each in below:
+        whole = merged(whole, each)
     assert not set(leaves(alone)) & set(leaves({key: whole[key] for key in alone if key in whole and key != "layers"}))
 
 
 def leaves(values, prefix=""):
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and key != "network_args":  # which is replaced as a whole
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", repr(value)
@@ -207,6 +216,14 @@ def test_a_file_that_is_layered_over_itself_or_over_nothing_known_is_one_line(tm
     (tmp_path / "b.yaml").write_text("layers: [data/cifr10]")
     with pytest.raises(StructuredInitError, match="did you mean 'data/cifar10'"):
         expand(["fit", "-c", str(tmp_path / "a.yaml")])
+
+
+def test_what_a_configuration_of_text_held_while_text_could_be_streamed_is_read_as_before(tmp_path):
+    saved = ("data:", "  init_args:", "    block_size: 64", "    streaming: false", "    stream_buffer: 1000000")
+    (tmp_path / "saved.yaml").write_text("\n".join((*saved, "    batches_per_epoch: null\n")))
+    data = parsed("gpt_python_docs_short", str(tmp_path / "saved.yaml"))["data"]["init_args"]
+    assert data["block_size"] == 64
+    assert "streaming" not in data
 
 
 def test_the_lines_of_a_file_keep_their_numbers_without_its_layers():
@@ -237,11 +254,30 @@ def test_a_variant_is_a_file_with_other_arguments_and_braces_add_to_it():
     assert str(find_config("covariance_trace").files[-1]) == path
 
 
+def test_a_variant_may_hold_what_a_file_would_and_be_a_layer_of_a_file(tmp_path):
+    """``vit_svhn`` is two names, and ``cct_7_3x1_cifar10_5000`` one change over a variant."""
+    assert expand(["-c", "vit_svhn"]) == expand(["-c", "vit_cifar10", "-c", "data/svhn"])
+    *below, option, text = expand(["--config=cct_7_3x1_cifar10_5000"])
+    assert (below, option) == (expand(["--config=cct_7_3x1_cifar10_1500"]), "--config")
+    assert yaml.safe_load(text) == {"trainer": {"max_epochs": 5000}}
+    (tmp_path / "mine.yaml").write_text("layers: [data/mnist]\n")
+    mine = str(tmp_path / "mine.yaml")
+    assert expand(["-c", mine]) == [*expand(["-c", "data/mnist"]), "-c", mine]
+    (tmp_path / "mine.yaml").write_text("layers: [init/filters_box]\n")
+    with pytest.raises(StructuredInitError, match=r"name it with -c, not in 'layers'$"):
+        expand(["-c", mine])
+
+
+def test_a_variant_that_sets_no_initializer_has_no_control():
+    with pytest.raises(StructuredInitError, match=r"replace}+' sets no initializer, so no control of it can be made"):
+        expand(["-c", "token_softmax/replace_scrambled"])
+
+
 def test_a_variant_hides_no_file_and_stands_for_one():
     assert not aliases().keys() & shipped_configs().keys()
     for name in aliases():
         assert name in config_names()
-        assert find_config(name).files[-1] in shipped_configs().values()
+        assert set(find_config(name).files) <= set(shipped_configs().values())
     with pytest.raises(StructuredInitError, match="did you mean 'init/skipless_dino'"):
         find_config("init/skipless_dno")
 
@@ -262,3 +298,41 @@ def objects(node):
 def repeated(node):
     found = inspect.signature(getattr(structured_init, node["class_path"])).parameters
     return [key for key, value in node.get("init_args", {}).items() if found[key].default == value]
+
+
+# What every shipped name resolved to when published numbers were measured with it, or when it was a file of its own: a
+# file that is layered over another, a preset that leaves an argument to its class, and a variant that is a line of
+# aliases.yaml resolve to the same values, also after a default of a class has changed.
+MEASURED = json.loads(Path(__file__).with_name("measured_configs.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def resolve():
+    """Return every value that a command line gives: of ``fit``, and of the section ``init`` alone, which is faster."""
+    whole, init = ParseOnly(expand(["fit", "-c", "vit_digits"])).parser, Parser()
+    init.add_argument("-c", action=ActionConfigFile)
+    init.add_lightning_class_args(InitCallback, "init")
+
+    def values(name, *words):
+        parser = init if name.startswith("init/") else whole
+        below = "gpt_python_docs_short" if name.startswith("token_mixing/") else "cct_2_3x2_cifar10_short"
+        words = words if parser is init else ("fit", "-c", below, *words)
+        words = ("fit", *words[-2:]) if name.startswith("experiment/") else words
+        parsed = parser.parse_args(expand(list(words)))
+        return yaml.safe_load(parser.dump(parsed, skip_none=False, skip_validation=True))
+
+    return values
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_name_resolves_to_the_values_that_were_measured(name, resolve, tmp_path):
+    (tmp_path / "measured.yaml").write_text(json.dumps(MEASURED[name]))
+    (tmp_path / "read.yaml").write_text(json.dumps(read_config(name)))
+    resolved = resolve(name, "-c", name)
+    assert resolved == resolve(name, "-c", str(tmp_path / "measured.yaml"))
+    assert resolved == resolve(name, "-c", str(tmp_path / "read.yaml"))  # layered as the command line does it
+
+
+def test_no_name_was_lost():
+    assert len(MEASURED) >= 165
+    assert MEASURED.keys() <= set(config_names())

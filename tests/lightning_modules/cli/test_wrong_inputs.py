@@ -380,7 +380,7 @@ entry.command()
     [
         ("", "return print('a library that is being imported has caught it')", "stopped before anything was written"),
         (
-            "from structured_init.interrupts import begin_writing; begin_writing()",
+            "from structured_init.errors import begin_writing; begin_writing()",
             "print('put in order')",
             "stopped",
         ),

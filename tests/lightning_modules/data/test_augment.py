@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from lightning_modules.data.augment import Augmentation
-from lightning_modules.data.randomness import derive_seeds, seed_here, undisturbed
+from lightning_modules.data.seeded import derive_seeds, seed_here, undisturbed
 from structured_init.errors import StructuredInitError
 
 PICTURE = np.arange(16 * 16 * 3, dtype=np.uint32).reshape(16, 16, 3).astype(np.uint8)

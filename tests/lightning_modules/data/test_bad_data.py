@@ -151,7 +151,7 @@ def test_a_hub_whose_name_cannot_be_resolved_is_not_tried_again_and_again(monkey
             raise OSError("Temporary failure in name resolution")
         return ["an address"]
 
-    def load(name, config, streaming):
+    def load(name, config):
         seen.append((huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE))
         raise datasets.exceptions.DatasetNotFoundError("nowhere")
 

@@ -13,7 +13,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from lightning_modules.data import ImageData
-from lightning_modules.data.split import stratified_counts
+from lightning_modules.data.labelled import stratified_counts
 
 
 def batches(data: ImageData, epoch: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:

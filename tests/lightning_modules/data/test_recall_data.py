@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lightning_modules.cli.configurations import config_names, read_config
 from lightning_modules.data.recall import TASKS, RecallData
 from structured_init import StructuredInitError
 
 SIZES = settings(max_examples=25, deadline=None, derandomize=True)
-CONFIGS = Path(__file__).parents[3] / "configs" / "data"
 SMALL = {
     "copying": {"num_letters": 3},
     "stack_copying": {"num_letters": 3},
@@ -329,9 +327,9 @@ def has_examples(part):
     return True
 
 
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("recall*.yaml")), ids=lambda path: path.stem)
-def test_a_shipped_configuration_draws_batches(path):
-    section = yaml.safe_load(path.read_text(encoding="utf-8"))["data"]
+@pytest.mark.parametrize("name", [name for name in config_names() if name.startswith("data/recall")])
+def test_a_shipped_configuration_draws_batches(name):
+    section = read_config(name)["data"]
     assert section["class_path"] == "RecallData"
     prepared = RecallData(**section["init_args"], seed=0)
     batch = prepared.train_set.__getitems__([(0, 0), (0, 1)])

@@ -38,9 +38,6 @@ def fit(path, **arguments):
         ({"vocab_size": -1}, "vocab_size=-1 is not a number of tokens: it must be at least 1"),
         ({"block_size": 8.0}, "block_size=8.0 is not a whole number"),
         ({"mask_probability": 1.5}, "mask_probability=1.5 is not in (0, 1]"),
-        ({"batches_per_epoch": 3}, "batches_per_epoch is for streaming: use trainer.limit_train_batches"),
-        ({"streaming": True}, "streaming needs batches_per_epoch"),
-        ({"streaming": True, "batches_per_epoch": 2, "fraction": 0.5}, "fraction and max_tokens need to know the"),
     ],
 )
 def test_argument_out_of_its_range(as_installed, arguments, said):
@@ -79,10 +76,28 @@ def test_a_wrong_name_does_not_find_the_text_of_its_configuration(tmp_path, monk
         assert f"no dataset '{name}'" in message(lambda name=name: fit(name, config="wikitext-2-v1", block_size=16))
 
 
-@pytest.mark.parametrize("content", ["", "\n  \n"])
-def test_empty_corpus(tmp_path, content):
-    (tmp_path / "train.txt").write_text(content)
-    assert message(lambda: fit(tmp_path)) == f"split 'train' of '{tmp_path}' is empty: it holds no text"
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        ("", {}, "split 'train' of '{folder}' is empty: it holds no text"),
+        ("\n  \n", {}, "split 'train' of '{folder}' is empty: it holds no text"),
+        ("a text", {"val_split": "vald"}, "corpus '{folder}' has no split 'vald': choose from train"),
+        (
+            "a text " * 20,
+            {"block_size": 16, "batch_size": 32},
+            "batch_size=32 is larger than the training part of '{folder}', which has 9 blocks of block_size=16",
+        ),
+        ("a text " * 20, {"tokenizer": "bpe", "vocab_size": 100}, "vocab_size=100 is too small for tokenizer 'bpe'"),
+        (
+            "one\ntwo",
+            {"documents": "row", "val_fraction": 0.1, "test_fraction": 0.1},
+            "'{folder}' has 2 documents: too few to carve parts of 0.1, 0.1 out of them",
+        ),
+    ],
+)
+def test_text_that_does_not_suffice(tmp_path, text, arguments, said):
+    (tmp_path / "train.txt").write_text(text)
+    assert message(lambda: fit(tmp_path, **arguments)).startswith(said.format(folder=tmp_path))
 
 
 def test_file_that_is_not_utf8(tmp_path):
@@ -92,13 +107,11 @@ def test_file_that_is_not_utf8(tmp_path):
     assert said.startswith(f"'{file}' is not UTF-8 text: byte 0xe4 in line 3; convert it")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_column_that_is_not_utf8(tmp_path, streaming):
+def test_column_that_is_not_utf8(tmp_path):
     offsets, characters = pa.py_buffer(b"\0\0\0\0\3\0\0\0\6\0\0\0"), pa.py_buffer(b"oneb\xe4d")
     column = pa.Array.from_buffers(pa.string(), 2, [None, offsets, characters])
     pq.write_table(pa.table({"text": column}), tmp_path / "train.parquet")
-    more = {"streaming": True, "batches_per_epoch": 2} if streaming else {}
-    said = message(lambda: fit(tmp_path, **more))
+    said = message(lambda: fit(tmp_path))
     assert said.startswith(f"column 'text' of 'train' in '{tmp_path}' is not UTF-8 text: byte 0xe4 in the rows from 0")
 
 
@@ -116,38 +129,12 @@ def test_no_column_of_text(tmp_path):
     assert said.endswith("no column that looks like the text: name it with text_column, choose from number")
 
 
-def test_unknown_split(tmp_path):
-    (tmp_path / "train.txt").write_text("a text")
-    said = message(lambda: fit(tmp_path, val_split="vald"))
-    assert said == f"corpus '{tmp_path}' has no split 'vald': choose from train"
-
-
 def test_no_part_to_test_on(tmp_path):
     (tmp_path / "train.txt").write_text("a text")
     data = TextData(str(tmp_path), tokenizer="bytes", val_fraction=0, test_fraction=0)
     assert "has no split to test on: name one with test_split, or carve one out of train with test_fraction" in message(
         lambda: data.setup("test")
     )
-
-
-def test_batch_larger_than_the_training_part(tmp_path):
-    (tmp_path / "train.txt").write_text("a text " * 20)
-    said = message(lambda: fit(tmp_path, block_size=16, batch_size=32))
-    assert said.startswith("batch_size=32 is larger than the training part of")
-    assert said.endswith("which has 9 blocks of block_size=16 per process")
-
-
-def test_vocabulary_too_small(tmp_path):
-    (tmp_path / "train.txt").write_text("a text " * 20)
-    assert "vocab_size=100 is too small for tokenizer 'bpe'" in message(
-        lambda: fit(tmp_path, tokenizer="bpe", vocab_size=100)
-    )
-
-
-def test_too_few_documents_to_carve(tmp_path):
-    (tmp_path / "train.txt").write_text("one\ntwo")
-    said = message(lambda: fit(tmp_path, documents="row", val_fraction=0.1, test_fraction=0.1))
-    assert "has 2 documents: too few to carve parts of 0.1, 0.1 out of them" in said
 
 
 def test_tokenizer_without_a_mask(tmp_path):
@@ -157,16 +144,3 @@ def test_tokenizer_without_a_mask(tmp_path):
     (tmp_path / "train.txt").write_text("a text")
     said = message(lambda: fit(tmp_path, tokenizer=str(tmp_path / "tokenizer.json"), objective="masked"))
     assert "has no mask token, which objective 'masked' needs" in said
-
-
-def test_nothing_is_carved_out_of_a_stream(tmp_path):
-    (tmp_path / "train.txt").write_text("one\ntwo")
-    said = message(lambda: fit(tmp_path, streaming=True, batches_per_epoch=2, val_fraction=0.1))
-    assert "is streamed and lacks a split for val: nothing can be carved out of a stream" in said
-
-
-def test_stream_shorter_than_its_processes(tmp_path):
-    (tmp_path / "train.txt").write_text("one\ntwo")
-    loader = fit(tmp_path, streaming=True, batches_per_epoch=2)
-    loader.groups.num_replicas, loader.groups.rank = 2, 1
-    assert "the stream gives 1 groups of 1000000 characters to 2 processes" in message(lambda: next(iter(loader)))

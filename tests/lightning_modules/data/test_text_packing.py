@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modules.data.text.blocks import Blocks
+from lightning_modules.data.text.blocks import Blocks, choose, pack, rows
 from lightning_modules.data.text.encoding import RECORD, Tokens
-from lightning_modules.data.text.packing import choose, pack, rows
 
 LENGTHS = st.lists(st.integers(1, 23), min_size=1, max_size=8)
 PAD = 99_999

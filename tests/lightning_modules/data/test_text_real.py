@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_modules.cli.config_names import read_config
+from lightning_modules.cli.configurations import read_config
 from lightning_modules.data import TextClassificationData, TextData
 
 CLASSES = {"TextData": TextData, "TextClassificationData": TextClassificationData}

@@ -13,10 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modules.data.text.documents import Texts
-from lightning_modules.data.text.find_tokenizer import find_tokenizer
-from lightning_modules.data.text.tokenizer import Tokenizer
-from lightning_modules.data.text.vocabulary import byte_tokenizer, character_tokenizer, train_tokenizer
+from lightning_modules.data.text.corpus import Texts
+from lightning_modules.data.text.tokenizer import (
+    Tokenizer,
+    byte_tokenizer,
+    character_tokenizer,
+    find_tokenizer,
+    train_tokenizer,
+)
 from structured_init.errors import StructuredInitError
 
 TEXTS = ["the cat sat on the mat, the cat sat", "die Katze saß  auf der Matte\n", "猫はマットの上 — naïve café"] * 3
@@ -109,8 +113,8 @@ def test_a_token_is_shown_by_its_text(tokenizers):
 
 TRAIN = """
 from lightning_modules.data.text.corpus import open_corpus
-from lightning_modules.data.text.documents import Documents
-from lightning_modules.data.text.vocabulary import character_tokenizer, train_tokenizer
+from lightning_modules.data.text.corpus import Documents
+from lightning_modules.data.text.tokenizer import character_tokenizer, train_tokenizer
 documents = list(Documents(open_corpus("python-docs", None, None).split("train"), "row"))[:30]
 print(train_tokenizer("bpe", documents, 600).to_str())
 print(train_tokenizer("wordpiece", documents, 600).to_str())

@@ -12,7 +12,7 @@ from torchvision import transforms as T
 
 from lightning_modules.data import ImageData, TorchvisionAugmentation
 from lightning_modules.data.images import ImageSet
-from lightning_modules.data.randomness import derive_seeds, seed_here, undisturbed
+from lightning_modules.data.seeded import derive_seeds, seed_here, undisturbed
 from structured_init.errors import StructuredInitError
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2471, 0.2435, 0.2616)

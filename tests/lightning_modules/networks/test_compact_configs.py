@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_modules.cli.config_names import read_config, shipped_configs
+from lightning_modules.cli.configurations import config_names, read_config
 from lightning_modules.networks import create_network
 from structured_init.layers import TokenSoftmaxValue
 
-CONFIGS = shipped_configs()
-IMAGES = [name for name in CONFIGS if name.startswith("experiment/cct_")]
-VARIANTS = [name for name in CONFIGS if name.startswith("token_softmax/")]
+IMAGES = [name for name in config_names() if name.startswith("experiment/cct_")]
+VARIANTS = [name for name in config_names() if name.startswith("token_softmax/")]
 
 # network, epochs, lr, weight decay, warmup lr, batch, random erasing: configs/pretrained and examples/main.py
 PUBLISHED = {

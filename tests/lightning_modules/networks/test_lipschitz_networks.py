@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lightning_modules.networks import LIPSCHITZ_NETWORKS, create_network
-from lightning_modules.networks.lipschitz.parts import ConvexResidual, NormPreservingPool, unit_row_linear
+from lightning_modules.networks.lipschitz import ConvexResidual, NormPreservingPool, unit_row_linear
 from structured_init import StructuredInitError
 from structured_init.analysis.lipschitz import lipschitz_bound
 from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin

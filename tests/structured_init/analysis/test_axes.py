@@ -22,7 +22,7 @@ from timm.models import xcit as xcit_models
 from torch import nn
 
 from structured_init.analysis import NoAttentionError, capture_attention
-from structured_init.analysis.axes import Arrangement, AxesError, arrangement
+from structured_init.analysis.map_axes import Arrangement, AxesError, arrangement
 from structured_init.errors import StructuredInitError
 
 

@@ -6,7 +6,6 @@ import transformers
 from torch import nn
 
 from structured_init.analysis import repeated_blocks
-from structured_init.errors import StructuredInitError
 
 
 def names(model: nn.Module) -> list[str]:
@@ -94,8 +93,3 @@ def test_shared_network_is_listed_once_and_compilation_leaves_no_trace():
     network = nn.Sequential(*[HeadsBlock() for _ in range(3)])
     module = nn.ModuleDict({"network": torch.compile(network, backend="eager"), "again": network})
     assert names(module) == ["network.0", "network.1", "network.2"]
-
-
-def test_model_that_repeats_nothing_is_an_error():
-    with pytest.raises(StructuredInitError, match="Linear has no list of equal blocks to look at"):
-        repeated_blocks(nn.Linear(2, 2))

@@ -10,7 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from structured_init.analysis import NoAttentionError, capture_attention, register_capture
-from structured_init.analysis.tap import attention_maps
+from structured_init.analysis.listener import attention_maps
 from structured_init.errors import StructuredInitError
 
 

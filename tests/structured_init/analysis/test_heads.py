@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from structured_init import StructuredInitError
 from structured_init.analysis import (
     InductionScore,
     PreviousTokenScore,
@@ -146,17 +145,3 @@ def test_metrics_take_sequences_of_other_lengths_and_add_up_over_processes():
     expected = sum(count * part for count, part in zip(counts, parts, strict=True)) / sum(counts)
     first.merge_state(second)
     torch.testing.assert_close(first.compute().float(), expected)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: previous_token_score(maps(), 11), "an offset of 11 lies outside of 11 tokens"),
-        (lambda: induction_score(maps(), text(3)), r"tokens of shape \(3, 11\) do not fit maps of \(4, 11\)"),
-        (lambda: previous_token_score(maps(), queries=text(4, 5) > 0), r"queries of shape \(4, 5\) do not fit"),
-        (lambda: InductionScore(2).update(maps(), text()), "this metric is for 2 heads, got maps of 3"),
-    ],
-)
-def test_what_does_not_fit_is_one_line(call, message):
-    with pytest.raises(StructuredInitError, match=message):
-        call()

@@ -26,7 +26,6 @@ from structured_init import (
     Initializer,
     KaimingUniform,
     Mimetic,
-    Positions,
     PreviousToken,
     SamePositions,
     Scrambled,
@@ -178,22 +177,6 @@ def test_the_same_positions_of_a_composition_come_with_its_baseline():
 def test_a_relative_bias_table_holds_no_positions_to_keep():
     with pytest.raises(StructuredInitError, match=r"SamePositions: PreviousToken.* writes no positions of this model"):
         initialize(built(t5), SamePositions(PreviousToken([1, -1])))
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: Scrambled(Positions()), r"Scrambled: Positions\(.*\) writes only a baseline and positions"),
-        (lambda: SamePositions(KaimingUniform()), "SamePositions: KaimingUniform.* writes only a baseline"),
-        (
-            lambda: Scrambled(Mimetic(), query_key=False, value_output=False, filters=False, matrices=False),
-            "query_key, value_output, filters and matrices are all off",
-        ),
-    ],
-)
-def test_what_cannot_be_a_control_is_refused_in_one_line(build, message):
-    with pytest.raises(StructuredInitError, match=message):
-        build()
 
 
 def entropies(model, inputs):

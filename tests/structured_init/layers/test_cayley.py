@@ -314,18 +314,3 @@ def test_inside_bf16_autocast_all_is_float32(layer):
         low = layer(x.bfloat16())
     assert low.dtype == torch.bfloat16
     torch.testing.assert_close(low.float(), expected, rtol=0.02, atol=0.02)
-
-
-@pytest.mark.parametrize(
-    ("layer", "shape", "message"),
-    [
-        (CayleyConv2d(3, 4, 5), (1, 3, 8, 4), "CayleyConv2d: the input 8×4 is smaller than the kernel 5×5"),
-        (CayleyConv2d(3, 4, 3, 2), (1, 3, 8, 7), "CayleyConv2d: the input 8×7 is not a multiple of the stride 2"),
-        (CayleyConv2d(3, 4, 3), (1, 2, 8, 8), "CayleyConv2d: the input has 2 channels, not 3"),
-        (CayleyConv2d(3, 4, 3).half(), (1, 3, 8, 8), "CayleyConv2d: parameters are float16; keep them in float32"),
-        (CayleyLinear(3, 4).half(), (1, 3), "CayleyLinear: parameters are float16; keep them in float32"),
-    ],
-)
-def test_bad_input_is_one_line(layer, shape, message):
-    with pytest.raises(StructuredInitError, match=f"^{message}[^\n]*$"):
-        layer(torch.randn(shape))

@@ -131,12 +131,6 @@ def test_values_too_far_apart_for_any_exponential_are_refused():
     assert TokenSoftmaxValue().attend(query, key, value).isfinite().all()  # a plain softmax has no such limit
 
 
-def test_more_causal_queries_than_tokens_are_refused():
-    query, key, value = projections(0)
-    with pytest.raises(StructuredInitError, match="4 tokens cannot serve 5 queries"):
-        TokenSoftmaxValue().attend(query, key[:, :, :4], value[:, :, :4], is_causal=True)
-
-
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_grouped_values_are_repeated_and_keep_their_own_alpha(is_causal):
     query, key, value = projections(2, heads=4, kv_heads=2)
@@ -239,34 +233,6 @@ def test_alpha_is_a_parameter_or_a_buffer_and_saved_either_way():
     assert values.alpha.tolist() == [0.75] * 3
     learned.attend(*(tensor.float() for tensor in projections(0, heads=3)), is_causal=True).sum().backward()
     assert learned.alpha.grad.abs().min() > 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"mode": "remx"}, "unknown mode 'remx' of TokenSoftmaxValue: did you mean 'remix'"),
-        ({"mode": "remix", "alpha": 1.5}, r"alpha must be in \[0, 1\], not 1.5"),
-        ({"mode": "add", "alpha": -0.1}, r"alpha must be in \[0, 1\], not -0.1"),
-        ({"alpha": 0.5}, "mode 'replace' has no alpha: use 'remix'"),
-        ({"learnable": True}, "mode 'replace' has no alpha"),
-    ],
-)
-def test_wrong_arguments_are_answered_in_one_line(as_installed, arguments, message):
-    with pytest.raises(StructuredInitError, match=message):
-        TokenSoftmaxValue(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("values", "alpha", "message"),
-    [
-        (TokenSoftmaxValue("remix", learnable=True), 0.5, "is learned: it cannot be set"),
-        (TokenSoftmaxValue("replace"), 0.5, "does not exist in mode 'replace'"),
-        (TokenSoftmaxValue("remix"), 2.0, r"alpha must be in \[0, 1\], not 2.0"),
-    ],
-)
-def test_an_alpha_that_cannot_be_set_is_refused(values, alpha, message):
-    with pytest.raises(StructuredInitError, match=message):
-        values.set_alpha(alpha)
 
 
 @pytest.mark.parametrize("hidden", [-1e3, -1e4, -1e9, torch.finfo(torch.float32).min, -math.inf])

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_modules.tasks.image.mixing import mix, mixed_cross_entropy
+from lightning_modules.tasks.image import mix, mixed_cross_entropy
 
 
 def one_colour_images(count=6, side=9):

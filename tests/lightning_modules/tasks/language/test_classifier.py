@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 from callbacks import AttentionMapCallback
 from lightning_modules import TextClassifier
-from lightning_modules.tasks.language.pooling import pool_tokens
+from lightning_modules.tasks.language.classifier import pool_tokens
 from structured_init import Mimetic, StructuredInitError, initialize
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lightning_modules.tasks.language.loss import shifted, token_loss
+from lightning_modules.tasks.language.metrics import shifted, token_loss
 
 
 @pytest.mark.parametrize("network", ["gpt2", "llama", "bert", "roberta"])

@@ -7,8 +7,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 from lightning_modules import LanguageModel
-from lightning_modules.tasks.language.generation import draw, generate
-from lightning_modules.tasks.language.samples import token_strings
+from lightning_modules.tasks.language.samples import draw, generate, token_strings
 from lightning_modules.tasks.optim import parameter_groups
 from structured_init import StructuredInitError
 

@@ -102,24 +102,10 @@ def test_an_own_architecture_gets_everything_that_a_language_model_has(folder):
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")  # the test has folders of its own
-def test_a_stream_trains_from_the_command_line_and_goes_on_bit_for_bit(folder):
-    stream = ["--data.streaming=true", "--data.batches_per_epoch=6", "--data.stream_buffer=300"]
-    nothing_carved = ["--data.val_fraction=0", "--data.test_fraction=0", "--model.sample_tokens=0"]
-    arguments = ["fit", "-c", "mine.yaml", "--attention.enabled=false", *stream, *nothing_carved]
-    checkpoint = {"every_n_train_steps": 5, "save_top_k": -1}
-    arguments += [f"--trainer.callbacks=[{{class_path: ModelCheckpoint, init_args: {json.dumps(checkpoint)}}}]"]
-    arguments += ["--trainer.max_epochs=2", "--trainer.limit_val_batches=0", "--trainer.default_root_dir"]
-    whole = main([*arguments, "whole"])
-    (middle,) = Path(whole.trainer.log_dir, "checkpoints").glob("*step=5.ckpt")
-    resumed = main([*arguments, "resumed", "--ckpt_path", str(middle)])
-    assert whole.trainer.global_step == resumed.trainer.global_step == 12
-    ours, theirs = whole.model.network.state_dict(), resumed.model.network.state_dict()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--data.streaming=true"], "TextData takes no argument 'streaming' any more: text is not streamed but"),
         (["--model.block_size=8"], "model.init_args.block_size is 8, but the data has 16: leave it to the data"),
         (["--model=LanguageModel", "--model.network=gtp2"], "unknown network 'gtp2': did you mean 'gpt2'?"),
         (

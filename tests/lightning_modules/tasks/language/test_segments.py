@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lightning_modules import LanguageModel
-from lightning_modules.tasks.language.segments import segment_mask, segment_positions
+from lightning_modules.tasks.language.model import segment_mask, segment_positions
 from structured_init import StructuredInitError
 
 SEGMENTS = torch.tensor([[1, 1, 1, 2, 2, 0, 0]])

@@ -14,10 +14,9 @@ from torch import nn
 from callbacks import AttentionMapCallback, InitCallback
 from lightning_modules import SequenceRecall
 from lightning_modules.data import RecallData
-from lightning_modules.networks.sequence.backbones import BACKBONES
-from lightning_modules.networks.sequence.mixers import AttentionMixer, LinearAttentionMixer
+from lightning_modules.networks.sequence import BACKBONES, AttentionMixer, LinearAttentionMixer
 from lightning_modules.tasks.optim import parameter_groups
-from lightning_modules.tasks.recall.metrics import RecallByLength
+from lightning_modules.tasks.recall import RecallByLength
 from structured_init import MimeticStateSpace, StructuredInitError, attention_sites, initialize, state_space_sites
 from structured_init.analysis import capture_attention
 

@@ -12,6 +12,7 @@ from scipy import stats
 
 from structured_init.analysis.audit.distribution import (
     Distribution,
+    Sample,
     fits,
     kolmogorov_smirnov,
     normal,
@@ -19,7 +20,6 @@ from structured_init.analysis.audit.distribution import (
     truncated,
     uniform,
 )
-from structured_init.analysis.audit.sample import Sample
 
 DRAWS = {
     "uniform": lambda n, g: torch.empty(n).uniform_(-0.1, 0.1, generator=g),

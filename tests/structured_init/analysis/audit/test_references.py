@@ -14,8 +14,7 @@ from torch import nn
 from structured_init import MambaReference, initialize
 from structured_init.analysis import audit
 from structured_init.analysis.audit.distribution import normal
-from structured_init.analysis.audit.places import Place, places
-from structured_init.analysis.audit.references import references
+from structured_init.analysis.audit.references import Place, places, references
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128}
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from structured_init.analysis.audit.structure import structured
+from structured_init.analysis.audit.distribution import structured
 from structured_init.linalg import random_orthogonal
 from structured_init.storage import uninitialized
 

@@ -1,0 +1,319 @@
+"""Attention in pictures: maps and offset profiles, statistics over depth, texts with their tokens, circuits.
+
+Maps come as label → layer name → tensor with heads first, so that ``{"before": …, "after": …}`` stand side by side on
+one colour scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from callbacks.figures.mosaic import (
+    FAINT,
+    INK,
+    SEQUENTIAL,
+    Mosaic,
+    evenly,
+    head_captions,
+    mosaic_figure,
+    quantile,
+    short_names,
+)
+from structured_init.analysis.summary import STATISTICS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure, SubFigure
+
+TICKS = (0.8, 0.5, 0.3, 0.15, 0.05, 0.02, 0.008, 0.003, 0.001)
+Labelled = Mapping[str, Mapping[str, Tensor]]
+SHOWN = ("mean_distance", "normalised_entropy", "diagonal_mass", "impulse_mass", "effective_rank", "profile_energy")
+COLORS = ("#8a94a6", "#d1495b", "#00798c", "#edae49", "#30638e", "#7b4f9d")
+LONGEST = 14  # characters of a token that are written
+VISIBLE = {
+    " ": "␣",
+    "\n": "⏎",
+    "\t": "⇥",
+    "Ġ": "␣",
+    "Ċ": "⏎",
+    "▁": "␣",
+}  # byte-level BPE and SentencePiece spell blanks so
+FEW = 8  # points of a curve that are marked
+Curve = Sequence[tuple[float, float]]  # (step, value)
+
+
+def map_figure(maps: Labelled, max_layers: int = 12, max_heads: int = 12) -> Figure:
+    """Draw whole attention maps.
+
+    Args:
+        maps: label → layer → maps averaged over samples (heads, tokens, tokens).
+        max_layers: more layers are thinned out evenly.
+        max_heads: more heads are thinned out evenly.
+    """
+    title = "Attention maps, averaged over the probe samples: a row is a query, a column a key"
+    return _figure(maps, title, max_layers, max_heads)
+
+
+def zoom_figure(
+    maps: Labelled, columns: int, prefix_tokens: int = 0, side: int = 48, max_layers: int = 3, max_heads: int = 6
+) -> Figure:
+    """Draw the upper left corner of the maps of the first, middle and last layers.
+
+    Args:
+        maps: label → layer → maps averaged over samples (heads, tokens, tokens).
+        columns: patches in a row of the image; lines separate its rows.
+        prefix_tokens: class and register tokens, which are left out.
+        side: how many patches are shown.
+        max_layers: number of layers.
+        max_heads: number of heads.
+    """
+    end = prefix_tokens + side
+    corner = {
+        label: {name: layer[:, prefix_tokens:end, prefix_tokens:end] for name, layer in layers.items()}
+        for label, layers in maps.items()
+    }
+    shown = max(layer.shape[-1] for layers in corner.values() for layer in layers.values())
+    title = f"Attention among the first {shown} patches: lines separate image rows, frames mark a row with itself"
+    return _figure(corner, title, max_layers, max_heads, grid=columns, panel_inches=1.9)
+
+
+def profile_figure(profiles: Labelled, reach: int = 7, max_layers: int = 12, max_heads: int = 12) -> Figure:
+    """Draw the average attention at every offset, the query in the centre.
+
+    Args:
+        profiles: label → layer → offset profiles (heads, 2·rows − 1, 2·columns − 1).
+        reach: offsets up to this many patches are shown.
+        max_layers: more layers are thinned out evenly.
+        max_heads: more heads are thinned out evenly.
+    """
+    sizes = [size for layers in profiles.values() for profile in layers.values() for size in profile.shape[1:]]
+    reach = min(reach, (min(sizes) - 1) // 2)
+    centred = {
+        label: {name: _centre(profile, reach) for name, profile in layers.items()} for label, layers in profiles.items()
+    }
+    title = f"Average attention by offset, up to ±{reach} patches: the query is in the centre of each panel"
+    return _figure(centred, title, max_layers, max_heads)
+
+
+def _figure(
+    maps: Labelled, title: str, max_layers: int, max_heads: int, grid: int | None = None, panel_inches: float = 1.2
+) -> Figure:
+    from matplotlib.colors import PowerNorm
+
+    mosaics = []
+    for label, layers in maps.items():
+        names = list(layers)
+        layers = {names[i]: layers[names[i]] for i in evenly(len(names), max_layers)}
+        heads = evenly(max(len(layer) for layer in layers.values()), max_heads)
+        kept = {name: layer[[head for head in heads if head < len(layer)]] for name, layer in layers.items()}
+        mosaics.append(Mosaic(label, kept, head_captions(heads), grid))
+    top = max(quantile([layer for m in mosaics for layer in m.panels.values()], 0.999), 1e-6)
+    # The square root keeps weak structure visible beside sharp peaks, on one scale for all panels.
+    norm = PowerNorm(0.5, vmin=0, vmax=top)
+    # Those of the range that lie far enough apart and from zero under the square root.
+    ticks = [0.0, *[tick for tick in TICKS if top / 100 < tick <= top]]
+    return mosaic_figure(mosaics, title, [norm] * len(mosaics), SEQUENTIAL, ["attention"], panel_inches, ticks)
+
+
+def _centre(profile: Tensor, reach: int) -> Tensor:
+    y, x = profile.shape[1] // 2, profile.shape[2] // 2
+    return profile[:, y - reach : y + reach + 1, x - reach : x + reach + 1]
+
+
+def depth_figure(
+    phases: Mapping[str, Mapping[str, Mapping[str, Sequence[float]]]], statistics: Sequence[str] = SHOWN
+) -> Figure:
+    """Draw statistics over depth: a line through the mean of the heads, a dot per head.
+
+    Args:
+        phases: label → layer → statistic → values over heads, as ``structured_init.analysis.summarize`` gives them.
+        statistics: which ones, by name.
+    """
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(statistics))
+    rows = -(-len(statistics) // columns)
+    figure = Figure(figsize=(3.3 * columns, 2.3 * rows + 0.6), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flatten()
+    for axis, statistic in zip(axes, statistics, strict=False):
+        _draw_statistic(axis, phases, statistic)
+    for axis in axes[len(statistics) :]:
+        axis.set_visible(False)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.suptitle("Attention over depth: lines are means over heads, dots are heads", fontsize=10, color=INK)
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    return figure
+
+
+def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> None:
+    names = list(next(iter(phases.values())))
+    for index, (label, layers) in enumerate(phases.items()):
+        color = COLORS[index % len(COLORS)]
+        places = [names.index(name) for name in layers if name in names]
+        values = [np.asarray(layers[name][statistic], dtype=float) for name in layers if name in names]
+        for place, heads in zip(places, values, strict=True):
+            axis.plot([place] * len(heads), heads, ".", color=color, markersize=4, alpha=0.4, markeredgewidth=0)
+        axis.plot(places, [heads.mean() for heads in values], "-", color=color, linewidth=1.6, label=label)
+    axis.set_title(STATISTICS.get(statistic, statistic), fontsize=8.5, color=INK)
+    axis.set_xticks(range(len(names)), short_names(names))
+    axis.set_xlabel("layer", fontsize=7.5, color=FAINT)
+    axis.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color("#c8c8c8")
+    axis.set_ylim(bottom=0)
+    axis.grid(axis="y", color="#eeeeee", linewidth=0.7)
+    axis.set_axisbelow(True)
+
+
+def token_figure(
+    maps: Mapping[str, Mapping[str, Tensor]],
+    tokens: Sequence[str],
+    first: int = 0,
+    shown: int = 24,
+    max_layers: int = 3,
+    max_heads: int = 2,
+) -> Figure:
+    """Draw the attention among a stretch of tokens: layers down, moments and heads across.
+
+    Args:
+        maps: label → layer → maps of one sample (heads, tokens, tokens).
+        tokens: one string per token; maps may be longer, by padding.
+        first: the first token that is shown.
+        shown: how many are shown; what they pay to earlier tokens is left out of the picture.
+        max_layers: the first, the last and some between.
+        max_heads: the first, the last and some between.
+    """
+    from matplotlib.colors import PowerNorm
+    from matplotlib.figure import Figure
+
+    end = min(first + shown, len(tokens))
+    words = [readable(token) for token in tokens[first:end]]
+    names = list(next(iter(maps.values())))
+    names = [names[i] for i in evenly(len(names), max_layers)]
+    heads = evenly(min(len(layers[name]) for layers in maps.values() for name in names), max_heads)
+    corners = {
+        (label, name, head): layers[name][head, first:end, first:end].detach().float().cpu()
+        for label, layers in maps.items()
+        for name in names
+        for head in heads
+    }
+    norm = PowerNorm(0.5, vmin=0, vmax=max(quantile(list(corners.values()), 0.995), 1e-6))
+    columns = [(label, head) for label in maps for head in heads]
+    side = max(1.9, 0.105 * len(words))
+    figure = Figure(figsize=(side * len(columns) + 1.6, side * len(names) + 1.5), layout="constrained")
+    axes = figure.subplots(len(names), len(columns), squeeze=False)
+    for row, (name, layer) in enumerate(zip(names, short_names(names), strict=True)):
+        for column, (label, head) in enumerate(columns):
+            axis = axes[row, column]
+            image = axis.imshow(corners[label, name, head].numpy(), cmap=SEQUENTIAL, norm=norm, interpolation="nearest")
+            _name(axis, words if column == 0 else [], words if row == len(names) - 1 else [])
+            if row == 0:
+                axis.set_title(f"{label}\nhead {head}" if head == heads[0] else f"head {head}", fontsize=8, color=INK)
+            if column == 0:
+                axis.set_ylabel(f"layer {layer}", fontsize=8, color=INK)
+    figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, pad=0.01).ax.tick_params(labelsize=6, color=FAINT)
+    layers = next(iter(maps.values()))
+    of_heads, of_layers = max(len(each) for each in layers.values()), len(layers)
+    drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {of_heads} heads"
+    drawn += f", {len(names)} of {of_layers} layers"
+    said = "Attention of one text: a row is the attending token, a column the attended one"
+    figure.suptitle(f"{said}\n{drawn}", fontsize=10)
+    return figure
+
+
+def readable(token: str) -> str:
+    """Return a token as it can be read on an axis: blanks spelled out, a long one cut."""
+    for blank, sign in VISIBLE.items():
+        token = token.replace(blank, sign)
+    token = "".join("␣" if each.isspace() else each if each.isprintable() else "�" for each in token).replace(
+        "$", r"\$"
+    )
+    return token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
+
+
+def _name(axis: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
+    size = 5.5
+    axis.set_yticks(range(len(rows)), rows, fontsize=size)
+    axis.set_xticks(range(len(columns)), columns, fontsize=size, rotation=90)
+    axis.tick_params(length=0, pad=1.5, labelcolor=INK)
+    axis.spines[:].set_visible(False)
+
+
+def circuit_figure(
+    maps: Mapping[str, Mapping[str, Mapping[str, Tensor]]],
+    curves: Mapping[str, Mapping[str, Curve]],
+    tokens: Sequence[str] = (),
+    title: str = "",
+) -> Figure:
+    """Draw one map per head and moment of every arm, and below them each quantity over training with a line per arm.
+
+    In a map a row is the token that looks, a column the one it sees.
+
+    Args:
+        maps: arm → moment (such as ``"before"``) → head (such as ``"layer 1, head 0"``) → map (N, N) of one text.
+        curves: quantity (such as ``"loss"``) → arm → (step, value).
+        tokens: the text, along the axes of the maps; none where empty.
+        title: what is seen, in one line.
+    """
+    from matplotlib.figure import Figure
+
+    heads = max(len(of_moment) for moments in maps.values() for of_moment in moments.values())
+    columns = sum(len(moments) for moments in maps.values())
+    side = 9.6 / max(columns, 4)
+    figure = Figure(figsize=(max(side * columns, 8.4) + 0.6, side * heads + 3.2), layout="constrained")
+    above, below = figure.subfigures(2, 1, height_ratios=[side * heads + 0.6, 2.6], hspace=0.02)
+    arms = dict.fromkeys([*maps, *(arm for of_arms in curves.values() for arm in of_arms)])
+    colors = {arm: COLORS[number % len(COLORS)] for number, arm in enumerate(arms)}
+    _draw_maps(above, maps, heads, [readable(token) for token in tokens], colors)
+    _draw_curves(below, curves, colors)
+    if title:
+        figure.suptitle(title, fontsize=11, color=INK)
+    return figure
+
+
+def _draw_maps(figure: SubFigure, maps: Mapping, heads: int, tokens: Sequence[str], colors: Mapping[str, str]) -> None:
+    from matplotlib.colors import PowerNorm
+
+    norm = PowerNorm(0.5, vmin=0, vmax=1)
+    widths = [len(moments) for moments in maps.values()]
+    *parts, beside = figure.subfigures(1, len(maps) + 1, width_ratios=[*widths, 0.07 * sum(widths)], wspace=0.03)
+    for part, (arm, moments) in zip(parts, maps.items(), strict=True):
+        axes = part.subplots(heads, len(moments), squeeze=False)
+        part.suptitle(arm, fontsize=10, color=colors[arm], fontweight="bold")
+        for column, (moment, of_heads) in enumerate(moments.items()):
+            axes[0, column].set_title(moment, fontsize=8.5, color=INK)
+            for row, (head, values) in enumerate(of_heads.items()):
+                axis = axes[row, column]
+                image = axis.imshow(values.detach().float().cpu().numpy(), cmap=SEQUENTIAL, norm=norm)
+                _name(axis, tokens if column == 0 else [], tokens if row == heads - 1 else [])
+                if column == 0:
+                    axis.set_ylabel(head, fontsize=8.5, color=INK)
+    bar = beside.colorbar(image, cax=beside.add_axes((0.1, 0.3, 0.16, 0.45)), ticks=[0, 0.1, 0.5, 1])
+    bar.ax.tick_params(labelsize=7, color=FAINT, labelcolor=INK, length=2)
+    bar.outline.set_visible(False)
+    bar.ax.set_title("attention", fontsize=7.5, color=INK, loc="left")
+
+
+def _draw_curves(figure: SubFigure, curves: Mapping[str, Mapping[str, Curve]], colors: Mapping[str, str]) -> None:
+    for axis, (quantity, of_arms) in zip(
+        figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
+    ):
+        for arm, curve in of_arms.items():
+            steps, values = np.array([*curve], dtype=float).reshape(-1, 2).T
+            marker = "o" if len(steps) <= FEW else None
+            axis.plot(steps, values, color=colors[arm], linewidth=1.8, marker=marker, markersize=2.6, label=arm)
+        axis.set_title(quantity, fontsize=9, color=INK, loc="left")
+        axis.set_xlabel("steps", fontsize=7.5, color=FAINT)
+        axis.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.spines[["left", "bottom"]].set_color("#c8c8c8")
+        axis.set_xlim(left=0)
+        axis.set_ylim(bottom=0)
+        axis.grid(axis="y", color="#eeeeee", linewidth=0.7)
+        axis.set_axisbelow(True)
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8.5, frameon=False)

@@ -1,0 +1,244 @@
+"""Weights in pictures: attention's weight products, and depthwise filters with their covariances and variances.
+
+Filters come as label → layer name → filters (F, h, w), so that ``{"before": …, "after": …}`` stand above or beside each
+other. Their panels have a scale each, since layers differ by orders of magnitude and the pattern is the point; a number
+under a panel says how large it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from callbacks.figures.mosaic import (
+    DIVERGING,
+    FAINT,
+    INK,
+    SEQUENTIAL,
+    Mosaic,
+    evenly,
+    head_captions,
+    mosaic_figure,
+    quantile,
+)
+from structured_init.analysis.filters import block_grid, variance_map
+from structured_init.errors import StructuredInitError
+from structured_init.linalg import empirical_covariance
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+    from matplotlib.figure import Figure
+
+    from structured_init.analysis import WeightProducts
+
+Labelled = Mapping[str, Mapping[str, Tensor]]
+# Inches: left of the panels, above, between rows, right of them, and how wide a figure becomes.
+LEFT, TOP, BETWEEN, RIGHT, WIDEST = 0.45, 0.6, 0.32, 0.2, 15.0
+BAR = 0.75
+
+
+def product_figure(
+    models: Mapping[str, Mapping[str, WeightProducts]],
+    side: int = 64,
+    max_layers: int = 12,
+    max_heads: int = 6,
+    same_scale: bool = True,
+) -> Figure:
+    """Draw W_q W_kᵀ of every head and W_v W_o of every layer, upper left corners.
+
+    Args:
+        models: label → layer name → products; a second model stands beside the first.
+        side: how many rows and columns of the products are shown.
+        max_layers: more layers are thinned out evenly.
+        max_heads: more heads are thinned out evenly.
+        same_scale: one colour scale for all models, which compares sizes; False gives each its own, which compares
+            patterns.
+
+    Raises:
+        StructuredInitError: a model has no layer to draw.
+    """
+    for label, layers in models.items():
+        if not layers:
+            raise StructuredInitError(
+                f"'{label}' has no weight products to draw: where `attention_sites(model)` is empty, its attention is "
+                "of an unknown class, and `attention_sites(model, batch=batch)` finds it"
+            )
+    mosaics = [
+        mosaic for label, layers in models.items() for mosaic in _pair(label, layers, side, max_layers, max_heads)
+    ]
+    groups = [mosaics] if same_scale else [mosaics[i : i + 2] for i in range(0, len(mosaics), 2)]
+    norms, bars = [], []
+    for group, label in zip(groups, models, strict=False):
+        norms += [_symmetric(group[0::2]), _symmetric(group[1::2])] * (len(group) // 2)
+        bars += [text if same_scale else f"{label}: {text}" for text in ("$W_q W_k^\\top$", "$W_v W_o$")]
+    title = f"Weight products, upper left {mosaics[0].side} × {mosaics[0].side}: red is positive, blue negative"
+    return mosaic_figure(mosaics, title, norms, DIVERGING, bars)
+
+
+def _pair(label: str, layers: Mapping[str, WeightProducts], side: int, max_layers: int, max_heads: int) -> list[Mosaic]:
+    """Return the mosaics of one model: heads, and value–output."""
+    names = list(layers)
+    kept = {names[i]: layers[names[i]] for i in evenly(len(names), max_layers)}
+    heads = evenly(max(len(products.query_key) for products in kept.values()), max_heads)
+    query_key = {
+        name: products.query_key[[head for head in heads if head < len(products.query_key)], :side, :side]
+        for name, products in kept.items()
+    }
+    value_output = {name: products.value_output[None, :side, :side] for name, products in kept.items()}
+    return [
+        Mosaic(f"{label}: $W_q W_k^\\top$", query_key, head_captions(heads)),
+        Mosaic("$W_v W_o$", value_output, ["all heads"]),
+    ]
+
+
+def _symmetric(mosaics: Sequence[Mosaic]) -> Normalize:
+    from matplotlib.colors import Normalize
+
+    # Of a 64 × 64 corner the diagonal is 1.6 %: this quantile lies on it where it stands out.
+    limit = max(quantile([panels.abs() for mosaic in mosaics for panels in mosaic.panels.values()], 0.995), 1e-9)
+    return Normalize(-limit, limit)
+
+
+def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
+    """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
+
+    Args:
+        moments: label → layer → filters (F, h, w).
+        max_layers: more layers are thinned out evenly.
+
+    Source:
+        the figures of covariances of arXiv 2210.03651.
+    """
+
+    def panel(axis: Axes, filters: Tensor) -> str:
+        covariance = empirical_covariance(filters)
+        rows, columns = filters.shape[1:]
+        picture = block_grid(covariance, (rows, columns)).numpy()
+        # The variances are the largest by far, and few: on their scale the structure around them would be invisible.
+        limit = max(np.quantile(np.abs(picture), 0.99), 0.05 * np.abs(picture).max(), 1e-30)
+        axis.imshow(picture / limit, cmap=DIVERGING, vmin=-1, vmax=1, interpolation="nearest", aspect="equal")
+        for place in range(rows, rows * rows, rows):
+            axis.axhline(place - 0.5, color="#9a9a9a", linewidth=0.25)
+        for place in range(columns, columns * columns, columns):
+            axis.axvline(place - 0.5, color="#9a9a9a", linewidth=0.25)
+        return f"trace {covariance.trace():.3g}"
+
+    title = "Covariance of the filters: each block shows one weight's covariance with all weights"
+    return _panels(moments, title, panel, max_layers, 1.75, DIVERGING, (-1, 1), "covariance, own scale")
+
+
+def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
+    """Draw the variance of each weight over a layer's filters.
+
+    Args:
+        moments: label → layer → filters (F, h, w).
+        max_layers: more layers are thinned out evenly.
+    """
+
+    def panel(axis: Axes, filters: Tensor) -> str:
+        variances = variance_map(filters).numpy()
+        top = max(variances.max(), 1e-30)
+        axis.imshow(variances / top, cmap=SEQUENTIAL, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
+        return f"max {variances.max():.2g}"
+
+    title = "Variance of each weight over the filters of a layer"
+    return _panels(moments, title, panel, max_layers, 1.05, SEQUENTIAL, (0, 1), "variance, own scale")
+
+
+def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10) -> Figure:
+    """Draw some filters of each layer, evenly chosen, the same ones at every moment.
+
+    Args:
+        moments: label → layer → filters (F, h, w).
+        max_layers: more layers are thinned out evenly.
+        max_filters: how many of each layer.
+    """
+    from matplotlib.colors import Normalize
+
+    mosaics = []
+    for label, layers in moments.items():
+        kept = _thinned(layers, max_layers)
+        shown = {name: evenly(len(filters), max_filters) for name, filters in kept.items()}
+        numbers = {name: str(number) for number, name in enumerate(layers)}
+        panels = {numbers[name]: _square(kept[name][shown[name]] / _largest(kept[name])) for name in kept}
+        captions = [
+            f"filter {number}" if not i else str(number) for i, number in enumerate(max(shown.values(), key=len))
+        ]
+        mosaics.append(Mosaic(label, panels, captions))
+    norm = Normalize(-1, 1)
+    title = "Filters, each layer on its own scale: red is positive, blue negative"
+    return mosaic_figure(mosaics, title, [norm] * len(mosaics), DIVERGING, ["weight / layer's largest"], 0.62)
+
+
+def _panels(
+    moments: Labelled,
+    title: str,
+    panel: Callable[[Axes, Tensor], str],
+    max_layers: int,
+    inches: float,
+    colors: str,
+    limits: tuple[float, float],
+    bar: str,
+) -> Figure:
+    """Draw a row of panels per label and a column per layer, with one colour bar for all."""
+    from matplotlib.figure import Figure
+
+    rows = {label: _thinned(layers, max_layers) for label, layers in moments.items()}
+    count = max(len(layers) for layers in rows.values())
+    step = min(inches, (WIDEST - LEFT - BAR - RIGHT) / count)
+    content = LEFT + count * step + BAR + RIGHT
+    width, height = max(content, 6.4), TOP + len(rows) * (step + BETWEEN)
+    start = (width - content) / 2 + LEFT
+    figure = Figure(figsize=(width, height))
+    figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
+    side = 0.93 * step
+    for row, (label, layers) in enumerate(rows.items()):
+        bottom = height - TOP - step - row * (step + BETWEEN)
+        names = list(moments[label])
+        for column, (name, filters) in enumerate(layers.items()):
+            axis = figure.add_axes([(start + column * step) / width, bottom / height, side / width, side / height])
+            below = panel(axis, filters)
+            axis.set(xticks=[], yticks=[])
+            axis.spines[:].set_color("#cfcfcf")
+            axis.set_xlabel(below, fontsize=7, color=FAINT, labelpad=3)
+            if row == 0:
+                number = names.index(name)
+                axis.set_title(f"layer {number}" if column == 0 else number, fontsize=7.5, color=FAINT, pad=4)
+            if column == 0:
+                axis.set_ylabel(label, fontsize=9, color=INK, labelpad=6)
+    box = [start + count * step + 0.1, height - TOP - step, 0.11, side]
+    _bar(figure, [box[0] / width, box[1] / height, box[2] / width, box[3] / height], colors, limits, bar)
+    return figure
+
+
+def _bar(figure: Figure, box: Sequence[float], colors: str, limits: tuple[float, float], caption: str) -> None:
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    bar = figure.colorbar(ScalarMappable(Normalize(*limits), colors), cax=figure.add_axes(box), ticks=[*limits, 0])
+    bar.set_label(caption, fontsize=8, color=INK)
+    bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
+    bar.outline.set_visible(False)
+
+
+def _thinned(layers: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
+    names = list(layers)
+    return {names[i]: layers[names[i]] for i in evenly(len(names), limit)}
+
+
+def _largest(filters: Tensor) -> float:
+    return max(quantile([filters.abs()], 0.995), 1e-30)
+
+
+def _square(filters: Tensor) -> Tensor:
+    """Pad filters of unequal sides by nan, which is drawn white."""
+    rows, columns = filters.shape[1:]
+    side = max(rows, columns)
+    top, left = (side - rows) // 2, (side - columns) // 2
+    padding = (left, side - columns - left, top, side - rows - top)
+    return torch.nn.functional.pad(filters.float(), padding, value=float("nan"))

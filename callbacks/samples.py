@@ -1,0 +1,254 @@
+"""A few samples of a run's data, read without touching its loaders or its random states: probes, and real inputs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
+
+from callbacks.lightning_private import training_source
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.running import own_random_state
+
+PROBE = "the probe"
+INITIALIZER = "the initializer"
+
+
+class ProbeBatch(NamedTuple):
+    """Samples on the module's device.
+
+    Attributes:
+        inputs: positional arguments of the module's forward.
+        named: arguments of the module's forward by name.
+        part: the part of the data, ``"validation"`` or ``"training"``.
+        indices: which samples of its dataset; empty where the dataset has no numbers.
+        tokens: the strings of every sample's tokens without padding, where the module can say; else empty.
+        queries: the tokens (B, N) that are to be continued from what came before, where the module can say.
+    """
+
+    inputs: tuple
+    named: dict[str, Any]
+    part: str
+    indices: list[int]
+    tokens: list[list[str]]
+    queries: Tensor | None = None
+
+
+def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int) -> ProbeBatch:
+    """Return the same samples at any time of a run: from validation data, or from training data where there is none.
+
+    The choice is made by a generator of its own; the dataset, the collate function and the transfer hooks run in
+    random states of their own, so that the run's order, augmentation and dropout stay as they are.
+
+    Args:
+        trainer: its loaders are not iterated, only their datasets are read.
+        pl_module: says with ``probe_inputs(batch)`` what its forward takes; the batch's first element where it does
+            not say; with ``probe_tokens(batch)`` the strings of every sample's tokens, where it has them; and with
+            ``probe_queries(batch)`` which tokens are to be continued from what came before.
+        samples: how many.
+        seed: of the choice, and of the random states inside.
+
+    Raises:
+        StructuredInitError: there is no dataset to read from.
+    """
+    part, loader = _loader(trainer)
+    with own_random_state(pl_module, seed), torch.no_grad():
+        batch, indices = collect(loader, samples, seed, PROBE)
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        inputs = inputs_of(pl_module, batch)
+        tokens = pl_module.probe_tokens(batch) if hasattr(pl_module, "probe_tokens") else []
+        queries = pl_module.probe_queries(batch) if hasattr(pl_module, "probe_queries") else None
+    if isinstance(inputs, dict):
+        return ProbeBatch((), inputs, part, indices, tokens, queries)
+    inputs = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    return ProbeBatch(inputs, {}, part, indices, tokens, queries)
+
+
+def _loader(trainer: Trainer) -> tuple[str, Iterable]:
+    for part, loaders in (("validation", trainer.val_dataloaders), ("training", trainer.train_dataloader)):
+        if (loader := first_loader(loaders)) is not None:
+            return part, loader
+    raise StructuredInitError(f"{PROBE} found neither validation nor training data to take samples from")
+
+
+def first_loader(loaders: Any) -> Iterable | None:
+    """Return the first of one or several loaders, however they are nested; ``None`` where there is none."""
+    while isinstance(loaders, dict | list | tuple):
+        loaders = next(iter(loaders.values() if isinstance(loaders, dict) else loaders), None)
+    return loaders
+
+
+def collect(loader: Iterable, samples: int, seed: int, who: str, *, to_train: bool = False) -> tuple[Any, list[int]]:
+    """Return a batch as the loader would collate it, and the samples' numbers.
+
+    Args:
+        loader: is not iterated where it is a ``DataLoader``, only its dataset is read.
+        samples: how many.
+        seed: of the choice.
+        who: asks, for errors.
+        to_train: the samples are still to be trained on: nothing may be used up of them, and where the dataset can do
+            without augmentation, they come without.
+
+    Raises:
+        StructuredInitError: the loader, or the dataset that is still to be trained on, can be iterated once only.
+    """
+    if not isinstance(loader, DataLoader):
+        return next(_fresh(loader, who)), []
+    dataset = loader.dataset
+    if to_train and hasattr(dataset, "without_augmentation"):
+        dataset = dataset.without_augmentation()
+    if isinstance(dataset, IterableDataset):
+        iterator = _fresh(dataset, who) if to_train else iter(dataset)
+        if loader.batch_size is None:
+            return next(iterator), []
+        return loader.collate_fn(list(itertools.islice(iterator, samples))), []
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+    indices = sorted(order[:samples].tolist())
+    many = getattr(dataset, "__getitems__", None)  # as torch's own fetcher does
+    items = many(indices) if callable(many) else [dataset[index] for index in indices]
+    collate = loader.collate_fn if loader.batch_sampler is not None else torch.utils.data.default_collate
+    return collate(items), indices
+
+
+def _fresh(iterable: Iterable, who: str) -> Iterator:
+    """Return an iterator whose use leaves the iterable as it was."""
+    iterator = iter(iterable)
+    if iterator is iterable or isinstance(iterable, Iterator):
+        raise StructuredInitError(f"{who} would use up a one-time iterator: give a DataLoader")
+    return iterator
+
+
+def inputs_of(pl_module: LightningModule, batch: Any) -> Any:
+    """Return what the module's forward takes of a batch."""
+    if hasattr(pl_module, "probe_inputs"):
+        return pl_module.probe_inputs(batch)
+    return batch[0] if isinstance(batch, tuple | list) else batch
+
+
+def training_batch(
+    trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, *, early: bool = False
+) -> Tensor:
+    """Return what the module's forward takes of a few training samples: equal on every rank, which all must call.
+
+    The choice is a function of the seed alone. Loaders are not iterated: their dataset is read, without augmentation
+    where it can do without (``without_augmentation()``, as that of ``ImageData``), and in random states of its own.
+
+    Args:
+        trainer: says where the training data is.
+        pl_module: says with ``probe_inputs(batch)`` what its forward takes; the batch's first element where it does
+            not say.
+        samples: how many at most.
+        seed: of the choice, and of the random states inside.
+        early: whether this is ``setup``. Loaders given to ``fit`` and a datamodule are ready by then; the module's own
+            loader may not be.
+
+    Raises:
+        StructuredInitError: on every rank, there is no training data, or no single tensor for ``forward``.
+    """
+    try:
+        inputs, problem = _read(trainer, pl_module, samples, seed, early), None
+    except StructuredInitError as error:
+        inputs, problem = None, str(error)
+    inputs, problem = trainer.strategy.broadcast((inputs, problem))  # datasets may differ between ranks
+    if problem is not None:
+        raise StructuredInitError(problem)
+    return inputs
+
+
+class TrainingBatches:
+    """Batches of what the module's forward takes, from the training data; they can be iterated any number of times.
+
+    Each batch is drawn anew from the whole of the data, and is a function of the seed and its number alone: equal on
+    every rank that has the same data. Samples are read as by :func:`training_batch`.
+
+    Args:
+        trainer: says where the training data is.
+        pl_module: says with ``probe_inputs(batch)`` what its forward takes.
+        samples: in a batch.
+        seed: of the choice, and of the random states inside.
+        early: whether this is ``setup``.
+
+    Raises:
+        StructuredInitError: on every rank, there is no training data, or none with numbered samples.
+    """
+
+    def __init__(
+        self, trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, *, early: bool = False
+    ) -> None:
+        self._trainer, self._module, self._samples, self._draws = trainer, pl_module, samples, Draws(seed)
+        try:
+            self._loader, problem = self._numbered(early), None
+        except StructuredInitError as error:
+            problem = str(error)
+        on_rank_zero = trainer.strategy.broadcast(problem)
+        if problem is not None or on_rank_zero is not None:
+            raise StructuredInitError(problem or on_rank_zero)
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in itertools.count():
+            seed = self._draws.generator("training batches", str(number)).initial_seed()
+            with own_random_state(self._module, seed), torch.no_grad():
+                batch, _ = collect(self._loader, self._samples, seed, INITIALIZER, to_train=True)
+                inputs = inputs_of(self._module, self._trainer.strategy.batch_to_device(batch, dataloader_idx=0))
+            yield inputs
+
+    def _numbered(self, early: bool) -> DataLoader:
+        with own_random_state(self._module, 0):
+            loader = _first_training_loader(self._trainer, early)
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            raise StructuredInitError(
+                f"{INITIALIZER} trains on the task's own inputs, which needs a DataLoader of a dataset with numbered "
+                "samples"
+            )
+        return loader
+
+
+def _first_training_loader(trainer: Trainer, early: bool) -> Any:
+    loader = first_loader(_training_data(trainer, early))
+    if loader is None:
+        raise StructuredInitError(f"{INITIALIZER} needs real samples, and there is no training data to take them from")
+    return loader
+
+
+def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, early: bool) -> Tensor:
+    name = type(pl_module).__name__
+    if not is_overridden("forward", pl_module):
+        raise StructuredInitError(f"{INITIALIZER} needs {name}.forward, through which real samples run: write one")
+    with own_random_state(pl_module, seed), torch.no_grad():
+        loader = _first_training_loader(trainer, early)
+        batch, _ = collect(loader, samples, seed, INITIALIZER, to_train=True)
+        inputs = inputs_of(pl_module, trainer.strategy.batch_to_device(batch, dataloader_idx=0))
+    if not isinstance(inputs, Tensor):
+        raise StructuredInitError(
+            f"{INITIALIZER} needs one tensor of real samples: {name}.probe_inputs(batch) gives {type(inputs).__name__}"
+        )
+    weight = next(pl_module.parameters())  # in setup, not yet of the run's precision
+    return inputs[:samples].to("cpu", weight.dtype if inputs.is_floating_point() else inputs.dtype)
+
+
+def _training_data(trainer: Trainer, early: bool) -> Any:
+    """Return the training loaders, asking the module or the datamodule for another one where they are not there yet."""
+    if trainer.train_dataloader is not None:
+        return trainer.train_dataloader
+    source = training_source(trainer)
+    if source.instance is None or not source.is_defined():
+        return None
+    try:
+        return source.dataloader()
+    except StructuredInitError:
+        raise
+    except Exception as error:
+        if not (early and isinstance(source.instance, LightningModule)):
+            raise
+        raise StructuredInitError(
+            f"{INITIALIZER} needs training samples in setup, where {type(source.instance).__name__}.train_dataloader() "
+            f"fails ({error!r}): give loaders or a datamodule to fit, or use when='fit_start'"
+        ) from error

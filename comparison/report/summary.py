@@ -1,0 +1,254 @@
+"""The three sentences on top of a report: which and by how much, how sure, and what in the network goes with it.
+
+What goes with the result over arms and seeds: Spearman's rank correlation of a property with it, both without the mean
+of their seed. Runs of an arm resemble each other, so arms are permuted as a whole; and of many properties one goes with
+anything, so each is compared with the largest correlation of all of them (Westfall and Young 1993, the largest
+statistic). With fewer than five arms no permutation is rare enough to say anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from comparison.report.data import MOMENTS, ReportData
+from comparison.report.depth import mean_over_heads
+from comparison.report.findings import count, diverged_sentence, equal_sentence, findings, listed, unbroken
+from comparison.results.effects import ArmResult, Effect, Effects
+from comparison.results.folder import Run, read_json
+from comparison.results.headline import decimals
+from comparison.results.paired import FAMILY_LEVEL
+from comparison.results.tables import interval_text, number, p_text, significant
+
+FEW_NAMES = 4
+Pair = tuple[ArmResult, Effect]
+FEWEST_ARMS = 5
+MOST_PERMUTATIONS = 5000
+WORDS = {  # file of a run → quantity → what it is in a sentence
+    "attention/statistics.json": {
+        "mean_distance": "mean distance of attention",
+        "normalised_entropy": "entropy of attention",
+        "diagonal_mass": "attention to itself",
+        "impulse_mass": "attention on the best offset",
+        "effective_rank": "rank of attention",
+    },
+    "weight_products/summary.json": {
+        "query_key_diagonal": "diagonal of the query–key product",
+        "value_output_diagonal": "diagonal of the value–output product",
+    },
+}
+Property = tuple[str, str]  # what it is, and when: before or after training
+Values = dict[Property, dict[tuple[str, int], float]]  # → (arm, seed) → mean over layers and heads
+
+
+def summary(data: ReportData) -> list[str]:
+    """Return what a reader wants to know first; fewer sentences where less is known."""
+    found = next((each for each in data.effects if each.point == data.point), None)
+    if found is None or not found.arms:
+        return []
+    if data.successes:
+        counted = findings(next(each for each in data.successes if each.point == data.point))
+        return [_at(data, counted[1:2] or counted[:1]), *explanation(data, found, None)]
+    pairs = [(arm, arm.baseline) for arm in found.arms if arm.baseline and arm.baseline.interval.samples > 1]
+    if not pairs:
+        return [findings(data.effects[0])[-1]]
+    if equal := equal_sentence(found):
+        return [_at(data, [equal])]
+    best = _best(found, pairs)
+    over, which, sure = _over_controls(found, best[0]), _which(found, pairs, best), _sure(found, pairs, best)
+    first = [over, f"{which} {sure}"] if over else [which, sure]
+    return [_at(data, first[:1]), *first[1:], *explanation(data, found, best[0])]
+
+
+def explanation(data: ReportData, found: Effects, best: ArmResult | None) -> list[str]:
+    """Return what differs in attention or weights, and whether it goes with the result."""
+    known = properties(data.complete)
+    if not known:
+        return []
+    result = {(arm.name, seed): value for arm in found.arms for seed, value in arm.by_seed.items()}
+    strongest = strongest_correlation(known, result)
+    differs = largest_difference(known, best.name, found.baseline) if best else None
+    parts = []
+    if best and differs:
+        (word, moment), one, other = differs
+        digits = significant(max(abs(one), abs(other)), 2)
+        parts.append(
+            f"{best.name} differs most from {found.baseline} in the {word} {moment} training "
+            f"({number(one, digits)} against {number(other, digits)})"
+        )
+    elif best:
+        parts.append(
+            f"{best.name} does not differ from {found.baseline} in any measured property of attention or weights"
+        )
+    parts.append(_correlated(strongest, found))
+    text = "; ".join(parts)
+    return [f"{text if best else text[0].upper() + text[1:]}."]
+
+
+def _correlated(strongest: Correlation | None, found: Effects) -> str:
+    if strongest is None:
+        arms = count(len(found.arms), "arm")
+        return f"with {arms}, no property of attention or weights can be tied to the result; that takes five arms"
+    word, moment = strongest.what
+    size = f"rank correlation {number(strongest.correlation, 2, signed=True)}"
+    among = (
+        f"{p_text(strongest.p_value)} among {count(strongest.tested, 'quantity').replace('quantitys', 'quantities')}"
+    )
+    if strongest.p_value >= FAMILY_LEVEL:
+        return (
+            f"over {strongest.arms} arms, no property of attention or weights is significantly correlated with the "
+            f"result: the strongest correlation is with the {word} {moment} training ({size}, {among})"
+        )
+    more = "more" if (strongest.correlation > 0) == (found.metric.mode == "max") else "less"
+    return (
+        f"over {strongest.arms} arms, better results go with {more} of the {word} {moment} training ({size}, {among}), "
+        "which is a correlation and need not be the cause"
+    )
+
+
+def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
+    arm, effect = best
+    unit = f" {found.metric.unit}" if found.metric.unit else ""
+    difference, words = f"{_difference(effect, found)}{unit}", found.metric.words
+    gains = sum(each.is_gain is True for _, each in pairs)
+    losses = [name.name for name, each in pairs if each.is_gain is False]
+    few = 0 < len(losses) <= FEW_NAMES
+    worse = f" Worse: {listed(losses)}." if few else f" {len(losses)} arms are worse." if losses else ""
+    if effect.is_gain:
+        which = "the other is" if len(pairs) == 2 else f"{gains - 1} of the other {len(pairs) - 1} are"
+        others = f"; {which} also better, by less" if gains > 1 else ""
+        return f"{arm.name} is better than {found.baseline}: {difference} of {words}{others}.{worse}"
+    why = ", not judged because it diverged in some seeds" if effect.unjudged else ""
+    if len(pairs) == 1:
+        return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}.{worse}"
+    best = f"the largest difference is {arm.name}’s, {difference}{why}"
+    return f"No arm is shown to improve on {found.baseline} in {words}; {best}.{worse}"
+
+
+def _sure(found: Effects, pairs: list[Pair], best: Pair) -> str:
+    _, effect = best
+    seeds = count(effect.interval.samples, "pair")
+    among = f" among {len(pairs)} arms" if len(pairs) > 1 else ""
+    sure = f"adjusted {p_text(effect.adjusted)}{among}" if effect.adjusted is not None else "no test"
+    stands = f"{'That' if effect.is_gain else 'This'} is based on {seeds} of runs ({sure})"
+    return f"{stands}.{diverged_sentence(found)}"
+
+
+def _over_controls(found: Effects, arm: ArmResult) -> str:
+    """Return what an arm is worth over its controls, which is what its structure is worth; empty without any.
+
+    Of a control it is the arm that it controls: what it is worth over another control tells nobody anything.
+    """
+    scrambled = {each.scrambled.reference for each in found.arms if each.scrambled}
+    own = lambda each: [effect.reference for effect in (each.scrambled, each.control) if effect]  # noqa: E731
+    arm = next((each for each in found.arms if each.name not in scrambled and arm.name in own(each)), arm)
+    pairs = [("itself scrambled", arm.scrambled), ("the same positions", arm.control)]
+    known = [(name, each) for name, each in pairs if each and each.interval.samples > 1]
+    if not known:
+        return ""
+    words = {True: "better", False: "worse", None: "not told apart"}
+    parts = [
+        f"{_difference(each, found)} against {name} ({each.reference}; {words[each.is_gain]})" for name, each in known
+    ]
+    unit = f", in {found.metric.unit}" if found.metric.unit else ""
+    return f"What the structure of {arm.name} is worth in {found.metric.words}{unit}: {listed(parts)}."
+
+
+def _difference(effect: Effect, found: Effects) -> str:
+    return unbroken(interval_text(effect.interval, decimals(found), signed=True))
+
+
+def _best(found: Effects, pairs: list[Pair]) -> Pair:
+    """Return the arm with the largest gain; where none is shown, the one with the largest difference for the better."""
+    sign = -1.0 if found.metric.mode == "min" else 1.0
+    return max(pairs, key=lambda pair: (pair[1].is_gain is True, not pair[1].unjudged, sign * pair[1].interval.mean))
+
+
+def _at(data: ReportData, sentences: list[str]) -> str:
+    place = data.place_text(data.point)
+    return f"At {place}: {' '.join(sentences)}" if place else " ".join(sentences)
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """How a property of attention or weights goes with the result, over arms and seeds."""
+
+    what: Property
+    correlation: float  # Spearman's
+    p_value: float  # among all properties
+    tested: int  # how many there were
+    arms: int  # how many there were
+
+
+def properties(runs: Iterable[Run]) -> Values:
+    """Return what runs wrote of their attention and weight products, those quantities that every run has."""
+    found: Values = {}
+    runs = list(runs)
+    for run in runs:
+        for name, words in WORDS.items():
+            path = run.folder / name
+            for moment, layers in (read_json(path) if path.is_file() else {}).items():
+                for key, word in words.items():
+                    values = [mean_over_heads(layer[key]) for layer in layers.values() if key in layer]
+                    if moment in MOMENTS and values and np.isfinite(values).all():
+                        found.setdefault((word, moment), {})[run.arm, run.seed] = float(np.mean(values))
+    return {quantity: values for quantity, values in found.items() if len(values) == len(runs)}
+
+
+def strongest_correlation(known: Values, result: Mapping[tuple[str, int], float]) -> Correlation | None:
+    """Return the quantity that goes with the result most; None with fewer than five arms, or nothing to correlate."""
+    arms = list(dict.fromkeys(arm for arm, _ in result))
+    seeds = [s for s in dict.fromkeys(seed for _, seed in result) if all((arm, s) in result for arm in arms)]
+    tables = {
+        quantity: np.array([[values.get((arm, seed), math.nan) for seed in seeds] for arm in arms])
+        for quantity, values in known.items()
+    }
+    tables = {q: t for q, t in tables.items() if np.isfinite(t).all() and np.ptp(t.mean(1)) > 1e-9 * np.abs(t).max()}
+    if len(arms) < FEWEST_ARMS or not seeds or not tables:
+        return None
+    ranks = np.array([_ranks(table) for table in tables.values()])  # (quantities, runs)
+    final = _ranks(np.array([[result[arm, seed] for seed in seeds] for arm in arms]))
+    final = final.reshape(len(arms), len(seeds))
+    permuted = np.array([final[list(order)].ravel() for order in _orders(len(arms))])  # the first is as observed
+    correlations = permuted @ ranks.T
+    largest = np.abs(correlations).max(1)
+    best = int(np.abs(correlations[0]).argmax())
+    p_value = float((largest >= largest[0] - 1e-9).mean())
+    return Correlation(list(tables)[best], float(correlations[0, best]), p_value, len(tables), len(arms))
+
+
+def largest_difference(known: Values, arm: str, baseline: str) -> tuple[Property, float, float] | None:
+    """Return the quantity that differs most, as a share of its size, with its means of the arm and of the baseline."""
+    best, share = None, 0.0
+    for quantity, values in known.items():
+        ours, theirs = ([v for (name, _), v in values.items() if name == which] for which in (arm, baseline))
+        if not ours or not theirs:
+            continue
+        one, other = float(np.mean(ours)), float(np.mean(theirs))
+        relative = abs(one - other) / max(abs(one) + abs(other), 1e-12)
+        apart = min(ours) > max(theirs) or max(ours) < min(theirs)  # in every run, not in the mean alone
+        if apart and relative > share:
+            best, share = (quantity, one, other), relative
+    return best
+
+
+def _ranks(table: np.ndarray) -> np.ndarray:
+    """Return ranks of (arms, seeds) without what a seed's runs share, whose products sum to a correlation."""
+    ranks = stats.rankdata(table - table.mean(0))
+    centred = ranks - ranks.mean()
+    return centred / max(float(np.linalg.norm(centred)), 1e-12)
+
+
+def _orders(arms: int) -> Iterable[tuple[int, ...]]:
+    """Yield orders of the arms, the given one first: all of them, or as many as are drawn."""
+    if math.factorial(arms) <= MOST_PERMUTATIONS:
+        yield from itertools.permutations(range(arms))
+        return
+    rng = np.random.default_rng(0)
+    yield tuple(range(arms))
+    yield from (tuple(rng.permutation(arms)) for _ in range(MOST_PERMUTATIONS))

@@ -1,0 +1,326 @@
+"""Logs: of Lightning's ``CSVLogger``, of TensorBoard, and of MLflow.
+
+- Lightning: ``lightning_logs/version_0/``, each with ``metrics.csv`` and the settings of the run. Arms are what differs
+  in the folders' names and in the settings (``hparams.yaml``, and what a command line saved beside it); what differs
+  with the seed alone, or in every run, tells no arms apart.
+- TensorBoard's event files, read by TensorBoard: a folder per run.
+- MLflow: files below ``mlruns/<experiment>/<run>/``, or the SQLite database ``mlflow.db``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import itertools
+import math
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from comparison.results.elsewhere.runs import SEEDS, Key, Logged, Runs, add, by_name, in_order, named, whole
+from structured_init.errors import StructuredInitError, nearest
+from structured_init.files import refuse_endless
+
+if TYPE_CHECKING:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+METRICS, SETTINGS_FILES = "metrics.csv", ("hparams.yaml", "config.yaml", "experiment.yaml")
+PLACE = ""  # the setting that is the folder's name, without its version
+MOST_SETTINGS = 10_000
+Settings = dict[str, str]
+EVENTS = "*tfevents*"
+META = "meta.yaml"
+SQLITE = b"SQLite format 3\0"
+
+
+class _Plain(yaml.SafeLoader):
+    """Reads what a tag stands before as what it is written as: hparams.yaml has tuples, and may have any class."""
+
+
+def _untagged(loader: _Plain, _: str, node: yaml.Node) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return loader.construct_scalar(node)
+
+
+_Plain.add_multi_constructor("", _untagged)
+
+
+def is_lightning(path: Path) -> bool:
+    """Tell whether a folder holds runs of a ``CSVLogger``."""
+    return next(path.rglob(METRICS), None) is not None
+
+
+def read_lightning(path: Path, pattern: str | None = None, seed: str | None = None) -> Runs:
+    """Return the runs of a folder: every folder in it that holds ``metrics.csv`` is one."""
+    folders = {file.parent.relative_to(path).as_posix(): file.parent for file in sorted(path.rglob(METRICS))}
+    keys = _by_settings({name: _run_settings(folder, name) for name, folder in folders.items()}, path, seed, pattern)
+    runs: Runs = {}
+    names: dict[Key, str] = {}
+    for name, folder in folders.items():
+        add(runs, keys[name], _logged(folder / METRICS), name, names)
+    return runs
+
+
+def _by_settings(settings: Mapping[str, Settings], path: Path, seed: str | None, pattern: str | None) -> dict[str, Key]:
+    """Return the arm and the seed of every run."""
+    seeds = {name: _seed(own, seed) for name, own in settings.items()}
+    if pattern or None in seeds.values():
+        named = {name: by_name(f"{path.resolve().name}/{name}" if not pattern else name, pattern) for name in settings}
+        lost = next((name for name, key in named.items() if key is None), None)
+        if lost is not None:
+            every = {key for own in settings.values() for key in own if key != PLACE}
+            known = f" ({nearest(seed, every)})" if seed else ""
+            raise StructuredInitError(
+                f"cannot tell the seed of '{path / lost}': no setting is called {seed or 'seed'}{known}. Name the "
+                "setting with --seed, or say how folders are named, as in --runs '{arm}/version_{seed}'"
+            )
+        return {name: key for name, key in named.items() if key is not None}
+    arms = _arms(settings, {name: each for name, each in seeds.items() if each is not None}, seed)
+    return {name: (arms[name] or path.resolve().name, each) for name, each in seeds.items() if each is not None}
+
+
+def _arms(settings: Mapping[str, Settings], seeds: Mapping[str, int], seed: str | None) -> dict[str, str]:
+    """Return the label of every run's arm: the values of as few settings as tell all of them apart."""
+    labels: dict[str, list[str]] = {name: [] for name in settings}
+    for key in dict.fromkeys(key for own in settings.values() for key in own):
+        values = {name: own.get(key, "none") for name, own in settings.items()}
+        kinds, pairs = len(set(values.values())), len({(values[name], seeds[name]) for name in settings})
+        many = len(set(seeds.values()))
+        with_seed = many > 1 and (kinds == many == pairs or kinds == len(settings))
+        before = len({tuple(label) for label in labels.values()})
+        after = len({(*labels[name], values[name]) for name in settings})
+        if kinds == 1 or _is_seed(key, seed) or with_seed or after == before:
+            continue
+        for name, value in values.items():
+            plain = key == PLACE or key.endswith("class_path")
+            labels[name].append(
+                value.rpartition(".")[2] if plain and key else f"{_last(key)}={value}" if key else value
+            )
+    return {name: ", ".join(filter(None, label)) for name, label in labels.items()}
+
+
+def _seed(own: Settings, seed: str | None) -> int | None:
+    return next((found for key in own if _is_seed(key, seed) and (found := whole(own[key])) is not None), None)
+
+
+def _is_seed(key: str, seed: str | None) -> bool:
+    return (seed in (key, _last(key))) if seed else _last(key) in SEEDS
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _run_settings(folder: Path, name: str) -> Settings:
+    """Return the settings of a run as texts, by their dotted names."""
+    found = {PLACE: re.sub(r"(^|/)version_\d+$", "", name)}
+    for file in (folder / each for each in SETTINGS_FILES):
+        try:
+            content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Plain) if file.is_file() else {}
+        except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+            raise StructuredInitError(f"cannot read '{file}': {error}") from None
+        # As many as a run can have: a few lines of references can stand for billions.
+        found.update(itertools.islice(_leaves("", content), MOST_SETTINGS))
+    return found
+
+
+def _leaves(prefix: str, content: Any) -> Iterator[tuple[str, str]]:
+    pairs = content.items() if isinstance(content, Mapping) else enumerate(content)
+    for key, value in pairs:
+        if isinstance(value, (Mapping, list)):
+            yield from _leaves(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", str(value)[:60]
+
+
+def _logged(file: Path) -> Logged:
+    """Return the numbers of a log; a line that was being written has no step."""
+    found: Logged = {}
+    with file.open(newline="", encoding="utf-8", errors="replace") as lines:
+        reader = csv.DictReader(lines)
+        for row in reader:
+            step = row.pop("step", None)
+            for name, text in row.items():
+                if not step or not text or name == "epoch":
+                    continue
+                try:
+                    found.setdefault(str(name), []).append((float(step), float(text)))
+                except (TypeError, ValueError):
+                    raise StructuredInitError(
+                        f"cannot read '{file}', line {reader.line_num}: '{text}' is not a number"
+                    ) from None
+    return {name: in_order(values) for name, values in found.items()}
+
+
+def read_tensorboard(path: Path, pattern: str | None = None) -> Runs:
+    """Return the runs of a folder: every folder in it that holds event files is one.
+
+    ``SummaryWriter.add_hparams`` writes into a folder of its own inside that of the run, to which it is added.
+    """
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import SCALARS, TENSORS, EventAccumulator
+        from tensorboard.util.tensor_util import make_ndarray
+    except ImportError:
+        raise StructuredInitError(
+            "TensorBoard's event files need the package tensorboard: pip install 'structured-init[tensorboard]'"
+        ) from None
+    found: dict[Path, tuple[Logged, dict[str, str]]] = {}
+    for folder in sorted({file.parent for file in path.rglob(EVENTS) if file.is_file()}):
+        events = EventAccumulator(str(folder), size_guidance={SCALARS: 0, TENSORS: 0})
+        events.Reload()
+        tags = events.Tags()
+        logged: Logged = {
+            tag: in_order([(float(each.step), float(each.value)) for each in events.Scalars(tag)])
+            for tag in tags[SCALARS]
+        }
+        for tag in tags[TENSORS]:  # where TensorFlow 2 has written scalars
+            values = [(float(each.step), make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
+            if all(value.shape == () and value.dtype.kind in "fiu" for _, value in values):
+                logged[tag] = in_order([(step, float(value)) for step, value in values])
+        settings = _settings(events)
+        if settings and folder.parent in found:  # the curves of the run count before what was added at its end
+            before, known = found[folder.parent]
+            found[folder.parent] = {**logged, **before}, {**settings, **known}
+        else:
+            found[folder] = logged, settings
+    runs: Runs = {}
+    names: dict[Key, str] = {}
+    for folder, (logged, settings) in found.items():
+        name = folder.relative_to(path).as_posix()
+        if logged:
+            add(runs, named(path.resolve().name if name == "." else name, pattern, settings), logged, name, names)
+    if not runs:
+        raise StructuredInitError(f"the event files of '{path}' hold no scalars")
+    return runs
+
+
+def _settings(events: EventAccumulator) -> dict[str, str]:
+    """Return the hyperparameters that were logged with a run; empty where none were."""
+    from tensorboard.plugins.hparams import metadata
+
+    try:
+        content = events.PluginTagToContent(metadata.PLUGIN_NAME).get(metadata.SESSION_START_INFO_TAG)
+    except KeyError:  # no such plugin
+        return {}
+    if content is None:
+        return {}
+    values = metadata.parse_session_start_info_plugin_data(content).hparams.items()
+    return {name: str(getattr(value, value.WhichOneof("kind") or "string_value")) for name, value in values}
+
+
+def read_mlflow(path: Path, pattern: str | None = None) -> Runs:
+    """Return the runs of an experiment."""
+    found = [folder for folder in _runs_below(path) if _meta(folder).get("lifecycle_stage", "active") != "deleted"]
+    experiments = sorted({folder.parent for folder in found})
+    if len(experiments) > 1:
+        listed = ", ".join(f"'{folder}' ({_meta(folder).get('name', 'without a name')})" for folder in experiments)
+        raise StructuredInitError(
+            f"'{path}' holds {len(experiments)} experiments: give the folder of one, such as {listed}"
+        )
+    runs: Runs = {}
+    names: dict[Key, str] = {}
+    for folder in found:
+        tags = _texts(folder / "tags")
+        name = str(_meta(folder).get("run_name") or tags.get("mlflow.runName") or folder.name)
+        add(
+            runs,
+            named(name, pattern, {**tags, **_texts(folder / "params")}),
+            _mlflow_metrics(folder / "metrics"),
+            name,
+            names,
+        )
+    return runs
+
+
+def _runs_below(path: Path) -> list[Path]:
+    return sorted(file.parent for file in path.glob(f"**/{META}") if (file.parent / "metrics").is_dir())
+
+
+def is_mlflow(path: Path) -> bool:
+    """Tell whether a folder is MLflow's."""
+    return bool(_runs_below(path))
+
+
+def _meta(folder: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load((folder / META).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise StructuredInitError(f"cannot read '{folder / META}': {error}") from None
+    return content if isinstance(content, dict) else {}
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    return {file.relative_to(folder).as_posix(): _text(file).strip() for file in _files(folder)}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())
+
+
+def _text(file: Path) -> str:
+    refuse_endless(file)
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _mlflow_metrics(folder: Path) -> Logged:
+    """Return the metrics of a run: each line of a file is a time, a value and a step."""
+    found: Logged = {}
+    for file in _files(folder):
+        values: list[tuple[float | None, float]] = []
+        for number, line in enumerate(_text(file).splitlines(), start=1):
+            parts = line.split()
+            try:
+                values.append((float(parts[2]) if len(parts) > 2 else None, float(parts[1])))
+            except (IndexError, ValueError):
+                raise StructuredInitError(
+                    f"cannot read '{file}', line {number}: expected a time, a value and a step, got '{line}'"
+                ) from None
+        if values:
+            found[file.relative_to(folder).as_posix()] = in_order(values)
+    return found
+
+
+def is_database(path: Path) -> bool:
+    """Tell whether a file is a database, as MLflow writes one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(SQLITE)) == SQLITE
+
+
+def read_mlflow_database(path: Path, pattern: str | None = None) -> Runs:
+    """Return the active runs of a database of MLflow; of several experiments, each run is named ``experiment/run``."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as database:
+            found = database.execute(
+                "SELECT run_uuid, runs.name, experiments.name FROM runs JOIN experiments USING (experiment_id) "
+                "WHERE runs.lifecycle_stage = 'active' ORDER BY start_time, run_uuid"
+            ).fetchall()
+            tables = {
+                name: database.execute(f"SELECT run_uuid, key, value FROM {name}").fetchall()
+                for name in ("tags", "params")
+            }
+            values = database.execute("SELECT run_uuid, key, step, value, is_nan FROM metrics ORDER BY timestamp")
+            logged: dict[str, dict[str, list[tuple[float | None, float]]]] = {}
+            for run, key, step, value, is_nan in values:
+                number = math.nan if is_nan else float(value)
+                logged.setdefault(run, {}).setdefault(str(key), []).append((float(step), number))
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+        raise StructuredInitError(f"cannot read '{path}' as a database of MLflow: {error}") from None
+    several = len({experiment for _, _, experiment in found}) > 1
+    runs: Runs = {}
+    names: dict[Key, str] = {}
+    for run, own, experiment in found:
+        settings = {key: str(value) for rows in tables.values() for uuid, key, value in rows if uuid == run}
+        name = f"{experiment}/{own or run}" if several else str(own or run)
+        add(runs, named(name, pattern, settings), {k: in_order(v) for k, v in logged.get(run, {}).items()}, name, names)
+    return runs

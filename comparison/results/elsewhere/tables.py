@@ -1,0 +1,215 @@
+"""A table with a row per run, or per run and step, and histories of Weights & Biases.
+
+A table is CSV with the columns arm, seed, a metric or more, and perhaps step. Weights & Biases' exports of its web page
+are such tables: of its runs (with a column ``Name``), and of one chart (a column per run, ``<run> - <metric>``). Its
+histories are JSON, what ``run.history()`` and ``run.scan_history()`` of its public API give. A file is one run, named
+like it, or several by their names. Rows are a list, one a line, or columns, as pandas writes them.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, named, whole
+from comparison.results.folder import as_float
+from comparison.results.records import from_csv
+from structured_init.errors import StructuredInitError, nearest
+from structured_init.files import read_text, refuse_endless
+
+MOST_COLUMNS = 10_000
+EXTREMES = ("__MIN", "__MAX")  # beside each column of a chart
+RUN, STEPS = "name", ("step", "_step", "global_step", "trainer/global_step")
+STEP = "_step"
+
+
+class _Row(NamedTuple):
+    line: int
+    cells: dict[str, str]  # by the column's name
+
+
+def read_table(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
+    """Return the runs of a table."""
+    columns, rows = _read(path)
+    if _is_chart(columns):
+        return _chart(path, columns, rows, pattern)
+    known = {column.lower(): column for column in reversed(columns)}
+    for meant, column in (("arm", arm), ("seed", seed)):
+        if column is not None and column not in columns:
+            raise StructuredInitError(f"'{path}' has no column '{column}': {nearest(column, columns)}")
+        known |= {meant: column} if column is not None else {}
+    by_name = RUN in known and "arm" not in known
+    for needed in () if by_name else ("arm", "seed"):
+        if needed not in known:
+            raise StructuredInitError(
+                f"'{path}' has no column '{needed}' (it has {', '.join(columns)}): {nearest(needed, columns)}"
+            )
+    step = next((known[name] for name in STEPS if name in known), None)
+    kept = {known[name] for name in ("arm", "seed", RUN) if name in known} | {step}
+    long = {"metric", "value"} <= known.keys()
+    metrics = [known["value"]] if long else [c for c in columns if c not in kept and _numbers(path, rows, c)]
+    if not metrics:
+        raise StructuredInitError(f"'{path}' has no column of numbers beside {', '.join(sorted(filter(None, kept)))}")
+    runs: Runs = {}
+    places: dict[tuple[Key, str, float | None], int] = {}
+    for row in rows:
+        key = _key(path, row, known, by_name, pattern)
+        at = None if step is None else _number(path, row, step)
+        for column in metrics:
+            if not row.cells[column]:
+                continue  # not every metric is logged at every step
+            name = row.cells[known["metric"]] if long else column
+            if (before := places.setdefault((key, name, at), row.line)) != row.line:
+                how = "" if step else "add a column 'step', or "
+                there = "" if at is None else f", step {at:g}"
+                raise StructuredInitError(
+                    f"'{path}', lines {before} and {row.line}: arm '{key[0]}', seed {key[1]}{there} occurs twice: "
+                    f"{how}give each run a seed of its own"
+                )
+            runs.setdefault(key, {}).setdefault(name, []).append((at, _number(path, row, column)))
+    return {key: {name: in_order(values) for name, values in logged.items()} for key, logged in runs.items()}
+
+
+def _read(path: Path) -> tuple[list[str], list[_Row]]:
+    try:
+        refuse_endless(path)
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            head = file.readline()
+            delimiter = max(",;\t", key=head.count)
+            file.seek(0)
+            reader = csv.reader(file, delimiter=delimiter)
+            columns = [from_csv(column.strip()) for column in next(reader, [])]
+            if len(columns) > MOST_COLUMNS:
+                raise StructuredInitError(
+                    f"'{path}' has {len(columns):,} columns: more than {MOST_COLUMNS:,} is no table"
+                )
+            rows = []
+            for cells in reader:
+                if not any(cell.strip() for cell in cells):
+                    continue
+                if len(cells) != len(columns):
+                    raise StructuredInitError(
+                        f"'{path}', line {reader.line_num}: {len(cells)} cells, but the header has {len(columns)}"
+                    )
+                pairs = zip(columns, (from_csv(cell.strip()) for cell in cells), strict=True)
+                rows.append(_Row(reader.line_num, dict(pairs)))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise StructuredInitError(f"cannot read '{path}' as a table: {error}") from None
+    if not rows:
+        raise StructuredInitError(
+            f"'{path}' has no rows: a table has the columns arm, seed and a metric, and a row per run"
+        )
+    return columns, rows
+
+
+def _key(path: Path, row: _Row, known: dict[str, str], by_name: bool, pattern: str | None) -> Key:
+    if by_name:
+        return named(row.cells[known[RUN]], pattern, {name: row.cells[column] for name, column in known.items()})
+    arm, seed = row.cells[known["arm"]], whole(row.cells[known["seed"]])
+    if not arm:
+        raise StructuredInitError(f"'{path}', line {row.line}: the arm is empty")
+    if seed is None:
+        raise StructuredInitError(
+            f"'{path}', line {row.line}: the seed '{row.cells[known['seed']]}' is not a whole number"
+        )
+    return arm, seed
+
+
+def _number(path: Path, row: _Row, column: str) -> float:
+    try:
+        return float(row.cells[column])
+    except ValueError:
+        raise StructuredInitError(
+            f"'{path}', line {row.line}: '{row.cells[column]}' in the column '{column}' is not a number"
+        ) from None
+
+
+def _numbers(path: Path, rows: Sequence[_Row], column: str) -> bool:
+    """Tell whether a column is a metric: it holds numbers."""
+    numbers, others = 0, []
+    for row in rows:
+        try:
+            numbers += math.isfinite(float(row.cells[column] or "nan"))
+        except ValueError:
+            others.append(row)
+    if numbers > len(others) > 0:
+        _number(path, others[0], column)
+    return numbers > len(others)
+
+
+def _is_chart(columns: Sequence[str]) -> bool:
+    return columns[0].lower() in STEPS and any(" - " in column for column in columns[1:])
+
+
+def _chart(path: Path, columns: list[str], rows: list[_Row], pattern: str | None) -> Runs:
+    runs: Runs = {}
+    logged: dict[str, Logged] = {}
+    for column in columns[1:]:
+        run, _, metric = column.rpartition(" - ")
+        if run and not column.endswith(EXTREMES):
+            values = [(_number(path, row, columns[0]), _number(path, row, column)) for row in rows if row.cells[column]]
+            logged.setdefault(run, {})[metric] = in_order(values)
+    names: dict[Key, str] = {}
+    for run, metrics in logged.items():
+        add(runs, named(run, pattern), {name: values for name, values in metrics.items() if values}, run, names)
+    return runs
+
+
+def read_wandb(path: Path, pattern: str | None = None) -> Runs:
+    """Return the runs of a file, or of all files of a folder."""
+    runs: Runs = {}
+    names: dict[Key, str] = {}
+    ends = ("json", "jsonl")
+    found = [path] if path.is_file() else sorted(file for end in ends for file in path.rglob(f"*.{end}"))
+    files = [file for file in found if file.is_file()]
+    for file in files:
+        name = file.stem if path.is_file() else file.relative_to(path).with_suffix("").as_posix()
+        content = _content(file)
+        several = isinstance(content, Mapping) and all(_is_rows(each) for each in content.values())
+        for run, rows in content.items() if several and isinstance(content, Mapping) else [(name, content)]:
+            add(runs, named(run, pattern), _history(rows, file), run, names)
+    return runs
+
+
+def _content(file: Path) -> Any:
+    text = read_text(file)
+    try:
+        try:
+            return json.loads(text)
+        except ValueError:
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+    except (ValueError, RecursionError) as error:
+        raise StructuredInitError(f"cannot read '{file}' as JSON: {error}") from None
+
+
+def _is_rows(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, Mapping) for row in value)
+
+
+def _history(content: Any, file: Path) -> Logged:
+    rows = content
+    if isinstance(content, Mapping) and content and all(isinstance(column, Mapping) for column in content.values()):
+        places = dict.fromkeys(place for column in content.values() for place in column)
+        rows = [{name: column.get(place) for name, column in content.items()} for place in places]
+    if not _is_rows(rows):
+        raise StructuredInitError(
+            f'\'{file}\' is not a history of a run: it should be a list of rows such as {{"{STEP}": 0, "loss": 1.2}}'
+        )
+    return _metrics(rows)
+
+
+def _metrics(rows: Sequence[Mapping[str, Any]]) -> Logged:
+    """Return the numbers of rows; names with an underscore before them are Weights & Biases' own."""
+    found: Logged = {}
+    for row in rows:
+        step = row.get(STEP)
+        at = as_float(step) if isinstance(step, (int, float)) else None
+        for name, value in row.items():
+            number = float("nan") if value in ("NaN", "Infinity", "-Infinity") else value
+            if not name.startswith("_") and isinstance(number, (int, float)) and not isinstance(number, bool):
+                found.setdefault(name, []).append((at, as_float(number)))
+    return {name: in_order(values) for name, values in found.items()}

@@ -1,0 +1,223 @@
+"""What is compared, the runs it consists of, and its folder, which one process at a time may use."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import re
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from comparison.results.decisions import Question
+from comparison.results.folder import MANIFEST, Manifest, Point, Run, asked_runs, points, read_json
+from comparison.run.arms import Arm
+from lightning_modules.cli.configurations import config_names
+from structured_init.errors import StructuredInitError
+from structured_init.files import made_by, write_text
+
+VERSION = 1
+LEARNING_RATE = "model.init_args.optimizer.init_args.lr"
+ABSENT = "nothing"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Initializations × seeds × the points of a grid × learning rates, everything else equal."""
+
+    folder: Path  # of the comparison
+    experiment: Sequence[str]  # configurations, as given
+    arms: Mapping[str, Arm]  # the initializations by label
+    # of the runs; the same one gives every initialization the same data order, augmentation and dropout
+    seeds: Sequence[int]
+    arguments: Sequence[str] = ()  # further ones for every run
+    # values by dotted key, or names of configurations by their folder; every combination is a point
+    grid: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    learning_rates: Sequence[float] = ()  # to choose from, per initialization and point; empty leaves the experiment's
+    threads: int = 1  # of every run; part of its identity
+    metric: str = ""  # what initializations are judged by
+    mode: str = ""  # ``"max"`` or ``"min"``
+    baseline: str = ""  # label of the initialization that differences refer to
+    # initialization → its same-positions control, where the user names it
+    controls: Mapping[str, str] = field(default_factory=dict)
+    # what a run has to reach of the metric to be counted, where results are all or nothing
+    success: float | None = None
+    configuration: Mapping[str, Any] = field(default_factory=dict)  # every value of the experiment by dotted name
+    # the values by which each initialization differs from the experiment
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    question: Question | None = None  # what is to be decided by adding seeds; None where the seeds are fixed
+    added_callbacks: Sequence[str] = ()  # names of those that every run gets
+    command: str = ""  # how to repeat all this
+    remarks: Sequence[str] = ()  # what is to be said before it begins
+
+    @property
+    def validation_metric(self) -> str:
+        """The metric on the validation split, by which learning rates are chosen."""
+        return "val/" + self.metric.partition("/")[2]
+
+    def points(self) -> list[Point]:
+        """Return every combination of the grid's values; one empty point without a grid."""
+        return points(self.grid)
+
+    def runs(self, *, identity: str) -> list[Run]:
+        """List the runs seed by seed, so that an unfinished comparison is paired as far as it got."""
+        rates = self.learning_rates or [None]
+        return [
+            self._run(self.arms[arm], seed, point, rate, identity)
+            for seed, point, arm, rate in itertools.product(self.seeds, self.points(), self.arms, rates)
+        ]
+
+    def added_runs(self, added: Iterable[Mapping[str, Any]], *, identity: str) -> list[Run]:
+        """List runs that were added to the first look, of the arms that are compared here; they read the test split."""
+        runs = (
+            self._run(self.arms[run["arm"]], run["seed"], tuple(run["point"].items()), run["learning_rate"], identity)
+            for run in added
+            if run["arm"] in self.arms
+        )
+        return [replace(run, tested=True) for run in runs]
+
+    def configurations(self) -> list[str]:
+        """Return the part of a run's command line that names the experiment, good from any folder."""
+        paths = (str(Path(name).resolve()) if Path(name).is_file() else name for name in self.experiment)
+        return [word for path in paths for word in ("-c", path)]
+
+    def arm_arguments(self, arm: Arm, point: Point = (), rate: float | None = None) -> list[str]:
+        """Return the command line of an arm at a point, without a seed and a place to write to."""
+        values = point if rate is None else (*point, (LEARNING_RATE, repr(rate)))
+        folders = {name.partition("/")[0] for name in config_names()}
+        layers = [word for key, value in values if key in folders for word in ("-c", f"{key}/{value}")]
+        given = (f"--{key}={value}" for key, value in values if key not in folders)
+        return [*self.configurations(), *layers, "-c", arm.configuration, *self.arguments, *given]
+
+    def _run(self, arm: Arm, seed: int, point: Point, rate: float | None, identity: str) -> Run:
+        parts = [arm.label, *([point_name(point)] if point else []), *([] if rate is None else [f"lr_{rate!r}"])]
+        folder = self.folder.resolve().joinpath("runs", *parts, f"seed_{seed}")
+        arguments = [
+            "fit",
+            *("--trainer.enable_progress_bar=false", "--attention.figures=false", "--filters.figures=false"),
+            *self.arm_arguments(arm, point, rate),
+            *(f"--trainer.callbacks+={name}" for name in self.added_callbacks),
+            "--trainer.logger=comparison.run.run_log.RunLog",
+            f"--trainer.logger.init_args.folder={folder}",
+            f"--seed_everything={seed}",
+        ]
+        return Run(arm.label, seed, point, rate, folder, self.threads, identity, arguments, tested=rate is None)
+
+    # The manifest -----------------------------------------------------------------------------------------------------
+
+    def manifest(self) -> Manifest:
+        """Return what ``comparison.json`` says."""
+        arms = {
+            label: {"init": arm.init, "overrides": dict(arm.overrides), "changes": self.changes[label]}
+            for label, arm in self.arms.items()
+        }
+        identity = json.dumps([self.configuration, list(self.arguments), self.threads], sort_keys=True)
+        return {
+            **{"version": VERSION, "experiment": list(self.experiment), "command": self.command},
+            **{"arguments": list(self.arguments), "threads": self.threads},
+            **{"metric": self.metric, "mode": self.mode, "baseline": self.baseline, "controls": dict(self.controls)},
+            **({} if self.success is None else {"success": self.success}),
+            **{"arms": arms, "seeds": list(self.seeds), "grid": {key: list(each) for key, each in self.grid.items()}},
+            **{"learning_rates": list(self.learning_rates), "configuration": dict(self.configuration)},
+            **({"question": self.question.plain(), "added": []} if self.question else {}),
+            "identity": hashlib.sha256(identity.encode()).hexdigest(),
+            "made_by": [made_by()],
+        }
+
+    def known(self) -> Manifest | None:
+        """Return the manifest that the folder has, if any; refuse a folder that holds something else."""
+        if (self.folder / MANIFEST).is_file():
+            return read_json(self.folder / MANIFEST)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise StructuredInitError(f"cannot write to '{self.folder}': it is a file")
+        strange = [path.name for path in self.folder.glob("*") if not path.name.startswith(".")]
+        if strange:
+            raise StructuredInitError(
+                f"'{self.folder}' holds something else ('{sorted(strange)[0]}'): choose another --output"
+            )
+        return None
+
+    def grown(self, known: Manifest) -> Manifest:
+        """Return the folder's manifest with what this comparison adds to it; refuse another experiment."""
+        ours = self.manifest()
+        refuse_another(known, ours, self.folder)
+        merged = {**ours, "identity": known["identity"], "configuration": known["configuration"]}
+        merged["made_by"] = list(dict.fromkeys([*known.get("made_by", ["a version that did not say"]), made_by()]))
+        merged["arms"] = {**known["arms"], **ours["arms"]}
+        merged["seeds"] = sorted({*known["seeds"], *ours["seeds"]})
+        merged["learning_rates"] = sorted({*known["learning_rates"], *ours["learning_rates"]})
+        merged["grid"] = {key: list(dict.fromkeys([*known["grid"][key], *ours["grid"][key]])) for key in ours["grid"]}
+        fewer = {key: ours[key] for key in ("seeds", "grid", "learning_rates")} | {"arms": list(ours["arms"])}
+        if not merged["learning_rates"] and len(list(self.runs(identity=""))) < len(asked_runs(merged)):
+            merged["asked_last"] = fewer  # so that a report tells apart what this command asks for
+        if "added" in known or "added" in ours:
+            merged["added"] = known.get("added", [])
+        return merged
+
+
+def point_name(point: Point) -> str:
+    """Return a folder's name for a point; what a name cannot have is told apart by a digest."""
+    plain = "-".join(f"{key.rpartition('.')[2]}_{value}" for key, value in point)
+    name = re.sub(r"[^\w.+-]+", "_", plain)
+    digest = hashlib.sha256(json.dumps(point).encode()).hexdigest()[:6]
+    return name if name == plain else f"{name[:80]}-{digest}"
+
+
+def refuse_another(known: Mapping[str, Any], ours: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a folder whose runs would not be comparable with ours."""
+    for what, then, now in _differences(known, ours):
+        raise StructuredInitError(
+            f"'{folder}' holds another comparison: {what} is {then} there, {now} here: choose another --output"
+        )
+
+
+def _differences(known: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    if known.get("version") != VERSION:
+        yield "the version of its files", known.get("version"), VERSION
+    if known["threads"] != ours["threads"]:
+        yield "--threads", known["threads"], ours["threads"]
+    yield from _unequal("", known["configuration"], ours["configuration"])
+    for label in known["arms"].keys() & ours["arms"].keys():
+        yield from _unequal(
+            f"initialization '{label}': ", known["arms"][label]["changes"], ours["arms"][label]["changes"]
+        )
+    if list(known["grid"]) != list(ours["grid"]):
+        yield "--grid", ", ".join(known["grid"]) or ABSENT, ", ".join(ours["grid"]) or ABSENT
+    if bool(known["learning_rates"]) != bool(ours["learning_rates"]):
+        yield "--learning-rates", known["learning_rates"] or ABSENT, ours["learning_rates"] or ABSENT
+
+
+def _unequal(prefix: str, known: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what differs among the arguments that both know: a newer version may have more, at their defaults."""
+    for key in sorted(known.keys() & ours.keys()):
+        if known[key] != ours[key]:
+            yield prefix + key, known[key], ours[key]
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other comparisons out of a folder. The system unlocks it when this process ends, however it ends."""
+    holder = folder / ".lock.holder"  # not in the lock itself, which every process that tries it empties
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / ".lock", timeout=0)
+        lock.acquire()
+    except Timeout:
+        who = f" ({holder.read_text(encoding='utf-8').strip()})" if holder.is_file() else ""
+        raise StructuredInitError(f"'{folder}' is in use by another comparison{who}") from None
+    except OSError as error:
+        raise StructuredInitError(f"cannot write to '{folder}': {error.strerror}") from None
+    with lock:
+        write_text(holder, f"process {os.getpid()} on {socket.gethostname()}\n")
+        try:
+            yield
+        finally:
+            holder.unlink(missing_ok=True)
+            lock.release()

@@ -1,0 +1,351 @@
+"""Configurations by name: ``-c vit_digits -c init/mimetic`` works in a clone and outside of one.
+
+One resolver for all ways to name one: a path; a shipped name; a line of ``configs/aliases.yaml``; either with arguments
+in braces behind it, or with a control's ending. A file is read after those under its key ``layers``, as if each were
+given by ``-c``, and once by itself, so that what is wrong in it is answered with its name and line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from structured_init.errors import StructuredInitError, nearest
+from structured_init.presets import ALIASES, CONTROLS, SHIPPED, split_overrides
+
+KEY = "layers"
+
+
+def layers_in(text: str) -> list[str]:
+    """Return the names under ``layers``; none where the text is no YAML, which the parser of the options reports."""
+    if not _has_layers(text):
+        return []
+    try:
+        given = yaml.safe_load(text)[KEY]
+    except (yaml.YAMLError, TypeError, KeyError):
+        return []
+    return [given] if isinstance(given, str) else [str(each) for each in given or []]
+
+
+def without_layers(text: str) -> str:
+    """Return a configuration without the key ``layers``; every other line keeps its number."""
+    if not _has_layers(text):
+        return text
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return text
+    lines, keys = text.splitlines(), node.value if isinstance(node, yaml.MappingNode) else []
+    for key, value in keys:
+        if key.value == KEY:
+            begin, end = key.start_mark.line, value.end_mark.line + (value.end_mark.column > 0)
+            lines[begin:end] = [""] * (end - begin)
+            lines[begin] = "" if len(keys) > 1 else "{}"  # jsonargparse refuses a text that says nothing
+    return "\n".join(lines) + "\n"
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any], *, section: bool = True) -> dict[str, Any]:
+    """Return one configuration layered over another, by the rule of the command line.
+
+    Sections, classes and their ``init_args`` are merged. A dictionary that is the value of one argument, such as
+    ``network_args``, is replaced as a whole; so are the arguments of a class by those of another class.
+
+    Args:
+        below: the content of a file.
+        above: the content of the file that comes later.
+        section: whether the keys are sections.
+    """
+    whole = dict(below)
+    if "class_path" in above and above["class_path"] != below.get("class_path"):
+        whole.pop("init_args", None)
+    for key, value in above.items():
+        known = whole.get(key)
+        mappings = isinstance(value, Mapping) and isinstance(known, Mapping)
+        if mappings and (section or key == "init_args" or {"class_path", "init_args"} & {*value, *known}):
+            whole[key] = merged(known, value, section=False)
+        else:
+            whole[key] = value
+    return whole
+
+
+def _has_layers(text: str) -> bool:
+    return re.search(rf"^{KEY}\s*:", text, re.MULTILINE) is not None
+
+
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def check_config(path: str) -> str:
+    """Return the path of a configuration file that holds keys, each once.
+
+    Args:
+        path: of a YAML or JSON file, which YAML includes.
+
+    Raises:
+        StructuredInitError: the file cannot be read, is no text, no YAML, no mapping, or gives a key twice, of which
+            the parser would silently take the last.
+    """
+    try:
+        root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=Loader)
+        yaml.load(Path(path).read_text(encoding="utf-8"), Loader=Loader)
+    except OSError as error:
+        raise StructuredInitError(f"cannot read '{path}': {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise StructuredInitError(
+            f"'{path}' is not a configuration: byte {error.start} is not UTF-8 text; give a checkpoint with --ckpt_path"
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise StructuredInitError(f"'{path}'{where}: {_problem(path, error)}") from error
+    except yaml.YAMLError as error:
+        raise StructuredInitError(f"'{path}' is not YAML: {error}") from error
+    if not isinstance(root, yaml.MappingNode):
+        found = "is empty" if root is None else "holds no keys"
+        raise StructuredInitError(f"'{path}' {found}: a configuration has sections such as 'model:' and 'trainer:'")
+    for node, key in _repeated(path, root):
+        line = node.start_mark.line + 1
+        raise StructuredInitError(f"'{path}', line {line}: '{key}' is given twice, and only the last would count")
+    return path
+
+
+def refuse_folder(path: str) -> None:
+    """Refuse a folder in place of a file, naming the files in it.
+
+    Raises:
+        StructuredInitError: ``path`` is a folder.
+    """
+    if path and Path(path).is_dir():
+        files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml", ".json"))
+        inside = f"name a file in it, {nearest('', files)}" if files else "it holds no configuration"
+        raise StructuredInitError(f"'{path}' is a folder: {inside}")
+
+
+def _problem(path: str, error: yaml.MarkedYAMLError) -> str:
+    problem = str(error.problem)
+    if Path(path).suffix == ".toml":
+        return f"{problem}: a configuration is YAML or JSON, not TOML"
+    if "cannot start any token" in problem:
+        return f"{problem}: indent with spaces, not tabs"
+    return f"{error.context}, {problem}" if error.context else problem
+
+
+def _repeated(path: str, root: yaml.Node) -> Iterator[tuple[yaml.Node, str]]:
+    """Yield the keys that stand twice in one mapping, and the second of their nodes."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            keys = set()
+            for key, value in node.value:
+                _check_key(path, key)
+                if key.value in keys and isinstance(key, yaml.ScalarNode):
+                    yield key, key.value
+                keys.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+                waiting.append(value)
+        elif isinstance(node, yaml.SequenceNode):
+            waiting.extend(node.value)
+
+
+def _check_key(path: str, key: yaml.Node) -> None:
+    """Refuse a key that is a number, a list or nothing: ``{lr: 0,001}`` has the key 001."""
+    if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+        raise StructuredInitError(
+            f"'{path}', line {key.start_mark.line + 1}: the key {key.value} is not a name; write a decimal as 0.001"
+        )
+
+
+OPTIONS = ("-c", "--config")
+FLAGS = ("--plan",)
+PREFIX = "--init.initializer.init_args."
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What a name stands for.
+
+    Attributes:
+        layers: the file, after those that it is layered over; of a variant that ``aliases.yaml`` holds, its own text.
+        overrides: arguments of the initializer to replace, as text.
+        control: the class that its initializer is given to, where a control of it is meant.
+    """
+
+    layers: tuple[Path | str, ...]
+    overrides: dict[str, str] = field(default_factory=dict)
+    control: str = ""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The files among the layers."""
+        return tuple(layer for layer in self.layers if isinstance(layer, Path))
+
+    def words(self, option: str = "-c") -> list[str]:
+        """Return the part of a command line that asks for it."""
+        layers = [word for layer in self.layers for word in (option, str(layer))]
+        if not self.control:
+            return [*layers, *override_words(self.overrides)]
+        return [*layers, f"--init.initializer={json.dumps(self.content()['init']['initializer'])}"]
+
+    def content(self) -> dict[str, Any]:
+        """Return what the layers and the overrides say, as the command line does it."""
+        whole: dict[str, Any] = {}
+        for layer in self.layers:
+            text = layer if isinstance(layer, str) else layer.read_text(encoding="utf-8")
+            whole = merged(whole, yaml.safe_load(text) or {})
+        whole.pop(KEY, None)
+        if self.overrides:
+            arguments = {key: value and yaml.safe_load(value) for key, value in self.overrides.items()}
+            whole = merged(whole, {"init": {"initializer": {"init_args": arguments}}})
+        if self.control:
+            inner = whole.get("init", {}).get("initializer")
+            if inner is None:
+                named = str((self.files or self.layers)[-1]).strip()
+                raise StructuredInitError(f"'{named}' sets no initializer, so no control of it can be made")
+            inner = {"class_path": inner} if isinstance(inner, str) else inner
+            whole["init"]["initializer"] = {"class_path": self.control, "init_args": {"initializer": inner}}
+        return whole
+
+
+@cache
+def shipped_configs(root: Path = SHIPPED) -> dict[str, Path]:
+    """Return the shipped files by their names, such as ``init/mimetic``."""
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.glob("*/*.yaml"))}
+
+
+@cache
+def aliases(root: Path = SHIPPED) -> dict[str, str | dict[str, Any]]:
+    """Return what ``aliases.yaml`` says of each name: a file with other arguments, or what a file would hold."""
+    table = yaml.safe_load((root / ALIASES).read_text(encoding="utf-8"))
+    return {
+        f"{folder}/{name}": f"{folder}/{meaning}" if isinstance(meaning, str) else meaning
+        for folder, names in table.items()
+        for name, meaning in names.items()
+    }
+
+
+def config_names() -> list[str]:
+    """Return every name that ``-c`` knows: of shipped files and of their variants."""
+    return sorted({*shipped_configs(), *aliases()})
+
+
+def find_config(name: str) -> Configuration:
+    """Return what a name stands for.
+
+    Args:
+        name: a path; or a shipped name, as ``configs/init/mimetic.yaml``, ``init/mimetic``, or ``mimetic`` where only
+            one folder has it, or where the folder is ``experiment``. Either may have arguments of the initializer in
+            braces behind it. With ``_scrambled``, ``_sharpened`` or ``_positions`` behind the name, a control of it is
+            meant: the same weights with their alignment destroyed, these with attention as sharp, or the same positions
+            alone.
+
+    Raises:
+        StructuredInitError: there is no such file (the nearest is named), or several; the braces are malformed; a file
+            is layered over itself.
+    """
+    if Path(name).is_file():
+        return Configuration(_with_layers(Path(name)))
+    name, overrides = split_overrides(name)
+    if Path(name).is_file():
+        return Configuration(_with_layers(Path(name)), overrides)
+    below, control = of_control(name)
+    if control:
+        return replace(find_config(below), overrides={**find_config(below).overrides, **overrides}, control=control)
+    key = _shipped_name(name)
+    if isinstance(meaning := aliases().get(key), str):
+        below = find_config(meaning)
+        return Configuration(below.layers, {**below.overrides, **overrides})
+    return Configuration(_shipped_layers(key), overrides)
+
+
+def of_control(name: str) -> tuple[str, str]:
+    """Return the name of what a control is made of and the control's class; two empty texts for any other name."""
+    stem, suffix = (name[:-5], ".yaml") if name.endswith(".yaml") else (name, "")
+    known = {each for key in config_names() for each in (key, key.partition("/")[2])}
+    for ending, control in CONTROLS.items():
+        below = stem.removesuffix(ending)
+        if below not in (stem, "") and stem.removeprefix("configs/") not in known:
+            return below + suffix, control
+    return "", ""
+
+
+def read_config(name: str) -> dict[str, Any]:
+    """Return the content of a configuration with what it is layered over, as plain types."""
+    return find_config(name).content()
+
+
+def override_words(overrides: dict[str, str]) -> list[str]:
+    """Return the part of a command line that replaces arguments of the initializer."""
+    return [f"{PREFIX}{key}={value}" for key, value in overrides.items()]
+
+
+def expand(args: list[str]) -> list[str]:
+    """Replace configuration names by paths, each after those it is layered over, and give a lone flag its value.
+
+    Args:
+        args: a command line without the program's name.
+    """
+    expanded: list[str] = []
+    for index, argument in enumerate(args):
+        option, equals, value = argument.partition("=")
+        if index and args[index - 1] in OPTIONS:
+            option = expanded.pop()
+            expanded += find_config(argument).words(option)
+        elif equals and option in OPTIONS:
+            expanded += find_config(value).words(option)
+        elif argument in FLAGS and (args[index + 1 : index + 2] or ["-"])[0].startswith("-"):
+            expanded.append(f"{argument}=true")
+        else:
+            expanded.append(argument)
+    return expanded
+
+
+def _shipped_name(name: str) -> str:
+    """Return the full name of a shipped configuration, its folder first."""
+    known = config_names()
+    short = name.removeprefix("configs/").removesuffix(".yaml")
+    for key in (short, f"experiment/{short}"):
+        if key in known:
+            return key
+    matches = [key for key in known if key.partition("/")[2] == short]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        raise StructuredInitError(f"several configurations are named '{name}': choose from {', '.join(matches)}")
+    refuse_folder(name)
+    names = known if "/" in short else {key.partition("/")[2] for key in known}
+    raise StructuredInitError(f"there is no file '{name}', nor a shipped configuration: {nearest(short, names)}")
+
+
+def _shipped_layers(key: str, above: tuple[Path, ...] = ()) -> tuple[Path | str, ...]:
+    """Return the layers of a shipped name: a file's, or those of what stands in ``aliases.yaml``."""
+    variant = aliases().get(key)
+    if variant is None:
+        return _with_layers(shipped_configs()[key], above)
+    if isinstance(variant, str):
+        raise StructuredInitError(f"'{key}' gives arguments to an initializer: name it with -c, not in 'layers'")
+    own = {section: value for section, value in variant.items() if section != KEY}
+    below = (layer for name in variant.get(KEY, []) for layer in _shipped_layers(_shipped_name(name), above))
+    return (*below, yaml.safe_dump(own, default_flow_style=True)) if own else tuple(below)
+
+
+def _with_layers(file: Path, above: tuple[Path, ...] = ()) -> tuple[Path | str, ...]:
+    """Return a file after those it is layered over, each before what is layered over it."""
+    if file in above:
+        raise StructuredInitError(f"'{file}' includes itself: remove it from 'layers'")
+    check_config(str(file))
+    below: list[Path | str] = []
+    for name in layers_in(file.read_text(encoding="utf-8", errors="replace")):
+        beside = file.parent / name  # a layer is a path seen from the file that names it, or a shipped name
+        within = (*above, file)
+        below += _with_layers(beside, within) if beside.is_file() else _shipped_layers(_shipped_name(name), within)
+    return (*below, file)

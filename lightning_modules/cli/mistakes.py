@@ -1,0 +1,438 @@
+"""Known mistakes on the command line and their answers: one line each that says what would be right.
+
+``PATTERNS`` goes from jsonargparse's trees of failed attempts to an answer; ``CUSTOMARY``, ``COMMANDS`` and ``REMOVED``
+say what other programs or earlier versions call a thing; :func:`answer` tells Lightning's complaints from bugs; and
+:func:`check_trainer` says what Lightning says badly, late, or not at all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import os
+import re
+import tempfile
+import traceback
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jsonargparse
+import lightning
+from lightning.fabric.accelerators import ACCELERATOR_REGISTRY
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+from torch.optim import Optimizer
+
+from lightning_modules.cli.commands import LIGHTNING, PACKAGES, added_commands
+from structured_init import Initializer
+from structured_init.errors import StructuredInitError, nearest, one_line
+
+# What a section of the configuration may hold, by the start of its key; the first that fits counts.
+BASES: dict[str, type] = {
+    "init": Initializer,
+    "data": LightningDataModule,
+    "trainer.callbacks": Callback,
+    "trainer.logger": Logger,
+    "model.network": nn.Module,
+    "model.optimizer": Optimizer,
+    "model": LightningModule,
+}
+
+
+# What other programs call a command of this one.
+COMMANDS = {
+    "train": "fit",
+    "run": "fit",
+    "eval": "test",
+    "evaluate": "test",
+    "plot": "show",
+    "init": "show",
+    "check": "audit",
+}
+
+# Arguments of earlier versions, and what to do without them.
+REMOVED = dict.fromkeys(
+    ("streaming", "stream_buffer", "batches_per_epoch"),
+    "text is not streamed but tokenized once, into a file of 12 bytes a token that is mapped into memory: leave "
+    "out streaming, stream_buffer and batches_per_epoch; a text larger than the disk needs a datamodule of your own",
+)
+
+
+class Mistake(NamedTuple):
+    """What a pattern has found in jsonargparse's message, what stands before and after it, and every known key."""
+
+    found: re.Match[str]
+    before: str
+    after: str
+    keys: list[str]
+
+    @property
+    def names(self) -> list[str]:
+        return re.findall(r'Parser key "([\w.]+)"', self.before)
+
+    @property
+    def key(self) -> str:
+        return ".".join(dict.fromkeys(self.names))
+
+    @property
+    def given(self) -> re.Match[str] | None:
+        return re.search(r"(?:Got|Given) value: (.*)", self.after)
+
+    @property
+    def owners(self) -> list[str]:
+        """The classes whose arguments were read, the innermost last."""
+        within = re.findall(r"given class_path '([\w.]+)'", self.before)
+        return within + re.findall(r"^\. Got value: Namespace\(class_path='([\w.]+)'", self.after)  # of a callable
+
+
+def explain(message: str, known_keys: Iterable[str]) -> str:
+    """Return one line for an error of the argument parser.
+
+    Args:
+        message: jsonargparse's, of many lines.
+        known_keys: every key of the configuration, for the nearest one.
+    """
+    for pattern, answer in PATTERNS.items():
+        if found := re.search(pattern, message):
+            mistake = Mistake(found, message[: found.start()], message[found.end() :], list(known_keys))
+            if callable(answer):
+                return answer(mistake)
+            return answer.format(*found.groups(), key=mistake.key, commands=", ".join([*LIGHTNING, *added_commands()]))
+    return _deepest(message)
+
+
+def _unknown_argument(mistake: Mistake) -> str:
+    name = mistake.found[1]
+    if not mistake.owners:
+        return f"unknown key '{name}': {suggest(name, mistake.keys)}"
+    owner = mistake.owners[-1]
+    if name in REMOVED:
+        return f"{owner.rpartition('.')[2]} takes no argument '{name}' any more: {REMOVED[name]}"
+    return f"{owner.rpartition('.')[2]} takes no argument '{name}': {suggest(name, set(_arguments(owner)))}"
+
+
+def _unknown_class(mistake: Mistake) -> str:
+    # A class may be but one of the choices.
+    kinds = re.search(r"((?:- Expected an? (?:<class '\w+'>|typing\.Literal\[.*?\])\s*)+)- $", mistake.before)
+    name, given = ".".join(mistake.names), mistake.found[1]
+    if kinds and _kinds(kinds[1]) not in ("", "list"):
+        return f"{name}: expected {_kinds(kinds[1])}, got {given}"
+    key = name.replace(".init_args", "")
+    base = next((base for start, base in BASES.items() if key.startswith(start)), None)
+    valid = set() if base is None else set(_subclass_names(base))
+    return f"{name or 'class_path'}: unknown class '{given}': {nearest(given, valid)}"
+
+
+def _unknown_key(mistake: Mistake) -> str:
+    name = mistake.found[1].lstrip("-").partition("=")[0]
+    return f"unknown key '{name}': {suggest(name, [*mistake.keys, 'help', 'config'])}"
+
+
+def _unrecognized(mistake: Mistake) -> str:
+    name = mistake.found[1]
+    if name.startswith("-"):
+        return _unknown_key(mistake)
+    if name.endswith((".yaml", ".yml", ".json")) or Path(name).is_file():
+        return f"'{name}' belongs to no option: a configuration is given with -c {name}"
+    return f"'{name}' belongs to no option: several values are joined by commas, without spaces"
+
+
+def _unknown_command(mistake: Mistake) -> str:
+    meant = COMMANDS.get(mistake.found[1].lower(), mistake.found[1])
+    return f"unknown command '{mistake.found[1]}': {nearest(meant, [*LIGHTNING, *added_commands()])}"
+
+
+def _required(mistake: Mistake) -> str:
+    missing = mistake.found[1].partition(".")[2] or mistake.found[1]
+    if owners := re.findall(r"given class_path '([\w.]+)'", mistake.before):
+        return f"{owners[-1].rpartition('.')[2]} needs the argument '{missing}'"
+    return f"no {missing} is given: add a configuration with -c, or --{missing}"
+
+
+def _wrong_type(mistake: Mistake) -> str:
+    found, given = mistake.found, mistake.given
+    got = (found[2] or (given[1] if given else "")).partition(". Got value: ")[0].strip() or "nothing"
+    return f"{'.'.join(mistake.names)}: expected {_kinds(found[0])}" + (f", got {got}" if given or found[2] else "")
+
+
+def _wrong_choice(mistake: Mistake) -> str:
+    types = re.match(r"(?:\s*- Expected an? <class '\w+'>)*", mistake.after)
+    valid = [choice.strip("' ") for choice in mistake.found[1].split(",")]
+    earlier = re.search(r"((?:- Expected an? <class '\w+'>\s*)+)- $", mistake.before)
+    types = f"{earlier[1] if earlier else ''}{types[0] if types else ''}"
+    valid += [name for name in re.findall(r"<class '(\w+)'>", types) if name != "NoneType"]
+    *others, last = valid
+    expected = f"{', '.join(others)} or {last}" if others else last
+    return f"{'.'.join(mistake.names)}: expected {expected}" + (f", got {mistake.given[1]}" if mistake.given else "")
+
+
+def _kinds(errors: str) -> str:
+    """Return the types that jsonargparse expects in a row of errors, as in ``int or bool``."""
+    choices = [choice.strip("' ") for found in re.findall(r"Literal\[(.*?)\]", errors) for choice in found.split(",")]
+    names = choices + [name for name in re.findall(r"<class '([\w.]+)'>", errors) if name != "NoneType"]
+    return " or ".join(dict.fromkeys(names))
+
+
+def _no_attribute(mistake: Mistake) -> str:
+    module, name = mistake.found.groups()
+    if module in PACKAGES and Path(module).exists():
+        return f"{mistake.key}: '{module}' is a package of this project, which hides your own: rename yours"
+    return f"{mistake.key}: module '{module}' has no '{name}'"
+
+
+def _not_a_class(mistake: Mistake) -> str:
+    kind, given = mistake.found[1], mistake.found[2].strip()
+    way = "several of them go into Compose, as its initializers" if kind == "Initializer" else "give one"
+    return f"{mistake.key}: expected one {kind}, got {given}" + (f": {way}" if given[0] == "[" else "")
+
+
+def _other_class(mistake: Mistake) -> str:
+    given = re.search(r"Expected a path but (\S+)", mistake.found.string)
+    return f"{mistake.key}: {given[1] if given else 'the class'} is no {mistake.found[1]}"
+
+
+def _no_section(mistake: Mistake) -> str:
+    section = mistake.key.rpartition(".")[2]
+    inside = [key for key in mistake.keys if key.startswith(f"{section}.")][:3]
+    return f"'{section}' is a section with keys such as {', '.join(inside)}, got {mistake.found[1]}"
+
+
+# What jsonargparse says, by a part of it; the first that is found counts. A text is filled with the groups found.
+PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
+    r"Option '([\w.]+)' is not accepted": _unknown_argument,
+    r"Expected a dot import path string: (\S+)": _unknown_class,
+    r"does not accept option '([\w.]+)'": _unknown_key,
+    r"[Uu]nrecognized arguments: (\S+)": _unrecognized,
+    r"No (\w+) attribute (\w+)": _no_attribute,
+    r"invalid choice: '([^']*)' \(choose from ([^)]*)\)": _unknown_command,
+    r"arguments are required: ([\w.]+)": _required,
+    r'expected "subcommand" to be one of {(.*?)}': "no command is given: choose from {commands}",
+    r"Expected a typing\.Literal\[(.*?)\]": _wrong_choice,
+    r"(?:Expected(?: an?)? <class '(?!NoneType)(\w+)'>(?:\s*- (?=Expected))?)+(?:\. Got value: (.*))?": _wrong_type,
+    r"No module named '([\w.]+)'": "{key}: there is no module '{0}' in the present folder or among what is installed",
+    r"argument (?:\S*/)?(\S+): expected one argument": "{0} needs a value after it",
+    r"Not a valid subclass of (\w+)\. Got value: (.*)": _not_a_class,
+    r"does not correspond to a subclass of (\w+)": _other_class,
+    r"Expected a dot import path string:\s*$": "{key}: the name of a class is missing",
+    r"Unable to load config ['\"](.*?)['\"]": _no_section,
+}
+
+
+def _deepest(message: str) -> str:
+    """Return the innermost lines of a message, joined: jsonargparse indents what went wrong below where."""
+    body = re.split(r"\n\s*Given value type:", message)[0]
+    lines = [line.strip(" -") for line in body.splitlines() if line.strip(" -")]
+    noise = r"(Subtypes|Errors|Expected a <class 'NoneType'>|Does not validate)"
+    return " ".join(dict.fromkeys(line for line in lines if not re.match(noise, line)))
+
+
+def _arguments(class_path: str) -> Iterator[str]:
+    """Yield the names of a class's arguments, its bases' included, since they travel through ``**kwargs``."""
+    module, _, name = class_path.rpartition(".")
+    for base in getattr(importlib.import_module(module), name).__mro__[:-1]:
+        parameters = inspect.signature(base.__init__).parameters
+        yield from set(parameters) - {"self", "args", "kwargs"}
+        if "__init__" in vars(base) and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            return
+
+
+def _subclass_names(base: type) -> Iterator[str]:
+    """Yield the names of the concrete public subclasses that are imported."""
+    for cls in base.__subclasses__():
+        if not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
+            yield cls.__name__
+        yield from _subclass_names(cls)
+
+
+def original_error(error: Exception) -> Exception:
+    """Return what a constructor raised, below the errors that jsonargparse piles on a choice of types."""
+    while str(error).startswith("Does not validate against any") and isinstance(error.__cause__, Exception):
+        error = error.__cause__
+    return error
+
+
+def refuse_unwritable(folder: str | os.PathLike[str]) -> None:
+    """Refuse an output folder that cannot be made or written to, before any work is done; create nothing.
+
+    Raises:
+        StructuredInitError: names the folder.
+    """
+    path = Path(folder).absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    if not existing.is_dir():
+        raise StructuredInitError(f"cannot write to '{folder}': '{existing}' is a file")
+    try:
+        tempfile.TemporaryFile(dir=existing).close()  # permissions alone do not tell, as of root on a read-only disk
+    except OSError as error:
+        raise StructuredInitError(f"cannot write to '{folder}': {error.strerror} in '{existing}'") from error
+
+
+# What other programs call a key of this one; the first that exists is suggested.
+CUSTOMARY: dict[str, tuple[str, ...]] = {
+    "arch": ("network", "model.network"),
+    "batch": ("batch_size", "data.batch_size"),
+    "batch_size": ("data.batch_size",),
+    "checkpoint": ("ckpt_path",),
+    "ckpt": ("ckpt_path",),
+    "dataset": ("name", "data.name"),
+    "dropout": ("network_args.drop_rate",),
+    "epoch": ("max_epochs", "trainer.max_epochs"),
+    "epochs": ("max_epochs", "trainer.max_epochs"),
+    "gpus": ("devices", "trainer.devices"),
+    "grad_clip": ("gradient_clip_val", "trainer.gradient_clip_val"),
+    "initializer": ("init.initializer",),
+    "learning_rate": ("lr", "optimizer.lr", "model.optimizer.lr"),
+    "lr": ("optimizer.lr", "model.optimizer.lr"),
+    "max_iters": ("max_steps", "trainer.max_steps"),
+    "momentum": ("optimizer.momentum", "model.optimizer.momentum"),
+    "network": ("model.network",),
+    "num_epochs": ("max_epochs", "trainer.max_epochs"),
+    "num_workers": ("data.num_workers",),
+    "output": ("trainer.default_root_dir",),
+    "output_dir": ("default_root_dir", "trainer.default_root_dir"),
+    "resume": ("ckpt_path",),
+    "seed": ("seed_everything",),
+    "steps": ("max_steps", "trainer.max_steps"),
+    "wd": ("weight_decay", "optimizer.weight_decay", "model.optimizer.weight_decay"),
+    "weight_decay": ("optimizer.weight_decay", "model.optimizer.weight_decay"),
+    "workers": ("num_workers", "data.num_workers"),
+}
+
+
+def suggest(name: str, valid: Collection[str]) -> str:
+    """Return the end of an error message: the right name.
+
+    Args:
+        name: what the user wrote, with or without a section.
+        valid: names of arguments, or dotted keys.
+
+    Returns:
+        As :func:`structured_init.errors.nearest`; of dotted keys that are all far, the sections.
+    """
+    section, _, last = name.rpartition(".")
+    if difflib.get_close_matches(name.partition(".")[0], ["init_args", "class_path"], cutoff=0.8):
+        return nearest(name.partition(".")[0], ["init_args", "class_path"])
+    for right in CUSTOMARY.get(last, ()):
+        within = f"{section}.{right}" if section else right
+        if within in valid or _reaches(within, valid):
+            return f"did you mean '{within}'?"
+    for key in sorted(valid, key=len):
+        if key.rpartition(".")[2] == last and key != name:
+            return f"did you mean '{key}'?"
+    found = nearest(name, valid)
+    if found.startswith("did you mean"):
+        return found
+    return nearest(name.partition(".")[0], {key.partition(".")[0] for key in valid})  # a section may be misspelled
+
+
+def _reaches(key: str, valid: Collection[str]) -> bool:
+    """Tell whether a key lies below an argument whose own arguments depend on the class it is given."""
+    first = key.partition(".")[0]
+    return "." in key and first in (*OPEN, "network_args") and first in valid
+
+
+OPEN = ("model", "data", "optimizer")
+
+
+ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError)
+# An error that passes through nothing but these concerns what they were given; the user's own code lies elsewhere.
+LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (lightning, jsonargparse))
+OURS = tuple(
+    str(Path(__file__).parents[2] / folder)
+    for folder in (
+        "lightning_modules/cli",
+        "lightning_modules/tasks/task.py",
+        "callbacks/lightning_private.py",
+        "comparison",
+    )
+)
+
+
+def answer(error: Exception) -> StructuredInitError | None:
+    """Return Lightning's own complaint about its arguments as one line; ``None`` for a bug, the user's or another's.
+
+    Args:
+        error: as it was caught. A complaint is one that Lightning raises by itself, reached through its own code alone.
+    """
+    if isinstance(error, MisconfigurationException):
+        return StructuredInitError(one_line(error))
+    if not isinstance(error, ANSWERS) or not _raised_by_a_library(error):
+        return None
+    chain: BaseException | None = error
+    while chain is not None:
+        if not _within_libraries(chain):
+            return None
+        chain = chain.__cause__
+    return StructuredInitError(one_line(error))
+
+
+def _raised_by_a_library(error: BaseException) -> bool:
+    """Tell whether the innermost line is a ``raise`` of a library, not an operation that failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(LIBRARIES) and (frames[-1].line or "").startswith("raise ")
+
+
+def _within_libraries(error: BaseException) -> bool:
+    """Tell whether an error passed through no code but the libraries' and this package's; who called it is left out."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    first = next((i for i, file in enumerate(files) if file.startswith(OURS)), 0)
+    return all(file.startswith(LIBRARIES + OURS) for file in files[first:])
+
+
+def check_trainer(trainer: Any) -> None:
+    """Refuse values of the section ``trainer`` that Lightning answers badly, late, or not at all.
+
+    Args:
+        trainer: the section.
+
+    Raises:
+        StructuredInitError: names the key, its value, and the nearest right one.
+    """
+    for key, known in (
+        ("accelerator", ["auto", "gpu", *ACCELERATOR_REGISTRY.available_accelerators()]),
+        ("strategy", ["auto", *StrategyRegistry.available_strategies()]),
+    ):
+        given = trainer.get(key)
+        if isinstance(given, str) and given not in known:
+            raise StructuredInitError(f"trainer.{key}: unknown {key} '{given}': {nearest(given, known)}")
+    _check_devices(trainer.get("devices"), trainer.get("accelerator"))
+    for key, least in LEAST.items():
+        given = trainer.get(key)
+        if given is not None and given < least:
+            raise StructuredInitError(f"trainer.{key} is {given}: it must be at least {least}")
+    if (trainer.get("min_epochs") or 0) > (trainer.get("max_epochs") or 0) >= 1:
+        raise StructuredInitError(
+            f"trainer.min_epochs is {trainer.min_epochs}, more than trainer.max_epochs, {trainer.max_epochs}"
+        )
+
+
+LEAST = {
+    "accumulate_grad_batches": 1,
+    "check_val_every_n_epoch": 1,
+    "gradient_clip_val": 0,
+    "log_every_n_steps": 0,
+    "num_nodes": 1,
+}
+
+
+def _check_devices(devices: Any, accelerator: Any) -> None:
+    """Refuse what is no number or list of devices, and more processes on the processor than the machine could bear."""
+    if isinstance(devices, str) and devices != "auto":
+        parts = devices.strip("[]").split(",")
+        if not all(part.strip().lstrip("-").isdecimal() for part in parts):
+            raise StructuredInitError(f"trainer.devices is '{devices}': give a number, a list such as [0,1], or auto")
+        devices = int(devices) if len(parts) == 1 and "[" not in devices else None
+    if not isinstance(devices, int):
+        return
+    if devices == 0 or devices < -1:
+        raise StructuredInitError(f"trainer.devices is {devices}: it must be at least 1, or -1 for all GPUs")
+    cores = os.cpu_count() or 1
+    if accelerator == "cpu" and devices > max(64, 2 * cores):
+        raise StructuredInitError(
+            f"trainer.devices is {devices}: on a CPU it is the number of processes, and this machine has {cores} cores"
+        )

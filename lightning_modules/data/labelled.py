@@ -1,0 +1,247 @@
+"""What datasets of images and of texts with classes share: `Source`, stratified parts, and `LabelledData`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_modules.data.finding import VALIDATION, Kind, find_column, open_splits
+from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
+from structured_init.errors import StructuredInitError, nearest
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def stratified_counts(class_counts: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
+    """Return how many of each class make ``fraction`` of all: proportional, rounded by the largest remainder.
+
+    Args:
+        class_counts: images per class, (C,).
+        fraction: in [0, 1].
+
+    Returns:
+        Images to take per class, (C,); their sum is ``round(fraction * class_counts.sum())``.
+    """
+    exact = class_counts * fraction
+    counts = np.floor(exact + 1e-9).astype(np.int64)
+    missing = round(float(class_counts.sum() * fraction)) - int(counts.sum())
+    by_remainder = np.argsort(counts - exact, kind="stable")
+    counts[by_remainder[: max(0, missing)]] += 1
+    return counts
+
+
+def stratified_parts(
+    labels: NDArray[np.int64], fractions: Sequence[float], *, seed: int, class_names: Sequence[str], what: str
+) -> list[NDArray[np.int64]]:
+    """Draw disjoint stratified parts, the first one first; the last takes what is left where its share is not there.
+
+    The draw is nested: with the same seed and the same parts before it, a smaller last part is contained in a larger.
+
+    Args:
+        labels: class of each image, (N,).
+        fractions: share of all images for each part; 0 gives an empty part.
+        seed: of the draw.
+        class_names: for the error.
+        what: the split's name, for the error.
+
+    Returns:
+        Sorted indices into ``labels``, one array per part.
+
+    Raises:
+        StructuredInitError: a class has too few images for every part that is not empty to have one.
+    """
+    rng = np.random.default_rng(seed)
+    counts = np.bincount(labels, minlength=len(class_names))
+    wanted = [stratified_counts(counts, fraction) for fraction in fractions]
+    wanted[-1] = np.minimum(wanted[-1], counts - sum(wanted[:-1], start=np.zeros_like(counts)))
+    parts: list[list[NDArray[np.int64]]] = [[] for _ in fractions]
+    for label in np.flatnonzero(counts):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        bounds = np.cumsum([0, *(int(part[label]) for part in wanted)])
+        for i, part in enumerate(parts):
+            if fractions[i] > 0 and bounds[i + 1] <= bounds[i]:
+                raise StructuredInitError(
+                    f"class '{class_names[label]}' has {counts[label]} images in '{what}': too few for a part of "
+                    f"{fractions[i]:g}, which would have none of them"
+                )
+            part.append(members[bounds[i] : bounds[i + 1]])
+    return [np.sort(np.concatenate(part)) if part else np.empty(0, dtype=np.int64) for part in parts]
+
+
+TESTED = ("test", *VALIDATION)  # usual names of a split to test on; the first that exists
+LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
+
+
+@dataclass
+class Source:
+    """A labelled dataset before anything is decoded.
+
+    Attributes:
+        name: as the user wrote it.
+        splits: the splits by name.
+        input_column: name of the column of images or texts.
+        label_column: name of the column of classes.
+    """
+
+    name: str
+    splits: Mapping[str, Dataset]
+    input_column: str
+    label_column: str
+
+    def split(self, name: str) -> Dataset:
+        """Return a split, or an error that lists those that there are."""
+        if name not in self.splits:
+            raise StructuredInitError(f"dataset '{self.name}' has no split '{name}': {nearest(name, self.splits)}")
+        return self.splits[name]
+
+    @cached_property
+    def class_names(self) -> list[str]:
+        """Names of the classes: the hub's where it gives them, else the labels that occur in train."""
+        first = self.splits.get("train", next(iter(self.splits.values())))
+        names = getattr(first.features[self.label_column], "names", None)
+        if names:
+            return list(names)
+        values = np.asarray(_column(first, self.label_column))
+        if values.dtype.kind in "iu":
+            return [str(value) for value in range(int(values.max()) + 1)]
+        return sorted({str(value) for value in values})
+
+    def labels(self, split: str) -> NDArray[np.int64]:
+        """Return the class of each sample of a split, (N,).
+
+        Raises:
+            StructuredInitError: a label lies outside the classes, as where the hub hides a test split's labels.
+        """
+        values = np.asarray(_column(self.split(split), self.label_column))
+        if values.dtype.kind not in "iu":
+            number = {name: i for i, name in enumerate(self.class_names)}
+            values = np.array([number.get(str(value), -1) for value in values])
+        wrong = np.flatnonzero((values < 0) | (values >= len(self.class_names)))
+        if len(wrong):
+            raise StructuredInitError(
+                f"row {wrong[0]} of '{split}' in '{self.name}' has no label among the {len(self.class_names)} classes"
+            )
+        return values.astype(np.int64)
+
+
+def open_source(
+    name: str, config: str | None, input_column: str | None, label_column: str | None, kind: Kind
+) -> Source:
+    """Find a dataset and its two columns.
+
+    Args:
+        name: an embedded dataset, a Parquet file or a folder of them, or a hub name.
+        config: the hub's configuration, e.g. ``cropped_digits``.
+        input_column: found by its name or type where None.
+        label_column: found by its name or type where None.
+        kind: of the samples.
+
+    Raises:
+        StructuredInitError: no such dataset, a corrupt file, no such column.
+    """
+    splits = open_splits(name, config, kind)
+    features = next(iter(splits.values())).features
+    return Source(
+        name,
+        splits,
+        find_column(name, kind.what, input_column, kind.columns, features, kind.is_one),
+        find_column(
+            name, "label", label_column, LABEL_COLUMNS, features, lambda kind: type(kind).__name__ == "ClassLabel"
+        ),
+    )
+
+
+def _column(split: Dataset, column: str) -> NDArray[np.generic]:
+    return split.select_columns([column]).with_format("numpy")[:][column]
+
+
+class LabelledData(SeededData):
+    """A dataset with classes. The validation part is carved out of train; only `test` reads the test split.
+
+    Args:
+        name: of the dataset.
+        config: the hub's configuration of the dataset.
+        label_column: found by its name or type where null.
+        train_split: split to train on.
+        test_split: split to test on; where null, ``test``, else ``validation`` or ``valid``.
+        num_classes: checked against the dataset; saves opening it to know, where that is expensive.
+        fraction: share of the train split to train on, in (0, 1], stratified; validation samples are not among them.
+        val_fraction: share of the train split to validate on, in [0, 1), stratified; 0 for no validation.
+        test_fraction: share of the test split, in (0, 1], stratified, the same for every seed.
+        split_seed: of the parts, which runs of different seeds share.
+        data: of :class:`SeededData`.
+
+    Raises:
+        StructuredInitError: an argument out of its range.
+    """
+
+    kind: ClassVar[Kind]
+
+    def __init__(
+        self,
+        name: str,
+        config: str | None = None,
+        label_column: str | None = None,
+        train_split: str = "train",
+        test_split: str | None = None,
+        num_classes: int | None = None,
+        fraction: float = 1.0,
+        val_fraction: float = 0.1,
+        test_fraction: float = 1.0,
+        split_seed: int = 0,
+        **data: Any,
+    ) -> None:
+        super().__init__(name, **data)
+        self.config, self.label_column, self.input_column = config, label_column, None
+        self.train_split, self._test_split, self._num_classes = train_split, test_split, num_classes
+        self.fraction, self.val_fraction, self.test_fraction = fraction, val_fraction, test_fraction
+        self.split_seed = split_seed
+        check_fractions(fraction=fraction, test_fraction=test_fraction)
+        check_carved(val_fraction=val_fraction)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes; opens the dataset unless it was given."""
+        return self._num_classes if self._num_classes is not None else len(self.source.class_names)
+
+    @property
+    def class_names(self) -> list[str]:
+        """Names of the classes, in the order of their numbers."""
+        return self.source.class_names
+
+    @property
+    def test_split(self) -> str:
+        """Name of the split to test on."""
+        usual = [name for name in TESTED if name in self.source.splits]
+        return self._test_split or (usual[0] if usual else "test")
+
+    @cached_property
+    def source(self) -> Source:
+        """The dataset, nothing of it decoded or tokenized."""
+        source = open_source(self.name, self.config, self.input_column, self.label_column, self.kind)
+        if self._num_classes is not None and self._num_classes != len(source.class_names):
+            raise StructuredInitError(
+                f"num_classes={self._num_classes} does not match dataset '{self.name}', "
+                f"which has {len(source.class_names)} classes"
+            )
+        return source
+
+    @cached_property
+    def parts(self) -> list[NDArray[np.int64]]:
+        """Rows of the train split to validate on and to train on."""
+        return self._stratify(self.train_split, [self.val_fraction, self.fraction], seed=self.split_seed)
+
+    @cached_property
+    def test_rows(self) -> NDArray[np.int64]:
+        """Rows of the test split to test on."""
+        return self._stratify(self.test_split, [self.test_fraction], seed=0)[0]
+
+    def _stratify(self, split: str, fractions: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
+        labels = self.source.labels(split)
+        return stratified_parts(labels, fractions, seed=seed, class_names=self.source.class_names, what=split)

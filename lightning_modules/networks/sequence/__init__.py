@@ -1,1 +1,0 @@
-"""Networks that read sequences: backbones of the recall tasks and their mixers."""

@@ -1,0 +1,202 @@
+"""The baselines of the literature and of fast public training code, and the explicit choice of none.
+
+Each names the modules that it touches; normalizations, positions, tokens and embeddings stay as the host built them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from structured_init.arguments import check_flag, check_not_negative, check_positive
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import required_attention_sites
+from structured_init.hosts.mlp import required_mlp_sites
+from structured_init.hosts.registry import Where, class_path, what_the_model_has
+from structured_init.initializer import Initializer
+from structured_init.names import named_plain_modules
+from structured_init.overlay import Weights
+from structured_init.threads import side_by_side
+from structured_init.writer import empty_value
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED_LINEAR = "transformers.pytorch_utils.Conv1D"  # stores (in, out)
+
+Fill = Callable[[Tensor, int, torch.Generator], None]
+
+
+class Default(Initializer):
+    """Nothing, explicitly: the model starts as its host library built it."""
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        """Write nothing."""
+
+
+class KaimingUniform(Initializer):
+    """PyTorch's own default for linear and convolutional layers: U(−1/√fan_in, 1/√fan_in), weights and biases.
+
+    Touches ``nn.Linear``, ``nn.Conv1d/2d/3d``, the input projections of ``nn.MultiheadAttention`` and transformers'
+    ``Conv1D``. The published mimetic and impulse runs use it for all weights that the method does not set.
+
+    Source: ``torch.nn.Linear.reset_parameters`` (Kaiming uniform with a = √5).
+    """
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        _fill_layers(weights, rng, "KaimingUniform", convolutions=True, weight=uniform_fan_in, bias=uniform_fan_in)
+
+
+class TruncatedNormal(Initializer):
+    """Normal weights cut at ±2, biases zero: timm's default for the linear layers of a vision transformer.
+
+    Touches ``nn.Linear``, the input projections of ``nn.MultiheadAttention`` and transformers' ``Conv1D``; with
+    ``convolutions=True`` also ``nn.Conv1d/2d/3d``. On timm's ``VisionTransformer`` it has the distribution of
+    ``Default``.
+
+    Args:
+        std: standard deviation; must be positive.
+        convolutions: treat convolutions as well, which timm's vision transformer does not.
+
+    Source: ``timm/models/vision_transformer.py``, ``init_weights_vit_timm``.
+    """
+
+    def __init__(self, std: float = 0.02, convolutions: bool = False) -> None:
+        check_positive("TruncatedNormal", std=std)
+        check_flag("TruncatedNormal", convolutions=convolutions)
+        self.std = std
+        self.convolutions = convolutions
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        def weight(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:
+            nn.init.trunc_normal_(tensor, std=self.std, a=-2.0, b=2.0, generator=generator)
+
+        def bias(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:
+            tensor.zero_()
+
+        _fill_layers(weights, rng, "TruncatedNormal", convolutions=self.convolutions, weight=weight, bias=bias)
+
+
+class UniformProjections(Initializer):
+    """Uniform projections of one size, zero included: what fast public training code sets by hand.
+
+    A size s stands for the standard deviation s/√D, D being the width of the stream. ``None`` leaves a part to the host
+    or to what is composed before. Biases stay as they are. At zero, a block adds nothing before the first step.
+
+    Args:
+        query_key_value: size of the queries, keys and values of attention.
+        output: size of the output projections of attention.
+        mlp_output: size of the last layers of MLPs.
+        where: which attention layers and MLPs, by name.
+
+    Raises:
+        StructuredInitError: at construction, a negative size, or nothing to write; at :meth:`plan`, no attention layer
+            of a known class, or an MLP whose last layer is not known.
+
+    Source: zero output projections: karpathy/nanochat, ``nanochat/gpt.py``; uniform projections of 0.5/√D:
+    KellerJordan/modded-nanogpt, ``train_gpt.py`` of February 2026.
+    """
+
+    def __init__(
+        self,
+        query_key_value: float | None = 0.5,
+        output: float | None = 0.5,
+        mlp_output: float | None = None,
+        where: Where = None,
+    ) -> None:
+        sizes = {"query_key_value": query_key_value, "output": output, "mlp_output": mlp_output}
+        check_not_negative("UniformProjections", null=True, **sizes)
+        if all(size is None for size in sizes.values()):
+            raise StructuredInitError("UniformProjections: every size is None: there is nothing to write")
+        self.query_key_value = query_key_value
+        self.output = output
+        self.mlp_output = mlp_output
+        self.where = where
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        sizes = dict.fromkeys(("query", "key", "value"), self.query_key_value) | {"output": self.output}
+        written = {part: size for part, size in sizes.items() if size is not None}
+        if written:
+            for site in weights.each(required_attention_sites(weights, self.where, "UniformProjections")):
+                for part, size in written.items():
+                    generator = rng.generator(site.name, f"UniformProjections: {part}")
+                    drawn = _of_size(getattr(site, part), size, site.embed_dim, generator)
+                    setattr(site.by("UniformProjections"), part, drawn)
+        if self.mlp_output is not None:
+            for site in weights.each(required_mlp_sites(weights, self.where, "UniformProjections")):
+                first = {id(layer.weight) for layer in (site.layout.first, site.layout.gate) if layer is not None}
+                rest = [each for each in site.module.parameters() if each.ndim > 1 and id(each) not in first]
+                if len(rest) != 1:
+                    raise StructuredInitError(
+                        f"UniformProjections: '{site.name}' has {len(rest)} matrices that may be last"
+                    )
+                last = rest[0]
+                generator = rng.generator(weights.names(last)[0], "UniformProjections")
+                value = _of_size(weights.read(last), self.mlp_output, site.first.shape[0], generator)
+                weights.write(last, value, "UniformProjections")
+
+
+def _of_size(tensor: Tensor, size: float, dim: int, generator: torch.Generator) -> Tensor:
+    """Return a tensor of the same shape with entries U(±√3·size/√D), of standard deviation size/√D."""
+    bound = size * math.sqrt(3 / dim)
+    return torch.empty_like(tensor).uniform_(-bound, bound, generator=generator)
+
+
+def uniform_fan_in(tensor: Tensor, fan_in: int, generator: torch.Generator) -> None:
+    """Fill with U(−1/√fan_in, 1/√fan_in)."""
+    bound = 1 / math.sqrt(fan_in)
+    tensor.uniform_(-bound, bound, generator=generator)
+
+
+def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, weight: Fill, bias: Fill) -> None:
+    """Fill weights and biases of every known layer, each from the generator of its own name."""
+    modules = list(named_plain_modules(weights.model))
+    known = ((name, list(_tensors(module, convolutions, weight, bias))) for name, module in modules)
+    layers = [(name, tensors) for name, tensors in known if tensors]
+    if not layers:
+        raise StructuredInitError(f"{who} found no linear or convolutional layer; {what_the_model_has(weights.model)}")
+    jobs = (partial(_filled, weights, rng, who, tensors) for _, tensors in layers)
+    largest = max(sum(tensor.numel() for tensor, *_ in tensors) for _, tensors in layers)
+    with closing(side_by_side(jobs, scratch=8 * largest)) as found:  # what is drawn, and what waits to be written
+        for (_, tensors), values in zip(weights.each(layers), found, strict=True):
+            for tensor, *_ in tensors:
+                weights.write(tensor, values.pop(0), who, own=True)
+
+
+def _filled(weights: Weights, rng: Draws, who: str, tensors: list[tuple[Tensor, int, Fill]]) -> list[Tensor]:
+    values = []
+    for tensor, fan_in, fill in tensors:
+        value = empty_value(tensor)
+        fill(value, fan_in, rng.generator(weights.names(tensor)[0], who))
+        values.append(value)
+    return values
+
+
+def _tensors(module: nn.Module, convolutions: bool, weight: Fill, bias: Fill) -> Iterator[tuple[Tensor, int, Fill]]:
+    fan_in = _fan_in(module, convolutions)
+    if fan_in is not None:
+        yield module.weight, fan_in, weight
+        if module.bias is not None:
+            yield module.bias, fan_in, bias
+    elif isinstance(module, nn.MultiheadAttention):
+        # One fused projection, or three where keys or values have a width of their own.
+        apart = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+        for projection in (module.in_proj_weight, *apart):
+            if projection is not None:
+                yield projection, projection.shape[1], weight
+        if module.in_proj_bias is not None:
+            yield module.in_proj_bias, module.embed_dim, bias
+
+
+def _fan_in(module: nn.Module, convolutions: bool) -> int | None:
+    if isinstance(module, nn.Linear):
+        return module.in_features
+    if any(class_path(cls) == TRANSPOSED_LINEAR for cls in type(module).__mro__):
+        return module.weight.shape[0]
+    if convolutions and isinstance(module, CONVOLUTIONS):
+        return module.weight[0].numel()
+    return None

@@ -1,0 +1,90 @@
+"""Running a model, or a part of it, with everything planned so far in effect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from structured_init.hosts.watched import cannot_run
+from structured_init.overlay import Weights
+from structured_init.running import Inputs, host_inputs, undisturbed
+
+
+def what_the_host_offers(weights: Weights, length: int, batch: int = 2) -> tuple[nn.Module, Inputs] | None:
+    """Return the model, or its outermost part, that the host library has inputs for; ``None`` where there is none."""
+    if cannot_run(weights.model):
+        return None
+    level = [weights.model]
+    for _ in range(3):  # a LightningModule holds a network, which may hold a transformer
+        for module in level:
+            if (inputs := host_inputs(module, batch=batch, length=length)) is not None:
+                return module, inputs
+        level = [child for module in level for child in module.children()]
+    return None
+
+
+def run_planned(
+    weights: Weights,
+    inputs: Inputs,
+    part: nn.Module | None = None,
+    inside: AbstractContextManager[object] | None = None,
+) -> None:
+    """Run once, in evaluation mode and without gradients; who wants to see something hangs hooks in.
+
+    ``part`` of the model is run in its place; ``inside`` is entered for the pass, when the planned values stand in the
+    model.
+    """
+    part = weights.model if part is None else part
+    device = next(part.parameters()).device
+
+    def moved(leaf: Any) -> Any:
+        return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+    try:
+        with undisturbed(weights.model):
+            planned = {f"part.{name}": value for name, value in _planned(weights, part).items()}
+            functional_call(_Around(part, inside or nullcontext()), planned, *tree_map(moved, inputs))
+    finally:
+        for module in gathered_modules(weights.model):  # FSDP2 leaves the outermost gathered: writes go to shards
+            module.reshard()
+
+
+class _Around(nn.Module):
+    """A module that is run with a context entered."""
+
+    def __init__(self, part: nn.Module, inside: AbstractContextManager[object]) -> None:
+        super().__init__()
+        self.part, self.inside = part, inside
+
+    def forward(self, *args: object, **kwargs: object) -> None:
+        with self.inside:
+            self.part(*args, **kwargs)
+
+
+def _planned(weights: Weights, part: nn.Module) -> dict[str, Tensor]:
+    """Return the planned values that are not in the model yet: all of them in a dry run, else those of this layer."""
+    names = {id(tensor): name for name, tensor in (*part.named_parameters(), *part.named_buffers())}
+    values = {
+        names[id(update.target)]: (update.target, update.value.to(update.target.device, update.target.dtype))
+        for update in weights.updates.values()
+        if update.value is not None and id(update.target) in names
+    }
+    return {  # parameters as such, which is how they are known to whoever watches
+        name: nn.Parameter(value, requires_grad=False) if isinstance(target, nn.Parameter) else value
+        for name, (target, value) in values.items()
+    }
+
+
+def gathered_modules(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that gather their parameters for a forward pass, as FSDP2 has them."""
+    return [each for each in model.modules() if any(cls.__name__ == "FSDPModule" for cls in type(each).__mro__)]
+
+
+def owner_of(weight: Tensor, modules: Iterable[nn.Module], default: nn.Module) -> nn.Module:
+    """Return the first module that holds a parameter itself, or ``default`` where none does."""
+    return next((each for each in modules if any(own is weight for own in each._parameters.values())), default)

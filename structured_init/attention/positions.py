@@ -1,0 +1,196 @@
+"""Positions alone: the control for every query–key initialization, since positions give much of the published gain.
+
+A new kind is a pure function here, beside sines and cosines in two published forms and smooth row and column codes, and
+a line of :meth:`Positions.value`.
+
+Letters: N tokens of a grid (Gy, Gx), D embed_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Literal
+
+import torch
+from jaxtyping import Float64
+from torch import Tensor
+
+from structured_init.arguments import check_flag, check_not_negative, check_positive
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.positions import PositionSite, position_sites, required_position_sites
+from structured_init.hosts.registry import Where
+from structured_init.initializer import Initializer
+from structured_init.linalg import random_orthogonal
+from structured_init.overlay import Weights
+
+Form = Literal["timm", "simplevit"]
+
+
+def sincos_2d(
+    grid: tuple[int, int], embed_dim: int, *, form: Form = "timm", temperature: float = 10000.0
+) -> Float64[Tensor, "tokens embed_dim"]:
+    """Two-dimensional sines and cosines of the integer grid coordinates, amplitude 1.
+
+    With m = D/4 bands, timm's frequencies are T^(−i/m) and its layout [sin y, sin x, cos y, cos x]; SimpleViT's are
+    T^(−i/(m−1)) and [sin x, cos x, sin y, cos y].
+
+    Args:
+        grid: (rows, columns).
+        embed_dim: D, a multiple of 4.
+        form: whose convention.
+        temperature: T.
+
+    Returns:
+        (N, D), rows first.
+
+    Raises:
+        StructuredInitError: D is not a multiple of 4.
+
+    Source: ``timm/layers/pos_embed_sincos.py::build_sincos2d_pos_embed``; Beyer et al. 2022 (2205.01580).
+    """
+    if embed_dim % 4:
+        raise StructuredInitError(f"sincos positions need an embed_dim that is a multiple of 4, got {embed_dim}")
+    bands = embed_dim // 4
+    exponent = torch.arange(bands, dtype=torch.float64) / (bands if form == "timm" else max(bands - 1, 1))
+    frequency = temperature**-exponent
+    axes = torch.meshgrid(*(torch.arange(size, dtype=torch.float64) for size in grid), indexing="ij")
+    y, x = (coordinate.reshape(-1, 1) * frequency for coordinate in axes)
+    parts = [y.sin(), x.sin(), y.cos(), x.cos()] if form == "timm" else [x.sin(), x.cos(), y.sin(), y.cos()]
+    return torch.cat(parts, dim=1)
+
+
+def row_and_column_codes(
+    grid: tuple[int, int], embed_dim: int, *, kappa: float | None, gain: float, generator: torch.Generator
+) -> Float64[Tensor, "tokens embed_dim"]:
+    """A row code plus a column code, each smooth to the degree that κ says.
+
+    Each axis has an orthonormal cosine basis over its G coordinates with amplitudes a_k = 1/(1 + k/κ), a_0 = 0,
+    embedded by a random orthonormal map; the two maps are orthogonal to each other. κ → ∞ makes codes of different
+    rows unrelated but for the missing mean; κ = 2 keeps neighbours similar.
+
+    Args:
+        grid: (Gy, Gx), at least 2 on one axis.
+        embed_dim: D, at least Gy + Gx − 2.
+        kappa: κ > 0, or ``None`` for κ → ∞.
+        gain: root mean square of the result.
+        generator: draws the embedding.
+
+    Returns:
+        (N, D), rows first.
+    """
+    rows, columns = grid
+    rank = rows + columns - 2
+    if rank < 1 or embed_dim < rank:
+        raise StructuredInitError(
+            f"row and column codes of a {rows}×{columns} grid need 1 ≤ rows+columns−2 ≤ embed_dim, got {rank}"
+            f" and {embed_dim}"
+        )
+    embedding = random_orthogonal(rank, embed_dim, generator=generator)
+    row = axis_code(rows, kappa) @ embedding[: rows - 1]
+    column = axis_code(columns, kappa) @ embedding[rows - 1 :]
+    positions = (row[:, None, :] + column[None, :, :]).reshape(rows * columns, embed_dim)
+    return positions * (gain / positions.square().mean().sqrt())
+
+
+def axis_code(size: int, kappa: float | None) -> Float64[Tensor, "size modes"]:
+    """The orthonormal DCT-II basis of one axis without its constant, mode k scaled by 1/(1 + k/κ): (G, G − 1)."""
+    mode = torch.arange(1, size, dtype=torch.float64)
+    coordinate = torch.arange(size, dtype=torch.float64)[:, None] + 0.5
+    basis = math.sqrt(2 / size) * torch.cos(math.pi / size * coordinate * mode)
+    return basis if kappa is None else basis / (1 + mode / kappa)
+
+
+class Positions(Initializer):
+    """Set the positions and nothing else.
+
+    Args:
+        kind: ``"sincos"``; ``"gaussian"``, N(0, (gain·std)²); or ``"codes"``, row and column codes of rms ``gain``.
+        form: for sincos, ``"timm"`` or ``"simplevit"`` frequencies and layout.
+        temperature: for sincos; positive.
+        gain: factor on the result (sincos, Gaussian) or its root mean square (codes); 0 leaves no positions.
+        std: for Gaussian, positive; timm's is 0.02.
+        kappa: for codes, how smooth: 2 keeps neighbours similar, ``None`` makes rows unrelated.
+        trainable: freeze (``False``) or train (``True``) them; ``None`` leaves that to the host.
+        where: which position embeddings, by name.
+
+    Raises:
+        StructuredInitError: at construction, a value out of range; at :meth:`plan`, the model has no positions of a
+            known class.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import Positions, initialize, position_sites
+        >>> report = initialize(model, Positions("sincos", gain=2.0), seed=0)
+        >>> round(position_sites(model)[0].value.square().mean().item(), 2)  # half of the squared amplitude
+        2.0
+
+    Source: sincos as in timm and SimpleViT (2205.01580); the Gaussian with gain 18 from 2505.19985; codes are ours.
+    """
+
+    def __init__(
+        self,
+        kind: Literal["sincos", "gaussian", "codes"] = "sincos",
+        form: Form = "timm",
+        temperature: float = 10000.0,
+        gain: float = 1.0,
+        std: float = 0.02,
+        kappa: float | None = None,
+        trainable: bool | None = None,
+        where: Where = None,
+    ) -> None:
+        if kind not in ("sincos", "gaussian", "codes"):
+            raise StructuredInitError(f"Positions: kind must be sincos, gaussian or codes, got '{kind}'")
+        if form not in ("timm", "simplevit"):
+            raise StructuredInitError(f"Positions: form must be timm or simplevit, got '{form}'")
+        check_positive("Positions", temperature=temperature, std=std)
+        check_positive("Positions", null=True, kappa=kappa)
+        check_not_negative("Positions", gain=gain)
+        check_flag("Positions", null=True, trainable=trainable)
+        self.kind: Literal["sincos", "gaussian", "codes"] = kind
+        self.form: Form = form
+        self.temperature = temperature
+        self.gain = gain
+        self.std = std
+        self.kappa = kappa
+        self.trainable = trainable
+        self.where = where
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        for site in weights.each(required_position_sites(weights, self.where, "Positions")):
+            site.write(self.value(site, rng), f"Positions: {self.kind}")
+
+    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
+        if self.trainable is None:
+            return
+        for site in position_sites(weights, self.where):
+            if isinstance(site.tensor, torch.nn.Parameter):
+                yield site.tensor, self.trainable
+
+    def value(self, site: PositionSite, rng: Draws) -> Tensor:
+        """Return the positions for one site, (N, D) in float64."""
+        generator = rng.generator(site.name, f"positions {self.kind}")
+        if self.kind == "gaussian":
+            shape = (site.num_tokens, site.embed_dim)
+            return self.gain * self.std * torch.randn(shape, dtype=torch.float64, generator=generator)
+        grid = two_dimensional(site)
+        if self.kind == "sincos":
+            return self.gain * sincos_2d(grid, site.embed_dim, form=self.form, temperature=self.temperature)
+        return row_and_column_codes(grid, site.embed_dim, kappa=self.kappa, gain=self.gain, generator=generator)
+
+
+def two_dimensional(site: PositionSite) -> tuple[int, int]:
+    """Return the site's grid, or raise one line where it has none or it does not match the positions."""
+    if site.grid is None:
+        raise StructuredInitError(f"'{site.name}' is a sequence without a grid; sincos and codes need rows and columns")
+    rows, columns = site.grid
+    if rows * columns != site.num_tokens:
+        more = site.num_tokens - rows * columns
+        remedy = f": if its first {more} belong to class tokens, its TokenLayout takes first={more}" if more > 0 else ""
+        raise StructuredInitError(
+            f"'{site.name}' holds {site.num_tokens} grid positions, which a {rows}×{columns} grid does not "
+            f"match{remedy}"
+        )
+    return site.grid

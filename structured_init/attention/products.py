@@ -1,0 +1,191 @@
+"""The products of attention, factored and written: W_q W_kᵀ of every head, W_v W_o of every layer.
+
+Heads that share a key get one W_k for several targets and a W_q for each, with as little lost as can be. Factors depend
+on nothing but their own draws, so those of the next layers are found while one is written.
+
+Letters: D and E widths of tokens, k head_dim, H heads, Hkv key–value heads, G heads that share a key. Row vectors:
+q = x W_q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import partial
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import AttentionSite
+from structured_init.hosts.layout import AttentionLayout
+from structured_init.linalg import add_gram, gram, leading_eigenvectors, random_orthogonal
+from structured_init.overlay import Weights
+from structured_init.threads import side_by_side
+
+Factors = tuple[Float[Tensor, "D rank"], Float[Tensor, "rank E"]]
+Shared = tuple[Float[Tensor, "group D rank"], Float[Tensor, "E rank"]]  # W_q of the heads that share a key, and W_k
+Draw = Callable[[torch.Generator], Float[Tensor, "D D"]]
+
+
+def write_products(
+    who: str,
+    weights: Weights,
+    sites: Sequence[AttentionSite],
+    rng: Draws,
+    *,
+    query_key: Callable[[AttentionSite, Draws], Iterable[Callable[[], Shared]]] | None,
+    value_output: Callable[[AttentionSite, Draws], Factors] | None,
+    residual_scale: Literal["replace", "keep"] = "replace",
+    itemsize: int = 8,
+) -> None:
+    """Factor the products of all layers, several side by side, and write them layer by layer.
+
+    Args:
+        who: the initializer.
+        weights: the overlay.
+        sites: the layers.
+        rng: what factors are drawn from; under RoPE, a rotation inside each key head and those that share it.
+        query_key: yields for each key of a layer what finds W_q and W_k, see :func:`by_key`; ``None`` to leave them.
+        value_output: finds W_v and W_o of a layer, all heads side by side; ``None`` to leave them.
+        residual_scale: what the report says of hosts that scale outputs for their depth.
+        itemsize: bytes of a number in the decompositions.
+    """
+
+    def jobs() -> Iterator[Callable[[], Shared | Factors]]:
+        for site in sites:
+            if query_key is not None:
+                yield from query_key(site, rng)
+            if value_output is not None:
+                yield partial(value_output, site, rng)
+
+    size = max(site.layout.query.width for site in sites) ** 2
+    scratch = 2 * size * itemsize  # a target and its Gram matrix
+    with closing(side_by_side(jobs(), scratch=scratch, layer=12 * size)) as found:
+        for site in weights.each(sites):
+            if query_key is not None:
+                turns = rng.generator(site.name, "rope") if site.layout.rope else None
+                if site.by(f"{who}: query_key").write_query_key(*_gathered(found, site.layout, turns)):
+                    site.note_query_key()
+            if value_output is not None:
+                value, output = site.layout.value, site.layout.output
+                left, right = next(found)
+                group = output.heads // value.heads  # heads that share a value share its output, each a part of it
+                values = left.reshape(value.width, value.heads, value.head_dim).movedim(1, 0)
+                outputs = right.reshape(value.heads, value.head_dim, output.width)
+                outputs = outputs if group == 1 else (outputs / group).repeat_interleave(group, dim=0)
+                del left, right
+                if site.by(f"{who}: value_output").write_value_output(values, outputs, together=True):
+                    site.note_value_output(residual_scale=residual_scale)
+                del values, outputs  # before the layer is written and the next is factored
+
+
+def square_width(who: str, site: AttentionSite, product: str, rows: int, columns: int) -> int:
+    """Return the width of tokens that a product maps to itself, or raise one line where it is not square."""
+    if rows != columns:
+        raise StructuredInitError(
+            f"{who}: the {product} product of '{site.name}' maps width {rows} to {columns}, but αZ + βI must be square"
+        )
+    return rows
+
+
+def by_key(
+    site: AttentionSite, draw: Draw, generator: torch.Generator, split: Callable[[Tensor], Factors]
+) -> Iterator[Callable[[], Shared]]:
+    """Yield for each key of a layer what finds W_k and the W_q of the heads that share it.
+
+    A head with a key of its own has its target drawn here. Heads that share one have theirs drawn where they are
+    factored, twice, from a copy of the generator, so that one target is held at a time.
+    """
+    group = site.num_heads // site.num_key_value_heads
+    if group == 1:  # no loop, whose variable would hold one target while the next is drawn
+        yield from map(lambda _: partial(_own_key, draw(generator), split), range(site.num_heads))
+        return
+    for _ in range(site.num_key_value_heads):
+        own, done = _copy(generator), list[bool]()
+        yield partial(_shared_key, draw, own, group, site.head_dim, done)
+        if done:  # on one thread: it stands at the first target of the next key
+            generator = own
+        else:
+            for _ in range(group):
+                draw(generator)
+
+
+def _gathered(found: Iterator[Shared], layout: AttentionLayout, turns: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """Return W_q (H, D, k) and W_k (Hkv, D, k) of the next results, in the precision in which they are planned."""
+    query, key = (
+        torch.empty(each.heads, each.width, each.head_dim, dtype=torch.promote_types(each.weight.dtype, torch.float32))
+        for each in (layout.query, layout.key)
+    )
+    for queries, own in zip(query.chunk(len(key)), key, strict=True):
+        left, right = next(found)
+        if turns is not None:
+            turn = random_orthogonal(*right.shape[-1:] * 2, generator=turns).to(right.dtype)
+            left, right = left @ turn, right @ turn
+        queries.copy_(left)
+        own.copy_(right)
+        del left, right  # before the next are found
+    return query, key
+
+
+def _own_key(target: Tensor, split: Callable[[Tensor], Factors]) -> Shared:
+    left, right = split(target)
+    return left[None], right.mT
+
+
+def _shared_key(draw: Draw, generator: torch.Generator, group: int, rank: int, done: list[bool]) -> Shared:
+    again = _copy(generator)
+    shared = share_key(map(lambda _: draw(generator), range(group)), map(lambda _: draw(again), range(group)), rank)
+    done.append(True)
+    return shared
+
+
+def _copy(generator: torch.Generator) -> torch.Generator:
+    copy = torch.Generator()
+    copy.set_state(generator.get_state())
+    return copy
+
+
+def share_key(
+    once: Iterable[Float[Tensor, "D D"]], again: Iterable[Float[Tensor, "D D"]], rank: int
+) -> tuple[Float[Tensor, "group D rank"], Float[Tensor, "D rank"]]:
+    """Return G W_q and one W_k with W_q W_kᵀ = M_h B Bᵀ, B the k largest right singular vectors of [M_1; …; M_G].
+
+    No other W_k leaves less of Σ_h ‖M_h − W_q W_kᵀ‖², and no head is preferred. B are the largest eigenvectors of
+    Σ_h M_hᵀ M_h, so the stacked matrix is never formed; what squaring costs is said in :func:`truncated_svd`. Each
+    column of B has its entry of largest modulus positive.
+
+    The targets are drawn ``once`` for the sum, and ``again`` for the queries; where k is more than D, zeros fill up.
+    """
+    total: Tensor | None = None
+    for target in once:
+        total = gram(target) if total is None else add_gram(total, target)
+        del target  # before the next is drawn: two matrices are held, the sum and one target
+    assert total is not None, "a group has at least one head"
+    right = leading_eigenvectors(total, rank)
+    del total
+    right *= right.gather(0, right.abs().argmax(dim=0, keepdim=True)).sign()
+    # A loop's variable would hold one target while the next is drawn.
+    left = torch.stack(list(map(lambda target: target @ right, again)))
+    singular = left.square().sum(dim=(0, 1)).sqrt()
+    left /= singular.where(singular > 0, 1)
+    return halves(left, singular, right, rank)
+
+
+def halves(
+    left: Float[Tensor, "group D r"], singular: Float[Tensor, " r"], right: Float[Tensor, "E r"], width: int
+) -> tuple[Float[Tensor, "group D width"], Float[Tensor, "E width"]]:
+    """Split A diag(σ) Bᵀ, A being G blocks of rows, into W_q = A_h √σ ⁴√G of each head and W_k = B √σ / ⁴√G.
+
+    ⁴√G makes them the same as one head's own where the G heads are equal.
+
+    Where they are fewer than ``width``, zeros stand behind them.
+    """
+    size = min(width, singular.numel())
+    root, balance = singular[:size].sqrt(), left.shape[0] ** 0.25
+    padding = (0, width - size)
+    *queries, key = (torch.nn.functional.pad(side[:, :size] * root, padding) for side in (*left, right))
+    return balance * torch.stack(queries), key / balance

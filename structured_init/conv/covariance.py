@@ -1,0 +1,266 @@
+"""FilterCovariance: depthwise filters drawn from a Gaussian whose covariance is structured.
+
+The covariance is a closed form whose width grows with depth, or that of a trained network (``learned_covariance.py``).
+It need not be positive semidefinite. A patent application touches this method (US 2025/0104193, "Multivariate
+Initialization for Convolutional Layers"; see ``docs/covariance.md``), so all of it is in these two files, and nothing
+else of the library needs them.
+
+Letters: F filters, K = Πk weights of a kernel, p and q two of them in row-major order, c = ⌊k/2⌋ the centre of an axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import reduce
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Float64
+from torch import Tensor
+
+from structured_init.arguments import check_finite, check_flag
+from structured_init.conv.learned_covariance import LearnedCovariances, estimate_covariances, stored
+from structured_init.conv.spatial_filters import is_energy
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.depthwise import DepthwiseConvSite, frozen_filters, required_depthwise_conv_sites
+from structured_init.hosts.registry import Where
+from structured_init.initializer import Initializer
+from structured_init.overlay import Weights
+from structured_init.transfer.teacher import refuse_missing
+
+WHO = "FilterCovariance"
+Projection = Literal["clip", "absolute"]
+
+
+def sigma_at(depth: float, sigma0: float, v: float, a: float) -> float:
+    """Return the bandwidth of a layer, σ(d) = σ₀ + v d + ½ a d², in pixels² (a variance, not squared again)."""
+    return sigma0 + v * depth + 0.5 * a * depth**2
+
+
+def window(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, " K"]:
+    """Return z, a Gaussian around the kernel's centre: z_p = exp(−|p − c|²/(2σ)), (K,).
+
+    The centre of an axis is the pixel ⌊k/2⌋, counted from 0: in the middle for odd k, and for even k the first one
+    past it, so that no flip is a symmetry then.
+    """
+    return reduce(torch.kron, (_gaussian(torch.arange(size) - size // 2, sigma) for size in kernel_size))
+
+
+def circulant(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, "K K"]:
+    """Return R: row p is the Gaussian moved to the pixel p, around the edges where it runs over them, (K, K)."""
+
+    def axis(size: int) -> Tensor:
+        pixels = torch.arange(size)
+        offsets = (pixels - pixels[:, None] + size // 2) % size - size // 2
+        return _gaussian(offsets, sigma)
+
+    return reduce(torch.kron, map(axis, kernel_size))
+
+
+def closed_form(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, "K K"]:
+    """Return Σ_pq = ½ (z_p + z_q) R_pq − ½ z_p z_q, (K, K).
+
+    This is Σ = ½ (Ĉ + Ĉᴮ) with Ĉ = M ⊙ (C − ½ S) of the paper, C the moved Gaussians, S the one at the centre in every
+    block, M the same as a mask over blocks and ᴮ the exchange of the two pixels. Its variances are z_p − ½ z_p², ½ at
+    the centre. It is not positive semidefinite for k ≥ 5: see :func:`project`.
+
+    Args:
+        kernel_size: one or two axes, of any length.
+        sigma: bandwidth σ in pixels²; positive.
+
+    Source: Trockman, Willmott & Kolter, 2210.03651, §4; transcribed from a description, see ``docs/covariance.md``.
+    """
+    z = window(kernel_size, sigma)
+    return 0.5 * (z + z[:, None]) * circulant(kernel_size, sigma) - 0.5 * torch.outer(z, z)
+
+
+def strict_form(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, "K K"]:
+    """Return √(z_p z_q) exp(−|p − q|²/(2σ)), a relative of the closed form that is positive definite for every σ and k.
+
+    A Gaussian kernel without wrap-around is positive definite, and a mask √z on both sides keeps it so. Its variances
+    are z_p, 1 at the centre. This is ours, not the paper's.
+    """
+    mask = window(kernel_size, sigma).sqrt()
+    kernel = (_gaussian(torch.arange(size) - torch.arange(size)[:, None], sigma) for size in kernel_size)
+    return mask * reduce(torch.kron, kernel) * mask[:, None]
+
+
+def _gaussian(distance: Tensor, sigma: float) -> Tensor:
+    if not sigma > 0:
+        raise StructuredInitError(f"the bandwidth of a filter covariance must be positive, got {sigma:.4g}")
+    return torch.exp(-distance.double().square() / (2 * sigma))
+
+
+def project(covariance: Float64[Tensor, "K K"], psd: Projection = "clip") -> Float64[Tensor, "K K"]:
+    """Return a positive semidefinite matrix near a symmetric one, (K, K).
+
+    Args:
+        covariance: symmetric.
+        psd: ``"clip"`` sets negative eigenvalues to zero, which is the nearest such matrix in Frobenius norm;
+            ``"absolute"`` takes their modulus, which is what ``numpy``'s ``multivariate_normal`` samples from.
+    """
+    root = symmetric_root(covariance, psd)
+    return root @ root
+
+
+def symmetric_root(covariance: Float64[Tensor, "K K"], psd: Projection = "clip") -> Float64[Tensor, "K K"]:
+    """Return the symmetric A with A A = the projected covariance, (K, K).
+
+    Unlike the eigenvectors, which are free in the closed form's many double eigenvalues, A is unique, so that a draw
+    does not depend on the linear algebra library.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    values = values.abs() if psd == "absolute" else values.clamp(min=0)
+    return (vectors * values.sqrt()) @ vectors.mT
+
+
+def sample_filters(
+    root: Float64[Tensor, "K K"], count: int, kernel_size: tuple[int, ...], *, generator: torch.Generator
+) -> Float[Tensor, "filters ..."]:
+    """Draw filters from N(0, A A), (F, *kernel).
+
+    Standard normal numbers are drawn in float32 whatever the model's precision, which leaves 24 bits of each: the same
+    draw then starts a network in any precision, four times as fast as in float64.
+    """
+    noise = torch.randn(count, len(root), generator=generator)
+    return (noise @ root.float()).view(count, *kernel_size)
+
+
+class FilterCovariance(Initializer):
+    """Depthwise filters f ~ N(0, Σ), Σ in closed form and wider with depth, or that of a trained network.
+
+    Only the weights of depthwise convolutions are set. The defaults of ``sigma0``, ``v`` and ``a`` are a setting for
+    ConvMixer on CIFAR-10 that we have at second hand: unconfirmed.
+
+    Args:
+        sigma0: bandwidth σ₀ of the first layer, in pixels²; σ(d) = σ₀ + v d + ½ a d² must be positive.
+        v: slope of the bandwidth over the depth d ∈ [0, 1].
+        a: its curvature.
+        covariances: the path of a file that ``estimate_covariances(…).save`` wrote, or of a checkpoint with trained
+            weights, which are estimated here; in Python also the result of ``estimate_covariances``. ``None`` for the
+            closed form; else ``sigma0``, ``v`` and ``a`` count for nothing.
+        psd: what becomes of the closed form's negative eigenvalues: ``"clip"`` to zero, ``"absolute"`` for their
+            modulus; or ``"strict"`` for a related form that has none.
+        normalize: scale each layer's Σ to an energy E‖f‖², a number (1/3 is that of PyTorch's default), or
+            ``"trace"`` for the mean energy of the filters that it replaces; ``None`` to leave it.
+        shrinkage: s in [0, 1]: how much of a learned covariance is white, (1 − s) Σ + s (tr Σ/K) I. Needed where the
+            trained layer has no more filters than a filter has weights.
+        frozen: train none of these filters.
+        freeze_bias: where ``frozen``, their biases neither.
+        where: which depthwise convolutions, by name or by a predicate of the site.
+
+    Raises:
+        StructuredInitError: at construction, a value out of range; at :meth:`plan`, no depthwise convolution,
+            covariances that cannot be read or do not fit, too few filters without shrinkage.
+
+    Example:
+        >>> from timm.models.convmixer import ConvMixer
+        >>> from structured_init import FilterCovariance, initialize
+        >>> model = ConvMixer(dim=8, depth=2, kernel_size=9, patch_size=4, num_classes=10)
+        >>> report = initialize(model, FilterCovariance(frozen=True, freeze_bias=False), seed=0)
+        >>> report.total_parameters - report.trainable_parameters == 2 * 8 * 9 * 9
+        True
+
+    Source: Trockman, Willmott & Kolter, "Understanding the Covariance Structure of Convolutional Filters", 2210.03651.
+    """
+
+    def __init__(
+        self,
+        sigma0: float = 0.16,
+        v: float = 0.32,
+        a: float = 2.88,
+        covariances: str | Path | LearnedCovariances | None = None,
+        psd: Literal["clip", "absolute", "strict"] = "clip",
+        normalize: Literal["trace"] | float | None = None,
+        shrinkage: float = 0.0,
+        frozen: bool = False,
+        freeze_bias: bool = True,
+        where: Where = None,
+    ) -> None:
+        if psd not in ("clip", "absolute", "strict"):
+            raise StructuredInitError(f"{WHO}: psd must be clip, absolute or strict, got '{psd}'")
+        if normalize is not None and normalize != "trace" and not is_energy(normalize):
+            raise StructuredInitError(f"{WHO}: normalize must be null, trace or a positive energy, got {normalize!r}")
+        check_finite(WHO, sigma0=sigma0, v=v, a=a, shrinkage=shrinkage)
+        check_flag(WHO, frozen=frozen, freeze_bias=freeze_bias)
+        if not 0 <= shrinkage <= 1:
+            raise StructuredInitError(f"{WHO}: shrinkage must lie in [0, 1], got {shrinkage}")
+        if covariances == "":
+            raise StructuredInitError(
+                f"{WHO}: covariances is empty: give the path of a trained network's checkpoint, or of a file of "
+                "covariances, with --init.initializer.init_args.covariances=PATH"
+            )
+        if covariances is None and shrinkage:
+            raise StructuredInitError(f"{WHO}: shrinkage is for learned covariances: the closed form needs none")
+        if covariances is not None and psd == "strict":
+            raise StructuredInitError(
+                f"{WHO}: psd='strict' is for the closed form; learned covariances take clip or absolute"
+            )
+        if not isinstance(covariances, str | Path | LearnedCovariances | None):
+            raise StructuredInitError(
+                f"{WHO}: covariances must be a path or the result of estimate_covariances, got {covariances!r}"
+            )
+        refuse_missing(covariances, WHO)
+        self.sigma0 = sigma0
+        self.v = v
+        self.a = a
+        self.covariances = str(covariances) if isinstance(covariances, Path) else covariances
+        self.psd: Literal["clip", "absolute", "strict"] = psd
+        self.normalize = normalize
+        self.shrinkage = shrinkage
+        self.frozen = frozen
+        self.freeze_bias = freeze_bias
+        self.where = where
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        learned = self._learned()
+        for site in weights.each(required_depthwise_conv_sites(weights, self.where, WHO)):
+            covariance = self.covariance(site, learned)
+            root = symmetric_root(covariance, "absolute" if self.psd == "absolute" else "clip")
+            generator = rng.generator(site.weight_name, WHO)
+            filters = sample_filters(
+                root * self._gain(site, root), site.num_filters, site.kernel_size, generator=generator
+            )
+            site.write(filters, f"{WHO}: {'closed form' if learned is None else 'learned'}")
+
+    def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
+        return frozen_filters(weights, self.where, bias=self.freeze_bias) if self.frozen else ()
+
+    def covariance(self, site: DepthwiseConvSite, learned: LearnedCovariances | None = None) -> Float64[Tensor, "K K"]:
+        """Return Σ for one site before projection and scale, (K, K) over its weights in row-major order."""
+        if learned is not None:
+            try:
+                return learned.at(site.depth, site.kernel_size)
+            except StructuredInitError as error:
+                raise StructuredInitError(f"{WHO}: '{site.name}': {error}") from None
+        sigma = sigma_at(site.depth, self.sigma0, self.v, self.a)
+        if not sigma > 0:
+            raise StructuredInitError(
+                f"{WHO}: the bandwidth of '{site.name}' at depth {site.depth:.3g} is {sigma:.4g}: "
+                "sigma0 + v·d + a·d²/2 must be positive"
+            )
+        return (strict_form if self.psd == "strict" else closed_form)(site.kernel_size, sigma)
+
+    def _learned(self) -> LearnedCovariances | None:
+        """Return what ``covariances`` names; the shrinkage adds to what a file of covariances already has."""
+        if self.covariances is None:
+            return None
+        found = stored(self.covariances) if isinstance(self.covariances, str) else self.covariances
+        if found is None:
+            return estimate_covariances(self.covariances, shrinkage=self.shrinkage, who=WHO)
+        return found.shrunk(self.shrinkage) if self.shrinkage else found
+
+    def _gain(self, site: DepthwiseConvSite, root: Tensor) -> Tensor | float:
+        """Return the factor that brings N(0, A A) to the energy asked for: tr(A A) = ‖A‖²."""
+        if self.normalize is None:
+            return 1.0
+        wanted = self.normalize
+        if wanted == "trace":
+            wanted = site.filters.double().square().sum().item() / site.num_filters
+            if wanted == 0:
+                raise StructuredInitError(
+                    f"{WHO}: the filters of '{site.name}' are all zero, and so is their energy: give normalize a number"
+                )
+        return (wanted / root.square().sum().clamp(min=torch.finfo(torch.float64).tiny)).sqrt()

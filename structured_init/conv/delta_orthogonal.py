@@ -1,0 +1,91 @@
+"""Delta-orthogonal convolutions: an orthogonal matrix at the centre of the kernel, and zeros around it."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from functools import partial
+
+from torch import Tensor, nn
+
+from structured_init.arguments import check_flag, check_positive
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.registry import Where, selects, what_the_model_has
+from structured_init.initializer import Initializer
+from structured_init.linalg import random_orthogonal
+from structured_init.names import named_plain_modules
+from structured_init.overlay import Weights
+from structured_init.threads import side_by_side
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+WHO = "DeltaOrthogonal"
+
+
+class DeltaOrthogonal(Initializer):
+    """Initialize every ``nn.Conv1d/2d/3d`` as an orthogonal matrix (Haar) on the pixel at its centre.
+
+    With stride 1 and padding of the kernel's half, every singular value of the layer is ``gain``, under zero padding
+    too. The centre of an even kernel is ⌊(k − 1)/2⌋, where ``padding="same"`` has it. Each group has a matrix of its
+    own. With out < in (within a group) its rows are orthonormal instead of its columns: a contraction, which the
+    papers leave out; the report notes it, as it notes a stride, which reads one pixel of every block.
+
+    Args:
+        gain: factor of the matrix; must be positive.
+        linear: initialize ``nn.Linear`` as well, with a semi-orthogonal weight as ``nn.init.orthogonal_`` has it.
+        zero_bias: set the biases of what is initialized to zero, without which no norm is kept.
+        where: which layers, by name pattern or by a predicate of the module; ``None`` for all.
+
+    Source: Xiao et al., 1806.05393, algorithm 2; TensorFlow's ``ConvolutionDeltaOrthogonal``.
+    """
+
+    def __init__(self, gain: float = 1.0, linear: bool = True, zero_bias: bool = True, where: Where = None) -> None:
+        check_positive(WHO, gain=gain)
+        check_flag(WHO, linear=linear, zero_bias=zero_bias)
+        self.gain = gain
+        self.linear = linear
+        self.zero_bias = zero_bias
+        self.where = where
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        kinds = (*CONVOLUTIONS, nn.Linear) if self.linear else CONVOLUTIONS
+        layers = [(name, m) for name, m in named_plain_modules(weights.model) if isinstance(m, kinds)]
+        chosen = [(name, module) for name, module in layers if selects(self.where, name, module)]
+        if not chosen:
+            layer = "linear or convolutional layer" if self.linear else "convolution"
+            asked = f" that where={self.where!r} selects" if layers else ""
+            raise StructuredInitError(f"{WHO} found no {layer}{asked}; {what_the_model_has(weights.model)}")
+        own = {id(module) for _, module in chosen if isinstance(module._parameters.get("weight"), nn.Parameter)}
+        modules = [module for _, module in chosen if id(module) in own]
+        jobs = (partial(_matrices, weights, rng, module) for module in modules)
+        sizes = [tuple(module.weight.shape[:2]) for module in modules]
+        scratch = max((8 * rows * columns for rows, columns in sizes), default=0)
+        layer = max((12 * min(size) ** 2 for size in sizes), default=0)
+        with closing(side_by_side(jobs, scratch=scratch, layer=layer)) as found:
+            for name, module in weights.each(chosen):
+                if id(module) in own:
+                    self._initialize(weights, name, module, next(found))
+                else:
+                    weights.skip(name, "its weight is computed by a parametrization")
+
+    def _initialize(self, weights: Weights, name: str, module: nn.Module, matrices: list[Tensor]) -> None:
+        weight = weights.edit(module.weight, WHO)
+        groups = getattr(module, "groups", 1)
+        centre = (..., *((size - 1) // 2 for size in weight.shape[2:]))
+        weight.zero_()
+        for group, matrix in zip(weight.chunk(groups), matrices, strict=True):
+            group[centre] = matrix.mul_(self.gain)
+        if self.zero_bias and module.bias is not None:
+            weights.edit(module.bias, WHO).zero_()
+        rows, columns = len(weight) // groups, weight.shape[1]
+        if rows < columns:
+            weights.note(name, f"{rows} outputs of {columns} inputs: a contraction, the norm of an input is not kept")
+        if (block := math.prod(getattr(module, "stride", ()))) > 1:
+            weights.note(name, f"its stride reads one pixel of {block}: the others have no influence at the start")
+
+
+def _matrices(weights: Weights, rng: Draws, module: nn.Module) -> list[Tensor]:
+    """Return an orthogonal matrix (out, in) for each group of a layer."""
+    generator = rng.generator(weights.names(module.weight)[0], WHO)
+    rows, columns = len(module.weight) // getattr(module, "groups", 1), module.weight.shape[1]
+    return [random_orthogonal(rows, columns, generator=generator) for _ in range(getattr(module, "groups", 1))]

@@ -1,0 +1,371 @@
+"""Every attention layer of a model: of known classes, of others by watching, and what may be one and is not known.
+
+A class is known by the function that was registered for it. What is only called attention, or has linear maps that
+could be queries, keys, values and an output, is worth a forward pass, and is reported where nobody can run one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+
+from torch import Tensor, nn
+
+from structured_init.arguments import check_grid, check_whole
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
+from structured_init.hosts.layout import PARTS, AttentionLayout, TokenLayout, checked_layout
+from structured_init.hosts.mlp import mlp_sites_unwatched
+from structured_init.hosts.positions import TOKENS, token_layouts
+from structured_init.hosts.registry import Registry, Where, first_names, selects, what_the_model_has
+from structured_init.hosts.watched import check_sites, compare_layout, same_attention, watched_attention
+from structured_init.hosts.watching.evidence import FoundAttention
+from structured_init.names import named_plain_modules, within
+from structured_init.overlay import Weights
+
+ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
+
+Describe = Callable[[Any], AttentionLayout]
+
+WAY_OUT = "describe it with structured_init.register_attention"
+GIVE_A_BATCH = "give `batch=…`, one or two samples, so that it is found by watching"
+
+
+def register_attention(
+    cls: type[nn.Module] | str, *, grid: tuple[int, int] | None = None, prefix_tokens: int = 0
+) -> Callable[[Describe], Describe]:
+    """Make an attention class known, by decorating the function that says where it keeps its matrices.
+
+    Args:
+        cls: the class, or its path ``"package.module.Class"`` so that the package need not be imported.
+        grid: (rows, columns) of its tokens, where the model around it does not tell.
+        prefix_tokens: tokens before the grid.
+
+    Raises:
+        StructuredInitError: the class is neither a class nor a path; the grid or the tokens before it are none.
+
+    A layout that the module contradicts is refused when it is used (``hosts.layout.checked_layout``). The function is
+    asked once for each module in one initialization.
+
+    Example:
+        >>> @register_attention(MyAttention, grid=(8, 8))
+        ... def my_attention(module):
+        ...     heads, head_dim = module.num_heads, module.head_dim
+        ...     return AttentionLayout(
+        ...         query=Projection(module.to_q.weight, heads, head_dim),
+        ...         key=Projection(module.to_k.weight, heads, head_dim),
+        ...         value=Projection(module.to_v.weight, heads, head_dim),
+        ...         output=Projection(module.to_out.weight, heads, head_dim, axis=1),
+        ...     )
+    """
+    check_grid("register_attention", grid)
+    check_whole("register_attention", least=0, prefix_tokens=prefix_tokens)
+    tokens = TokenLayout(grid, prefix_tokens) if grid is not None or prefix_tokens else None
+
+    def decorate(describe: Describe) -> Describe:
+        @wraps(describe)
+        def checked(module: nn.Module) -> tuple[AttentionLayout, TokenLayout | None]:
+            return checked_layout(describe(module), module), tokens
+
+        ATTENTION.add(cls, checked)
+        return describe
+
+    return decorate
+
+
+def attention_sites(
+    model: nn.Module | Weights, where: Where = None, *, cross: bool = False, batch: object = None
+) -> list[AttentionSite]:
+    """Find every attention layer of a known class, in the order of the model; with a batch, also of unknown ones.
+
+    Args:
+        model: a model, to read its present weights, or an overlay, to write as well.
+        where: which of them; see :func:`structured_init.hosts.registry.selects`.
+        cross: take also those whose keys and values come from other tokens than their queries.
+        batch: what the model takes, to find attention of unknown classes by running the model once. An overlay has its
+            own.
+
+    Returns:
+        The sites; an empty list where the model has none, or none of a known class and there is no batch.
+
+    Example:
+        >>> import timm
+        >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
+        >>> from structured_init import attention_sites
+        >>> site = attention_sites(model, where="blocks.1.attn")[0]
+        >>> tuple(site.query.shape)  # heads, embed_dim, head_dim
+        (3, 192, 64)
+    """
+    weights = model if isinstance(model, Weights) else Weights(model, batch=batch)
+    if weights.found.sites is None or weights.found.sites[0] != _known_so_far(weights):
+        sites = find_attention(weights)
+        weights.found.sites = (_known_so_far(weights), sites)
+    sites = (site.through(weights) for site in weights.found.sites[1])
+    return [site for site in sites if (cross or not site.cross) and selects(where, site.name, site)]
+
+
+def _known_so_far(weights: Weights) -> tuple[object, ...]:
+    """Return what a search for attention depends on; another means that it is to be made again."""
+    return ATTENTION.version, TOKENS.version, weights.batch is None, weights.found.watched is None
+
+
+def find_attention(weights: Weights) -> list[AttentionSite]:
+    """Look for every attention layer of a model, in its order; ``attention_sites`` remembers what came of it."""
+    tokens, modules, sites = token_layouts(weights), weights.modules, []
+    for name, module in modules.items():
+        if (describe := ATTENTION.find(module)) is not None:
+            layout, own = describe(module)
+            around, block = enclosing(tokens, name), modules.get(name.rpartition(".")[0])
+            layout = _in_its_place(layout, block, name, around)
+            sites.append(AttentionSite(name, module, layout, layout.tokens or _completed(own, around), weights))
+    for found in _seen_beside(weights, sites):
+        around, inner = _of_length(enclosing(tokens, found.name), found.length), found.name
+        while inner not in modules:  # heads of one layer, or several layers of one module, have names of their own
+            inner = inner.rpartition(".")[0]
+        site = AttentionSite(found.name, modules[inner], found.layout, around, weights)
+        site.how, site.checked = "watched", True
+        sites.append(site)
+    place = {id(module): number for number, module in enumerate(modules.values())}
+    return sorted(sites, key=lambda site: place[id(site.module)])
+
+
+def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAttention]:
+    """Return the attention that watching finds beside what layouts were written for."""
+    names = [site.name for site in written]
+    watch = weights.batch is not None or weights.found.watched is not None
+    watch = watch or bool(unknown_attention(weights.model, ATTENTION))
+    watch = watch or (weights.can_ask and (not written or bool(may_attend(weights, names))))
+    if not watch:
+        return []
+    known = {id(getattr(site.layout, part).weight) for site in written for part in PARTS}
+    seen = [each for each in watched_attention(weights) if each.layout and id(each.layout.query.weight) not in known]
+    return [each for each in seen if not any(each.name == name or each.name.startswith(f"{name}.") for name in names)]
+
+
+def _of_length(tokens: TokenLayout | None, length: int) -> TokenLayout | None:
+    """Return the tokens of the model around attention, unless it was seen to look at others: windows, pooled tokens."""
+    if tokens is None or tokens.grid is None or tokens.grid[0] * tokens.grid[1] + tokens.prefix_tokens == length:
+        return tokens
+    return replace(tokens, grid=None, prefix_tokens=0)
+
+
+def _completed(own: TokenLayout | None, around: TokenLayout | None) -> TokenLayout | None:
+    """Return what a class was registered with; where that leaves the grid open, the model around it says."""
+    if own is None or around is None or own.grid is not None:
+        return own or around
+    return replace(around, prefix_tokens=own.prefix_tokens)
+
+
+def required_attention_sites(weights: Weights, where: Where, who: str, *, cross: bool = False) -> list[AttentionSite]:
+    """Return the attention sites, and raise one line that says what the model has where there is none.
+
+    What ``where`` selects and is left alone all the same, because it is cross-attention or of a class that nobody
+    described, is recorded as skipped: the report warns of it where it is more than what is written.
+    """
+    if not attention_sites(weights, cross=True):
+        watched_attention(weights)  # the host library may say what the model takes, though nobody gave a batch
+    chosen = attention_sites(weights, where, cross=True)
+    sites = [site for site in chosen if cross or not site.cross]
+    unknown = {} if callable(where) else left_unknown(weights)
+    unknown = {name: kind for name, kind in unknown.items() if selects(where, name, None)}
+    if not sites:
+        raise StructuredInitError(_why_none(weights, where, who, chosen, unknown))
+    for site in chosen:
+        if site not in sites:
+            weights.skip(site.name, "cross-attention is left alone unless asked for: cross=True")
+    for name, kind in unknown.items():
+        weights.skip(name, kind)
+    if weights.found.watched is None and (others := may_attend(weights, [*(site.name for site in chosen), *unknown])):
+        weights.warn(f"{', '.join(others)} may attend too, which only a forward pass can tell: {GIVE_A_BATCH}")
+    check_sites(weights, sites, ATTENTION)
+    weights.sought([site.name for site in sites], [*(site.name for site in chosen), *unknown])
+    return sites
+
+
+def left_unknown(weights: Weights) -> dict[str, str]:
+    """Return name → what is known of every module that is called attention and holds no matrix of a site.
+
+    A site may be named for a module around it: the innermost that holds all four of its matrices.
+    """
+    taken = {id(held) for site in attention_sites(weights, cross=True) for held in site.layout.parameters()}
+    reasons = {found.name: found.reason for found in weights.found.watched or () if found.reason}
+    unknown = {}
+    for name, kind in unknown_attention(weights.model, ATTENTION).items():
+        if any(id(parameter) in taken for parameter in weights.modules[name].parameters()):
+            continue
+        reason = next((why for inner, why in reasons.items() if within(inner, name)), None)
+        if reason is not None:
+            unknown[name] = f"{kind} has no layout: {reason}"
+        elif weights.found.ran is not None and not any(within(each, name) for each in weights.found.ran):
+            unknown[name] = (
+                f"{kind} did not run on what the model was given: give a batch on which it does, or {WAY_OUT}"
+            )
+        else:
+            unknown[name] = f"{kind} is not known: {WAY_OUT}"
+    return unknown
+
+
+def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSite], unknown: dict[str, str]) -> str:
+    """Say in one line why no attention layer is left to write to, and the way out."""
+    kinds = "; ".join(sorted(set(unknown.values())))
+    if chosen:
+        beside = f"; beside it, {kinds}" if kinds else ""
+        found = (
+            f"{who} found nothing but cross-attention ({first_names(chosen)}), which is left alone unless cross=True"
+        )
+        return found + beside
+    if where is not None and (everywhere := attention_sites(weights, cross=True)):
+        return (
+            f"{who}: where={where!r} selects none of the {len(everywhere)} attention layers ({first_names(everywhere)})"
+        )
+    seen = [f"'{found.name}': {found.reason}" for found in weights.found.watched or () if found.reason]
+    kinds = "; ".join(sorted(set(left_unknown(weights).values())))
+    if weights.batch is not None and weights.found.unwatched:
+        return f"{who}: {weights.found.unwatched}; so no attention was found" + (f" ({kinds})" if kinds else "")
+    if kinds:
+        has = kinds + (f" ({weights.found.unwatched})" if weights.found.unwatched else "")
+    elif seen:
+        has = "; ".join(seen)
+    elif weights.batch is not None:  # nothing that attends was seen
+        has = f"{what_the_model_has(weights.model)}, and none is seen on the batch: {WAY_OUT}"
+    else:
+        why = f" ({weights.found.unwatched})" if weights.can_ask else ""
+        has = f"{what_the_model_has(weights.model)}{why}: {GIVE_A_BATCH}, or {WAY_OUT}"
+    return f"{who} found no attention layer that it recognizes; {has}"
+
+
+def _in_its_place(
+    layout: AttentionLayout, block: nn.Module | None, name: str, around: TokenLayout | None
+) -> AttentionLayout:
+    """Add what an attention module does not know by itself: whose tokens it is given, and whether with RoPE."""
+    rope = layout.rope if around is None or around.rope is None else around.rope
+    other_width = layout.query.width not in (layout.key.width, layout.value.width)
+    return replace(layout, rope=rope, cross=layout.cross or other_width or is_cross_attention(name, block))
+
+
+def enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:
+    """Return the token layout of the innermost module around ``name`` that has one."""
+    around = [owner for owner in tokens if owner == "" or name.startswith(f"{owner}.")]
+    return tokens[max(around, key=len)] if around else None
+
+
+def unknown_attention(model: nn.Module, known: Registry) -> dict[str, str]:
+    """Return name → class of every module with parameters that is called attention and is not known.
+
+    A module is left out where it lies in a known one, or where one inside it, known or not, is the attention itself.
+    """
+    described: list[str] = []
+    suspects: dict[str, str] = {}
+    for name, module in named_plain_modules(model):
+        if known.find(module) is not None:
+            described.append(name)
+        elif looks_like_attention(name, module, known) and next(module.parameters(), None) is not None:
+            suspects[name] = type(module).__name__
+    candidates = [*described, *suspects]
+    return {
+        name: kind
+        for name, kind in suspects.items()
+        if not any(name != outer and within(name, outer) for outer in described)
+        and not any(name != inner and within(inner, name) for inner in candidates)
+    }
+
+
+def looks_like_attention(name: str, module: nn.Module, known: Registry) -> bool:
+    """Tell whether a module is attention: it is known as such, or its name or that of its class says so.
+
+    Elementary layers are none, whatever they are called: ``attn_norm``, ``attn_drop``, ``post_attention_layernorm``.
+    """
+    if known.find(module) is not None:
+        return True
+    words = f"{name.rpartition('.')[2]} {type(module).__name__}".lower()
+    return ("attn" in words or "attention" in words) and not _is_elementary(module)
+
+
+def _is_elementary(module: nn.Module) -> bool:
+    """Tell whether a module without children is torch's own, or holds no more than a weight, a bias or scales."""
+    if next(module.children(), None) is not None:
+        return False
+    own = dict(module.named_parameters(recurse=False))
+    scales = own and all(parameter.ndim <= 1 or name == "weight" for name, parameter in own.items())
+    return bool(scales) or type(module).__module__.startswith("torch.nn.modules.")
+
+
+def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
+    """Name the modules whose maps, of no known attention and no MLP, could be queries, keys, values and an output.
+
+    That takes two or more inside one module that holds no known attention, which read or write tokens of one width and
+    are more than two square matrices of it. A classifier, merged patches or a lone projection are fewer.
+    """
+    attending = list(known)
+    names, taken = list(attending), set()
+    for site in mlp_sites_unwatched(weights):
+        own = [p for p in site.module.parameters() if p.ndim > 1]
+        if len(own) <= 3:
+            names.append(site.name)
+        else:  # the layer around it, which may attend too
+            first = site.layout.first.weight
+            taken |= {id(first)} | {id(p) for p in own if p.shape[:2] == first.shape[:2][::-1]}
+            taken |= set() if site.layout.gate is None else {id(site.layout.gate.weight)}
+    left: dict[str, list[Tensor]] = {}
+    for name, module in weights.modules.items():
+        if isinstance(module, nn.Embedding) or any(within(name, each) for each in names):
+            continue
+        own = [p for p in module._parameters.values() if p is not None and p.ndim > 1 and id(p) not in taken]
+        maps = [p for p in own if p.shape[2:].numel() == 1 and min(p.shape[:2]) > 1]
+        around = name if maps else ""
+        while around and not any(within(each, around) for each in attending):  # the module and what is around it
+            left.setdefault(around, []).extend(maps)
+            around = around.rpartition(".")[0]
+    found = [name for name, maps in left.items() if _like_attention(maps)]
+    return [name for name in found if not any(within(other, name) and other != name for other in found)]
+
+
+def _like_attention(maps: list[Tensor]) -> bool:
+    """Say whether several of some maps have one width in common, and more numbers than two square matrices of it."""
+    widths = {size for weight in maps for size in weight.shape[:2]}
+    common = ([weight for weight in maps if width in weight.shape[:2]] for width in widths)
+    return any(
+        len(touching) > 1 and sum(weight.numel() for weight in touching) > 2 * width**2
+        for width, touching in zip(widths, common, strict=True)
+    )
+
+
+def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[float, float]]:
+    """Compare the four matrices of every attention layout with what one forward pass of the model computes.
+
+    What a layout says beside its matrices (``scale``, ``causal``, norms) is not compared.
+
+    Args:
+        model: any network whose attention is known.
+        batch: what it takes: a tensor, a tuple of arguments or a dictionary of them; without it, what the host library
+            offers.
+
+    Returns:
+        Name → relative errors of the logits x W_q W_kᵀ xᵀ and of the outputs x W_v W_o, over all heads. Layers that do
+        not run, or that cannot be followed, are missing.
+
+    Raises:
+        StructuredInitError: a layout is not what the model computes; there is no batch, or
+            the model fails on it; no attention was seen, or none that could be followed.
+
+    Example:
+        >>> check_attention(timm.create_model("vit_tiny_patch16_224"))["blocks.0.attn"]
+        (0.0, 0.0)
+    """
+    weights = Weights(model, batch=batch)
+    seen = watched_attention(weights)
+    if weights.found.unwatched:
+        raise StructuredInitError(weights.found.unwatched)
+    errors = {}
+    for site in attention_sites(weights, cross=True):
+        found = same_attention(site, seen)
+        if found is not None and site.how == "watched":
+            errors[site.name] = (found.evidence.logits, found.evidence.outputs)
+        elif found is not None:
+            errors[site.name] = compare_layout(site, found, Weights(model))
+    if not errors:
+        reasons = "; ".join(dict.fromkeys(f"'{found.name}': {found.reason}" for found in seen if found.reason))
+        raise StructuredInitError(f"no attention could be checked: {reasons or 'none was seen in the forward pass'}")
+    return errors

@@ -1,0 +1,271 @@
+"""By which positions an attention layer can tell its tokens apart: those added to tokens, and those in its logits.
+
+Letters: H heads, k head_dim, r turned pairs, R rows of a table of biases, N tokens of a grid (Gy, Gx) or a sequence.
+A new kind is a class, a function that finds it on a site, and a field of ``AttentionPositions``.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Float64, Int
+from torch import Tensor, nn
+
+from structured_init.hosts.attention import AttentionSite, enclosing
+from structured_init.hosts.layout import pieces
+from structured_init.hosts.positions import PositionSite, position_sites, token_layouts
+from structured_init.hosts.watched import same_attention, watched_attention
+from structured_init.overlay import Weights
+
+
+@dataclass(frozen=True)
+class AttentionPositions:
+    """The positions of one attention layer, by kind; a host mostly has one.
+
+    Attributes:
+        absolute: positions added to its tokens, learned or sinusoidal.
+        relative: a table of biases.
+        rotary: turned queries and keys.
+        alibi: linear biases.
+    """
+
+    absolute: PositionSite | None = None
+    relative: RelativeBias | None = None
+    rotary: Rotary | None = None
+    alibi: Alibi | None = None
+
+    @property
+    def kinds(self) -> list[str]:
+        """The names of those that there are."""
+        return [name for name in ("absolute", "relative", "rotary", "alibi") if getattr(self, name) is not None]
+
+
+def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPositions:
+    """Return the positions of an attention layer; nothing in it where the host has none (NoPE) or none that is known.
+
+    Args:
+        site: an attention layer.
+        weights: the overlay that the site was found in.
+    """
+    around = enclosing(token_layouts(weights), site.name)
+    tables = {id(each.tensor): each for each in position_sites(weights)}
+    own = site.layout.tokens  # of a window the model's own positions are not known to be the tokens'
+    absolute = None if around is None or own is not None else tables.get(id(around.positions))
+    if absolute is not None and absolute.embed_dim != site.embed_dim:
+        absolute = None  # of a head's width: RoFormer turns queries and keys by them
+    return AttentionPositions(
+        absolute=absolute,
+        relative=relative_bias(site, weights),
+        rotary=rotary(site, weights) if site.layout.rope else None,
+        alibi=alibi(site),
+    )
+
+
+# Rotary positions: queries and keys turned, pair of coordinates by pair, by an angle that grows with the position.
+
+TURNS = ("rotate_half", "rotate_every_two")  # what a file of transformers calls the quarter turn of every pair
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """How the heads of one attention layer are turned: the pair (a, b) of token t by the angle frequency · t.
+
+    Attributes:
+        frequencies: of each pair, in radians per token (r,).
+        pairs: the two coordinates of each pair within a head (r, 2); those of no pair are not turned.
+        scaling: the factor on the logits of turned coordinates (1 but for some stretched contexts).
+    """
+
+    frequencies: Float64[Tensor, " r"]
+    pairs: Int[Tensor, "r 2"]
+    scaling: float = 1.0
+
+    @property
+    def half_split(self) -> bool:
+        """Whether coordinate i goes with i + r, as in Llama, rather than 2i with 2i + 1, as in GPT-J."""
+        return len(self.pairs) > 1 and bool(self.pairs[0, 1] != 1)
+
+
+def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
+    """Find how a layer is turned: what its modules say, or else what a forward pass shows; ``None`` where neither does.
+
+    The frequencies are the buffer ``inv_freq`` of the nearest module around the layer that has one. Which coordinates
+    pair is read off the host's own ``rotate_half`` or ``rotate_every_two``, which is called on the numbers 1, 2, ….
+    Where either is missing, queries before and after they are turned say both. They also do where the model was run
+    already and shows other frequencies.
+    """
+    said = _of_modules(site, weights)
+    if said is not None and weights.found.watched is None:
+        return said
+    found = same_attention(site, watched_attention(weights))
+    turns = None if found is None else found.turns
+    if turns is None or (said is not None and _alike(said.frequencies, turns.frequencies)):
+        return said
+    places = [pieces(layout.query)[0].entries[0, :, 0].tolist() for layout in (found.layout, site.layout)]
+    own = torch.tensor([places[1].index(place) for place in places[0]])  # channels as the site counts them
+    return Rotary(turns.frequencies, own[turns.pairs], 1.0 if said is None else said.scaling)
+
+
+def _alike(one: Tensor, two: Tensor) -> bool:
+    return len(one) == len(two) and torch.allclose(one, two.to(one), rtol=1e-2, atol=1e-6)
+
+
+def _of_modules(site: AttentionSite, weights: Weights) -> Rotary | None:
+    turn = _quarter_turn(site.module)
+    name = site.name
+    while turn is not None:
+        for child in (weights.modules[name], *weights.modules[name].children()):
+            frequencies = getattr(child, "inv_freq", None)
+            if isinstance(frequencies, Tensor) and frequencies.ndim == 1 and 2 * len(frequencies) <= site.head_dim:
+                scaling = float(getattr(child, "attention_scaling", 1.0)) ** 2
+                pairs = _pairs(turn, len(frequencies))
+                return None if pairs is None else Rotary(weights.read(frequencies).double(), pairs, scaling)
+        if not name:
+            break
+        name = name.rpartition(".")[0]
+    return None
+
+
+def _quarter_turn(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
+    for cls in type(module).__mro__:
+        file = sys.modules.get(cls.__module__)
+        for name in TURNS:
+            if callable(turn := getattr(file, name, None)):
+                return turn
+    return None
+
+
+def _pairs(turn: Callable[[Tensor], Tensor], count: int) -> Tensor | None:
+    """Return (a, b) of each pair: a quarter turn takes (x_a, x_b) to (−x_b, x_a)."""
+    turned = turn(torch.arange(1.0, 2 * count + 1)[None, None, None])[0, 0, 0].long()
+    first = (turned < 0).nonzero()[:, 0]
+    second = -turned[first] - 1
+    if len(first) != count or not torch.equal(turned[second] - 1, first):
+        return None
+    return torch.stack([first, second], dim=1)
+
+
+# Relative positions that are added to the logits: a table with an entry for every offset and head.
+# An offset (y, x) leads from a query to the key y rows above and x columns to the left of it; in a sequence y is 0 and
+# x counts the tokens before it.
+
+SHARED = ("rel_pos_bias", "shared_position_bias", "relative_position_bias", "rel_pos")  # beside or above the attention
+
+
+@dataclass(frozen=True)
+class RelativeBias:
+    """The bias table of one attention layer.
+
+    Attributes:
+        table: the host's parameter (R, H).
+        rows: the row of each offset: (n, 2) → (n,). Offsets that the tokens do not have are the caller's mistake.
+        grid: (Gy, Gx) of the window or image, or ``None`` for a sequence of any length.
+        shared: whether other layers read the same table.
+    """
+
+    table: Tensor
+    rows: Callable[[Int[Tensor, "offsets 2"]], Int[Tensor, " offsets"]]
+    grid: tuple[int, int] | None = None
+    shared: bool = False
+
+    def get(self, weights: Weights) -> Float[Tensor, "rows heads"]:
+        """The table as planned so far, as a copy."""
+        return weights.read(self.table).clone()
+
+    def set(self, weights: Weights, head: int, offset: tuple[int, int], value: float, by: str) -> None:
+        """Write one head's entry for one offset."""
+        weights.edit(self.table, by)[self.rows(torch.tensor([offset]))[0], head] = value
+
+
+def relative_bias(site: AttentionSite, weights: Weights) -> RelativeBias | None:
+    """Find the table whose entries an attention layer adds to its logits, by what it is, not by its class.
+
+    Either an ``nn.Embedding`` called ``relative_attention_bias`` with a function from offsets to buckets (T5 and its
+    kin), or a parameter ``relative_position_bias_table`` (R, H) with an index from pairs of tokens (Swin, BEiT): in the
+    module itself, in a child of it or of the block, or of a module further out, where all layers share it.
+    """
+    for name, module in _around(site.name, weights.modules):
+        outside = site.name != name and site.name.rpartition(".")[0] != name
+        found = _buckets(module) or _indexed(module, shared=outside)
+        if found is not None and found.table.shape[1] == site.num_heads:
+            return found
+    return None
+
+
+def _around(name: str, modules: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """The module, its children, and what stands beside it or beside a module around it under a known name."""
+    yield name, modules[name]
+    yield from ((name, child) for _, child in modules[name].named_children())
+    while name:
+        name = name.rpartition(".")[0]
+        yield from ((name, child) for key, child in modules[name].named_children() if key in SHARED)
+
+
+def _buckets(module: nn.Module) -> RelativeBias | None:
+    """T5: near offsets have a bucket each, far ones share some; the first layer's table serves all layers."""
+    table, bucket = getattr(module, "relative_attention_bias", None), getattr(module, "_relative_position_bucket", None)
+    if not isinstance(table, nn.Embedding) or bucket is None:
+        return None
+    settings = {
+        "bidirectional": not module.is_decoder,
+        "num_buckets": module.relative_attention_num_buckets,
+        "max_distance": module.relative_attention_max_distance,
+    }
+    shared = "bidirectional" in inspect.signature(bucket).parameters
+    return RelativeBias(
+        table.weight, lambda offsets: bucket(-offsets[:, 1], **(settings if shared else {})), shared=shared
+    )
+
+
+def _indexed(module: nn.Module, *, shared: bool) -> RelativeBias | None:
+    """Swin and BEiT: ``relative_position_index`` (N, N) names a row for each pair of tokens."""
+    table, grid = getattr(module, "relative_position_bias_table", None), getattr(module, "window_size", None)
+    if not isinstance(table, Tensor) or grid is None:
+        return None
+    grid = (grid[0], grid[1])
+    index = getattr(module, "relative_position_index", None)
+    if index is None:
+        index = module.generate_relative_position_index(grid)
+    size = round(index.numel() ** 0.5)
+    prefix = size - grid[0] * grid[1]
+
+    def rows(offsets: Tensor) -> Tensor:
+        query, key = offsets.clamp(min=0), (-offsets).clamp(min=0)
+        flat = (prefix + place[:, 0] * grid[1] + place[:, 1] for place in (query, key))
+        return index.detach().cpu().view(size, size)[tuple(flat)]
+
+    return RelativeBias(table, rows, grid, shared)
+
+
+# ALiBi: a logit that falls off linearly with the distance, by a slope of each head (2108.12409).
+
+
+@dataclass(frozen=True)
+class Alibi:
+    """The slopes of one attention layer; hosts compute them, so they can be read and not written.
+
+    Attributes:
+        slopes: how much the logit falls with each token of distance (H,), positive.
+    """
+
+    slopes: Float64[Tensor, " heads"]
+
+
+def alibi(site: AttentionSite) -> Alibi | None:
+    """Read the slopes off the host's own function, ``build_alibi_tensor`` (BLOOM) or ``build_mpt_alibi_tensor`` (MPT).
+
+    ``None`` where the layer's forward takes neither ``alibi`` nor ``position_bias``.
+    """
+    module = site.module
+    file, takes = sys.modules.get(type(module).__module__), inspect.signature(module.forward).parameters
+    if "alibi" in takes and callable(build := getattr(file, "build_alibi_tensor", None)):
+        biases = build(torch.ones(1, 2, dtype=torch.long), site.num_heads, dtype=torch.float32)
+    elif "position_bias" in takes and callable(build := getattr(file, "build_mpt_alibi_tensor", None)):
+        biases = build(site.num_heads, 2)
+    else:
+        return None
+    return Alibi(biases.reshape(site.num_heads, 2).double().diff(dim=1)[:, 0])

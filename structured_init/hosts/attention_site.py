@@ -1,0 +1,279 @@
+"""One attention layer of any model, behind one convention.
+
+Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim. Row vectors: q = x W_q.
+"""
+
+from __future__ import annotations
+
+import re
+from copy import copy
+from typing import Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.layout import AttentionLayout, Matrices, TokenLayout, overlap
+from structured_init.hosts.shared import KEPT, NAMES, Role, in_words, is_shared, other_roles, reconciled, record_role
+from structured_init.overlay import Weights
+
+HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to see
+SCALES = ("gamma_1", "gamma1", "lambda_1")  # BEiT, EVA, CaiT; XCiT; transformers' BEiT
+CROSS = re.compile(r"cross_?(\w+_)?att|enc(oder)?_?dec(oder)?_?att")
+WHOLE = re.compile(r"att(n|ns|ention|entions)?(_?(layers?|blocks?|modules?))?$")  # all that is in it is attention
+BESIDE_SELF = re.compile(r"(encoder|enc|multihead|multi_head|memory|context)_att(n|ention)")
+
+
+class AttentionSite:
+    """One attention layer, seen through an overlay.
+
+    Reading ``query``, ``key``, ``value`` or ``output`` gives the present value, assigning writes it into the overlay.
+    How the host stores them (fused, transposed, with grouped queries) does not show.
+
+    Attributes:
+        name: the module's name in the model, e.g. ``"blocks.0.attn"``.
+        module: the host's module.
+        grid: (rows, columns) of the tokens, or ``None``.
+        prefix_tokens: tokens before the grid.
+        how: how its layout is known: ``"written"`` for its class, or ``"watched"`` in a forward pass.
+        checked: whether its layout was compared with a forward pass and found right; ``False``: it was not compared.
+    """
+
+    how: Literal["written", "watched"] = "written"
+    checked: bool = False
+
+    def __init__(
+        self, name: str, module: nn.Module, layout: AttentionLayout, tokens: TokenLayout | None, weights: Weights
+    ) -> None:
+        self.name = name
+        self.module = module
+        self.layout = layout
+        self.grid = tokens.grid if tokens else None
+        self.prefix_tokens = tokens.prefix_tokens if tokens else 0
+        self._weights = weights
+        self._by = "assignment"
+
+    def by(self, who: str) -> AttentionSite:
+        """Return this site under the name of a writer, for the report."""
+        site = copy(self)
+        site._by = who
+        return site
+
+    def through(self, weights: Weights) -> AttentionSite:
+        """Return this site seen through an overlay of the same model."""
+        site = copy(self)
+        site._weights = weights
+        return site
+
+    @property
+    def branch_scale(self) -> float | None:
+        """The mean |LayerScale| on its way into the residual stream; ``None`` where there is none."""
+        return layer_scale(self._weights.modules.get(self.name.rpartition(".")[0]))
+
+    @property
+    def num_heads(self) -> int:
+        """H, the number of query heads."""
+        return self.layout.query.heads
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Hkv; smaller than H under grouped queries."""
+        return self.layout.key.heads
+
+    @property
+    def cross(self) -> bool:
+        """Whether keys and values come from other tokens than queries."""
+        return self.layout.cross
+
+    @property
+    def head_dim(self) -> int:
+        """k, the width of one query or key head."""
+        return self.layout.query.head_dim
+
+    @property
+    def embed_dim(self) -> int:
+        """D, the width of the tokens that come in."""
+        return self.layout.query.width
+
+    @property
+    def scale(self) -> float:
+        """The factor on q·k before the softmax."""
+        scale = self.layout.scale() if callable(self.layout.scale) else self.layout.scale
+        return self.head_dim**-0.5 if scale is None else float(scale)
+
+    @property
+    def query(self) -> Float[Tensor, "heads embed_dim head_dim"]:
+        """W_q per head, (H, D, k)."""
+        return self.layout.query.get(self._weights).mT
+
+    @query.setter
+    def query(self, value: Float[Tensor, "heads embed_dim head_dim"]) -> None:
+        self._set("query", value)
+
+    @property
+    def key(self) -> Float[Tensor, "kv_heads embed_dim head_dim"]:
+        """W_k per head, (Hkv, D, k); in cross-attention, D is the width of the tokens it looks at."""
+        return self.layout.key.get(self._weights).mT
+
+    @key.setter
+    def key(self, value: Float[Tensor, "kv_heads embed_dim head_dim"]) -> None:
+        self._set("key", value)
+
+    @property
+    def value(self) -> Float[Tensor, "kv_heads embed_dim value_dim"]:
+        """W_v per head, (Hkv, D, kv)."""
+        return self.layout.value.get(self._weights).mT
+
+    @value.setter
+    def value(self, value: Float[Tensor, "kv_heads embed_dim value_dim"]) -> None:
+        self._set("value", value)
+
+    @property
+    def output(self) -> Float[Tensor, "heads value_dim out_dim"]:
+        """W_o per head, (H, kv, D)."""
+        return self.layout.output.get(self._weights)
+
+    @output.setter
+    def output(self, value: Float[Tensor, "heads value_dim out_dim"]) -> None:
+        self._set("output", value)
+
+    def write_query_key(self, query: Float[Tensor, "heads D k"], key: Float[Tensor, "kv_heads D k"]) -> bool:
+        """Write W_q and W_k where their products count, and say whether that could be done.
+
+        Where queries and keys are one parameter, or one of them is something else too, the nearest products are written
+        and a note says how near they are. Where they are not near, nothing is written and the report says why.
+        """
+        return self._write_product(("query", "key"), query, key)
+
+    def write_value_output(
+        self, value: Float[Tensor, "kv_heads D kv"], output: Float[Tensor, "heads kv E"], *, together: bool = False
+    ) -> bool:
+        """Write W_v and W_o in the same way; ``together`` where what counts is the sum of the heads' products."""
+        return self._write_product(("value", "output"), value, output, together=together)
+
+    def _write_product(self, matrices: tuple[str, str], left: Tensor, right: Tensor, *, together: bool = False) -> bool:
+        weights = self._weights
+        first, second = (Role(self.name, self.layout, matrix, together) for matrix in matrices)
+        if not is_shared(weights, first, second):
+            self._write(first, left)
+            self._write(second, right)
+            return True
+        new, meeting, kept = reconciled(weights, first, second, (left.double(), right.double()))
+        shared = in_words(weights, *meeting)
+        if kept < KEPT:
+            why = f"{shared}: the nearest that it can be has a cosine of {kept:.2f} with what is asked for"
+            weights.skip(f"{self.name} ({NAMES[first.matrix]}, {NAMES[second.matrix]})", why)
+            weights.refused.setdefault(self._by, why)
+            if self.name in weights.attention and not weights.assigned.get(self.name):
+                weights.attention[self.name] = False
+            return False
+        for role, value in new:
+            self._write(role, value)
+        for role in (first, second):
+            record_role(weights, role)
+            weights.assign(self.name, role.matrix)
+        self.note(f"{shared}: what is written has a cosine of {kept:.2f} with what is asked for")
+        return True
+
+    def note(self, what: str) -> None:
+        """Record in the report what this host does to an initialization."""
+        self._weights.note(self.name, what)
+
+    def note_query_key(self) -> None:
+        """Record in the report what this host does to a query–key initialization."""
+        layout = self.layout
+        if layout.query_key_norm:
+            self.note("the host normalizes queries and keys: the strength of the query–key part has no effect")
+        if layout.rope:
+            self.note("RoPE turns queries and keys: the query–key product holds between tokens at one position only")
+        if (group := layout.query.heads // layout.key.heads) > 1:
+            self.note(f"{group} query heads share a key: their products differ only in the rows of that key's span")
+        if layout.mixes_heads:
+            self.note("the host mixes its heads: no query–key product is a map of its own")
+        if overlap(layout.key, layout.value):
+            self.note("keys and values are one parameter: what is written as the keys changes the values")
+        if layout.others:
+            self.note(f"the host adds or subtracts the maps of other queries and keys, left alone: {layout.others}")
+
+    def note_value_output(self, *, residual_scale: str = "replace") -> None:
+        """Record in the report what this host does to a value–output initialization, and what became of its scale."""
+        layout, scale = self.layout, self.branch_scale
+        if layout.value_norm:
+            self.note("the host normalizes between values and output: the strength of the values has no effect")
+        if layout.between:
+            self.note(f"between values and output the host has {layout.between}: their product is no map of its own")
+        if (group := layout.output.heads // layout.value.heads) > 1:
+            rank = layout.value.heads * layout.value.head_dim
+            self.note(f"{group} heads share a value: the rank of the value–output product is at most {rank}")
+        if layout.residual_depth:
+            become = "replaced, scale included" if residual_scale == "replace" else "that scale is kept"
+            drawn = f"the host draws the output projection 1/√{layout.residual_depth} smaller, for its depth"
+            self.note(f"{drawn}: {become}")
+        if scale is not None and scale < HIDDEN_BRANCH:
+            self.note(f"LayerScale {scale:.0e} hides the branch: its initialization barely reaches the output")
+
+    def _set(self, matrix: str, value: Tensor) -> None:
+        role = Role(self.name, self.layout, matrix)
+        if others := other_roles(self._weights, role):
+            raise StructuredInitError(
+                f"{self._by}: {in_words(self._weights, role, others[0])}, which was written before and would be undone"
+            )
+        self._write(role, value)
+
+    def _write(self, role: Role, value: Tensor) -> None:
+        projection: Matrices = getattr(role.layout, role.matrix)
+        projection.set(self._weights, value if role.matrix == "output" else value.mT, self._by)
+        self._weights.assign(role.name, role.matrix)
+        record_role(self._weights, role)
+
+    def __repr__(self) -> str:
+        return (
+            f"AttentionSite('{self.name}', heads={self.num_heads}, embed_dim={self.embed_dim}, "
+            f"head_dim={self.head_dim}, grid={self.grid}, prefix_tokens={self.prefix_tokens})"
+        )
+
+
+def is_cross_attention(name: str, block: nn.Module | None) -> bool:
+    """Say whether attention looks at other tokens than its own, as far as its name and the block around it tell.
+
+    It does where its name says so (``cross_attn``, ``EncDecAttention``), or that of a list or module around it; where
+    it stands beside ``self_attn`` as ``encoder_attn`` or ``multihead_attn``, as in torch's and fairseq's decoders; and
+    in a pooling head, where a parameter asks and the tokens answer. One class often serves both ways, so its own name
+    says nothing.
+    """
+    child, *around = (part.lower() for part in reversed(name.split(".")))
+    for part in (child, *around):
+        if "self" in part and "att" in part:
+            return False
+        if "covariance" not in part and CROSS.search(part) and (part == child or WHOLE.search(part)):
+            return True
+    siblings = [] if block is None else [sibling.lower() for sibling, _ in block.named_children()]
+    if BESIDE_SELF.fullmatch(child) and any("self" in sibling and "att" in sibling for sibling in siblings):
+        return True
+    pools = block is not None and "pool" in type(block).__name__.lower()
+    return pools and next(block.parameters(recurse=False), None) is not None
+
+
+def layer_scale(block: nn.Module | None) -> float | None:
+    """Return the mean |γ| of the block's first LayerScale: a parameter, or a module with one; ``None`` without."""
+    if block is None:
+        return None
+    factors = [getattr(block, name, None) for name in SCALES]
+    for name, child in block.named_children():
+        if "layerscale" in type(child).__name__.lower() and name.endswith("1"):
+            factors.append(getattr(child, "gamma", getattr(child, "lambda1", None)))
+    factor = next((factor for factor in factors if isinstance(factor, nn.Parameter)), None)
+    return None if factor is None or factor.is_meta else factor.detach().abs().mean().item()
+
+
+def is_causal(site: AttentionSite, *, alibi: bool = False) -> bool | None:
+    """Say whether an attention layer hides the tokens behind each token; ``None`` where nothing tells.
+
+    What its layout says comes first: of attention that ran in a forward pass, that is what its maps show. Then what
+    its module says by ``is_causal``, as transformers' attention does. Layers with ALiBi do not, and language models
+    alone have it.
+    """
+    if site.layout.causal is not None:
+        return site.layout.causal
+    said = getattr(getattr(site.module, "self", site.module), "is_causal", None)
+    return said if isinstance(said, bool) else (True if alibi else None)

@@ -1,0 +1,433 @@
+"""Where a host keeps the matrices of attention, and the one convention in which everybody else sees them.
+
+A layout is checked against its module by what shapes and classes of layers tell, before anything is written.
+
+Letters: H heads, D embed_dim, k head_dim. Row vectors: q = x W_q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.registry import class_path
+from structured_init.overlay import Weights
+
+PARTS = ("query", "key", "value", "output")
+
+
+@dataclass(frozen=True)
+class Projection:
+    """One of the four matrices of an attention layer: a block of a host's parameter, cut into heads.
+
+    ``nn.Linear`` stores (out, in). So query, key and value have their heads along axis 0, also inside a fused
+    ``qkv``, where ``start`` says at which row the block begins, and the output projection has them along axis 1.
+    A transposed ``Conv1D`` swaps the two. Where query, key and value alternate head by head, ``step`` says how far it
+    is from one head to the next.
+
+    Attributes:
+        weight: the host's two-dimensional parameter, or what its parametrization computes.
+        heads: how many heads the block holds.
+        head_dim: rows (or columns) per head.
+        axis: the axis of ``weight`` along which the heads are stacked. Of an ``nn.Linear``, a wrong one is refused.
+        start: where the block begins on that axis.
+        step: from the beginning of one head to that of the next; ``head_dim`` where nothing lies between them.
+    """
+
+    weight: Tensor = field(repr=False)
+    heads: int
+    head_dim: int
+    axis: int = 0
+    start: int = 0
+    step: int | None = None
+
+    @property
+    def width(self) -> int:
+        """D, the size of the other axis."""
+        return self.weight.shape[1 - self.axis]
+
+    @property
+    def rows(self) -> set[int]:
+        """Which rows, or columns, of the parameter it is."""
+        step = self.step or self.head_dim
+        return {self.start + head * step + channel for head in range(self.heads) for channel in range(self.head_dim)}
+
+    @property
+    def entries(self) -> Int64[Tensor, "heads head_dim width"]:
+        """The index of every number in the flattened parameter."""
+        return self._heads(torch.arange(self.weight.numel()).view(self.weight.shape))
+
+    def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
+        """Return the block with its heads apart, as a copy."""
+        return self._heads(weights.read(self.weight)).clone(memory_format=torch.contiguous_format)
+
+    def set(self, weights: Weights, value: Float[Tensor, "heads head_dim width"], by: str) -> None:
+        """Write the block into the overlay; the rest of the parameter keeps its value."""
+        expected = (self.heads, self.head_dim, self.width)
+        if tuple(value.shape) != expected:
+            name = weights.names(self.weight)[0]
+            raise StructuredInitError(f"'{name}' takes (heads, head_dim, width) = {expected}, got {tuple(value.shape)}")
+        self._heads(weights.edit(self.weight, by)).copy_(value)
+
+    def _heads(self, full: Tensor) -> Tensor:
+        """Return a view of the full parameter, (heads, head_dim, width)."""
+        step = self.step or self.head_dim
+        block = full.movedim(self.axis, 0).narrow(0, self.start, (self.heads - 1) * step + self.head_dim)
+        return block.unfold(0, self.head_dim, step).mT
+
+
+@dataclass(frozen=True)
+class StridedProjection:
+    """One of the four matrices where it is no block of rows or columns: heads in any order, channels in any stride.
+
+    Use it for a parameter of three or more axes, for interleaved heads, for convolutions of kernel 1, and for queries
+    of several heads that stand before the key that they share.
+
+    Attributes:
+        weight: the host's parameter itself, of any shape.
+        starts: for every head, the index of its entry (0, 0) in the flattened parameter.
+        head_dim: how many channels a head has.
+        width: D, how many numbers of a token each channel reads; of the output projection, writes.
+        steps: strides in the flattened parameter, from one channel of a head to the next and from one of the D numbers
+            to the next.
+
+    Example:
+        >>> qkv = torch.zeros(3, 4, 32, 8)  # (query, key, value) × heads × D × head_dim
+        >>> key = StridedProjection(qkv, tuple((4 + head) * 32 * 8 for head in range(4)), 8, 32, steps=(1, 8))
+        >>> key.heads
+        4
+    """
+
+    weight: Tensor = field(repr=False)
+    starts: tuple[int, ...]
+    head_dim: int
+    width: int
+    steps: tuple[int, int]
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are."""
+        return len(self.starts)
+
+    @property
+    def entries(self) -> Int64[Tensor, "heads head_dim width"]:
+        """The index of every number in the flattened parameter."""
+        channels = torch.tensor(self.starts)[:, None] + torch.arange(self.head_dim) * self.steps[0]
+        return channels[..., None] + torch.arange(self.width) * self.steps[1]
+
+    def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
+        """Return the heads, as a copy."""
+        flat = weights.read(self.weight).reshape(-1)
+        return torch.stack([flat.as_strided((self.head_dim, self.width), self.steps, start) for start in self.starts])
+
+    def set(self, weights: Weights, value: Float[Tensor, "heads head_dim width"], by: str) -> None:
+        """Write the heads into the overlay; the rest of the parameter keeps its value."""
+        expected = (self.heads, self.head_dim, self.width)
+        if tuple(value.shape) != expected:
+            name = weights.names(self.weight)[0]
+            raise StructuredInitError(f"'{name}' takes (heads, head_dim, width) = {expected}, got {tuple(value.shape)}")
+        full = weights.edit(self.weight, by)
+        flat = full.reshape(-1).clone()
+        for start, head in zip(self.starts, value, strict=True):
+            flat.as_strided(expected[1:], self.steps, start).copy_(head)
+        full.copy_(flat.view(full.shape))
+
+
+@dataclass(frozen=True)
+class JoinedProjection:
+    """One of the four matrices whose heads lie in parameters of their own, as where every head is a module.
+
+    Attributes:
+        parts: one after another, of one width and head_dim.
+    """
+
+    parts: tuple[Projection | StridedProjection, ...]
+
+    @property
+    def weight(self) -> Tensor:
+        """The first part's parameter."""
+        return self.parts[0].weight
+
+    @property
+    def heads(self) -> int:
+        """How many heads there are in all parts."""
+        return sum(part.heads for part in self.parts)
+
+    @property
+    def head_dim(self) -> int:
+        """How many channels a head has."""
+        return self.parts[0].head_dim
+
+    @property
+    def width(self) -> int:
+        """D, the size of the other axis."""
+        return self.parts[0].width
+
+    def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
+        """Return the heads, as a copy."""
+        return torch.cat([part.get(weights) for part in self.parts])
+
+    def set(self, weights: Weights, value: Float[Tensor, "heads head_dim width"], by: str) -> None:
+        """Write the heads into the overlay."""
+        for part, heads in zip(self.parts, value.split([part.heads for part in self.parts]), strict=True):
+            part.set(weights, heads, by)
+
+
+Matrices = Projection | StridedProjection | JoinedProjection
+
+
+def pieces(matrices: Matrices) -> tuple[Projection | StridedProjection, ...]:
+    """Return the parts of heads that lie in parameters of their own; else the one block that there is."""
+    return matrices.parts if isinstance(matrices, JoinedProjection) else (matrices,)
+
+
+def overlap(one: Matrices, two: Matrices) -> bool:
+    """Say whether two of the matrices have numbers in common: writing one would change the other."""
+    pairs = [(a, b) for a in pieces(one) for b in pieces(two) if a.weight is b.weight]
+    return any(_overlap(a, b) for a, b in pairs)
+
+
+def _overlap(one: Projection | StridedProjection, two: Projection | StridedProjection) -> bool:
+    if isinstance(one, Projection) and isinstance(two, Projection):
+        return one.axis != two.axis or not one.rows.isdisjoint(two.rows)
+    return bool(torch.isin(one.entries, two.entries).any())
+
+
+def coincide(one: Matrices, two: Matrices) -> bool:
+    """Say whether two of the matrices are the same numbers in the same order."""
+    pairs = list(zip(pieces(one), pieces(two), strict=False))
+    same = all(a.weight is b.weight and torch.equal(a.entries, b.entries) for a, b in pairs)
+    return len(pieces(one)) == len(pieces(two)) and same
+
+
+@dataclass(frozen=True)
+class AttentionLayout:
+    """Where one attention module keeps its matrices, and what it does around them.
+
+    Attributes:
+        query, key, value, output: the projections; key and value may have fewer heads than query.
+        scale: the factor on q·k before the softmax, or a function that gives it where it is learned; 1/√k where the
+            host does not say otherwise.
+        query_key_norm: the host normalizes q and k, so the scale of a query–key initialization has no effect.
+        value_norm: the host normalizes between W_v and W_o, so the scale of W_v has no effect.
+        between: what else lies between W_v and W_o, such as an activation or a gate; ``None`` where nothing does.
+        rope: the host turns q and k by their positions, in pairs of coordinates.
+        residual_depth: where the host divides the output projection's own start by √(this many residual branches).
+        mixes_heads: the host mixes the heads' logits or maps, so no head is on its own.
+        others: the queries and keys, left as they are, whose own softmax is added to the maps or subtracted.
+        cross: keys and values come from other tokens than queries.
+        causal: ``True`` where no token attends to later ones, ``False`` where some do; ``None`` takes it from the
+            module's ``is_causal`` or from a forward pass. What a forward pass shows overrules what is written here.
+        tokens: the tokens between which it attends, where they are not those of the model around it: a window, or a
+            class token that alone asks.
+    """
+
+    query: Matrices
+    key: Matrices
+    value: Matrices
+    output: Matrices
+    scale: float | Tensor | Callable[[], float | Tensor] | None = None
+    query_key_norm: bool = False
+    value_norm: bool = False
+    between: str | None = None
+    rope: bool = False
+    residual_depth: int | None = None
+    mixes_heads: bool = False
+    others: str | None = None
+    cross: bool = False
+    causal: bool | None = None
+    tokens: TokenLayout | None = None
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield whatever holds a part of the four matrices; a fused parameter comes several times."""
+        for matrices in (self.query, self.key, self.value, self.output):
+            yield from (part.weight for part in getattr(matrices, "parts", (matrices,)))
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """The tokens of a model (or a tower of one): its grid, the tokens before it, and its positions if it has any.
+
+    Attributes:
+        grid: (rows, columns) of patches, or ``None`` for a sequence.
+        prefix_tokens: class and register tokens that stand before the grid.
+        positions: parameter or buffer of shape (…, tokens, D), whatever axes stand for the tokens, or (1, D, rows,
+            columns) with ``features=1``; ``None`` where the host adds none.
+        first: the row of ``positions`` at which the grid begins; rows before it belong to prefix tokens.
+        rope: whether the model turns queries and keys by their positions; ``None`` where its attention class tells.
+        features: the axis of ``positions`` along which D lies.
+    """
+
+    grid: tuple[int, int] | None
+    prefix_tokens: int = 0
+    positions: Tensor | None = None
+    first: int = 0
+    rope: bool | None = None
+    features: int = -1
+
+
+@dataclass(frozen=True)
+class ProjectionBias:
+    """The bias that belongs to a projection's block of a host's parameter.
+
+    Attributes:
+        tensor: the host's one-dimensional parameter.
+        projection: the block of the weight; heads lie along the bias as they do along the weight.
+    """
+
+    tensor: Tensor
+    projection: Projection
+
+    def get(self, weights: Weights) -> Float[Tensor, "heads head_dim"]:
+        """The bias of each head, as a copy."""
+        return self._heads(weights.read(self.tensor)).clone()
+
+    def set(self, weights: Weights, value: Float[Tensor, "heads head_dim"], by: str) -> None:
+        """Write the bias of each head into the overlay; the rest of the parameter keeps its value."""
+        self._heads(weights.edit(self.tensor, by)).copy_(value)
+
+    def _heads(self, full: Tensor) -> Tensor:
+        block, step = self.projection, self.projection.step or self.projection.head_dim
+        whole = full.narrow(0, block.start, (block.heads - 1) * step + block.head_dim)
+        return whole.unfold(0, block.head_dim, step)
+
+
+def projection_bias(module: nn.Module, projection: Projection) -> ProjectionBias | None:
+    """Find the bias of a query, key or value projection: that of the layer in ``module`` that owns its weight.
+
+    ``None`` where there is none.
+    """
+    for layer in module.modules():
+        for weight, bias in (("weight", "bias"), ("in_proj_weight", "in_proj_bias")):
+            owned, found = layer._parameters.get(weight), layer._parameters.get(bias)
+            if owned is projection.weight and found is not None and len(found) == owned.shape[projection.axis]:
+                return ProjectionBias(found, projection)
+    return None
+
+
+@dataclass(frozen=True)
+class FirstLayer:
+    """Where an MLP keeps one matrix W_1: a block of a host's parameter.
+
+    Attributes:
+        weight: the host's parameter, (F, D) as ``nn.Linear`` stores it, (F, D, 1, 1) for a 1×1 convolution.
+        axis: the axis of ``weight`` along which the hidden units lie; 1 for transformers' ``Conv1D``.
+        start: where the block begins on that axis, when gate and values are stored in one parameter.
+        size: F; ``None`` for all from ``start`` on.
+    """
+
+    weight: nn.Parameter
+    axis: int = 0
+    start: int = 0
+    size: int | None = None
+
+    def block(self, full: Tensor) -> Tensor:
+        """Return a view of the full parameter, (F, D, …)."""
+        hidden = full.movedim(self.axis, 0)
+        return hidden.narrow(0, self.start, hidden.shape[0] - self.start if self.size is None else self.size)
+
+
+@dataclass(frozen=True)
+class MlpLayout:
+    """Where one MLP keeps its first layer, and its gate if it has one."""
+
+    first: FirstLayer
+    gate: FirstLayer | None = None
+
+
+# A layout against what it describes: what shapes and layer classes tell of a wrong one, before anything is written.
+
+# Layer class → the axis of its weight along which its outputs lie; by path, so that nothing is imported to look.
+OUTPUTS = {"torch.nn.modules.linear.Linear": 0, "transformers.pytorch_utils.Conv1D": 1}
+
+
+def checked_layout(layout: object, module: nn.Module) -> AttentionLayout:
+    """Return a layout that its module does not contradict.
+
+    Heads are outputs of the query, key and value projections and inputs of the output projection. So where a weight
+    belongs to an ``nn.Linear`` or ``Conv1D``, its axis is known; a plain square parameter is taken on trust.
+    """
+    kind = type(module).__name__
+    if not isinstance(layout, AttentionLayout):
+        raise StructuredInitError(
+            f"the function registered for {kind} returned {'None' if layout is None else type(layout).__name__}:"
+            " it must return an AttentionLayout"
+        )
+    for part in PARTS:
+        problem = _problem(part, getattr(layout, part), module)
+        if problem:
+            raise StructuredInitError(f"the layout of {kind}: {part} {problem}")
+    query, key, value, output = (getattr(layout, part) for part in PARTS)
+    if query.head_dim != key.head_dim or query.heads % key.heads:
+        raise StructuredInitError(
+            f"the layout of {kind}: query has {_heads(query)}, which key's {_heads(key)} cannot serve"
+        )
+    if value.head_dim != output.head_dim or output.heads % value.heads:
+        raise StructuredInitError(
+            f"the layout of {kind}: output has {_heads(output)}, which value's {_heads(value)} cannot serve"
+        )
+    return layout
+
+
+def _problem(part: str, projection: Matrices, module: nn.Module) -> str | None:
+    """Say what is wrong with one projection; ``None`` where nothing is known to be."""
+    if isinstance(projection, JoinedProjection):
+        problems = (_problem(part, each, module) for each in projection.parts)
+        return next(filter(None, problems), None) if projection.parts else "has no parts"
+    if not isinstance(projection, Projection | StridedProjection):
+        return f"is a {type(projection).__name__}: give a Projection, a StridedProjection or a JoinedProjection"
+    weight = projection.weight
+    if isinstance(weight, nn.Module):
+        return f"is a {type(weight).__name__}, not its weight: give module.….weight"
+    if not isinstance(weight, Tensor):  # quantized layers of torch have a method of that name
+        return "is quantized: initialize the model before it is quantized" if callable(weight) else "holds no tensor"
+    strided = isinstance(projection, StridedProjection)
+    last = ("width", projection.width) if strided else ("step", projection.step or projection.head_dim)
+    for name, number in (("heads", projection.heads), ("head_dim", projection.head_dim), last):
+        if not isinstance(number, int) or number < 1:
+            return f"needs {name} to be a whole number from 1, got {number!r}"
+    return _outside(projection) if strided else _off_axis(part, projection, module)
+
+
+def _outside(projection: StridedProjection) -> str | None:
+    """Say which entries of its flattened parameter a projection takes that are not there."""
+    across, along = projection.steps
+    if min(*projection.starts, across, along) < 0:
+        return f"needs starts and steps that are not negative, got {projection.starts} and {projection.steps}"
+    span = (projection.head_dim - 1) * across + (projection.width - 1) * along
+    first, last = min(projection.starts), max(projection.starts) + span
+    if last >= projection.weight.numel():
+        shape = tuple(projection.weight.shape)
+        return f"takes entries {first} to {last} of a flattened weight of shape {shape}"
+    return None
+
+
+def _off_axis(part: str, projection: Projection, module: nn.Module) -> str | None:
+    """Say that a block lies along the other axis of a layer's weight, or outside of it."""
+    weight, axis, step = projection.weight, projection.axis, projection.step or projection.head_dim
+    if weight.ndim != 2 or axis not in (0, 1):
+        other = "; a StridedProjection takes a weight of any shape" if weight.ndim > 2 else ""
+        return f"needs a two-dimensional weight and axis 0 or 1, got shape {tuple(weight.shape)} and axis {axis}{other}"
+    for name, layer in module.named_modules():
+        outputs = next((OUTPUTS[path] for cls in type(layer).__mro__ if (path := class_path(cls)) in OUTPUTS), None)
+        if outputs is None or layer._parameters.get("weight") is not weight:
+            continue
+        right = 1 - outputs if part == "output" else outputs
+        if axis != right:
+            stores = "(out, in)" if outputs == 0 else "(in, out)"
+            return (
+                f"is '{name}', whose weight is {stores}, so its heads lie along axis {right}, not {axis}: axis={right}"
+            )
+    end = projection.start + (projection.heads - 1) * step + projection.head_dim
+    if projection.start < 0 or end > weight.shape[axis]:
+        return f"takes entries {projection.start} to {end} of axis {axis}, of a weight of shape {tuple(weight.shape)}"
+    return None
+
+
+def _heads(projection: Matrices) -> str:
+    return f"{projection.heads} heads of width {projection.head_dim}"

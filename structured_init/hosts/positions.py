@@ -1,0 +1,269 @@
+"""Positions that a model adds to its tokens, parameter or buffer: of known classes, and of others by rule.
+
+Letters: T rows of the table, N tokens of a grid (Gy, Gx), D embed_dim.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
+from typing import Any, NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.layout import TokenLayout
+from structured_init.hosts.registry import Registry, Where, selects, what_the_model_has
+from structured_init.names import is_stack, within
+from structured_init.overlay import Weights
+
+TOKENS: Registry[TokenLayout | None] = Registry()
+NO_POSITIONS = (
+    "the model has no position embedding of a known class: describe it with structured_init.register_positions, or say "
+    "positions='keep'"
+)
+
+Describe = Callable[[Any], TokenLayout | None]
+
+
+class PositionSite:
+    """The positions of one model or tower, seen through an overlay.
+
+    Attributes:
+        name: the parameter's or buffer's name, e.g. ``"pos_embed"``.
+        tensor: the host's own parameter or buffer.
+        grid: (rows, columns), or ``None`` for a sequence.
+    """
+
+    def __init__(self, name: str, layout: TokenLayout, weights: Weights) -> None:
+        if layout.positions is None:
+            raise ValueError("a position site needs positions")
+        self.name = name
+        self.tensor: Tensor = layout.positions
+        self.grid = layout.grid
+        self._first = layout.first
+        self._features = layout.features
+        self._weights = weights
+
+    @property
+    def num_tokens(self) -> int:
+        """N, the tokens of the grid; prefix tokens are not counted."""
+        return self.tensor.numel() // self.embed_dim - self._first
+
+    @property
+    def saved(self) -> bool:
+        """Whether checkpoints hold them; a buffer that is computed anew when a model is built is often left out."""
+        owner, _, name = self.name.rpartition(".")
+        module = self._weights.modules.get(owner)
+        return module is None or name not in module._non_persistent_buffers_set
+
+    @property
+    def embed_dim(self) -> int:
+        """D."""
+        return self.tensor.shape[self._features]
+
+    @property
+    def value(self) -> Float[Tensor, "tokens embed_dim"]:
+        """The grid's positions, (N, D); rows of prefix tokens are not among them."""
+        return self._rows(self._weights.read(self.tensor)).clone()
+
+    def write(self, value: Float[Tensor, "tokens embed_dim"], by: str) -> None:
+        """Write the grid's positions; rows of prefix tokens keep their value."""
+        if tuple(value.shape) != (expected := (self.num_tokens, self.embed_dim)):
+            raise StructuredInitError(f"'{self.name}' takes (tokens, embed_dim) = {expected}, got {tuple(value.shape)}")
+        self._rows(self._weights.edit(self.tensor, by)).copy_(value)
+
+    def _rows(self, full: Tensor) -> Tensor:
+        return full.movedim(self._features, -1).view(-1, self.embed_dim)[self._first :]
+
+    def __repr__(self) -> str:
+        return f"PositionSite('{self.name}', grid={self.grid}, embed_dim={self.embed_dim})"
+
+
+def register_positions(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
+    """Make a model class's tokens known, by decorating the function that returns its ``TokenLayout``.
+
+    The function may return ``None`` for a module whose tokens are those of the model around it.
+    """
+    return TOKENS.adding(cls)
+
+
+def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
+    """Return the token layouts of a model by the modules' names: of known classes, and of others by rule."""
+    weights = model if isinstance(model, Weights) else Weights(model)
+    if weights.found.tokens is None or weights.found.tokens[0] != TOKENS.version:
+        known = ((name, module, TOKENS.find(module)) for name, module in weights.modules.items())
+        described = {name: describe(module) for name, module, describe in known if describe is not None}
+        layouts = {name: layout for name, layout in described.items() if layout is not None}
+        weights.found.tokens = (TOKENS.version, layouts | layouts_by_rule(weights.modules, list(described)))
+    return weights.found.tokens[1]
+
+
+def position_sites(model: nn.Module | Weights, where: Where = None) -> list[PositionSite]:
+    """Find the positions of a model, in its order.
+
+    Args:
+        model: a model, to read, or an overlay, to write as well.
+        where: which of them; see :func:`structured_init.hosts.registry.selects`.
+    """
+    weights = model if isinstance(model, Weights) else Weights(model)
+    sites = []
+    for layout in token_layouts(weights).values():
+        if layout.positions is None:
+            continue
+        name = weights.names(layout.positions)[0]
+        site = PositionSite(name, layout, weights)
+        if selects(where, name, site):
+            sites.append(site)
+    return sites
+
+
+def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
+    """Return the position sites, and raise one line that says what the model has where there is none."""
+    sites = position_sites(weights, where)
+    if sites:
+        return sites
+    if everywhere := ", ".join(site.name for site in position_sites(weights)):
+        raise StructuredInitError(f"{who}: where={where!r} selects none of the model's positions ({everywhere})")
+    if token_layouts(weights):
+        raise StructuredInitError(f"{who} found no positions: the model was built without any")
+    raise StructuredInitError(
+        f"{who} found no position embedding that it recognizes; {what_the_model_has(weights.model)}:"
+        " describe the model with structured_init.register_positions"
+    )
+
+
+# By rule: a table with a telling name outside of the layers, and the tokens that its shape says it serves.
+
+NAME = re.compile(r"(^|_)(wpe|pe|pos(itions?)?|pos(ition(s|al)?)?_?(emb(ed(ding)?s?)?|enc(od(er|ing))?|table))$")
+NOT = re.compile(r"rel|rot|rope")  # relative tables and rotations are no positions of tokens
+CONTENTS = ("weight", "weights", "pe")  # of a module that holds nothing but the table
+PREFIX = re.compile(r"^(cls|class|reg(ister)?|dist(illation)?|storage)_?(tokens?|embed(ding)?)$")
+MOST_PREFIX = 16
+
+
+class Table(NamedTuple):
+    """A candidate: where it is kept and what it holds."""
+
+    owner: str
+    holder: nn.Module
+    tensor: Tensor
+
+
+def layouts_by_rule(modules: Mapping[str, nn.Module], known: list[str]) -> dict[str, TokenLayout]:
+    """Return, by the name of the module around them, the tokens of models that nobody described.
+
+    A table is a parameter or buffer called positions, of one kind or another, or the content of a module of that name.
+    It lies outside of lists of layers, and belongs to the nearest module around it that has such a list. Tokens are a
+    sequence where no image is convolved before the layers, or not in the module of an ``nn.Embedding`` (the text of a
+    model that also sees); else a grid:
+
+    - (1, Gy, Gx, D) and (1, D, Gy, Gx) say it themselves;
+    - (1, T, D) is taken apart by the grid that a patch embedding or image and patch size give: T − N rows before it
+      are those of prefix tokens.
+
+    The rows that come before a sequence are ``offset`` (BART, OPT), or those up to the padding index (RoBERTa). A
+    table of which none of this can be told is left alone, as is a model with two of them in one place.
+    """
+    stacks = [name for name, module in modules.items() if is_stack(module)]
+    outside = {name: each for name, each in modules.items() if not any(_inside(name, stack) for stack in stacks)}
+    found: dict[str, list[TokenLayout]] = {}
+    for table in _tables(outside, stacks):
+        if any(within(table.owner, name) for name in known):
+            continue
+        layout = _layout(table, modules, outside)
+        if layout is not None:
+            found.setdefault(table.owner, []).append(layout)
+    return {name: layouts[0] for name, layouts in found.items() if len(layouts) == 1}
+
+
+def _inside(inner: str, outer: str) -> bool:
+    return inner != outer and within(inner, outer)
+
+
+def _tables(outside: Mapping[str, nn.Module], stacks: list[str]) -> Iterator[Table]:
+    for name, module in outside.items():
+        owner = name
+        while not any(_inside(stack, owner) for stack in stacks):
+            if not owner:
+                break
+            owner = owner.rpartition(".")[0]
+        else:
+            tensors = {**module._parameters, **module._buffers}
+            yield from (Table(owner, module, tensor) for key, tensor in tensors.items() if _is_table(key, tensor))
+            for key, child in module.named_children():
+                content = {**child._parameters, **child._buffers}
+                content = [content[part] for part in CONTENTS if part in content]
+                yield from (Table(owner, child, tensor) for tensor in content if _is_table(key, tensor))
+
+
+def _is_table(name: str, tensor: Tensor | None) -> bool:
+    if tensor is None or not (tensor.is_floating_point() and 2 <= tensor.ndim <= 4):
+        return False
+    many = tensor.ndim < 4 or tensor.shape[0] == 1
+    return many and tensor.shape[-1] > 1 and bool(NAME.search(name.lower())) and not NOT.search(name.lower())
+
+
+def _layout(table: Table, modules: Mapping[str, nn.Module], outside: Mapping[str, nn.Module]) -> TokenLayout | None:
+    tensor = table.tensor
+    beside = [module for name, module in outside.items() if within(name, table.owner)]
+    prefix = sum(_prefix_tokens(module) for module in beside)
+    if tensor.ndim == 4:
+        features = 1 if tensor.shape[1] in _widths(beside) and tensor.shape[1] > tensor.shape[-1] else -1
+        grid = tuple(tensor.shape[2:] if features == 1 else tensor.shape[1:3])
+        return TokenLayout((grid[0], grid[1]), prefix, tensor, features=features)
+    rows = tensor.numel() // tensor.shape[-1]
+    text = isinstance(table.holder, nn.Embedding) and not _convolves(beside)
+    if text or not _convolves(outside.values()):
+        return TokenLayout(None, positions=tensor, first=_first_row(table.holder))
+    for grid in _grids(modules, table.owner, beside):
+        before = rows - prod(grid)
+        if 0 <= before <= MOST_PREFIX:
+            return TokenLayout(grid, max(prefix, before), tensor, first=before)
+    return None
+
+
+def _convolves(outside: Iterable[nn.Module]) -> bool:
+    return any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in outside)
+
+
+def _first_row(holder: nn.Module) -> int:
+    offset, padding = getattr(holder, "offset", None), getattr(holder, "padding_idx", None)
+    if isinstance(offset, int):
+        return offset
+    return 0 if padding is None else padding + 1
+
+
+def _prefix_tokens(module: nn.Module) -> int:
+    """Count the tokens that a module puts before the grid: the rows of its parameters of such a name."""
+    tokens = (value for name, value in module._parameters.items() if value is not None and PREFIX.match(name))
+    return sum(value.numel() // value.shape[-1] for value in tokens)
+
+
+def _widths(outside: list[nn.Module]) -> set[int]:
+    """The widths that a table's features could have: what the convolutions before the layers put out."""
+    return {module.out_channels for module in outside if isinstance(module, nn.Conv2d)}
+
+
+def _grids(modules: Mapping[str, nn.Module], owner: str, outside: list[nn.Module]) -> Iterator[tuple[int, int]]:
+    """What a patch embedding, the model, the model around it or its configuration says of rows and columns."""
+    around = [modules[owner]]
+    while owner:
+        owner = owner.rpartition(".")[0]
+        around.append(modules[owner])
+    for module in (*outside, *around):
+        grid = getattr(module, "grid_size", None)
+        if isinstance(grid, tuple | list) and len(grid) == 2:
+            yield grid[0], grid[1]
+        for source in (module, getattr(module, "config", None)):
+            image, patch = (getattr(source, name, None) for name in ("image_size", "patch_size"))
+            if image and patch and isinstance(image, int | tuple | list) and isinstance(patch, int | tuple | list):
+                (height, width), (rows, columns) = pair(image), pair(patch)
+                yield height // rows, width // columns
+
+
+def pair(size: int | tuple | list) -> tuple[int, int]:
+    """Return (height, width) of a size that is one number or two."""
+    return (size, size) if isinstance(size, int) else (size[0], size[1])

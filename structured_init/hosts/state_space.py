@@ -1,0 +1,357 @@
+"""State-space sites: every selective state-space layer of any model, behind one convention.
+
+Letters: D embed_dim, W width of what the projections read, N state_dim, H heads, P head_dim, G groups, K taps.
+Row vectors: b = u W_B. In Mamba-1 every inner channel is a head of width 1, all in one group, and each of its N states
+has a decay of its own; W is the inner width. In Mamba-2 a head of width P has one decay, and W is D.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.layout import Projection, StridedProjection
+from structured_init.hosts.registry import Registry, Where, first_names, selects, what_the_model_has
+from structured_init.names import named_plain_modules
+from structured_init.overlay import Weights
+
+WAY_OUT = "describe it with structured_init.register_state_space"
+
+
+class Selection(NamedTuple):
+    """What a layer's scan is given, for one batch of inputs.
+
+    Attributes:
+        values: x, (batch, tokens, heads, head_dim).
+        step: Δ after softplus, (batch, tokens, heads).
+        B: (batch, tokens, groups, state_dim).
+        C: (batch, tokens, groups, state_dim).
+    """
+
+    values: Tensor
+    step: Tensor
+    B: Tensor
+    C: Tensor
+
+
+@dataclass(frozen=True)
+class StateSpaceLayout:
+    """Where one layer keeps its parameters.
+
+    Attributes:
+        A_log: log(−A), (H, N) or, with one decay per head, (H,).
+        dt: W_Δ as blocks of H rows in sum; in Mamba-1 the second of its two factors.
+        dt_bias: b_Δ, (H,).
+        B: W_B, G blocks of N rows.
+        C: W_C, G blocks of N rows.
+        conv_weight: the short causal convolution, (channels, 1, K); its last tap looks at the token itself.
+        conv_bias: (channels,), or ``None``.
+        D: the skip from the scan's input to its output, (H,) or (H·P,); ``None`` where the host has none.
+        head_dim: P.
+        dt_limit: the host cuts Δ to this interval.
+        select: computes what the scan is given from the layer's input (batch, tokens, D); ``None`` where the implicit
+            attention and the scale of the scan are not to be read.
+        embed_dim: D, for ``select``; ``None`` where the scale of the scan is not to be read.
+        normalized: the host normalizes the scan's output, so its scale does not reach the residual stream.
+        match_norm: the host normalizes b and c, so the scale of W_B and W_C has no effect.
+        delta: the scan is a delta rule, linear attention that corrects what is stored under a key: b is the key, c the
+            query, and a rate of its own says how much is written, so Δ sets the decay alone.
+    """
+
+    A_log: nn.Parameter
+    dt: Projection | StridedProjection
+    dt_bias: nn.Parameter
+    B: Projection
+    C: Projection
+    conv_weight: nn.Parameter
+    conv_bias: nn.Parameter | None
+    D: nn.Parameter | None
+    head_dim: int = 1
+    dt_limit: tuple[float, float] = (0.0, float("inf"))
+    select: Callable[[Tensor], Selection] | None = None
+    embed_dim: int | None = None
+    normalized: bool = False
+    match_norm: bool = False
+    delta: bool = False
+
+
+Describe = Callable[[Any], StateSpaceLayout]
+STATE_SPACE: Registry[StateSpaceLayout] = Registry()
+
+
+class StateSpaceSite:
+    """One state-space layer, seen through an overlay: reading gives the present value, assigning writes it.
+
+    Attributes:
+        name: the module's name in the model, e.g. ``"backbone.layers.0.mixer"``.
+        module: the host's module.
+        layout: where it keeps its parameters.
+    """
+
+    def __init__(self, name: str, module: nn.Module, layout: StateSpaceLayout, weights: Weights) -> None:
+        self.name = name
+        self.module = module
+        self.layout = layout
+        self._weights = weights
+        self._by = "assignment"
+
+    def by(self, who: str) -> StateSpaceSite:
+        """Return this site under the name of a writer, for the report."""
+        site = copy(self)
+        site._by = who
+        return site
+
+    @property
+    def num_heads(self) -> int:
+        """H; in Mamba-1, the inner channels."""
+        return self.layout.A_log.shape[0]
+
+    @property
+    def num_groups(self) -> int:
+        """G: heads of a group share B and C."""
+        return self.layout.B.heads
+
+    @property
+    def state_dim(self) -> int:
+        """N, the states of one channel."""
+        return self.layout.B.head_dim
+
+    @property
+    def width(self) -> int:
+        """W, the width of what B and C are projected from."""
+        return self.layout.B.width
+
+    @property
+    def A_log(self) -> Float[Tensor, "heads decays"]:
+        """log(−A), (H, N) in Mamba-1 and (H, 1) in Mamba-2."""
+        return self._weights.read(self.layout.A_log).reshape(self.num_heads, -1).clone()
+
+    @A_log.setter
+    def A_log(self, value: Float[Tensor, "heads decays"]) -> None:
+        self._write("A_log", self.layout.A_log, value, tuple(self.A_log.shape))
+
+    @property
+    def dt_weight(self) -> Float[Tensor, "rank heads"]:
+        """W_Δ, (D, H); in Mamba-1 (rank, H), the factor that maps the low-rank projection to the channels."""
+        return self.layout.dt.get(self._weights).flatten(0, 1).mT
+
+    @dt_weight.setter
+    def dt_weight(self, value: Float[Tensor, "rank heads"]) -> None:
+        dt = self.layout.dt
+        self.layout.dt.set(self._weights, value.mT.unflatten(0, (dt.heads, dt.head_dim)), self._by)
+
+    @property
+    def dt_bias(self) -> Float[Tensor, " heads"]:
+        """b_Δ: Δ = softplus(u W_Δ + b_Δ)."""
+        return self._weights.read(self.layout.dt_bias).clone()
+
+    @dt_bias.setter
+    def dt_bias(self, value: Float[Tensor, " heads"]) -> None:
+        self._write("dt_bias", self.layout.dt_bias, value, (self.num_heads,))
+
+    @property
+    def B(self) -> Float[Tensor, "groups width state_dim"]:
+        """W_B per group, (G, W, N)."""
+        return self.layout.B.get(self._weights).mT
+
+    @B.setter
+    def B(self, value: Float[Tensor, "groups width state_dim"]) -> None:
+        self.layout.B.set(self._weights, value.mT, self._by)
+
+    @property
+    def C(self) -> Float[Tensor, "groups width state_dim"]:
+        """W_C per group, (G, W, N)."""
+        return self.layout.C.get(self._weights).mT
+
+    @C.setter
+    def C(self, value: Float[Tensor, "groups width state_dim"]) -> None:
+        self.layout.C.set(self._weights, value.mT, self._by)
+
+    @property
+    def conv_weight(self) -> Float[Tensor, "channels taps"]:
+        """The short convolution, (channels, K), the oldest token first."""
+        return self._weights.read(self.layout.conv_weight)[:, 0].clone()
+
+    @conv_weight.setter
+    def conv_weight(self, value: Float[Tensor, "channels taps"]) -> None:
+        self._write("conv_weight", self.layout.conv_weight, value, tuple(self.conv_weight.shape))
+
+    @property
+    def conv_bias(self) -> Float[Tensor, " channels"] | None:
+        """The short convolution's bias; ``None`` where the host has none."""
+        return None if self.layout.conv_bias is None else self._weights.read(self.layout.conv_bias).clone()
+
+    @conv_bias.setter
+    def conv_bias(self, value: Float[Tensor, " channels"]) -> None:
+        if self.layout.conv_bias is None:
+            raise StructuredInitError(f"the short convolution of '{self.name}' has no bias")
+        self._write("conv_bias", self.layout.conv_bias, value, tuple(self.layout.conv_bias.shape))
+
+    @property
+    def D(self) -> Float[Tensor, " skips"] | None:
+        """The skip from the scan's input to its output, per head or per channel; ``None`` where the host has none."""
+        return None if self.layout.D is None else self._weights.read(self.layout.D).clone()
+
+    @D.setter
+    def D(self, value: Float[Tensor, " skips"]) -> None:
+        if self.layout.D is None:
+            raise StructuredInitError(f"'{self.name}' has no skip D")
+        self._write("D", self.layout.D, value, tuple(self.layout.D.shape))
+
+    @property
+    def step(self) -> Float[Tensor, " heads"]:
+        """Δ of every head for an input that moves it nowhere: softplus(b_Δ), cut as the host cuts it."""
+        return F.softplus(self.dt_bias.double()).clamp(*self.layout.dt_limit)
+
+    def selection(self, hidden: Float[Tensor, "batch tokens embed_dim"]) -> Selection | None:
+        """Return what the scan is given for some inputs, on the CPU; ``None`` where the layout does not say."""
+        if self.layout.select is None:
+            return None
+        tensors = [*self.module.named_parameters(), *self.module.named_buffers()]
+        present = {f"module.{name}": self._weights.read(tensor) for name, tensor in tensors}
+        inputs = hidden.to(self._weights.read(self.layout.B.weight).dtype)
+        with torch.no_grad():
+            return torch.func.functional_call(_Select(self.module, self.layout.select), present, (inputs,))
+
+    def note(self, what: str) -> None:
+        """Record in the report what this host does to an initialization."""
+        self._weights.note(self.name, what)
+
+    def warn(self, what: str) -> None:
+        """Record in the report what the user should look at."""
+        self._weights.warn(f"'{self.name}': {what}")
+
+    def _write(self, what: str, tensor: nn.Parameter, value: Tensor, expected: tuple[int, ...]) -> None:
+        if tuple(value.shape) != expected:
+            raise StructuredInitError(f"'{self.name}' takes {what} of shape {expected}, got {tuple(value.shape)}")
+        self._weights.write(tensor, value.reshape(tensor.shape), self._by)
+
+    def __repr__(self) -> str:
+        return (
+            f"StateSpaceSite('{self.name}', heads={self.num_heads}, head_dim={self.layout.head_dim}, "
+            f"state_dim={self.state_dim}, groups={self.num_groups})"
+        )
+
+
+class _Select(nn.Module):
+    """A layer whose forward pass is its selection, so that it can be computed with the overlay's values."""
+
+    def __init__(self, module: nn.Module, select: Callable[[Tensor], Selection]) -> None:
+        super().__init__()
+        self.module = module
+        self.select = select
+
+    def forward(self, hidden: Tensor) -> Selection:
+        return self.select(hidden)
+
+
+def register_state_space(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
+    """Make a state-space class known, by decorating the function that returns its ``StateSpaceLayout``.
+
+    Args:
+        cls: the class, or its path ``"package.module.Class"`` so that the package need not be imported.
+    """
+    return STATE_SPACE.adding(cls)
+
+
+def state_space_sites(model: nn.Module | Weights, where: Where = None) -> list[StateSpaceSite]:
+    """Find every state-space layer of a known class, in the order of the model.
+
+    Args:
+        model: a model, to read its present weights, or an overlay, to write as well.
+        where: which of them; see :func:`structured_init.hosts.registry.selects`.
+
+    Returns:
+        The sites; an empty list where the model has none.
+    """
+    weights = model if isinstance(model, Weights) else Weights(model)
+    sites = []
+    for name, module in weights.modules.items():
+        describe = STATE_SPACE.find(module)
+        if describe is not None:
+            site = StateSpaceSite(name, module, describe(module), weights)
+            if selects(where, name, site):
+                sites.append(site)
+    return sites
+
+
+# Which state-space layers of a model are meant, and one line that says what it has where there is none.
+
+REASONS = {  # class → why its parameters are not what a site has
+    "ZambaMambaMixer": "its heads have matrices of their own, in parameters of three axes",
+    "OlmoHybridGatedDeltaNet": "queries, keys and values have a short convolution each",
+    "KimiLinearDeltaAttention": "every channel of a key has a decay of its own that depends on the token",
+    "BailingHybridDeltaAttention": "every channel of a key has a decay of its own that depends on the token",
+    "Glm5NextTextLinearAttention": "every channel of a key has a decay of its own that depends on the token",
+}
+
+
+def required_state_space_sites(
+    weights: Weights, where: Where, layers: list[int] | None, who: str
+) -> list[StateSpaceSite]:
+    """Return the chosen sites, and raise one line that says what the model has where there is none.
+
+    ``layers`` are numbers among the model's state-space layers, from 0; negative from the end.
+    """
+    everywhere = state_space_sites(weights)
+    unknown = unknown_state_spaces(weights.model)
+    if not everywhere:
+        kinds = sorted(set(unknown.values()))
+        has = f"the model has {', '.join(kinds)}" if kinds else what_the_model_has(weights.model)
+        has = f"{has}: {WAY_OUT}"
+        if any(kind in REASONS for kind in kinds):
+            has = "; ".join(map(why_unknown, kinds))
+        raise StructuredInitError(f"{who} found no state-space layer that it recognizes; {has}")
+    count = len(everywhere)
+    if wrong := [layer for layer in layers or [] if not -count <= layer < count]:
+        raise StructuredInitError(
+            f"{who}: layers={layers} names layer {wrong[0]}, but the model's {count} state-space layers are numbered "
+            f"0 to {count - 1}"
+        )
+    numbers = range(count) if layers is None else {layer % count for layer in layers}
+    sites = [site for number, site in enumerate(everywhere) if number in numbers and selects(where, site.name, site)]
+    if not sites:
+        chosen = f"where={where!r}" + (f" with layers={layers}" if layers is not None else "")
+        raise StructuredInitError(
+            f"{who}: {chosen} selects none of the {count} state-space layers ({first_names(everywhere)})"
+        )
+    for site in sites:
+        refuse_uneven_groups(site, who)
+    for name, kind in unknown.items():
+        if not callable(where) and selects(where, name, None):
+            weights.skip(name, why_unknown(kind))
+    return sites
+
+
+def refuse_uneven_groups(site: StateSpaceSite, who: str) -> None:
+    """Refuse a layer that no host can run: each group of B and C serves equally many heads."""
+    heads, groups = site.num_heads, site.num_groups
+    if heads % groups:
+        *most, last = (number for number in range(1, heads + 1) if heads % number == 0)
+        valid = f"{', '.join(map(str, most))} or {last}" if most else str(last)
+        raise StructuredInitError(
+            f"{who}: '{site.name}' has {groups} groups of B and C for {heads} head{'s' * (heads > 1)}, and cannot"
+            f" run: the number of groups must divide the number of heads, so it must be {valid}"
+        )
+
+
+def unknown_state_spaces(model: nn.Module) -> dict[str, str]:
+    """Return name → class of what keeps an ``A_log``, as selective state-space layers do, and is of no known class."""
+    return {
+        name: type(module).__name__
+        for name, module in named_plain_modules(model)
+        if STATE_SPACE.find(module) is None and "A_log" in module._parameters
+    }
+
+
+def why_unknown(kind: str) -> str:
+    """Return one line on a class of state-space layers that is not known."""
+    return f"{kind} has no layout: {REASONS[kind]}" if kind in REASONS else f"{kind} is not known: {WAY_OUT}"

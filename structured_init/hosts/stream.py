@@ -1,0 +1,115 @@
+"""What flows into a model's first layer: the embeddings that are added up, how large they are, and the norm after them.
+
+Letters: D embed_dim.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, linalg, nn
+
+from structured_init.hosts.attention import AttentionSite
+from structured_init.names import is_stack, named_plain_modules
+from structured_init.overlay import Weights
+
+# The norm before attention: GPT-2, GPT-Neo; timm; Llama, NeoX, Phi; OPT, BART; ViT; T5; MPT.
+NORM = re.compile(r"^(ln_?1|norm_?1|input_layernorm|self_attn_layer_norm|layernorm_before|layer_norm|attention_norm)$")
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """The tokens as they reach a model's first layer, positions apart.
+
+    Attributes:
+        rms: root mean square of the content; 1 where nothing tells.
+        known: how that is known: "embeddings", "patches" (of pixels with mean square 1), "assumed" or "measured".
+        normalized: whether a norm follows before the layers, after which the whole has root mean square 1.
+        embeddings: the tables of tokens, the largest first.
+    """
+
+    rms: float
+    known: str
+    normalized: bool = False
+    embeddings: list[Tensor] = field(default_factory=list)
+
+
+def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None = None) -> Stream:
+    """Look at what is added up before the layers around an attention layer.
+
+    Embeddings of the tokens' width outside of lists of layers count with their ``embed_scale``, the ``positions`` do
+    not; without any, a convolution of the width does, as it would put out pixels of mean square 1 that are unrelated.
+    They are looked for in the module that holds the list of layers, then in those around it.
+    """
+    modules = dict(named_plain_modules(weights.model))
+    stacks = {name for name, module in modules.items() if is_stack(module)}
+    for around in _outwards(site.name, stacks):
+        outside = {name: module for name, module in _below(modules, around) if not _in_layers(name, stacks)}
+        normalized = any("embed" in name and _is_norm(module) for name, module in outside.items())
+        tables = [
+            module
+            for module in outside.values()
+            if isinstance(module, nn.Embedding)
+            and module.weight is not positions
+            and module.embedding_dim == site.embed_dim
+        ]
+        if tables:
+            tables.sort(key=lambda table: table.num_embeddings, reverse=True)
+            square = sum(
+                (getattr(table, "embed_scale", 1.0) * _rms(weights.read(table.weight))) ** 2 for table in tables
+            )
+            return Stream(math.sqrt(square), "embeddings", normalized, [table.weight for table in tables])
+        patches = [module for module in outside.values() if isinstance(module, CONVOLUTIONS)]
+        if patches and patches[-1].out_channels == site.embed_dim:
+            weight = weights.read(patches[-1].weight)
+            return Stream(_rms(weight) * math.sqrt(weight[0].numel()), "patches", normalized)
+    return Stream(1.0, "assumed")
+
+
+def norm_weight(site: AttentionSite, weights: Weights) -> Float[Tensor, " embed_dim"] | None:
+    """Return γ of the norm before an attention layer, by its name in the block; ``None`` where it changes nothing.
+
+    Norms that multiply by 1 + γ (Gemma) are built with γ = 0, so there it is 1 + γ.
+    """
+    modules = dict(named_plain_modules(weights.model))
+    block = modules.get(site.name.rpartition(".")[0])
+    for name, module in block.named_children() if block is not None else ():
+        weight = getattr(module, "weight", None)
+        if NORM.match(name) and _is_norm(module) and isinstance(weight, Tensor) and len(weight) == site.embed_dim:
+            value = weights.read(weight).double()
+            value = value + 1 if not value.any() else value
+            return None if (value == 1).all() else value
+    return None
+
+
+def _outwards(name: str, stacks: set[str]) -> Iterator[str]:
+    """The modules around a layer's outermost list of layers, the nearest first."""
+    parts = name.split(".")
+    prefixes = [".".join(parts[:end]) for end in range(len(parts))]
+    outermost = next((prefix for prefix in prefixes if prefix in stacks), name)
+    while outermost:
+        outermost = outermost.rpartition(".")[0]
+        yield outermost
+
+
+def _below(modules: Mapping[str, nn.Module], around: str) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, module) for name, module in modules.items() if not around or name.startswith(f"{around}."))
+
+
+def _in_layers(name: str, stacks: set[str]) -> bool:
+    parts = name.split(".")
+    return any(".".join(parts[:end]) in stacks for end in range(len(parts)))
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return "norm" in type(module).__name__.lower()
+
+
+def _rms(weight: Tensor) -> float:
+    return linalg.vector_norm(weight, dtype=torch.float64).item() / math.sqrt(weight.numel())

@@ -1,0 +1,170 @@
+"""timm: attention and MLPs of its vision transformers, and the tokens of the models around them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from structured_init.hosts.attention import register_attention
+from structured_init.hosts.layout import AttentionLayout, MlpLayout, Projection, TokenLayout
+from structured_init.hosts.mlp import halves, register_mlp, register_mlps
+from structured_init.hosts.positions import register_positions
+
+CLASS_TOKEN = TokenLayout(grid=None, prefix_tokens=1)  # it alone asks, so there is no map from grid to grid
+
+
+@register_attention("timm.layers.attention.Attention")
+@register_attention("timm.models.metaformer.Attention")
+@register_attention("timm.models.beit.Attention")
+@register_attention("timm.models.vision_transformer_relpos.RelPosAttention")
+def fused(module: Any) -> AttentionLayout:
+    """``qkv.weight`` (3·H·k, D) holds query, key and value in this order, each with its heads in a row."""
+    heads = module.num_heads
+    head_dim = module.qkv.out_features // (3 * heads)
+    query, key, value = (Projection(module.qkv.weight, heads, head_dim, start=i * heads * head_dim) for i in range(3))
+    return _layout(module, query, key, value)
+
+
+@register_attention("timm.layers.attention.AttentionRope")
+@register_attention("timm.models.eva.EvaAttention")
+def rotary(module: Any) -> AttentionLayout:
+    """EVA and DINOv3: fused, or apart in ``q_proj``, ``k_proj`` and ``v_proj``, which may group queries."""
+    if module.qkv is not None:
+        return replace(fused(module), rope=True)
+    return replace(_apart(module, module.q_proj, module.k_proj, module.v_proj), rope=True)
+
+
+@register_attention("timm.models.swin_transformer.WindowAttention")
+@register_attention("timm.models.davit.WindowAttention")
+def window(module: Any) -> AttentionLayout:
+    """Swin and DaViT: the tokens are those of one window."""
+    return replace(fused(module), tokens=TokenLayout(grid=tuple(module.window_size)))
+
+
+@register_attention("timm.models.swin_transformer_v2.WindowAttention")
+def cosine_window(module: Any) -> AttentionLayout:
+    """Swin v2: cosines of queries and keys, times a learned scale per head that is cut at 100; here its mean."""
+
+    def scale() -> Tensor:
+        return module.logit_scale.detach().clamp(max=math.log(100)).exp().mean()
+
+    return replace(window(module), scale=scale, query_key_norm=True)
+
+
+@register_attention("timm.models.cait.TalkingHeadAttn")
+def talking_heads(module: Any) -> AttentionLayout:
+    """CaiT mixes heads before and after the softmax."""
+    return replace(fused(module), mixes_heads=True)
+
+
+@register_attention("timm.models.cait.ClassAttn")
+def class_attention(module: Any) -> AttentionLayout:
+    """CaiT and XCiT, last layers: only the class token asks; ``q``, ``k`` and ``v`` are apart."""
+    return replace(_apart(module, module.q, module.k, module.v), tokens=CLASS_TOKEN)
+
+
+@register_positions("timm.models.vision_transformer.VisionTransformer")
+def vision_transformer(module: Any) -> TokenLayout:
+    """``pos_embed`` (1, prefix + N, D), or (1, N, D) with ``no_embed_class``, or ``None``."""
+    prefix = module.num_prefix_tokens
+    return TokenLayout(_grid(module), prefix, module.pos_embed, first=0 if module.no_embed_class else prefix)
+
+
+@register_positions("timm.models.eva.Eva")
+def eva(module: Any) -> TokenLayout:
+    """The same, with RoPE (EVA-02, DINOv3) or without (EVA)."""
+    return replace(vision_transformer(module), rope=module.rope is not None)
+
+
+@register_positions("timm.models.beit.Beit")
+def beit(module: Any) -> TokenLayout:
+    """``pos_embed`` (1, 1 + N, D), or ``None`` where relative positions are learned instead."""
+    return TokenLayout(_grid(module), module.num_prefix_tokens, module.pos_embed, first=module.num_prefix_tokens)
+
+
+@register_positions("timm.models.cait.Cait")
+def cait(module: Any) -> TokenLayout:
+    """``pos_embed`` (1, N, D): the class token joins only in the last layers."""
+    return TokenLayout(_grid(module), positions=module.pos_embed)
+
+
+@register_positions("timm.models.pit.PoolingVisionTransformer")
+def pooled(module: Any) -> TokenLayout:
+    """``pos_embed`` (1, D, rows, columns), before class and distillation token; for the first stage."""
+    rows, columns = module.pos_embed.shape[2:]
+    return TokenLayout((rows, columns), module.num_tokens, module.pos_embed, features=1)
+
+
+@register_positions("timm.models.pit.Transformer")
+def pooled_stage(module: Any) -> TokenLayout | None:
+    """A later stage has fewer tokens, on a grid that the stage itself does not know."""
+    return None if module.pool is None else TokenLayout(grid=None, prefix_tokens=1)
+
+
+@register_positions("timm.models.vision_transformer_relpos.VisionTransformerRelPos")
+def relative_positions(module: Any) -> TokenLayout:
+    """Positions enter as a bias of the logits, and none is added to the tokens."""
+    return TokenLayout(_grid(module), module.num_prefix_tokens)
+
+
+@register_positions("timm.models.swin_transformer.SwinTransformer")
+@register_positions("timm.models.swin_transformer_v2.SwinTransformerV2")
+def without_positions(module: Any) -> TokenLayout:
+    """Positions enter as a bias of each window's logits."""
+    return TokenLayout(_grid(module))
+
+
+register_mlps(
+    {
+        "timm.layers.mlp.Mlp": "fc1",
+        "timm.layers.mlp.GatedMlp": "fc1",
+        "timm.layers.mlp.ConvMlp": "fc1",
+        "timm.layers.mlp.GlobalResponseNormMlp": "fc1",
+        "timm.layers.mlp.SwiGLU": ("fc1_x", "fc1_g"),
+    }
+)
+
+
+@register_mlp("timm.layers.mlp.GluMlp")
+def packed(module: Any) -> MlpLayout:
+    """``GluMlp``, as ``SwiGLUPacked`` too: one layer of 2·F, whose halves are values and gate, or the reverse."""
+    first, second = halves(module.fc1.weight)
+    return MlpLayout(first, second) if module.gate_last else MlpLayout(second, first)
+
+
+def _grid(module: Any) -> tuple[int, int]:
+    rows, columns = module.patch_embed.grid_size
+    return rows, columns
+
+
+def _apart(module: Any, query: Any, key: Any, value: Any) -> AttentionLayout:
+    """Three linear layers; the keys may have fewer heads than the queries."""
+    heads = module.num_heads
+    head_dim = query.out_features // heads
+    groups = key.out_features // head_dim
+    return _layout(
+        module,
+        Projection(query.weight, heads, head_dim),
+        Projection(key.weight, groups, head_dim),
+        Projection(value.weight, groups, head_dim),
+    )
+
+
+def _layout(module: Any, query: Projection, key: Projection, value: Projection) -> AttentionLayout:
+    """Add what the classes share: ``proj``, ``scale`` and the norms that some of them have."""
+    return AttentionLayout(
+        query=query,
+        key=key,
+        value=value,
+        output=Projection(module.proj.weight, query.heads, query.head_dim, axis=1),
+        scale=getattr(module, "scale", None),
+        query_key_norm=_normalizes(module, "q_norm"),
+        value_norm=_normalizes(module, "norm"),
+    )
+
+
+def _normalizes(module: Any, name: str) -> bool:
+    return type(getattr(module, name, None)).__name__ not in ("NoneType", "Identity")

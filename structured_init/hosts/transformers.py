@@ -1,0 +1,292 @@
+"""transformers 5: attention, tokens and MLPs of its vision, language and speech models.
+
+Written out per model there, they differ in names only: queries, keys and values are three linear layers, or one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from structured_init.hosts.attention import register_attention
+from structured_init.hosts.layout import AttentionLayout, FirstLayer, MlpLayout, Projection, TokenLayout
+from structured_init.hosts.mlp import halves, register_mlp, register_mlps
+from structured_init.hosts.positions import pair, register_positions
+
+MODELS = "transformers.models"
+
+
+@register_attention(f"{MODELS}.vit.modeling_vit.ViTAttention")
+@register_attention(f"{MODELS}.deit.modeling_deit.DeiTAttention")
+@register_attention(f"{MODELS}.beit.modeling_beit.BeitAttention")
+@register_attention(f"{MODELS}.clip.modeling_clip.CLIPAttention")
+@register_attention(f"{MODELS}.siglip.modeling_siglip.SiglipAttention")
+@register_attention(f"{MODELS}.whisper.modeling_whisper.WhisperAttention")
+@register_attention(f"{MODELS}.wav2vec2.modeling_wav2vec2.Wav2Vec2Attention")
+@register_attention(f"{MODELS}.bart.modeling_bart.BartAttention")
+@register_attention(f"{MODELS}.opt.modeling_opt.OPTAttention")
+def separate(module: Any) -> AttentionLayout:
+    """``q_proj``, ``k_proj``, ``v_proj`` and ``o_proj`` or ``out_proj``; keys and values may have fewer heads."""
+    output = "o_proj" if hasattr(module, "o_proj") else "out_proj"
+    scale = module.scaling if hasattr(module, "scaling") else module.scale
+    layout = _linear(module, ("q_proj", "k_proj", "v_proj", output), module.head_dim, scale)
+    return replace(layout, query_key_norm=hasattr(module, "q_norm"))
+
+
+@register_attention(f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTAttention")
+@register_attention(f"{MODELS}.llama.modeling_llama.LlamaAttention")
+@register_attention(f"{MODELS}.mistral.modeling_mistral.MistralAttention")
+@register_attention(f"{MODELS}.qwen2.modeling_qwen2.Qwen2Attention")
+@register_attention(f"{MODELS}.qwen3.modeling_qwen3.Qwen3Attention")
+def rotary(module: Any) -> AttentionLayout:
+    """The same, with RoPE between projection and product."""
+    return replace(separate(module), rope=True)
+
+
+@register_attention(f"{MODELS}.swin.modeling_swin.SwinAttention")
+def swin(module: Any) -> AttentionLayout:
+    """The same between the tokens of one window."""
+    return replace(separate(module), tokens=TokenLayout(grid=tuple(module.relative_position_bias.window_size)))
+
+
+@register_attention(f"{MODELS}.dinov2.modeling_dinov2.Dinov2Attention")
+@register_attention(f"{MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersAttention")
+def dinov2(module: Any) -> AttentionLayout:
+    """The same; until transformers 5.17 at least, ``attention.query``, …, and ``output.dense`` as in BERT."""
+    return separate(module) if hasattr(module, "q_proj") else _named_as_in_bert(module, "attention")
+
+
+@register_attention(f"{MODELS}.bert.modeling_bert.BertAttention")
+@register_attention(f"{MODELS}.roberta.modeling_roberta.RobertaAttention")
+def bert(module: Any) -> AttentionLayout:
+    """The output projection lies outside of what computes attention: ``self.query``, …, and ``output.dense``."""
+    return replace(_named_as_in_bert(module, "self"), cross=module.is_cross_attention)
+
+
+@register_attention(f"{MODELS}.distilbert.modeling_distilbert.DistilBertSelfAttention")
+def distilbert(module: Any) -> AttentionLayout:
+    """``q_lin``, ``k_lin``, ``v_lin`` and ``out_lin``."""
+    return _linear(module, ("q_lin", "k_lin", "v_lin", "out_lin"), module.attention_head_size, module.scaling)
+
+
+@register_attention(f"{MODELS}.gpt_neo.modeling_gpt_neo.GPTNeoSelfAttention")
+def gpt_neo(module: Any) -> AttentionLayout:
+    """``q_proj``, …, ``out_proj``, and the product of queries and keys is not scaled."""
+    return _linear(module, ("q_proj", "k_proj", "v_proj", "out_proj"), module.head_dim, 1.0)
+
+
+@register_attention(f"{MODELS}.phi.modeling_phi.PhiAttention")
+def phi(module: Any) -> AttentionLayout:
+    """The same with ``dense``; a part of every head is turned."""
+    layout = _linear(module, ("q_proj", "k_proj", "v_proj", "dense"), module.head_dim, module.scaling)
+    return replace(layout, rope=True, query_key_norm=module.qk_layernorm)
+
+
+@register_attention(f"{MODELS}.t5.modeling_t5.T5Attention")
+def t5(module: Any) -> AttentionLayout:
+    """``q``, ``k``, ``v``, ``o``, heads of any width, not scaled; positions are a table of biases."""
+    return _linear(module, ("q", "k", "v", "o"), module.key_value_proj_dim, 1.0)
+
+
+@register_attention(f"{MODELS}.gpt_neox.modeling_gpt_neox.GPTNeoXAttention")
+def gpt_neox(module: Any) -> AttentionLayout:
+    """GPT-NeoX and Pythia: ``query_key_value`` (3·H·k, D) holds query, key and value of one head after another."""
+    heads = module.dense.in_features // module.head_size
+    return replace(_interleaved(module, heads, module.head_size, module.scaling), rope=True)
+
+
+@register_attention(f"{MODELS}.bloom.modeling_bloom.BloomAttention")
+def bloom(module: Any) -> AttentionLayout:
+    """The same, with ALiBi."""
+    return _interleaved(module, module.num_heads, module.head_dim, module.inv_norm_factor)
+
+
+@register_attention(f"{MODELS}.mpt.modeling_mpt.MptAttention")
+def mpt(module: Any) -> AttentionLayout:
+    """``Wqkv`` (3·H·k, D) holds query, key and value one after another; ALiBi."""
+    heads, head_dim, weight = module.n_heads, module.head_dim, module.Wqkv.weight
+    query, key, value = (Projection(weight, heads, head_dim, start=i * heads * head_dim) for i in range(3))
+    output = Projection(module.out_proj.weight, heads, head_dim, axis=1)
+    return AttentionLayout(query, key, value, output, scale=module.softmax_scale)
+
+
+@register_attention(f"{MODELS}.gpt2.modeling_gpt2.GPT2Attention")
+def gpt2(module: Any) -> AttentionLayout:
+    """``Conv1D`` stores (in, out): ``c_attn.weight`` (D, 3·D) holds query, key and value side by side.
+
+    Cross-attention keeps its query apart, in ``q_attn``.
+    """
+    heads, head_dim = module.num_heads, module.head_dim
+
+    def column(weight: Any, block: int) -> Projection:
+        return Projection(weight, heads, head_dim, axis=1, start=block * heads * head_dim)
+
+    fused = module.c_attn.weight
+    if module.is_cross_attention:
+        query, key, value = column(module.q_attn.weight, 0), column(fused, 0), column(fused, 1)
+    else:
+        query, key, value = (column(fused, block) for block in range(3))
+    return AttentionLayout(
+        query=query,
+        key=key,
+        value=value,
+        output=Projection(module.c_proj.weight, heads, head_dim, axis=0),
+        residual_depth=2 * module.config.n_layer,
+        scale=module.scaling,
+        cross=module.is_cross_attention,
+    )
+
+
+def _linear(module: nn.Module, names: tuple[str, str, str, str], head_dim: int, scale: float) -> AttentionLayout:
+    """Four ``nn.Linear`` by their names, whose sizes say how many heads there are."""
+    query, key, value, output = (module.get_submodule(name) for name in names)
+    heads, groups = query.out_features // head_dim, key.out_features // head_dim
+    return AttentionLayout(
+        query=Projection(query.weight, heads, head_dim),
+        key=Projection(key.weight, groups, head_dim),
+        value=Projection(value.weight, groups, head_dim),
+        output=Projection(output.weight, heads, head_dim, axis=1),
+        scale=scale,
+    )
+
+
+def _named_as_in_bert(module: Any, inner: str) -> AttentionLayout:
+    names = (f"{inner}.query", f"{inner}.key", f"{inner}.value", "output.dense")
+    return _linear(module, names, getattr(module, inner).attention_head_size, getattr(module, inner).scaling)
+
+
+def _interleaved(module: Any, heads: int, head_dim: int, scale: float) -> AttentionLayout:
+    weight, step = module.query_key_value.weight, 3 * head_dim
+    query, key, value = (Projection(weight, heads, head_dim, start=i * head_dim, step=step) for i in range(3))
+    output = Projection(module.dense.weight, heads, head_dim, axis=1)
+    return AttentionLayout(query, key, value, output, scale=scale)
+
+
+# Tokens, patches or text, and the positions added to them.
+
+
+@register_positions(f"{MODELS}.vit.modeling_vit.ViTModel")
+@register_positions(f"{MODELS}.dinov2.modeling_dinov2.Dinov2Model")
+@register_positions(f"{MODELS}.dinov2.modeling_dinov2.Dinov2Backbone")
+def class_token(module: Any) -> TokenLayout:
+    """``position_embeddings`` (1, 1 + N, D)."""
+    return TokenLayout(_grid(module.config), 1, module.embeddings.position_embeddings, first=1)
+
+
+@register_positions(f"{MODELS}.deit.modeling_deit.DeiTModel")
+def class_and_distillation_token(module: Any) -> TokenLayout:
+    """``position_embeddings`` (1, 2 + N, D)."""
+    return TokenLayout(_grid(module.config), 2, module.embeddings.position_embeddings, first=2)
+
+
+@register_positions(f"{MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersModel")
+@register_positions(f"{MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersBackbone")
+def class_and_register_tokens(module: Any) -> TokenLayout:
+    """``position_embeddings`` (1, 1 + N, D): the registers stand behind the class token and have no position."""
+    prefix = 1 + module.config.num_register_tokens
+    return TokenLayout(_grid(module.config), prefix, module.embeddings.position_embeddings, first=1)
+
+
+@register_positions(f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTModel")
+@register_positions(f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTBackbone")
+def rotary_patches(module: Any) -> TokenLayout:
+    """RoPE, and nothing added."""
+    return TokenLayout(_grid(module.config), 1 + module.config.num_register_tokens)
+
+
+@register_positions(f"{MODELS}.clip.modeling_clip.CLIPVisionModel")
+def clip_vision(module: Any) -> TokenLayout:
+    """``position_embedding.weight`` (1 + N, D)."""
+    return TokenLayout(_grid(module.config), 1, module.embeddings.position_embedding.weight, first=1)
+
+
+@register_positions(f"{MODELS}.siglip.modeling_siglip.SiglipVisionModel")
+def siglip_vision(module: Any) -> TokenLayout:
+    """``position_embedding.weight`` (N, D): no class token."""
+    return TokenLayout(_grid(module.config), positions=module.embeddings.position_embedding.weight)
+
+
+@register_positions(f"{MODELS}.clip.modeling_clip.CLIPTextModel")
+@register_positions(f"{MODELS}.siglip.modeling_siglip.SiglipTextModel")
+def clip_text(module: Any) -> TokenLayout:
+    """``position_embedding.weight`` (length, D)."""
+    return TokenLayout(None, positions=module.embeddings.position_embedding.weight)
+
+
+@register_positions(f"{MODELS}.bert.modeling_bert.BertModel")
+@register_positions(f"{MODELS}.distilbert.modeling_distilbert.DistilBertModel")
+def bert_text(module: Any) -> TokenLayout:
+    """``position_embeddings.weight`` (length, D)."""
+    return TokenLayout(None, positions=module.embeddings.position_embeddings.weight)
+
+
+@register_positions(f"{MODELS}.roberta.modeling_roberta.RobertaModel")
+def roberta_text(module: Any) -> TokenLayout:
+    """``position_embeddings.weight``: the first token has the row behind the padding index."""
+    table = module.embeddings.position_embeddings
+    return TokenLayout(None, positions=table.weight, first=table.padding_idx + 1)
+
+
+@register_positions(f"{MODELS}.gpt2.modeling_gpt2.GPT2Model")
+def gpt2_text(module: Any) -> TokenLayout:
+    """``wpe.weight`` (length, D)."""
+    return TokenLayout(None, positions=module.wpe.weight)
+
+
+@register_positions(f"{MODELS}.whisper.modeling_whisper.WhisperEncoder")
+@register_positions(f"{MODELS}.whisper.modeling_whisper.WhisperDecoder")
+@register_positions(f"{MODELS}.bart.modeling_bart.BartEncoder")
+@register_positions(f"{MODELS}.bart.modeling_bart.BartDecoder")
+def encoder_decoder(module: Any) -> TokenLayout:
+    """``embed_positions.weight`` (length, D); BART's table begins two rows late."""
+    table = module.embed_positions
+    return TokenLayout(None, positions=table.weight, first=getattr(table, "offset", 0))
+
+
+def _grid(config: Any) -> tuple[int, int]:
+    """Return (rows, columns) from image and patch size, each one number or a pair."""
+    height, width = pair(config.image_size)
+    patch_height, patch_width = pair(config.patch_size)
+    return height // patch_height, width // patch_width
+
+
+# MLPs: the submodule that is the first layer, or those of values and gate.
+
+register_mlps(
+    {
+        f"{MODELS}.vit.modeling_vit.ViTMLP": "fc1",
+        f"{MODELS}.deit.modeling_deit.DeiTMLP": "fc1",
+        f"{MODELS}.dinov2.modeling_dinov2.Dinov2MLP": "fc1",
+        f"{MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersMLP": "fc1",
+        f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTMLP": "up_proj",
+        f"{MODELS}.clip.modeling_clip.CLIPMLP": "fc1",
+        f"{MODELS}.siglip.modeling_siglip.SiglipMLP": "fc1",
+        f"{MODELS}.whisper.modeling_whisper.WhisperEncoderLayer": "fc1",
+        f"{MODELS}.whisper.modeling_whisper.WhisperDecoderLayer": "fc1",
+        f"{MODELS}.bart.modeling_bart.BartEncoderLayer": "fc1",
+        f"{MODELS}.bart.modeling_bart.BartDecoderLayer": "fc1",
+        f"{MODELS}.wav2vec2.modeling_wav2vec2.Wav2Vec2FeedForward": "intermediate_dense",
+        f"{MODELS}.bert.modeling_bert.BertIntermediate": "dense",
+        f"{MODELS}.roberta.modeling_roberta.RobertaIntermediate": "dense",
+        f"{MODELS}.distilbert.modeling_distilbert.FFN": "lin1",
+        f"{MODELS}.gpt_neox.modeling_gpt_neox.GPTNeoXMLP": "dense_h_to_4h",
+        f"{MODELS}.gpt2.modeling_gpt2.GPT2MLP": "c_fc",
+        f"{MODELS}.llama.modeling_llama.LlamaMLP": ("up_proj", "gate_proj"),
+        f"{MODELS}.mistral.modeling_mistral.MistralMLP": ("up_proj", "gate_proj"),
+        f"{MODELS}.qwen2.modeling_qwen2.Qwen2MLP": ("up_proj", "gate_proj"),
+        f"{MODELS}.qwen3.modeling_qwen3.Qwen3MLP": ("up_proj", "gate_proj"),
+        f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTGatedMLP": ("up_proj", "gate_proj"),
+    }
+)
+
+
+@register_mlp(f"{MODELS}.dinov2.modeling_dinov2.Dinov2SwiGLUFFN")
+@register_mlp(f"{MODELS}.dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersSwiGLUFFN")
+def dinov2_swiglu(module: Any) -> MlpLayout:
+    """Two layers; until transformers 5.17 at least, one, whose first half is the gate."""
+    if hasattr(module, "weights_in"):
+        gate, values = halves(module.weights_in.weight)
+        return MlpLayout(values, gate)
+    return MlpLayout(FirstLayer(module.up_proj.weight), FirstLayer(module.gate_proj.weight))

@@ -1,0 +1,125 @@
+"""Attention that no layout was written for, found by watching; and layouts checked against what the model computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from torch import nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention_site import AttentionSite
+from structured_init.hosts.layout import PARTS
+from structured_init.hosts.registry import Registry
+from structured_init.hosts.watching.discover import watch_model
+from structured_init.hosts.watching.evidence import TOLERANCE, FoundAttention, difference, product_diagonal, worst
+from structured_init.hosts.watching.mlps import FoundMlp
+from structured_init.overlay import Weights
+
+UNASKED = 10**9  # parameters up to which a model is run on its host's own example
+
+
+def watched_attention(weights: Weights) -> list[FoundAttention]:
+    """Return what one forward pass shows of a model's attention; the pass is run once for an overlay.
+
+    It is run on the overlay's batch, which is asked for now where it is only offered, or on what the host library
+    names. Where there is neither, or the model fails on it, nothing is found, and ``weights.found.unwatched`` says why.
+    """
+    found = weights.found
+    if found.watched is None:
+        found.watched, none = [], None
+        try:
+            if why := cannot_run(weights.model, asked=True):
+                raise StructuredInitError(why)
+            batch, none = _asked(weights)
+            if why := cannot_run(weights.model, asked=batch is not None):
+                raise StructuredInitError(why)
+            found.watched, found.watched_mlps, found.ran = watch_model(weights.model, batch)
+        except StructuredInitError as error:
+            found.unwatched = none or str(error)
+    return found.watched
+
+
+def cannot_run(model: nn.Module, *, asked: bool = False) -> str | None:
+    """Say why a model cannot be run, on a batch that was given or (``asked`` false) on what its host offers."""
+    if any(tensor.is_meta or hasattr(tensor, "full_tensor") for tensor in model.parameters()):
+        return "a model on the meta device, or a sharded one, cannot be run"
+    size = sum(parameter.numel() for parameter in model.parameters())
+    if not asked and size > UNASKED:
+        return f"{size:,} parameters are too many to run unasked: give a batch, as batch=…"
+    return None
+
+
+def _asked(weights: Weights) -> tuple[object, str | None]:
+    """Return the batch that was given or could be had, and why there is none where somebody was asked in vain."""
+    try:
+        return weights.ask(), None
+    except StructuredInitError as error:
+        return None, str(error)
+
+
+def watched_mlps(weights: Weights) -> list[FoundMlp]:
+    """Return what the same pass shows of a model's MLPs."""
+    watched_attention(weights)
+    return weights.found.watched_mlps
+
+
+def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registry) -> None:
+    """Refuse a written layout that the model contradicts, wherever one sample is at hand, and see whether it is causal.
+
+    Layouts of this library are checked where a batch was given; those registered elsewhere also on what the host
+    offers.
+    """
+    sites = list(sites)
+    if any(known.foreign(site.module) for site in sites):
+        watched_attention(weights)  # asks for a batch, with which all layouts are checked
+    for site in sites:
+        if site.how == "watched" or (weights.batch is None and not known.foreign(site.module)):
+            continue
+        found = same_attention(site, watched_attention(weights))
+        if found is None:
+            why = weights.found.unwatched or "its attention was not seen in the forward pass"
+            weights.note(site.name, f"its layout was not compared with a forward pass: {why}")
+        else:
+            compare_layout(site, found, Weights(weights.model))
+            site.checked = True
+            if found.layout.causal is not None:
+                site.layout = replace(site.layout, causal=found.layout.causal)
+
+
+def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights) -> tuple[float, float]:
+    """Return the relative errors of logits and outputs, and raise one line where they are more than rounding."""
+    kind, ours, true = type(site.module).__name__, site.layout, found.layout
+    if [_shape(ours, part) for part in PARTS] != [_shape(true, part) for part in PARTS]:
+        part = next(part for part in PARTS if _shape(ours, part) != _shape(true, part))
+        raise StructuredInitError(
+            f"the layout of {kind} ('{site.name}'): {part} is (heads, head_dim, width) = {_shape(ours, part)}, "
+            f"in the model it is {_shape(true, part)}"
+        )
+    logits, outputs = difference(ours, found, weights)
+    tolerance = TOLERANCE.get(true.query.weight.dtype, 1e-3)
+    if not worst(logits, outputs) <= tolerance:
+        said, real = (product_diagonal(layout, weights) for layout in (ours, true))
+        raise StructuredInitError(
+            f"the layout of {kind} ('{site.name}') disagrees with what the model computes: the logits it predicts "
+            f"differ by {logits:.2g}, the outputs by {outputs:.2g}; the mean diagonal of W_v W_o is {said:.3g} by "
+            f"the layout and {real:.3g} in the model"
+        )
+    return logits, outputs
+
+
+def _shape(layout: object, part: str) -> tuple[int, int, int]:
+    projection = getattr(layout, part)
+    return projection.heads, projection.head_dim, projection.width
+
+
+def same_attention(site: AttentionSite, found: Iterable[FoundAttention]) -> FoundAttention | None:
+    """Return what was watched of a site: under its name, or with its parameters."""
+    own = {id(getattr(site.layout, part).weight) for part in PARTS}
+    for each in found:
+        if each.layout is None:
+            continue
+        inside = each.name == site.name or each.name.startswith(f"{site.name}.")
+        if inside or {id(getattr(each.layout, part).weight) for part in PARTS} == own:
+            return each
+    return None

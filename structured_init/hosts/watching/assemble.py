@@ -1,0 +1,237 @@
+"""From what was watched to layouts: which block of which parameter each matrix of an attention layer is, or why none.
+
+Letters: H heads, k head_dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from structured_init.hosts.layout import AttentionLayout
+from structured_init.hosts.watching import origins
+from structured_init.hosts.watching.forward_pass import WatchMode
+from structured_init.hosts.watching.heads import (
+    NoLayout,
+    content,
+    distinct,
+    in_groups,
+    inputs,
+    is_cross,
+    map_that_makes,
+    map_that_takes,
+    outputs,
+    resolved,
+    sorted_alike,
+)
+from structured_init.hosts.watching.operations import LINEAR, NORMING, POOLING, SOFTMAX
+from structured_init.hosts.watching.records import (
+    AVERAGED,
+    GATED,
+    ITSELF,
+    MIXED,
+    NEGATED,
+    POOLED,
+    TWICE,
+    Linear,
+    Product,
+    Sum,
+    agreed,
+)
+
+NORMS = NORMING | {AVERAGED}
+POOLS = frozenset({POOLED})
+TURNS = frozenset({TWICE})
+PLAIN = LINEAR | POOLING  # may lie between a linear map and its use without making another function of it
+# What may be done to logits and maps between the two products: factors, masks, biases, a cap, dropout, mixing.
+ON_LOGITS = (
+    SOFTMAX | PLAIN | {"masked_fill", "where", "tanh", "clamp", "clamp_min", "clamp_max", "maximum", "nan_to_num"}
+)
+ON_LOGITS |= {"linalg_vector_norm", "norm", "var", MIXED, AVERAGED, POOLED}
+ON_LOGITS -= {"neg"}
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of attention, whose heads are made of channels of linear maps.
+
+    Attributes:
+        sum, product: what was seen.
+        factor: what the product was multiplied with before the softmax.
+        linears: the linear maps of queries, keys, values and output.
+        columns: for every head, its channels among the outputs of the first three and the inputs of the last,
+            (H, k) each.
+        channels: for every head, the order of its channels in the product, (H, k).
+    """
+
+    sum: Sum
+    product: Product
+    factor: float
+    linears: tuple[Linear, Linear, Linear, Linear]
+    columns: tuple[Tensor, Tensor, Tensor, Tensor]
+    channels: Tensor
+
+    @property
+    def curved(self) -> frozenset[str]:
+        """The functions of single numbers that the values go through."""
+        return self.sum.value_tag.path - PLAIN - NORMS - POOLS - TURNS
+
+
+@dataclass(eq=False)
+class Watched:
+    """One attention layer as it was seen.
+
+    Attributes:
+        name: the innermost module that holds all its parameters; of one without a layout, the module that was running.
+        layout: where its matrices are; ``None`` where the four projections cannot say it.
+        reason: why not.
+        calls: how often it ran.
+        parts: the calls that its layout is of: several where heads are multiplied one at a time.
+        columns: for every head of the layout, its channels, as in ``Call``; keys and values that are shared once.
+        order: for every head of the layout, its place among those of the calls.
+    """
+
+    name: str
+    layout: AttentionLayout | None
+    reason: str | None
+    calls: int
+    parts: list[Call]
+    columns: tuple[Tensor, ...] = ()
+    order: list[int] = field(default_factory=list)
+
+
+def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
+    """Return every attention layer of a pass, in calling order; the calls of one layer are one."""
+    layers: dict[object, list[Call]] = {}
+    refused: dict[tuple[str, str], int] = {}
+    for sum_ in seen.of(Sum):
+        try:
+            call = _call(seen, sum_)
+        except NoLayout as why:
+            key = (sum_.module, str(why))
+            refused[key] = refused.get(key, 0) + 1
+            layers.setdefault(key, [])
+        else:
+            blocks = (linear.block for linear in call.linears)
+            layers.setdefault(tuple((id(b.parameter), int(b.starts[0, 0])) for b in blocks), []).append(call)
+    found = []
+    for key, calls in layers.items():
+        if not calls:
+            found.append(Watched(key[0], None, key[1], refused[key], []))
+            continue
+        parts = [
+            call for call in calls if all(one is two for one, two in zip(call.linears, calls[0].linears, strict=True))
+        ]
+        name = common([owners[id(linear.block.parameter)] for linear in parts[0].linears])
+        try:
+            layout, columns, order = _layout(seen, parts)
+            causal = None if layout.cross else agreed(call.sum.causal for call in calls)
+            layout = replace(layout, causal=causal)
+            found.append(Watched(name, layout, None, len(calls) // len(parts), parts, columns, order))
+        except NoLayout as why:
+            found.append(Watched(name, None, str(why), len(calls) // len(parts), []))
+    return found
+
+
+def _names_of(path: frozenset[str]) -> str:
+    """Return the names of operations for a message; a product of a tensor with itself is a gate too."""
+    return ", ".join(sorted({GATED if name == ITSELF else name for name in path}))
+
+
+def _call(seen: WatchMode, sum_: Sum) -> Call:
+    """Follow the heads of one call to their linear maps."""
+    first = seen.source(sum_.maps_tag)
+    if not SOFTMAX & sum_.maps_tag.path:
+        raise NoLayout("no softmax lies between the product of queries and keys and that with the values")
+    product, factor = content(seen, first, sum_)
+    if product.columns is None:
+        turned = origins.over_tokens(product.query_tag.codes.mT)
+        raise NoLayout(
+            "it attends between channels, not between tokens"
+            if turned is not None and len(set(turned[0].tolist())) > 1
+            else _of_several(seen, product)
+        )
+    if between := sum_.maps_tag.path - ON_LOGITS:
+        raise NoLayout(f"its logits or maps go through {_names_of(between)}")
+    if first.softened > 1:
+        raise NoLayout("its softmax is taken more than once")
+    if first.over_queries != sum_.turned:
+        raise NoLayout("its softmax is taken over queries and not over keys")
+    if sum_.turned:
+        raise NoLayout("its queries and keys change places between their product and the values")
+    if first.apart:
+        raise NoLayout("some of its logits are multiplied with negative numbers")
+    numbers = list(range(len(product.columns)))
+    if set(numbers) - sum_.first.keys():
+        raise NoLayout("its heads are put together after the softmax")
+    tags = {"queries": product.query_tag, "keys": product.key_tag, "values": sum_.value_tag}
+    entries = (product.first, product.first, [sum_.first[number] for number in numbers])
+    tables = {what: resolved(seen, tag)[entry] for (what, tag), entry in zip(tags.items(), entries, strict=True)}
+    for what, tag in tags.items():
+        free = seen.pointwise if what == "values" else frozenset()
+        if between := tag.path - PLAIN - NORMS - POOLS - TURNS - free:
+            raise NoLayout(f"its {what} go through {_names_of(between)} behind their linear map")
+    linears = [map_that_makes(seen, what, table, tags[what]) for what, table in tables.items()]
+    output, taken = map_that_takes(seen, sum_, torch.tensor(numbers))
+    if NEGATED in output.path:
+        raise NoLayout(f"what its heads give, or some of them, is taken times −1 in front of '{output.module}'")
+    query, key, value = (origins.place(table) for table in tables.values())
+    query, key, order = sorted_alike(query, key)
+    return Call(sum_, product, factor, (*linears, output), (query, key, value, taken), order)
+
+
+def _of_several(seen: WatchMode, product: Product) -> str:
+    """Say why the columns of a product's queries hold several channels."""
+    numbers = origins.source(origins.compact(origins.whole(product.query_tag.codes))).unique().tolist()
+    sources = [seen.sources[number] for number in numbers if number]
+    if len(sources) == 1:
+        return "several heads of queries lie one after another in one product"
+    kinds = [getattr(source, "what", None) or f"'{getattr(source, 'module', '')}'" for source in sources]
+    return f"its queries are made of several: {', '.join(kinds) or 'nothing that could be followed'}"
+
+
+def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[Tensor, ...], list[int]]:
+    """Return the layout of the calls that make up a layer, the channels and the order of its heads."""
+    first = calls[0]
+    if any(len({table.shape[1] for table in tables}) > 1 for tables in zip(*(c.columns for c in calls), strict=True)):
+        raise NoLayout("its heads are of different sizes")
+    if len({call.product.logits.shape[1:] for call in calls}) > 1:
+        raise NoLayout("its heads are of different numbers of tokens")
+    query, key, value, taken = (torch.cat(tables) for tables in zip(*(call.columns for call in calls), strict=True))
+    order = in_groups(query, key, value)
+    query, key, value, taken = query[order], distinct(key[order]), distinct(value[order]), taken[order]
+    if len(query) % len(key) or len(query) % len(value):
+        raise NoLayout(f"{len(query)} heads of queries share {len(key)} of keys and {len(value)} of values")
+    makers = zip(("queries", "keys", "values"), first.linears, (query, key, value), strict=False)
+    path = first.product.query_tag.path
+    layout = AttentionLayout(
+        *(outputs(what, linear, table) for what, linear, table in makers),
+        inputs(first.linears[3], taken),
+        query_key_norm=bool(NORMS & path),
+        value_norm=bool(NORMS & (first.linears[3].path | first.sum.value_tag.path)),
+        between=", ".join(sorted((first.linears[3].path | first.curved) - PLAIN - NORMS - POOLS)) or None,
+        rope=bool(TURNS & path),
+        mixes_heads=MIXED in first.sum.maps_tag.path,
+        others=_makers(seen, seen.source(first.sum.maps_tag).others),
+        cross=is_cross(seen, first.linears[0], first.linears[1]),
+    )
+    return layout, (query, key, value, taken), order
+
+
+def _makers(seen: WatchMode, products: list[Product]) -> str | None:
+    """Name the linear maps that the queries and keys of some products are made by."""
+    sources = [seen.source(tag) for each in products for tag in (each.query_tag, each.key_tag)]
+    return ", ".join(dict.fromkeys(f"'{getattr(source, 'module', '')}'" for source in sources)) or None
+
+
+def common(names: list[str]) -> str:
+    """Return the innermost module around all of these."""
+    parts = [name.split(".") if name else [] for name in names]
+    shared = []
+    for here in zip(*parts, strict=False):
+        if len(set(here)) > 1:
+            break
+        shared.append(here[0])
+    return ".".join(shared)

@@ -1,0 +1,194 @@
+"""Finding attention in any model by watching one forward pass."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from traceback import walk_tb
+
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
+from structured_init.hosts.watching.assemble import Watched, assemble, common
+from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
+from structured_init.hosts.watching.forward_pass import watching
+from structured_init.hosts.watching.mlps import FoundMlp, found_mlps
+from structured_init.hosts.watching.records import ROWS, agreed
+from structured_init.names import named_plain_modules, plain_name
+from structured_init.overlay import Weights
+from structured_init.running import as_inputs, cpu_by_default, host_inputs, undisturbed
+
+
+def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:
+    """Run a model once, watch which linear maps its attention is made of, and check what was found.
+
+    Attention is a softmax between a product of queries and keys and one with values, however it is written: fused,
+    by einsum, in a custom autograd function that calls torch. Which output channels of which linear map (or slice of
+    a fused one, or convolution of kernel 1) become which head is followed number by number, so names do not matter.
+    What cannot be described by four matrices per head has a reason in place of a layout. The model is left as it was.
+
+    Args:
+        model: any network, with at least two tokens per sample.
+        batch: what it takes: a tensor, a tuple of arguments or a dictionary of them. One or two samples suffice: all
+            activations of the pass are held. Without it, what the host library offers (``dummy_inputs`` of
+            transformers, the input size of timm).
+
+    Returns:
+        The layers in calling order, those that run several times once.
+
+    Raises:
+        StructuredInitError: there is no batch, and the host offers none; the model fails on it.
+
+    Example:
+        >>> [layer] = discover_attention(nn.MultiheadAttention(8, 2), (tokens, tokens, tokens))
+        >>> layer.name, layer.layout.query.heads, layer.evidence.error < 1e-5
+        ('', 2, True)
+    """
+    return watch_model(model, batch)[0]
+
+
+@cpu_by_default()
+def watch_model(model: nn.Module, batch: object = None) -> tuple[list[FoundAttention], list[FoundMlp], set[str]]:
+    """Return the attention layers, the MLPs and the modules that ran; see :func:`discover_attention`."""
+    inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
+    if inputs is None:
+        raise StructuredInitError(
+            f"{type(model).__name__} does not say what it takes: give a batch, one or two samples, as batch=…"
+        )
+    args, kwargs = inputs
+    with undisturbed(model), watching(model) as seen:
+        try:
+            model(*args, **kwargs)
+        except StructuredInitError:
+            raise
+        except Exception as error:
+            what = "the host's own example" if batch is None else "the batch"
+            why = _not_finite(model) or " ".join(str(error).split()) or type(error).__name__
+            raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{_where(error, model)}") from error
+    owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
+    weights = Weights(model)
+    layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
+    return with_own_names(join_heads(layers), model), found_mlps(seen, owners), seen.ran
+
+
+def _where(error: Exception, model: nn.Module) -> str:
+    """Name the innermost module that was running when an error was raised."""
+    names = {id(module): name for name, module in named_plain_modules(model)}
+    frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
+    inner = [names[id(owner)] for owner in frames if id(owner) in names]
+    return f" (in '{inner[-1]}')" if inner and inner[-1] else ""
+
+
+def _not_finite(model: nn.Module) -> str | None:
+    """Name the first parameter that holds NaN or infinity."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.isfinite().all():
+            return f"'{plain_name(name, model)}' holds numbers that are not finite"
+    return None
+
+
+def checked(watched: Watched, weights: Weights) -> FoundAttention:
+    """Check what was watched; a layout that its own evidence contradicts is refused."""
+    calls = watched.calls
+    if watched.layout is None:
+        return FoundAttention(watched.name, None, None, watched.reason, calls)
+    proof = evidence(watched, weights)
+    tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
+    if proof.factor is not None and proof.factor < 0 and proof.error <= tolerance:
+        return FoundAttention(watched.name, None, proof, "its softmax is taken of −q·k", calls)
+    own = watched.layout
+    if any(overlap(part, own.output) for part in (own.query, own.key, own.value)):
+        return FoundAttention(watched.name, None, proof, "its values and its output are the same numbers", calls)
+    if not proof.error <= tolerance:
+        reason = (
+            f"what its matrices predict is not what came out: relative error {proof.logits:.2g} "
+            f"(compared: {proof.how}), and {proof.outputs:.2g} of the outputs"
+        )
+        if not math.isfinite(proof.error):
+            reason = _not_finite(weights.model) or "its queries, keys or values are not finite"
+        return FoundAttention(watched.name, None, proof, reason, calls)
+    tokens = tuple(_some_tokens(linear.x) for linear in watched.parts[0].linears[:3])
+    layout, length = replace(watched.layout, scale=proof.factor), watched.parts[0].product.key.shape[1]
+    if abs(proof.value_factor - 1) > tolerance:
+        words = [layout.between, f"a factor of {proof.value_factor:.3g} on the values"]
+        layout = replace(layout, between=", ".join(filter(None, words)))
+    return FoundAttention(watched.name, layout, proof, None, calls, length, tokens, rotation_of(watched))
+
+
+def _some_tokens(x: Tensor) -> Tensor:
+    x = x.reshape(-1, x.shape[-1])
+    return x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu()
+
+
+# Heads that are modules of their own, put together to the layer that they are; and a name for every layer.
+
+
+def join_heads(layers: Iterable[tuple[Watched, FoundAttention]]) -> list[FoundAttention]:
+    """Return layers, those whose outputs one linear map takes together, or that are added up, as one."""
+    groups: dict[int, list[tuple[Watched, FoundAttention]]] = {}
+    for watched, found in layers:
+        key = id(watched.parts[0].linears[3]) if watched.parts else id(found)
+        key = next((other for other, group in groups.items() if _added_up(watched, found, *group[0])), key)
+        groups.setdefault(key, []).append((watched, found))
+    return [_together([found for _, found in group]) for group in groups.values()]
+
+
+def _added_up(one: Watched, first: FoundAttention, two: Watched, second: FoundAttention) -> bool:
+    """Say whether two layers are heads of one: of the same tokens and the same kind, and their outputs are added."""
+    if first.layout is None or second.layout is None:
+        return False
+    (q, k, _, o), (q_2, k_2, _, o_2) = one.parts[0].linears, two.parts[0].linears
+    return (
+        id(o) in o_2.beside
+        and all(a.x.shape == b.x.shape and a.x.data_ptr() == b.x.data_ptr() for a, b in ((q, q_2), (k, k_2)))
+        and _kind(first) == _kind(second)
+    )
+
+
+def _kind(found: FoundAttention) -> tuple[int, ...]:
+    """Return what heads of one layer have in common."""
+    query, key, value = found.layout.query, found.layout.key, found.layout.value
+    return query.head_dim, value.head_dim, query.heads // key.heads, query.heads // value.heads
+
+
+def _together(heads: list[FoundAttention]) -> FoundAttention:
+    """Return the layer of several heads, or of several groups of them; without a layout where one has none."""
+    if len(heads) == 1:
+        return heads[0]
+    name, calls = common([each.name for each in heads]), heads[0].calls
+    reason = next((each.reason for each in heads if each.reason), None)
+    if reason is None and len({(each.layout.query.head_dim, each.layout.value.head_dim) for each in heads}) > 1:
+        reason = "its heads are of different sizes"
+    if reason is None and len({each.layout.query.heads // each.layout.key.heads for each in heads}) > 1:
+        reason = "some of its heads share keys, others do not"
+    if reason is not None:
+        return FoundAttention(name, None, None, reason, calls)
+    matrices = {part: JoinedProjection(tuple(getattr(each.layout, part) for each in heads)) for part in PARTS}
+    causal = agreed(each.layout.causal for each in heads)
+    proofs = [each.evidence for each in heads]
+    logits, outputs = worst(*(proof.logits for proof in proofs)), worst(*(proof.outputs for proof in proofs))
+    proof = Evidence(logits, outputs, proofs[0].factor, proofs[0].how)
+    layout = replace(heads[0].layout, **matrices, causal=causal)
+    return replace(heads[0], name=name, layout=layout, evidence=proof)
+
+
+def with_own_names(found: list[FoundAttention], model: nn.Module) -> list[FoundAttention]:
+    """Return layers with a name of its own for each: of several in one module, that of their query's parameter.
+
+    Names are what draws depend on, so two layers of one name would get the same numbers.
+    """
+    names = [each.name for each in found if each.layout is not None]
+    parameters = {id(parameter): plain_name(name, model) for name, parameter in model.named_parameters()}
+    result, used = [], set()
+    for each in found:
+        name = each.name
+        if each.layout is not None:
+            if names.count(name) > 1:
+                name = parameters[id(each.layout.query.weight)].removesuffix(".weight")
+            several = sum(other.startswith(f"{name}[") or other == name for other in used)
+            name = f"{name}[{several}]" if several else name
+            used.add(name)
+        result.append(replace(each, name=name))
+    return result

@@ -1,0 +1,343 @@
+"""Watching a forward pass operation by operation, with the origin of every number carried along.
+
+``WatchMode`` sees torch's operations below autograd, where ``einsum``, ``matmul``, ``linear``, fused attention and what
+custom autograd functions call are the same few: views, products of two matrices, elementwise functions, softmax. Views
+are repeated on codes, so it is known of every query, key and value which output of which linear map it is, however the
+host is written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from structured_init.hosts.watching import origins
+from structured_init.hosts.watching.operations import LINEAR, follow, function_name, taken_alike
+from structured_init.hosts.watching.origins import FILLS, MAKES, MOVES, moved
+from structured_init.hosts.watching.records import (
+    LATE,
+    MIXED,
+    POOLED,
+    Block,
+    Linear,
+    Other,
+    ParameterViews,
+    Product,
+    Sum,
+    Tag,
+    composed,
+    refuse_nested,
+    tensors,
+    turned,
+)
+from structured_init.names import named_plain_modules
+
+RECORDED = {Linear: ("x", "y"), Other: ("x",)}
+Source = Linear | Other | Product | Sum | nn.Parameter
+
+
+class WatchMode(TorchDispatchMode):
+    """Record linear maps, products and weighted sums of everything that runs inside.
+
+    Attributes:
+        sources: what the numbers of codes stand for; entry 0 is unknown.
+        alike: for every source, the number of the first that is the same linear map.
+        running: plain names of the modules that run, the innermost last.
+        ran: names of all that have run.
+        tags: what is known of tensors.
+        pointwise: names of functions that were seen to act on single numbers.
+        together: numbers of calls of one linear map → the linear map with the tokens of all.
+        measure: is asked of every map, for what it gives to stand in its ``Sum``.
+    """
+
+    def __init__(self, model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> None:
+        super().__init__()
+        self.measure = measure
+        self.sources: list[Source | None] = [None]
+        self.alike: list[int] = [0]
+        self.pointwise: set[str] = set()
+        self.together: dict[tuple[int, ...], Linear] = {}
+        self._maps: dict[tuple, int] = {}
+        self.running: list[str] = [""]
+        self.ran: set[str] = set()
+        self._weights = ParameterViews(model)
+        self._numbers: dict[int, int] = {}
+        self.tags: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._recorded: dict[int, list[tuple[Source, str]]] = {}  # storage → records that hold a tensor in it
+
+    def of(self, kind: type[Source]) -> list:
+        """Return the sources of one kind, in the order of the pass."""
+        return [source for source in self.sources if isinstance(source, kind)]
+
+    def source(self, tag: Tag) -> Source | None:
+        """Return the source of a tensor: of several, the latest."""
+        few = origins.compact(origins.whole(tag.codes))
+        return self.sources[int(origins.source(few.max()))] if few.numel() else None
+
+    def number(self, source: Source) -> int:
+        """Return under which number a source stands in codes."""
+        return next(number for number, other in enumerate(self.sources) if other is source)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204 - torch's own signature
+        kwargs, name = kwargs or {}, func._schema.name.rpartition("::")[2]
+        refuse_nested(args)
+        if composed(func):  # composed operations come whole from what is written out, and in inference mode
+            with self:
+                return func.decompose(*args, **kwargs)
+        before = args
+        if name.endswith("_") and args and isinstance(args[0], Tensor):
+            self._keep_from(args[0])
+            if args[0] in self.tags and name[:-1] not in LINEAR and name not in FILLS:
+                before = (args[0].clone(), *args[1:])
+        result = func(*args, **kwargs)
+        refuse_nested(args, result)
+        if len(self.sources) < origins.LIMIT - 1:
+            self._note(func, name, args, kwargs, result, before)
+        return result
+
+    def _keep_from(self, tensor: Tensor) -> None:
+        """Copy what was recorded of a tensor that is about to be overwritten."""
+        for record, name in self._recorded.pop(tensor.untyped_storage().data_ptr(), ()):
+            setattr(record, name, getattr(record, name).clone())
+
+    def _note(self, func, name, args, kwargs, result, before) -> None:  # noqa: ANN001
+        if name.startswith("_scaled_dot_product") and not name.endswith("_math"):
+            given = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | kwargs
+            self._fused(tensors(result)[0], given)
+        elif name in ("mm", "bmm"):
+            self._multiply(args[0], args[1], result)
+        elif name in ("addmm", "baddbmm"):
+            self._multiply(args[1], args[2], result, kwargs.get("alpha", 1) if name == "baddbmm" else None)
+        elif name == "convolution":
+            self._convolve(args[0], args[1], args[3], args[8], result)
+        elif name in MAKES:
+            self._make(result)
+        elif isinstance(result, Tensor) and self._weights.parameter(result) is not None:
+            pass  # a view of a parameter
+        elif name == "embedding" and (table := self._weights.parameter(args[0])) is not None:
+            self.tags[result] = Tag(origins.pack(self._numbered(table), self._weights.rows(args[0], table, args[1])))
+        elif name in MOVES:
+            self._move(func, name, args, kwargs, result)
+        else:
+            follow(self, name, args, result, lambda tag: function_name(self, (func, name, before, kwargs, result), tag))
+
+    def _fused(self, result: Tensor, given: dict[str, object]) -> None:
+        """Write out a kernel that runs in spite of ``sdpa_kernel``, with its arguments by name."""
+        query, key, value, scale = (given.get(name) for name in ("query", "key", "value", "scale"))
+        mask = given.get("attn_bias", given.get("attn_mask"))
+        with self:
+            groups = query.shape[1] // key.shape[1]
+            key, value = (part.repeat_interleave(groups, 1) if groups > 1 else part for part in (key, value))
+            logits = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+            logits = logits if mask is None else logits + mask
+            if given.get("is_causal"):
+                hidden = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(1)
+                logits = logits.masked_fill(hidden, float("-inf"))
+            out = logits.softmax(-1) @ value
+        tag = self.tags.get(out)
+        if tag is not None:
+            self.tags[result] = tag
+
+    def _move(self, func, name, args, kwargs, result) -> None:  # noqa: ANN001
+        """Repeat an operation that only moves numbers on their codes."""
+        tags = self.known((args, kwargs))
+        if not tags or (name in FILLS and id(args[0]) not in tags):
+            return
+        seconds = any(tag.other is not None for tag in tags.values())
+        path = frozenset().union(*(tag.path for tag in tags.values()))
+        factors = next((tag.factors for tag in tags.values() if tag.factors), None)
+        try:
+            first = moved(func, name, args, kwargs, {key: tag.codes for key, tag in tags.items()})
+            second = first
+            if seconds:
+                second = moved(
+                    func, name, args, kwargs, {k: t.codes if t.other is None else t.other for k, t in tags.items()}
+                )
+        except RuntimeError:  # an operation that torch does not have for integers
+            return
+        for out, place, other in zip(tensors(result), tensors(first), tensors(second), strict=True):
+            self.tags[out] = Tag(place, other if seconds else None, path, factors)
+
+    def _make(self, result: Tensor) -> None:
+        """Begin to follow a tensor that will be filled."""
+        if result.is_floating_point() and result.ndim > 1:
+            self.tags[result] = Tag(torch.zeros(result.shape, dtype=torch.int64, device=result.device))
+
+    def _multiply(self, left: Tensor, right: Tensor, result: Tensor, factor: float | None = None) -> None:
+        """Tell a linear map from a product of two activations."""
+        one, two = self._block(left), self._block(right)
+        if one is not None and two is not None:  # tokens may be parameters too: rows of a table, learned queries
+            one, two = (None, two) if self._weights.parameter(right) is not None else (one, None)
+        if two is not None and one is None:
+            self._linear(left, self.tag(left), two, result, result)
+        elif one is not None and two is None:  # W xᵀ
+            tag = self.tag(right)
+            self._linear(right.mT, tag and turned(tag), one.turned, result.mT, result)
+        elif one is None and two is None and result.ndim == 3:
+            left_tag, right_tag = self.tag(left), self.tag(right)
+            if left_tag is not None and right_tag is not None:
+                self._product(left, right, result, left_tag, right_tag, factor)
+
+    def _linear(self, x: Tensor, tag: Tag | None, block: Block, y: Tensor, result: Tensor) -> None:
+        """Record y = x W; ``result`` is y as torch gave it, which may be turned."""
+        below = None if tag is None else self.source(tag)
+        mixed = isinstance(below, Product) and tag.codes.shape == y.shape
+        if mixed and not origins.over_queries(tag.codes, -1):  # what a map over queries takes are tokens, no logits
+            self._put(result, Tag(tag.codes, tag.other, tag.path | {MIXED}), y)
+            return
+        record: Source = Other(self.running[-1], "weights that are computed", x, below)
+        if block.starts is not None:
+            given = None if tag is None else tag.codes if tag.codes.ndim == 3 else tag.codes[None]
+            taken, before = taken_alike(self, given), tag or Tag(None)
+            record = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
+        channels = torch.arange(y.shape[-1] * len(block.starts if block.starts is not None else (0,)), device=y.device)
+        places = origins.pack(self._new(record), channels).view(-1, 1, y.shape[-1])
+        self._put(result, Tag((places if y.ndim == 3 else places[0]).expand(y.shape)), y)
+
+    def _product(self, left: Tensor, right: Tensor, result: Tensor, one: Tag, two: Tag, factor: float | None) -> None:
+        """Record logits, or the sum of values where one side is a map."""
+        if isinstance(self.source(one), Product):
+            self._sum(left, right, result, one, two, result)
+        elif isinstance(self.source(two), Product):  # Vᵀ Aᵀ
+            self._sum(right.mT, left.mT, result.mT, turned(two), turned(one), result)
+        else:
+            logits = result if factor is None else factor * (left @ right)
+            record = Product(self.running[-1], left, right.mT, one, turned(two), logits)
+            self.tags[result] = Tag(origins.logits(self._new(record), record.heads, result.shape))
+
+    def _sum(self, maps: Tensor, value: Tensor, out: Tensor, one: Tag, two: Tag, result: Tensor) -> None:
+        """Record values weighted with a map; its channels are those of a head, head after head."""
+        record = Sum(self.running[-1], maps, one, value, two, out, self.measure)
+        channels = record.heads[:, None, None] * out.shape[-1] + torch.arange(out.shape[-1], device=out.device)
+        self._put(result, Tag(origins.pack(self._new(record), channels).expand(out.shape)), out)
+
+    def _convolve(self, x: Tensor, weight: Tensor, stride: list[int], groups: int, result: Tensor) -> None:
+        """Record a convolution: of kernel 1 it is a linear map of single tokens."""
+        parameter, tag = self._weights.parameter(weight), self.tag(x)
+        if parameter is None:
+            return
+        if tag is not None and isinstance(self.source(tag), Product) and tag.codes.shape == result.shape:
+            self.tags[result] = Tag(tag.codes, tag.other, tag.path | {MIXED})
+            return
+        size = tuple(weight.shape[2:])
+        if math.prod(size) == 1:
+            x = x[(..., *(slice(None, None, step) for step in stride))]
+        y = result.movedim(1, -1)
+        channels = torch.arange(result.shape[1], device=result.device)
+        if math.prod(size) == groups == 1 and x.shape[2:] == result.shape[2:]:
+            taken, before = taken_alike(self, None if tag is None else tag.codes.flatten(2).mT), tag or Tag(None)
+            block = self._weights.block(weight[(..., *(0 for _ in size))].T)
+            x = x.movedim(1, -1)
+            record: Source = Linear(self.running[-1], block, x, y, taken, before.path, before.factors)
+        elif (kept := self._channelwise(tag, groups, result)) is not None:
+            self.tags[result] = kept
+            return
+        else:
+            kind = "depthwise convolution" if groups == x.shape[1] > 1 else "convolution"
+            what = f"a {kind} of kernel {'×'.join(map(str, size))}"
+            record = Other(self.running[-1], what, x.movedim(1, -1), None if tag is None else self.source(tag))
+        self.tags[result] = Tag(origins.pack(self._new(record), channels).expand(y.shape).movedim(-1, 1))
+
+    def _channelwise(self, tag: Tag | None, groups: int, result: Tensor) -> Tag | None:
+        """Return the tag of a linear map's outputs behind a depthwise convolution: it mixes tokens, not channels."""
+        if tag is None or tag.other is not None or not groups == tag.codes.shape[1] == result.shape[1] > 1:
+            return None
+        columns = origins.over_pixels(tag.codes, result.shape) if isinstance(self.source(tag), Linear) else None
+        late = {LATE} if tag.path & self.pointwise else set()
+        return None if columns is None else Tag(columns, None, tag.path | {POOLED} | late, tag.factors)
+
+    def _put(self, result: Tensor, tag: Tag, seen: Tensor) -> None:
+        """Tag a result, which is ``seen`` or that with its last axes turned."""
+        self.tags[result] = tag if seen is result else turned(tag)
+
+    def _block(self, tensor: Tensor) -> Block | None:
+        """Return which entries of which parameter a matrix (…, I, O) holds; ``None`` where it is no weight."""
+        if (block := self._weights.block(tensor)) is not None:
+            return block
+        tag = self.tags.get(tensor)
+        if tag is None or not self.is_weight(tag):
+            return None
+        entries = origins.place(tag.codes).view(-1, *tensor.shape[-2:])
+        parameter = self.source(tag)
+        offsets = entries[0, :, 0] - entries[0, 0, 0]
+        regular = (entries == entries[:, :1] + offsets[:, None]).all() and not tag.path  # else it is computed
+        regular = regular and origins.source(tag.codes).unique().numel() == 1
+        return Block(parameter, entries[:, 0] if regular else None, offsets)
+
+    def known(self, tree: object) -> dict[int, Tag]:
+        return {id(leaf): tag for leaf in tensors(tree) if (tag := self.tag(leaf)) is not None}
+
+    def tag(self, tensor: Tensor) -> Tag | None:
+        """Return a tensor's tag; that of a parameter, or of a view of one, is made when it is asked for."""
+        parameter = self._weights.parameter(tensor)
+        if parameter is None:
+            return self.tags.get(tensor)
+        return Tag(origins.pack(self._numbered(parameter), self._weights.entries(tensor, parameter)))
+
+    def _numbered(self, parameter: nn.Parameter) -> int:
+        if id(parameter) not in self._numbers:
+            self._numbers[id(parameter)] = self._new(parameter)
+        return self._numbers[id(parameter)]
+
+    def _new(self, source: Source) -> int:
+        number = len(self.sources)
+        self.sources.append(source)
+        key = source.block.key if isinstance(source, Linear) else (id(source),)
+        self.alike.append(self._maps.setdefault(key, number))
+        for name in RECORDED.get(type(source), ()):
+            storage = getattr(source, name).untyped_storage().data_ptr()
+            self._recorded.setdefault(storage, []).append((source, name))
+        return len(self.sources) - 1
+
+    def weight(self, tensor: Tensor) -> bool:
+        """Say whether a tensor is a parameter, a view or a copy of one."""
+        tag = self.tag(tensor)
+        return tag is not None and self.is_weight(tag)
+
+    def is_weight(self, tag: Tag) -> bool:
+        """Say whether every number of a tensor is a parameter's; of tokens, some may be, such as a class token's."""
+        few = origins.compact(origins.whole(tag.codes))
+        ends = (few.max(), few.min()) if few.numel() else ()
+        return bool(ends) and all(isinstance(self.sources[int(origins.source(end))], nn.Parameter) for end in ends)
+
+
+# Running a model under watch.
+
+
+@contextmanager
+def watching(model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> Iterator[WatchMode]:
+    """Watch what runs inside; fused attention is written out, and its inference fast path is off."""
+    mode = WatchMode(model, measure)
+    handles, stack = [], mode.running
+    fast = torch.backends.mha.get_fastpath_enabled()
+    for name, module in named_plain_modules(model):
+        handles.append(module.register_forward_pre_hook(lambda *_, name=name: entered(mode, name), prepend=True))
+        handles.append(module.register_forward_hook(lambda *_: ended(stack), always_call=True))
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with ExitStack() as modes:
+            modes.enter_context(sdpa_kernel(SDPBackend.MATH))
+            modes.enter_context(mode)
+            yield mode
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+        for handle in handles:
+            handle.remove()
+
+
+def entered(mode: WatchMode, name: str) -> None:
+    """Take note that a module begins to run."""
+    mode.running.append(name)
+    mode.ran.add(name)
+
+
+def ended(running: list[str]) -> None:
+    """Take note that the innermost module has ended; a hook that returned its name would replace what it gave."""
+    running.pop()

@@ -1,0 +1,261 @@
+"""Which channels of which linear maps the queries, keys and values of every head are, and where they go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from structured_init.hosts.layout import Projection, StridedProjection
+from structured_init.hosts.watching import origins
+from structured_init.hosts.watching.forward_pass import WatchMode
+from structured_init.hosts.watching.records import Linear, Other, Product, Sum, Tag
+
+
+class NoLayout(Exception):
+    """Attention that cannot be described by four matrices; the message says what it is instead."""
+
+
+def content(seen: WatchMode, product: Product, sum_: Sum) -> tuple[Product, float]:
+    """Return the product of queries and keys among those that were added up, and the factor on it.
+
+    Positions may have one of their own (Transformer-XL): its keys are made of something else than the values.
+    """
+    if not product.beside:
+        return product, product.factor
+    tokens = _input(seen, sum_.value_tag)
+    every = [(product, product.factor), *((o, o.factor * product.factor / at) for o, at in product.beside)]
+    of_tokens = [pair for pair in every if _alike(_input(seen, pair[0].key_tag), tokens)]
+    if not of_tokens or not torch.equal(of_tokens[0][0].heads, product.heads):
+        raise NoLayout("its logits are a sum of products, and none is of keys and values of the same tokens")
+    return of_tokens[0]
+
+
+def _input(seen: WatchMode, tag: Tag) -> Tensor | None:
+    """Return the tokens that a tag's linear map is given."""
+    source = seen.source(tag)
+    return source.x if isinstance(source, Linear) else None
+
+
+def _alike(one: Tensor | None, two: Tensor | None) -> bool:
+    return one is not None and two is not None and one.shape == two.shape and torch.equal(one, two)
+
+
+def _as_first(seen: WatchMode, tag: Tag) -> Tag:
+    """Return a tag in which several calls of one linear map are its first: tokens that were put beside each other."""
+    alike = torch.tensor(seen.alike)
+
+    def first(each: Tensor) -> Tensor:
+        few = origins.compact(each)
+        numbers = origins.source(few)
+        first = alike.to(few.device)[numbers]
+        return each if (first == numbers).all() else origins.pack(first, origins.place(few)).expand(each.shape)
+
+    return Tag(first(tag.codes), None if tag.other is None else first(tag.other), tag.path)
+
+
+def resolved(seen: WatchMode, tag: Tag) -> Int64[Tensor, "batch channels"]:
+    """Return the codes without token of each column; where a rotation left one channel twice, of its partner too."""
+    tag = _as_first(seen, tag)
+    columns = origins.over_tokens(tag.codes)
+    if columns is None:
+        raise NoLayout("its keys or values are no channels of tokens")
+    if tag.other is None:
+        return columns
+    others = origins.over_tokens(tag.other)
+    if others is None:
+        return columns
+    resolved = columns.tolist()
+    for row, other in zip(resolved, others.tolist(), strict=True):
+        seen: set[int] = set()
+        for place, two in enumerate(other):
+            row[place] = two if row[place] in seen else row[place]
+            seen.add(row[place])
+    return torch.tensor(resolved, device=columns.device)
+
+
+def map_that_makes(seen: WatchMode, what: str, table: Int64[Tensor, "heads channels"], tag: Tag) -> Linear:
+    """Return the linear map whose outputs the channels are; of several calls of it, one with the tokens of all."""
+    sources = [seen.sources[number] for number in origins.source(table).unique().tolist()]
+    if len(sources) > 1:
+        parts = ", ".join(getattr(source, "module", "") or "a parameter" for source in sources if source is not None)
+        raise NoLayout(f"its {what} are put together from several linear maps ({parts})")
+    source = sources[0]
+    if isinstance(source, Linear):
+        numbers = origins.source(origins.compact(tag.codes))
+        calls = [int(numbers.max())] if numbers.min() == numbers.max() else numbers.unique().tolist()
+        same = tuple(call for call in calls if seen.alike[call] == seen.alike[seen.number(source)])
+        if same not in seen.together:
+            seen.together[same] = all_calls([seen.sources[call] for call in same])
+        return seen.together[same]
+    if isinstance(source, Other):
+        raise NoLayout(f"its {what} are made by {source.what} ('{source.module}')")
+    if isinstance(source, nn.Parameter):
+        raise NoLayout(f"its {what} are a parameter")
+    raise NoLayout(f"its {what} come from something that could not be followed to a linear map")
+
+
+def all_calls(calls: list[Linear]) -> Linear:
+    """Return several calls of one linear map as one."""
+    if len(calls) == 1 or calls[0].x.ndim != calls[0].y.ndim or len(calls[0].block.starts) > 1:
+        return calls[0]
+    x, y = (torch.cat([getattr(call, name).flatten(0, -2) for call in calls]) for name in ("x", "y"))
+    return replace(calls[0], x=x, y=y)
+
+
+def in_groups(query: Tensor, key: Tensor, value: Tensor) -> list[int]:
+    """Return the order of the heads in which those that share a key or a value are neighbours."""
+    rank = [tuple(int(table[head].min()) for table in (key, value, query)) for head in range(len(query))]
+    return sorted(range(len(query)), key=rank.__getitem__)
+
+
+def distinct(table: Int64[Tensor, "heads channels"]) -> Int64[Tensor, "groups channels"]:
+    """Return each row once, in order."""
+    return torch.stack([torch.tensor(row) for row in dict.fromkeys(map(tuple, table.tolist()))])
+
+
+def sorted_alike(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Put the channels of every head in order, its key's with them: a product does not ask for their order.
+
+    Returns:
+        Both, and the order of each head, all (H, k).
+    """
+    order = query.argsort(dim=1)
+    return query.gather(1, order), key.gather(1, order), order
+
+
+def map_that_takes(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, Int64[Tensor, "heads channels"]]:
+    """Return the linear map that takes what attention gives, and which of its inputs each head's channels are."""
+    number, width = seen.number(sum_), sum_.width
+    wanted = order[:, None] * width + torch.arange(width)
+    taking = [
+        linear
+        for linear in seen.of(Linear)
+        if linear.taken is not None and (origins.source(linear.taken) == number).any()
+    ]
+    if not taking:
+        takers = (other for other in seen.of(Other) if other.below is sum_)
+        raise NoLayout(
+            next(
+                (f"what it gives goes into {t.what} ('{t.module}')" for t in takers),
+                sum_.parted or "no linear map takes what it gives",
+            )
+        )
+    if len({id(linear.block.parameter) for linear in taking}) > 1:
+        names = ", ".join(dict.fromkeys(f"'{linear.module}'" for linear in taking))
+        raise NoLayout(f"what it gives goes into several linear maps ({names})")
+    for linear in taking:
+        own = linear.taken[origins.source(linear.taken) == number]
+        if len(own.unique()) < len(own):
+            raise NoLayout(f"what it gives goes into '{linear.module}' more than once")
+        inputs = (origins.source(linear.taken) == number).nonzero().flatten()
+        places = dict(zip(origins.place(linear.taken[inputs]).tolist(), inputs.tolist(), strict=True))
+        if all(channel in places for channel in wanted.flatten().tolist()):
+            return linear, torch.tensor([[places[channel] for channel in row] for row in wanted.tolist()])
+    raise NoLayout(f"'{taking[0].module}' takes only a part of what it gives")
+
+
+# Whose tokens an attention layer looks at.
+
+
+def is_cross(seen: WatchMode, query: Linear, key: Linear) -> bool:
+    """Say whether keys come from other tokens than queries.
+
+    They do not where the queries' tokens are among the keys', or where the keys' were made from those, by a
+    convolution that reduces them or a smaller linear map.
+    """
+    if key.x is query.x or (key.x.shape == query.x.shape and key.x.data_ptr() == query.x.data_ptr()):
+        return False
+    keys = _line(seen, key)
+    if any(_holds(one.x, query.x) for one in keys):
+        return False
+    for first in _line(seen, query)[1:]:
+        if isinstance(first, Linear) and any(one is not first and _holds(one.x, first.x) for one in keys):
+            raise NoLayout(
+                f"its queries are made by two linear maps, one after the other ('{first.module}', '{query.module}')"
+            )
+    return True
+
+
+def _line(seen: WatchMode, linear: Linear) -> list[Linear | Other]:
+    """Return a linear map, what made its input, and what made the input of that."""
+    line: list[Linear | Other] = [linear]
+    while len(line) < 3 and (above := _above(seen, line[-1])) is not None:
+        line.append(above)
+    return line
+
+
+def _holds(tokens: Tensor, some: Tensor) -> bool:
+    """Say whether some tokens are among others of the same width."""
+    return tokens.shape[-1] == some.shape[-1] and _rows(some) <= _rows(tokens)
+
+
+def _above(seen: WatchMode, linear: Linear | Other) -> Linear | Other | None:
+    """Return what made the input of a linear map, where one source did."""
+    if linear.taken is None:
+        return None
+    numbers = origins.source(linear.taken).unique().tolist()
+    source = seen.sources[numbers[0]] if len(numbers) == 1 else None
+    return source if isinstance(source, Linear | Other) else None
+
+
+def _rows(x: Tensor) -> set[tuple[float, ...]]:
+    """Return the tokens as a set; a few of their numbers tell them apart."""
+    return set(map(tuple, x.reshape(-1, x.shape[-1])[:, :4].tolist()))
+
+
+# From channels of a linear map to the block of its parameter that makes or takes them.
+
+
+def outputs(what: str, linear: Linear, columns: Tensor) -> Projection | StridedProjection:
+    """Return the block of a parameter that gives some of its outputs."""
+    block = linear.block
+    starts = block.starts.flatten()[columns.to(block.starts.device)].cpu()
+    steps = starts.diff(dim=1)
+    step = int(steps[0, 0]) if steps.numel() else 1
+    if steps.numel() and not (steps == step).all():
+        raise NoLayout(f"the channels of a head of its {what} lie in no regular order in '{linear.module}'")
+    apart = block.offsets.diff()
+    if apart.numel() and not (apart == apart[0]).all():
+        raise NoLayout(f"the inputs of '{linear.module}' lie in no regular order in its parameter")
+    across = int(apart[0]) if apart.numel() else 1
+    if min(step, across) < 0:
+        raise NoLayout(f"the channels of its {what} lie backwards in '{linear.module}', those that they meet do not")
+    return _block(block.parameter, starts[:, 0].tolist(), columns.shape[1], block.inputs, (step, across))
+
+
+def inputs(linear: Linear, columns: Tensor) -> Projection | StridedProjection:
+    """Return the block of a parameter that takes some of its inputs."""
+    block = linear.block
+    if len(block.starts) > 1:
+        raise NoLayout(f"'{linear.module}' multiplies what it gives with a matrix for each head")
+    starts = block.starts[0].cpu()
+    step = int(starts[1] - starts[0]) if len(starts) > 1 else 1
+    entries = starts[0] + block.offsets.cpu()[columns]
+    apart = entries.diff(dim=1)
+    along = int(apart[0, 0]) if apart.numel() else 1
+    if (len(starts) > 1 and not (starts.diff() == step).all()) or (apart.numel() and not (apart == along).all()):
+        raise NoLayout(f"what it gives goes into '{linear.module}' in no regular order")
+    if min(step, along) < 0:
+        raise NoLayout(f"what it gives goes into '{linear.module}' backwards")
+    return _block(block.parameter, entries[:, 0].tolist(), columns.shape[1], len(starts), (along, step))
+
+
+def _block(
+    parameter: nn.Parameter, starts: Sequence[int], head_dim: int, width: int, steps: tuple[int, int]
+) -> Projection | StridedProjection:
+    """Return rows or columns of a matrix where a block is that, and strides where not."""
+    if parameter.ndim == 2:
+        rows, columns = parameter.shape
+        for axis, size, along, across in ((0, columns, columns, 1), (1, rows, 1, columns)):
+            apart = [start // along for start in starts]
+            step = apart[1] - apart[0] if len(apart) > 1 else head_dim
+            even = all(two - one == step for one, two in pairwise(apart)) and step >= head_dim
+            whole = all(start % along == 0 for start in starts) and (axis == 0 or max(starts) < columns)
+            if (head_dim == 1 or steps[0] == along) and steps[1] == across and width == size and even and whole:
+                return Projection(parameter, len(starts), head_dim, axis, apart[0], None if step == head_dim else step)
+    return StridedProjection(parameter, tuple(starts), head_dim, width, steps)

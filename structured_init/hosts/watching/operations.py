@@ -1,0 +1,297 @@
+"""Functions of single numbers, norms and sums: what they leave of where the numbers that go in came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import permutations
+from typing import Any
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from structured_init.hosts.watching import origins
+from structured_init.hosts.watching.records import (
+    AVERAGED,
+    GATED,
+    ITSELF,
+    NEGATED,
+    POOLED,
+    TWICE,
+    Linear,
+    Other,
+    Pass,
+    Product,
+    Sum,
+    Tag,
+    pooled,
+    single,
+    tensors,
+)
+
+SUMS = frozenset({"add", "add_", "sub", "sub_"})
+SOFTMAX = frozenset({"_softmax", "_safe_softmax"})
+SILENT = frozenset({"_to_copy", "dropout", "native_dropout"})  # not worth a word in a path
+TIMES = frozenset({"mul", "mul_", "div", "div_"})
+# What is not looked at by its numbers: exact for any input, or known to be a norm, or to pool tokens.
+LINEAR = frozenset({"mul", "div", "add", "sub", "neg", "mean", "sum"})
+PIXELS = frozenset({"avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices"})
+POOLING = PIXELS | {"amax", "max"}
+# Batch norm has other names on other devices and versions of torch, and in evaluation mode.
+NORMING = frozenset({"native_layer_norm", "native_group_norm", "_fused_rms_norm", "native_batch_norm"})
+NORMING |= {"_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm", "miopen_batch_norm"}
+
+
+def follow(seen: Pass, name: str, args: tuple, result: object, names: Callable[[Tag], set[str]]) -> None:
+    """Give the result of a function of single numbers, or of a norm, the codes of what goes in."""
+    given = [tag for leaf in tensors(args) if (tag := seen.tag(leaf)) is not None]
+    whole = frozenset().union(*(tag.path for tag in given)) | ({name.rstrip("_")} - SILENT)
+    for out in tensors(result) if given else ():
+        same = [tag for tag in given if tag.codes.shape == out.shape]
+        if not (out.is_floating_point() or out.is_complex()):
+            continue
+        if not same:
+            left = pooled(given[0].codes, out, args)
+            if name == "sum" and left is None:
+                _add_up([[term] for term in _stacked(seen, given[0], out, args)])
+            if left is None and name in PIXELS and given[0].codes.ndim == out.ndim:
+                left = origins.over_pixels(given[0].codes, out.shape)
+            seen.tags[out] = Tag(
+                origins.unknown(out) if left is None else left,
+                None,
+                whole | {POOLED if left is not None else AVERAGED},
+            )
+            continue
+        active = [tag for tag in same if len(given) == 1 or not seen.is_weight(tag)]
+        tag = (active or same)[0]
+        # Of what goes in beside it, only what was averaged or pooled, or is added, changes what this is.
+        turns = name in SUMS and not isinstance(seen.source(tag), Product)  # what is added to logits does not count
+        beside = [other.path if turns else other.path & {AVERAGED, POOLED} for other in given]
+        path = tag.path.union(names(tag) - SILENT, *beside)
+        path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
+        path |= {NEGATED} if _negated(seen, name.rstrip("_"), args) else set()
+        mixed = isinstance(seen.source(tag), Sum) and any(
+            leaf.shape == out.shape and seen.tag(leaf) is None for leaf in tensors(args)
+        )
+        if name in TIMES and (mixed or (len(active) == 2 and _gated(seen, *active) and not _a_token_each(seen, args))):
+            path |= {ITSELF if len(active) == 2 and same_numbers(*active) else GATED}
+        if name in SUMS and mixed:  # tokens of unknown origin: a residual stream
+            seen.tags[out] = Tag(origins.unknown(out), None, path)
+        elif name in SUMS and len(active) == 2:
+            seen.tags[out] = added(seen, *active, path)
+        else:
+            sides = tuple(active) if name in TIMES and len(active) == 2 else tag.factors
+            seen.tags[out] = Tag(tag.codes, tag.other, path, sides)
+        source = seen.source(tag)
+        if isinstance(source, Product):
+            _logits(seen, source, name, args, given)
+        if name in SUMS:
+            _summed(seen, args, out, same)
+
+
+def _negated(seen: Pass, name: str, args: tuple) -> bool:
+    """Say whether an operation takes maps, or what attention gives, times −1, all of them or some."""
+    tags = [seen.tag(leaf) if isinstance(leaf, Tensor) else None for leaf in args[:2]]
+    sources = [None if tag is None else seen.source(tag) for tag in tags]
+    own = [isinstance(each, Sum) or (isinstance(each, Product) and each.softened > 0) for each in sources]
+    if name == "neg" or len(own) < 2 or all(own):
+        return name == "neg" and any(own)
+    times = (name == "mul" and any(own)) or (name == "div" and own[0])
+    return (name == "sub" and own[1]) or (times and _negative(seen, args[own.index(False)]))
+
+
+def _negative(seen: Pass, factor: object) -> bool:
+    """Say whether a number, or some of a tensor that is no activation, are below zero."""
+    if isinstance(factor, Tensor):
+        tag = seen.tag(factor)
+        return (tag is None or seen.is_weight(tag)) and bool((factor < 0).any())
+    return isinstance(factor, int | float) and factor < 0
+
+
+def _summed(seen: Pass, args: tuple, out: Tensor, same: list[Tag]) -> None:
+    """Take note of linear maps whose outputs are added to other activations, or get a bias."""
+    beside = [leaf for leaf in tensors(args) if leaf.shape != out.shape or seen.weight(leaf)]
+    for tag in same:
+        if isinstance(source := seen.source(tag), Linear):
+            source.joined |= not beside
+            if beside and all(map(seen.weight, beside)):
+                source.biased(out)
+    sides = [tag.terms or _map_alone(seen, tag) for tag in same]
+    _add_up(sides)
+    seen.tags[out].terms = [term for side in sides for term in side]
+
+
+def _map_alone(seen: Pass, tag: Tag) -> list[Linear]:
+    """Return the linear map that gave a tensor, to which nothing but sums was done since."""
+    source = seen.source(tag)
+    return [source] if isinstance(source, Linear) and tag.path <= {"add"} else []
+
+
+def _stacked(seen: Pass, tag: Tag, out: Tensor, args: tuple) -> list[Linear]:
+    """Return the linear maps whose outputs were put beside each other and are added up along that axis."""
+    axes = args[1] if len(args) > 1 and isinstance(args[1], list | tuple) else ()
+    few = origins.compact(tag.codes)
+    if few.ndim != out.ndim + 1 or len(axes) != 1 or few.shape[axes[0]] < 2 or tag.path:
+        return []
+    sources = [seen.source(Tag(each)) for each in few.movedim(axes[0], 0).flatten(1)[:, :1]]
+    return sources if all(isinstance(source, Linear) for source in sources) else []
+
+
+def _add_up(sides: list[list[Linear]]) -> None:
+    """Take note that the outputs of linear maps on different sides of a sum are added up."""
+    for side, others in permutations(sides, 2):
+        for term in side:
+            term.beside.update(map(id, others))
+
+
+def _gated(seen: Pass, one: Tag, two: Tag) -> bool:
+    """Say whether a product of two tensors of the same shape is none with a factor for each token."""
+    apart = seen.source(one) is not seen.source(two)
+    return apart or not (AVERAGED in one.path or AVERAGED in two.path or isinstance(seen.source(one), Product))
+
+
+def _a_token_each(seen: Pass, args: tuple) -> bool:
+    """Say whether a factor has one number for each token, spread over its features as the norm of `F.normalize`."""
+    averaged = [leaf for leaf in tensors(args) if (tag := seen.tag(leaf)) is not None and AVERAGED in tag.path]
+    return any(leaf.ndim > 1 and leaf.shape[-1] > 1 and bool((leaf == leaf[..., :1]).all()) for leaf in averaged)
+
+
+def function_name(seen: Pass, call: tuple, tag: Tag) -> set[str]:
+    """Return the name of a function, unless it only multiplied what it was given; see whether it is pointwise."""
+    func, name, args, kwargs, result = call
+    plain = name.rstrip("_")
+    known = plain in LINEAR | POOLING | NORMING | SILENT
+    if known or not isinstance(seen.source(tag), Linear | Other) or not isinstance(args[0], Tensor):
+        return {plain}
+    beside = [leaf for leaf in tensors((args[1:], kwargs)) if leaf.numel() > 1]  # bounds may be tensors of one number
+    if isinstance(result, Tensor) and args[0].shape == result.shape and not beside:
+        if proportional(args[0], result):
+            return set()
+        if plain not in seen.pointwise and pointwise(func, args, kwargs, result):
+            seen.pointwise.add(plain)
+    return {plain}
+
+
+def _logits(seen: Pass, product: Product, name: str, args: tuple, given: list[Tag]) -> None:
+    """Take note of what is done to logits before the softmax: factors, and parameters that are added."""
+    if name in SUMS and len(given) == 2:
+        product.added += [source for tag in given if isinstance(source := seen.source(tag), nn.Parameter)]
+    plain, own = name.rstrip("_"), [isinstance(arg, Tensor) and _of(seen, arg, product) for arg in args[:2]]
+    if product.softened == 0 and plain == "sub" and own == [False, True]:
+        product.factor *= -1
+    if product.softened == 0 and plain in ("mul", "div") and own[1:] != own[:1]:
+        by = args[own.index(False)]
+        if isinstance(by, int | float) or single(by):
+            product.factor *= float(by) if plain == "mul" else 1 / float(by)
+        else:
+            product.apart |= _negative(seen, by)
+    if name in SOFTMAX:
+        product.softened += 1
+        product.over_queries |= origins.over_queries(seen.tag(args[0]).codes, args[1])
+
+
+def _of(seen: Pass, tensor: Tensor, product: Product) -> bool:
+    return (tag := seen.tag(tensor)) is not None and seen.source(tag) is product
+
+
+# What a function does to the numbers that it is given, told by the numbers and not by its name.
+
+FEW = 256  # numbers that tell most functions from a factor
+MANY = 1 << 16  # numbers on which a function is run once more
+
+
+def proportional(x: Tensor, y: Tensor) -> bool:
+    """Say whether y = c x for one number c: a clamp at a bound that nothing reaches, a cap that nothing comes near."""
+    if x.numel() == 0 or not (x.is_floating_point() and y.is_floating_point()):
+        return False
+    return _proportional(_few(x), _few(y)) and _proportional(x.detach().flatten(), y.detach().flatten())
+
+
+def _few(x: Tensor, count: int = FEW) -> Tensor:
+    """Return the first numbers of a tensor; of one that lies in memory in another order, without a copy of it."""
+    x = x.detach()
+    while x.ndim > 1 and x[0].numel() >= count:
+        x = x[0]
+    return x[:count].flatten()[:count] if x.ndim else x.flatten()
+
+
+def _proportional(x: Tensor, y: Tensor) -> bool:
+    x, y = x.double(), y.double()
+    factor = x.dot(y) / x.dot(x).clamp_min(torch.finfo(torch.float64).tiny)
+    return bool((y - factor * x).norm() <= 1e-6 * y.norm()) and bool(factor > 0)
+
+
+def pointwise(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], result: Tensor) -> bool:
+    """Say whether a function of one tensor makes each number from that number alone: it is run on them reversed."""
+    x, *others = args
+    if kwargs or any(isinstance(other, Tensor) for other in others) or x.shape != result.shape:
+        return False
+    try:
+        again = func(_few(x, MANY).flip(0), *others)
+    except (RuntimeError, IndexError, TypeError):  # a function that needs the axes
+        return False
+    return torch.allclose(again.flip(0), _few(result, MANY), rtol=1e-4, atol=1e-6)  # vector units round on their own
+
+
+# What a sum of two activations is: a rotation, a second term of logits, a convolution beside attention, a stream.
+
+
+def added(seen: Pass, first: Tag, second: Tag, path: frozenset[str]) -> Tag:
+    """Return the tag of a sum: of one source, both codes; with a product, its own; else nothing is known."""
+    for tag, beside in ((first, second), (second, first)):
+        source, other = seen.source(tag), seen.source(beside)
+        if isinstance(source, Product):  # a second term of the logits
+            if isinstance(other, Product) and other is not source:
+                (source.others.append(other) if source.softened else source.beside.append((other, source.factor)))
+            return Tag(tag.codes, tag.other, path)
+        if isinstance(source, Sum) and source is not other:
+            own = _of_attention(seen, source, beside)
+            if own is None:  # a residual stream is no output of attention alone
+                if isinstance(other, Sum):
+                    source.parted = other.parted = "what it gives is added to what another product with values gives"
+                return Tag(origins.unknown(tag.codes), None, path)
+            return Tag(tag.codes, tag.other, tag.path | {own} | (path & {NEGATED}))
+
+    def either(one: Tensor, two: Tensor) -> Tensor:
+        a, b = origins.source(one), origins.source(two)
+        return torch.where((a == b) | (b == 0), one, torch.where(a == 0, two, 0))
+
+    alike = origins.together(lambda one, two: origins.source(one) == origins.source(two), first.codes, second.codes)
+    whole = origins.together(either, first.codes, second.codes)
+    whole = whole if origins.compact(whole).any() else origins.unknown(whole)  # a stream is carried on as one number
+    turns = origins.compact(alike).all() and not same_numbers(first, second)
+    return Tag(whole, second.codes, path | {TWICE}) if turns else Tag(whole, None, path)
+
+
+def _of_attention(seen: Pass, sum_: Sum, beside: Tag) -> str | None:
+    """Say what it is of attention's own that is added to what it gives; ``None`` where it is something else."""
+    values, product = seen.source(sum_.value_tag), seen.source(sum_.maps_tag)
+    other = seen.source(beside)
+    if isinstance(other, Other) and other.below is values:
+        return "a convolution of its values, added"
+    channels = origins.compact(beside.codes).unique()
+    for what, tag in (("values", sum_.value_tag), ("queries", product.query_tag)):
+        if other is seen.source(tag) and torch.isin(channels, origins.compact(tag.codes)).all():
+            return f"a convolution of its {what}, added" if POOLED in beside.path else f"its {what}, added"
+    return None
+
+
+def taken_alike(seen: Pass, given: Int64[Tensor, "batch tokens inputs"] | None) -> Int64[Tensor, " inputs"] | None:
+    """Return the code that each input of a linear map has in every token; ``None`` where tokens differ.
+
+    So do those of several products with values that are put together token by token, of which it takes note.
+    """
+    columns = None if given is None else origins.over_tokens(given)
+    if columns is not None and (columns == columns[0]).all():
+        return columns[0]
+    numbers = [] if given is None else origins.source(origins.compact(origins.whole(given))).unique().tolist()
+    sums = [source for number in numbers if isinstance(source := seen.sources[number], Sum)]
+    for sum_ in sums if len(sums) > 1 else ():
+        sum_.parted = f"its tokens come from {len(sums)} products with values, put together before '{seen.running[-1]}'"
+    return None
+
+
+def same_numbers(first: Tag, second: Tag) -> bool:
+    """Say whether two tensors were made of the same numbers, each of one: then x · f(x) and x + f(x) are so too."""
+    same = origins.together(torch.eq, first.codes, second.codes)
+    return first.other is None and second.other is None and bool(origins.compact(same).all())

@@ -1,0 +1,403 @@
+"""What is seen in one forward pass: linear maps, products of activations, and weighted sums of values.
+
+Letters: N tokens, M keys, I inputs, O outputs, k head_dim. A batch is samples, windows and heads together, as the host
+multiplies them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, MutableMapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor, nn
+
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.watching import origins
+
+ROWS = 64  # queries of each head whose logits and outputs are kept to be compared
+# Entries of a path that are no operation's name.
+MIXED, TWICE = "mixed by a linear map", "added to itself"
+AVERAGED, POOLED, GATED = "channels averaged", "tokens pooled", "a gate"
+ITSELF = "multiplied by itself"
+LATE = "tokens mixed behind a function"
+NEGATED = "a change of sign"
+
+
+@dataclass(eq=False)
+class Tag:
+    """Where a tensor's numbers come from.
+
+    Attributes:
+        codes: a code per number (see ``codes``).
+        other: where two tensors of one source were added, the codes of the second.
+        path: names of the operations since the source that changed numbers.
+        factors: of a product, as in a gated MLP, the tags of both sides.
+        terms: of a sum, the linear maps whose outputs are added up in it.
+    """
+
+    codes: Int64[Tensor, ...]
+    other: Int64[Tensor, ...] | None = None
+    path: frozenset[str] = frozenset()
+    factors: tuple[Tag, Tag] | None = None
+    terms: list[Linear] = field(default_factory=list)
+
+
+@runtime_checkable
+class Pass(Protocol):
+    """What is known in the middle of a pass (see ``watch.WatchMode``)."""
+
+    sources: list
+    running: list[str]
+    tags: MutableMapping[Tensor, Tag]
+    pointwise: set[str]
+
+    def source(self, tag: Tag) -> object | None:
+        """Return the source of a tensor."""
+
+    def tag(self, tensor: Tensor) -> Tag | None:
+        """Return what is known of a tensor."""
+
+    def weight(self, tensor: Tensor) -> bool:
+        """Say whether a tensor is a parameter, a view or a copy of one."""
+
+    def is_weight(self, tag: Tag) -> bool:
+        """Say whether every number of a tensor is a parameter's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Which entries of a parameter a matrix W (I, O) is, or several of them side by side.
+
+    Attributes:
+        parameter: what holds them.
+        starts: for every matrix and output, the index in the parameter of the entry for input 0; ``None`` where the
+            entries follow no rule.
+        offsets: from there to the entry for each input.
+    """
+
+    parameter: nn.Parameter
+    starts: Int64[Tensor, "matrices outputs"] | None
+    offsets: Int64[Tensor, " inputs"]
+
+    @property
+    def inputs(self) -> int:
+        """I."""
+        return len(self.offsets)
+
+    @property
+    def key(self) -> tuple:
+        """What two blocks share that are the same entries in the same order."""
+        starts, offsets = (tuple(each.tolist()) for each in (self.starts.flatten(), self.offsets))
+        return id(self.parameter), self.starts.shape, hash(starts), hash(offsets)
+
+    @property
+    def turned(self) -> Block:
+        """Wᵀ."""
+        if self.starts is None:
+            return self
+        offsets = self.starts[0] - self.starts[0, 0]
+        if not (self.starts == self.starts[:, :1] + offsets).all():
+            return Block(self.parameter, None, offsets)
+        return Block(self.parameter, self.starts[:, :1] + self.offsets, offsets)
+
+
+@dataclass(eq=False)
+class Linear:
+    """y = x W + b, seen.
+
+    Attributes:
+        module: the plain name of the module that was running.
+        block: where W is.
+        x, y: the tensors. With several matrices, axis 0 says which.
+        taken: for every input, the code of what comes in.
+        path: what happened to the input since its own source.
+        factors: of an input that is a product, the tags of both sides.
+        joined: whether y was added to another activation, as a residual branch is.
+        beside: the linear maps whose outputs y was added to, by identity.
+    """
+
+    module: str
+    block: Block
+    x: Float[Tensor, "*tokens inputs"]
+    y: Float[Tensor, "*tokens outputs"]
+    taken: Int64[Tensor, " inputs"] | None
+    path: frozenset[str]
+    factors: tuple[Tag, Tag] | None = None
+    joined: bool = False
+    beside: set[int] = field(default_factory=set)
+
+    def biased(self, y: Tensor) -> None:
+        """Take y with a bias that is added in a step of its own, where y is that."""
+        if y.numel() == self.y.numel() and y.shape[-1] == self.y.shape[-1]:
+            beside = y.reshape(self.y.shape)
+            bias, size = (beside - self.y).flatten(0, -2), float(beside.abs().max())
+            if math.isfinite(size) and torch.allclose(bias, bias[:1], rtol=0, atol=1e-5 * size):
+                self.y = beside
+
+
+@dataclass(eq=False)
+class Other:
+    """A source that is no linear map of single tokens: a convolution over several, or weights that are computed.
+
+    Attributes:
+        module: the plain name of the module that was running.
+        what: what it is, for a message.
+        x: what it is given, channels last.
+        below: the source of what it is given.
+        taken: not known.
+    """
+
+    module: str
+    what: str
+    x: Tensor
+    below: object | None = None
+    taken: None = None
+
+
+@dataclass(eq=False)
+class Product:
+    """Logits, seen: queries times keys. Of every head, a few queries of its first entry in the batch are kept.
+
+    Attributes:
+        module: the plain name of the module that was running.
+        query, key: the tensors, given whole as (batch, N, k) and (batch, M, k), kept as (H, R, k) and (H, M, k).
+        query_tag, key_tag: the tags of the whole.
+        logits: given as (batch, N, M), kept as (H, R, M).
+        added: parameters that were added to the logits.
+        factor: what they were multiplied with before the softmax.
+        beside: products that were added to it, such as that with positions, each with ``factor`` at that moment.
+        softened: how often a softmax was taken.
+        over_queries: whether one was taken over the queries, so that the keys are what asks.
+        apart: whether factors of both signs, or negative ones, were put on some of its logits alone.
+        others: products whose own softmax is added to its softmax, or subtracted.
+        heads: for every entry of the batch, the number of its head: those with the same query channels are one.
+        columns: the codes of each head's query channels; ``None`` where they differ between tokens.
+        rows: which of the N queries are kept.
+        first: for every head, its first entry in the batch.
+    """
+
+    module: str
+    query: Float[Tensor, "heads rows head_dim"]
+    key: Float[Tensor, "heads keys head_dim"]
+    query_tag: Tag
+    key_tag: Tag
+    logits: Float[Tensor, "heads rows keys"]
+    added: list[nn.Parameter] = field(default_factory=list)
+    factor: float = 1.0
+    beside: list[tuple[Product, float]] = field(default_factory=list)
+    softened: int = 0
+    over_queries: bool = False
+    apart: bool = False
+    others: list[Product] = field(default_factory=list)
+    heads: Int64[Tensor, " batch"] = field(init=False)
+    columns: Int64[Tensor, "heads head_dim"] | None = field(init=False)
+    rows: Int64[Tensor, " rows"] = field(init=False)
+    first: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Tell the heads apart, and keep a few numbers of each."""
+        columns = origins.over_tokens(self.query_tag.codes)
+        if columns is None:
+            self.columns, self.heads = None, torch.arange(len(self.query), device=self.query.device)
+        else:
+            self.columns, self.heads = torch.unique(columns, dim=0, return_inverse=True)
+        self.rows, self.first = spread(self.query), first_of_each(self.heads)
+        self.query, self.key = self.query[self.first][:, self.rows], self.key[self.first]
+        self.logits = self.logits[self.first][:, self.rows]
+
+
+@dataclass(eq=False)
+class Sum:
+    """Values, weighted with a map and summed: what attention gives, before its output projection.
+
+    Attributes:
+        module: the plain name of the module that was running.
+        maps: given as (batch, N, M), kept as (H, R, M).
+        maps_tag: the tag of the whole: its codes say from which product each map comes.
+        value: given as (batch, M, k), kept as (H, M, k).
+        value_tag: the tag of the whole.
+        out: given as (batch, N, k), kept as (H, R, k).
+        heads: for every entry of the batch, the number of its head in the product.
+        first: for every number of a head, its first entry in the batch.
+        width: k.
+        causal: whether the whole is zero above the diagonal; ``None`` where that cannot be told.
+        parted: why no linear map takes it as a whole, where that is known.
+        turned: whether the map has the product's keys where its queries are, and its queries where its keys are.
+        measure: what is to be read off the whole map, before most of it is let go of.
+        measured: what that gave, (H, …): the mean over the entries of each head.
+    """
+
+    module: str
+    maps: Float[Tensor, "heads rows keys"]
+    maps_tag: Tag
+    value: Float[Tensor, "heads keys value_dim"]
+    value_tag: Tag
+    out: Float[Tensor, "heads rows value_dim"]
+    measure: Callable[[Tensor], Tensor] | None = None
+    measured: Tensor | None = field(init=False, default=None)
+    heads: Int64[Tensor, " batch"] = field(init=False)
+    first: dict[int, int] = field(init=False)
+    width: int = field(init=False)
+    causal: bool | None = field(init=False)
+    turned: bool = field(init=False)
+    parted: str | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        """Read from the map which head it is of, and keep a few numbers of each."""
+        heads = origins.head(origins.compact(self.maps_tag.codes)).amax(dim=(1, 2))
+        self.turned = origins.over_queries(self.maps_tag.codes, -1)
+        self.heads, self.width = heads.expand(len(self.maps)), self.out.shape[-1]
+        places = first_of_each(self.heads)
+        if self.measure is not None:
+            entries = self.measure(self.maps)
+            numbers = self.heads.to(entries.device).unique()  # in the order of ``first``
+            self.measured = torch.stack([entries[self.heads == number].mean(dim=0) for number in numbers])
+        self.first = {int(self.heads[place]): place for place in places}
+        self.causal, rows = hides_what_follows(self.maps), spread(self.maps)
+        self.maps, self.out = self.maps[places][:, rows], self.out[places][:, rows]
+        self.value = self.value[places]
+
+
+def spread(tensor: Float[Tensor, "batch tokens channels"], rows: int = ROWS) -> Int64[Tensor, " rows"]:
+    """Return the numbers of a few tokens: the first, which are neighbours, and some of the others, evenly spread."""
+    count, device = tensor.shape[1], tensor.device
+    near = count if count <= rows else rows // 2
+    far = torch.arange(min(count, rows) - near, device=device)
+    return torch.cat([torch.arange(near, device=device), near + far * (count - near) // max(len(far), 1)])
+
+
+def first_of_each(heads: Int64[Tensor, " batch"]) -> list[int]:
+    """Return the place of every number's first appearance, by number."""
+    numbers = heads.tolist()
+    return [numbers.index(number) for number in sorted(set(numbers))]
+
+
+# Whether attention hides the tokens behind each token, read from its maps.
+
+FEW = 1 << 16  # numbers of maps that are looked at together: copies of more leave the processor's cache
+
+
+def hides_what_follows(maps: Float[Tensor, "batch queries keys"]) -> bool | None:
+    """Say whether every map is exactly zero above its diagonal, as under any causal mask.
+
+    A row of equal entries says nothing: that is what a softmax makes of a token, such as padding, that is kept from
+    seeing anything.
+
+    Returns:
+        The answer; ``None`` where queries and keys are not the same number of tokens, where there is one token alone,
+        and where every row but the last is of equal entries.
+    """
+    if maps.shape[-2] != maps.shape[-1] or maps.shape[-1] < 2:
+        return None
+    known = False
+    for few in maps.split(max(1, FEW // maps[0].numel())):  # one map that shows what follows is enough
+        telling = few.amax(-1) > few.amin(-1)
+        if (few.triu(1).any(-1) & telling).any():
+            return False
+        known |= bool(telling[..., :-1].any())
+    return known or None
+
+
+def agreed(answers: Iterable[bool | None]) -> bool | None:
+    """Return whether all of several answers are yes, of those that say anything; ``None`` where none does."""
+    known = [answer for answer in answers if answer is not None]
+    return all(known) if known else None
+
+
+# Tags of tensors that were turned or pooled, and tensors in arguments.
+
+composed = cache(torch._ops.OpOverload._can_decompose)  # asked of every operation of a pass
+
+
+def turned(tag: Tag) -> Tag:
+    """Return the tag of a tensor whose last two axes change places."""
+    return Tag(tag.codes.mT, None if tag.other is None else tag.other.mT, tag.path)
+
+
+def pooled(before: Tensor, out: Tensor, args: tuple) -> Tensor | None:
+    """Return the codes after tokens were pooled; ``None`` where channels were, as in the mean that a norm has."""
+    few = origins.compact(before)
+    if few.ndim > out.ndim and len(args) > 1 and isinstance(args[1], int | list | tuple):
+        axes = sorted({axis % few.ndim for axis in ((args[1],) if isinstance(args[1], int) else args[1])}, reverse=True)
+        same = all(few.shape[axis] == 1 or (few == few.narrow(axis, 0, 1)).all() for axis in axes)
+        for axis in axes if same and few.ndim - len(axes) == out.ndim else ():
+            few = few.select(axis, 0)
+    alike = few.ndim == out.ndim and all(a in (1, b) for a, b in zip(few.shape, out.shape, strict=True))
+    return few.expand(out.shape) if alike else None
+
+
+def single(argument: object) -> bool:
+    """Say whether an argument is a tensor of one number."""
+    return isinstance(argument, Tensor) and argument.numel() == 1
+
+
+def refuse_nested(args: tuple, result: object = None) -> None:
+    """Refuse tensors of several lengths, whose numbers lie in no grid."""
+    if any(isinstance(each, Tensor) and each.is_nested for each in (*args, result)):
+        raise StructuredInitError(
+            "nested (jagged) tensors are not watched: give samples of one length as a plain tensor"
+        )
+
+
+def tensors(tree: object) -> list[Tensor]:
+    """Return the tensors of a nest of arguments or results, in order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, list | tuple):
+        return []
+    return [leaf for each in tree for leaf in tensors(each)]
+
+
+# Which entries of which parameter a tensor is that shares its memory: told by addresses and strides alone.
+
+
+class ParameterViews:
+    """The parameters of a model by the memory that they lie in.
+
+    Args:
+        model: whose parameters.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._storages: dict[int, list[nn.Parameter]] = {}
+        for parameter in model.parameters():
+            self._storages.setdefault(parameter.untyped_storage().data_ptr(), []).append(parameter)
+
+    def parameter(self, tensor: Tensor) -> nn.Parameter | None:
+        """Return the parameter that a tensor is, or is a view of."""
+        offset = tensor.storage_offset()
+        for owner in self._storages.get(tensor.untyped_storage().data_ptr(), ()):
+            if owner.storage_offset() <= offset < owner.storage_offset() + max(owner.numel(), 1):
+                return owner
+        return None
+
+    def entries(self, tensor: Tensor, parameter: nn.Parameter) -> Int64[Tensor, ...]:
+        """Return for every number of a view its index in the parameter."""
+        index = torch.full((), tensor.storage_offset() - parameter.storage_offset(), device=tensor.device)
+        for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+            index = index[..., None] + torch.arange(size, device=tensor.device) * step
+        return index
+
+    def rows(self, table: Tensor, parameter: nn.Parameter, numbers: Tensor) -> Int64[Tensor, ...]:
+        """Return the same of some rows of a table alone: a vocabulary has many more than are asked for."""
+        places = torch.arange(table.shape[1], device=table.device) * table.stride(1)
+        return table.storage_offset() - parameter.storage_offset() + numbers[..., None] * table.stride(0) + places
+
+    def block(self, tensor: Tensor) -> Block | None:
+        """Return the block that a matrix (…, I, O) is; ``None`` where it is no view of a parameter."""
+        parameter = self.parameter(tensor)
+        if parameter is None:
+            return None
+        device, (inputs, outputs) = tensor.device, tensor.shape[-2:]
+        starts = torch.arange(outputs, device=device) * tensor.stride(-1)
+        if tensor.ndim == 3:
+            starts = starts + torch.arange(len(tensor), device=device)[:, None] * tensor.stride(0)
+        starts = starts + tensor.storage_offset() - parameter.storage_offset()
+        return Block(parameter, starts.view(-1, outputs), torch.arange(inputs, device=device) * tensor.stride(-2))

@@ -1,0 +1,69 @@
+"""What initializers say of what they did, for the report: what was left alone, what hosts do, what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class Log:
+    """What is recorded during one initialization.
+
+    Attributes:
+        skipped: site → why it was left alone.
+        attention: attention layer that an initializer looked for → whether one takes it.
+        notes: site → what its host does that changes what an initializer means there.
+        warnings: what the user should look at.
+        short: of these, those that say that less was reached than was asked for.
+        measures: site → quantity → (before, after).
+        assigned: attention layer → which of its four matrices were written.
+        roles: identity of a parameter → (layer, matrix) that was written in it → its ``hosts.shared.Role``.
+        refused: who → why a part of it could not be written to some layer.
+    """
+
+    def __init__(self) -> None:
+        self.skipped: dict[str, str] = {}
+        self.attention: dict[str, bool] = {}
+        self.notes: dict[str, str] = {}
+        self.warnings: list[str] = []
+        self.short: list[str] = []
+        self.measures: dict[str, dict[str, tuple[float, float]]] = {}
+        self.assigned: dict[str, set[str]] = {}
+        self.roles: dict[int, dict[tuple[str, str], Any]] = {}
+        self.refused: dict[str, str] = {}
+
+    def skip(self, name: str, why: str) -> None:
+        """Record a site that was left alone and why."""
+        self.skipped[name] = why
+
+    def sought(self, taken: Iterable[str], selected: Iterable[str]) -> None:
+        """Record which attention layers an initializer takes, of those that its ``where`` selects."""
+        for name in selected:
+            self.attention.setdefault(name, False)
+        self.attention.update(dict.fromkeys(taken, True))
+
+    def note(self, name: str, what: str) -> None:
+        """Record something the host does that changes what an initializer means there."""
+        earlier = self.notes.get(name, what)
+        self.notes[name] = earlier if f"; {what};" in f"; {earlier};" else f"{earlier}; {what}"
+
+    def warn(self, what: str) -> None:
+        """Record what the user should look at."""
+        if what not in self.warnings:
+            self.warnings.append(what)
+
+    def fall_short(self, what: str) -> None:
+        """Warn that much less was reached than was asked for, which ``strict`` refuses."""
+        self.warn(what)
+        self.short.append(what)
+
+    def assign(self, name: str, matrix: str) -> None:
+        """Record that a matrix of an attention layer was written: ``"query"``, ``"key"``, ``"value"``, ``"output"``."""
+        self.assigned.setdefault(name, set()).add(matrix)
+        self.attention.update({name: True} if name in self.attention else {})
+
+    def measure(self, name: str, values: Mapping[str, tuple[float, float]]) -> None:
+        """Record what an initialization did to a site beyond its entries' statistics: quantity → (before, after)."""
+        earlier = self.measures.setdefault(name, {})
+        for quantity, (before, after) in values.items():
+            earlier[quantity] = (earlier.get(quantity, (before,))[0], after)

@@ -1,0 +1,200 @@
+"""What a model can be run on where nobody gave a batch: what its host library says about its own inputs."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from structured_init.names import wrapped_child
+from structured_init.threads import all_threads
+
+LENGTH = 12  # tokens of a text
+SAMPLES = 16000  # numbers of a sound, a second of it
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def as_inputs(batch: Any) -> Inputs:
+    """Return a batch as what a model is called with: a mapping by name, a tuple in order, anything else alone."""
+    if isinstance(batch, tuple | list):
+        return tuple(batch), {}
+    try:
+        return (), dict(**batch)  # a dict, or transformers' BatchEncoding
+    except TypeError:
+        return (batch,), {}
+
+
+def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = LENGTH) -> Inputs | None:
+    """Return inputs that the host library names; ``None`` where it says nothing.
+
+    A model of transformers has a main input, whose sizes are in its configuration; one of timm or torchvision has the
+    size of its images. Images and sounds are drawn from N(0, 1), tokens uniformly.
+
+    Args:
+        model: any module.
+        seed: of the draws; the global random state is left alone.
+        batch: how many samples.
+        length: tokens of a text, or as many as the model takes.
+    """
+    while (child := wrapped_child(model)) is not None:
+        model = model._modules[child]
+    generator = torch.Generator().manual_seed(seed)
+    weight = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(()))
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(batch, *shape, generator=generator).to(weight.device, weight.dtype)
+
+    def tokens(vocabulary: int) -> Tensor:
+        longest = _setting(config, "max_position_embeddings") or length
+        size = (batch, min(length, max(longest - _rows_of_padding(model, longest), 1)))
+        ids = torch.randint(min(3, vocabulary - 1), vocabulary, size, generator=generator)
+        return ids.to(weight.device)
+
+    config = getattr(model, "config", None)
+    if config is not None and hasattr(model, "main_input_name"):
+        return _of_transformers(model, config, numbers, tokens)
+    size = _image(model)
+    return None if size is None else ((numbers(*size),), {})
+
+
+def _of_transformers(model: nn.Module, config: Any, numbers: Any, tokens: Any) -> Inputs | None:
+    """Return the main input of a model of transformers, and what else it cannot do without."""
+    main, named = model.main_input_name, {}
+    both = hasattr(model, "get_text_features") and hasattr(model, "get_image_features")  # CLIP and its kin
+    if main == "pixel_values" or both:
+        size = _pair(_setting(config, "image_size"))
+        if size is None:
+            return None
+        named["pixel_values"] = numbers(_setting(config, "num_channels") or 3, *size)
+    if main == "input_ids" or both:
+        named["input_ids"] = tokens(_setting(config, "vocab_size") or 100)
+    if main == "input_values":
+        bins, frames = getattr(config, "num_mel_bins", None), getattr(config, "max_length", None)
+        named[main] = numbers(frames, bins) if bins and frames else numbers(SAMPLES)
+    if main == "input_features":
+        bins, places = getattr(config, "num_mel_bins", None), getattr(config, "max_source_positions", None)
+        if not bins or not places:
+            return None
+        named[main] = numbers(bins, 2 * places)
+    if getattr(config, "is_encoder_decoder", False) and named:
+        named["decoder_input_ids"] = tokens(_setting(config, "vocab_size") or 100)
+    return ((), named) if named else None
+
+
+def _rows_of_padding(model: nn.Module, longest: int) -> int:
+    """Return how many of a table's positions come before the first token's: RoBERTa's begin behind that of padding."""
+    held = ((getattr(each, "padding_idx", None), getattr(each, "weight", None)) for each in model.modules())
+    tables = ((padding, table) for padding, table in held if padding is not None and table is not None)
+    return max((padding + 1 for padding, table in tables if len(table) == longest), default=0)
+
+
+def _setting(config: Any, name: str) -> Any:
+    """Return a setting of a configuration, or of the part of it that has it."""
+    parts = (config, *(getattr(config, part, None) for part in ("vision_config", "text_config", "encoder")))
+    return next((value for part in parts if (value := getattr(part, name, None)) is not None), None)
+
+
+def _image(model: nn.Module) -> tuple[int, ...] | None:
+    """Return channels, height and width that a model of timm or torchvision was built for."""
+    first = next((each.weight for each in model.modules() if isinstance(each, nn.Conv2d)), None)
+    cfg = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if hasattr(cfg, "get") and cfg.get("input_size") is not None:
+        channels, *size = cfg.get("input_size")
+        built = _pair(getattr(getattr(model, "patch_embed", None), "img_size", None))
+        return (channels if first is None else first.shape[1], *(built or size))
+    size = _pair(getattr(model, "image_size", None))  # torchvision's ViT
+    return None if size is None or first is None else (first.shape[1], *size)
+
+
+def _pair(size: Any) -> tuple[int, int] | None:
+    if isinstance(size, int):
+        return size, size
+    return tuple(size) if isinstance(size, tuple | list) and len(size) == 2 else None
+
+
+# Looking at a model without leaving a trace: modes, gradients, random states and compiled code stay as they were.
+
+ONE_AT_A_TIME = threading.RLock()  # random states are the process', and modes and hooks those of the model
+_DEFAULT: ContextVar[torch.device | None] = ContextVar("default device outside", default=None)
+
+
+@contextmanager
+def cpu_by_default() -> Iterator[None]:
+    """Make what is made inside on the CPU where it does not say otherwise, whatever the default device is outside.
+
+    A model that is run inside (see :func:`undisturbed`) has a default again: the device that it is on.
+    """
+    outside = torch.get_default_device()
+    if outside.type == "cpu":
+        yield
+        return
+    token = _DEFAULT.set(outside)
+    try:
+        with torch.device("cpu"):
+            yield
+    finally:
+        _DEFAULT.reset(token)
+
+
+@contextmanager
+def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
+    """Run the block in evaluation mode, eagerly and without gradients, and restore everything afterwards.
+
+    Inside, random draws start from ``seed``, so that a model which draws in evaluation mode does so equally each
+    time. Of several threads one does so at a time. Restored are the training flag of every module and the python,
+    numpy, torch and accelerator random states.
+
+    Args:
+        model: the model that is looked at.
+        seed: seed of the block's own random states.
+    """
+    with ONE_AT_A_TIME, ExitStack() as stack:
+        for module in model.modules():
+            stack.callback(setattr, module, "training", module.training)
+        stack.enter_context(own_random_state(model, seed))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(all_threads())
+        stack.enter_context(eager())
+        if (_DEFAULT.get() or torch.get_default_device()).type != "cpu":
+            stack.enter_context(next((each.device for each in model.parameters()), torch.device("cpu")))
+        model.eval()
+        yield
+
+
+def eager() -> AbstractContextManager[object]:
+    """Run the block without compiled code, which neither runs hooks added later nor shows its calls."""
+    # Where nothing was compiled, the import of dynamo alone would take longer than the probe.
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
+@contextmanager
+def own_random_state(model: nn.Module, seed: int) -> Iterator[None]:
+    """Seed every global random state for the block and restore them all after it.
+
+    Args:
+        model: its parameters say which accelerators are concerned.
+        seed: seed of the states inside the block.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    devices = {parameter.device for parameter in model.parameters()}
+    accelerators = sorted({device.index or 0 for device in devices if device.type == "cuda"})
+    try:
+        with torch.random.fork_rng(accelerators, device_type="cuda"):
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            # torch.manual_seed would also seed the accelerators that are not restored.
+            torch.default_generator.manual_seed(seed)
+            for index in accelerators:
+                torch.cuda.default_generators[index].manual_seed(seed)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)

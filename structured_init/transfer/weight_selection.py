@@ -1,0 +1,291 @@
+"""Weight selection: a network starts with entries taken from a larger trained one of its family.
+
+Letters: S the size of a dimension in the student, T in the teacher; H heads, Hkv key–value heads, k head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+
+from structured_init.arguments import check_flag
+from structured_init.draws import Draws
+from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention import AttentionSite, attention_sites
+from structured_init.hosts.layout import PARTS, Projection
+from structured_init.hosts.registry import selects
+from structured_init.initializer import Initializer
+from structured_init.names import named_plain_modules, plain_name
+from structured_init.overlay import Weights
+from structured_init.transfer.teacher import Teacher, beginnings, described, opened, tensors_of
+
+HEADS = ("head.*", "head_dist.*", "heads.*", "lm_head.*", "classifier.*")
+
+Missing = Literal["error", "keep"]
+Rows = Mapping[int, Int64[Tensor, " size"]]  # axis → the teacher's index at each of the student's
+
+
+def uniform_indices(student: int, teacher: int) -> Int64[Tensor, " student"]:
+    """Return S of T indices at even distances: i·T/S where that is whole for all i, else round(i·(T−1)/(S−1)).
+
+    Args:
+        student: S ≥ 1.
+        teacher: T ≥ S.
+
+    Raises:
+        ValueError: T < S.
+
+    Source: OscarXZQ/weight-selection, ``weight_selection.py``, ``uniform_element_selection``; linspace in float32 as
+    there.
+    """
+    if teacher < student:
+        raise ValueError(f"cannot select {student} of {teacher}")
+    if teacher % student == 0:
+        return torch.arange(student) * (teacher // student)
+    return torch.linspace(0, teacher - 1, student, dtype=torch.float32).round().long()
+
+
+def select(
+    tensor: Tensor, shape: tuple[int, ...], indices: Mapping[int, Int64[Tensor, " size"]] | None = None
+) -> Tensor:
+    """Select a tensor of ``shape`` from a larger one, dimension by dimension.
+
+    Args:
+        tensor: the teacher's.
+        shape: the student's, with as many dimensions, none larger.
+        indices: for some dimensions, which entries to take instead of uniform ones.
+
+    Raises:
+        ValueError: the number of dimensions differs, or one of them is smaller than the student's.
+    """
+    if tensor.ndim != len(shape):
+        raise ValueError(f"{tensor.ndim} dimensions are not {len(shape)}")
+    for axis, size in enumerate(shape):
+        own = None if indices is None else indices.get(axis)
+        tensor = tensor.index_select(axis, uniform_indices(size, tensor.shape[axis]) if own is None else own)
+    return tensor
+
+
+@dataclass(frozen=True)
+class Match:
+    """One tensor of the student, its name in the teacher, and why it cannot be taken, where that is so."""
+
+    name: str
+    target: Tensor
+    counterpart: str
+    why: str
+
+
+class WeightSelection(Initializer):
+    """Every tensor from that of the same name in a larger network: the first N layers, entries at even distances.
+
+    Parameters and the buffers that a checkpoint would hold are taken, embeddings, positions and norms included;
+    integers and what ``leave`` names are not. Nothing is drawn.
+
+    Args:
+        teacher: a path (``.safetensors``, a Lightning or PyTorch checkpoint), a model name of timm, whose pretrained
+            weights are fetched, or, in Python, a module or a dictionary of tensors. It is opened when the start is
+            planned.
+        leave: patterns of names that stay as they are; ``None`` for classification heads: ``head.*``, ``head_dist.*``,
+            ``heads.*``, ``lm_head.*``, ``classifier.*``. ``[]`` takes them as well.
+        per_head: take whole heads of attention, and the same coordinates of queries and keys, and of values and
+            outputs. The default, as published, selects over the whole fused dimension, which mixes neighbouring heads.
+            Needs a teacher whose attention classes are known: a module, or a name of timm.
+        missing: what to do with a tensor that the teacher lacks, or has smaller: ``"error"``, or ``"keep"`` the
+            student's own; the report lists what was kept.
+
+    Raises:
+        StructuredInitError: at construction, an unknown ``missing``; at :meth:`plan`, a teacher that cannot be opened,
+            a tensor without counterpart, or ``per_head`` where heads are unknown or do not fit.
+
+    Source: Xu et al., "Initializing Models with Larger Ones", 2311.18823 (ICLR 2024), and OscarXZQ/weight-selection.
+    """
+
+    def __init__(
+        self,
+        teacher: Teacher,
+        leave: str | list[str] | None = None,
+        per_head: bool = False,
+        missing: Missing = "error",
+    ) -> None:
+        if missing not in ("error", "keep"):
+            raise StructuredInitError(f"WeightSelection: missing must be error or keep, got '{missing}'")
+        if not isinstance(teacher, str | Path | nn.Module | Mapping):
+            raise StructuredInitError(
+                f"WeightSelection: teacher is a path, a model name of timm, a module or a dictionary, got {teacher!r}"
+            )
+        patterns = [leave] if isinstance(leave, str) else leave
+        if patterns is not None and not (
+            isinstance(patterns, list | tuple) and all(isinstance(each, str) for each in patterns)
+        ):
+            raise StructuredInitError(f"WeightSelection: leave is a name pattern or a list of them, got {leave!r}")
+        check_flag("WeightSelection", per_head=per_head)
+        self.teacher = teacher
+        self.leave = leave
+        self.per_head = per_head
+        self.missing: Missing = missing
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        teacher = opened(self.teacher)
+        tensors = tensors_of(teacher)
+        matches = list(self._matches(weights, tensors))  # all, before the first is written
+        rows: dict[int, Rows] = {}
+        if self.per_head:
+            if not isinstance(teacher, nn.Module):
+                raise StructuredInitError(
+                    f"WeightSelection: per_head needs to know the teacher's heads, which {described(self.teacher)} does"
+                    " not tell: give a module or a model name of timm"
+                )
+            rows = head_rows(weights, teacher, {id(m.target): m.counterpart for m in matches if not m.why})
+        for match in weights.each(matches):
+            if match.why:
+                weights.skip(match.name, f"kept: {match.why}")
+            else:
+                source = tensors[match.counterpart].cpu()
+                value = select(source, tuple(match.target.shape), rows.get(id(match.target)))
+                weights.write(match.target, value, f"WeightSelection: {described(self.teacher)}")
+
+    def _matches(self, weights: Weights, tensors: dict[str, Tensor]) -> Iterator[Match]:
+        """Pair every tensor that is wanted with the teacher's of the same name."""
+        patterns = list(HEADS) if self.leave is None else self.leave
+        wanted = list(_wanted(weights))
+        ours, theirs = beginnings([name for _, every in wanted for name in every], tensors)
+        for target, every in wanted:
+            inside = [name for name in every if not selects(patterns, name, target)]
+            if not inside:
+                weights.skip(every[0], "left as it is: WeightSelection takes no such tensor, see leave")
+                continue
+            counterparts = {name: theirs + name.removeprefix(ours) for name in inside}
+            name = next((name for name, its in counterparts.items() if its in tensors), inside[0])
+            why = _unfit(target, counterparts[name], tensors)
+            if why and self.missing == "error":
+                raise StructuredInitError(
+                    f"WeightSelection: cannot take '{name}' {tuple(target.shape)} from {described(self.teacher)}: {why}"
+                    " (missing: keep leaves such tensors as they are)"
+                )
+            yield Match(name, target, counterparts[name], why)
+
+    def __repr__(self) -> str:
+        return (
+            f"WeightSelection(teacher={described(self.teacher)}, leave={self.leave!r}, per_head={self.per_head}, "
+            f"missing={self.missing!r})"
+        )
+
+
+def _wanted(weights: Weights) -> Iterator[tuple[Tensor, tuple[str, ...]]]:
+    """Yield what a checkpoint of the student would hold, floating-point tensors only, each once with all its names."""
+    seen = set()
+    for _, module in named_plain_modules(weights.model):
+        kept = {name: b for name, b in module._buffers.items() if name not in module._non_persistent_buffers_set}
+        for tensor in (*module._parameters.values(), *kept.values()):
+            if tensor is not None and tensor.is_floating_point() and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield tensor, weights.names(tensor)
+
+
+def _unfit(target: Tensor, name: str, tensors: dict[str, Tensor]) -> str:
+    """Say why a tensor cannot be taken; nothing where it can."""
+    source = tensors.get(name)
+    if source is None:
+        return f"there is no '{name}'{_shallower(name, tensors)}"
+    if source.ndim != target.ndim:
+        return f"there it has shape {tuple(source.shape)}"
+    if any(its < ours for ours, its in zip(target.shape, source.shape, strict=True)):
+        return f"there it is smaller, {tuple(source.shape)}"
+    return ""
+
+
+def _shallower(name: str, tensors: dict[str, Tensor]) -> str:
+    """Say how deep the teacher is, where the number of a block in ``name`` is past its last one."""
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        before = "".join(f"{earlier}." for earlier in parts[:place])
+        inside = {other.removeprefix(before).partition(".")[0] for other in tensors if other.startswith(before)}
+        numbers = [int(number) for number in inside if number.isdecimal()]
+        if part.isdecimal() and numbers and int(part) > max(numbers):
+            return f", where '{before}*' ends at {max(numbers)}"
+    return ""
+
+
+def head_indices(
+    student: tuple[int, int], teacher: tuple[int, int]
+) -> tuple[Int64[Tensor, " heads"], Int64[Tensor, " kv_heads"]]:
+    """Return the teacher's head for each query head and for each key–value head of the student.
+
+    Key–value heads are taken uniformly, and so are the query heads inside each group: a query head goes on asking the
+    key that it asked in the teacher.
+
+    Both are (H, Hkv); the teacher has at least as many key–value heads, and query heads to each of them.
+    """
+    (heads, groups), (its_heads, its_groups) = student, teacher
+    key = uniform_indices(groups, its_groups)
+    inside = uniform_indices(heads // groups, its_heads // its_groups)
+    return (key[:, None] * (its_heads // its_groups) + inside).flatten(), key
+
+
+def head_rows(weights: Weights, teacher: nn.Module, names: Mapping[int, str]) -> dict[int, Rows]:
+    """Return, by the id of the student's tensor, the rows to take so that heads stay whole and their parts together."""
+    theirs = {id(site.layout.query.weight): site for site in attention_sites(teacher, cross=True)}
+    named = teacher.named_parameters(remove_duplicate=False)
+    tensors = {plain_name(name, teacher): id(tensor) for name, tensor in named}
+    found: dict[int, Rows] = {}
+    for site in attention_sites(weights, cross=True):
+        name = names.get(id(site.layout.query.weight), "")
+        other = theirs.get(tensors.get(name, 0))
+        if other is None:
+            raise StructuredInitError(f"WeightSelection: per_head finds no attention like '{site.name}' in the teacher")
+        found.update(_site_rows(site, other))
+    return found
+
+
+def _site_rows(site: AttentionSite, other: AttentionSite) -> dict[int, Rows]:
+    """Fill the rows of each projection, and of the biases that belong to them."""
+    blocks = all(isinstance(getattr(one.layout, part), Projection) for one in (site, other) for part in PARTS)
+    if site.layout.value_norm or getattr(site.module, "q_proj_weight", None) is not None or not blocks:
+        raise StructuredInitError(
+            f"WeightSelection: '{site.name}' holds tensors that per_head does not know; use per_head: false"
+        )
+    found: dict[int, Rows] = {}
+    parameters = dict(site.module.named_parameters())
+    for part, ours, its, heads, inside in _parts(site, other):
+        rows, taken = _places(ours, torch.arange(ours.heads), torch.arange(ours.head_dim)), _places(its, heads, inside)
+        sizes = (ours.weight.shape[ours.axis], its.weight.shape[its.axis])
+        index = found.setdefault(id(ours.weight), {ours.axis: uniform_indices(*sizes)})[ours.axis]
+        index[rows] = taken
+        name = next(name for name, parameter in parameters.items() if parameter is ours.weight)
+        bias = parameters.get(f"{name.removesuffix('weight')}bias")
+        if part != "output" and bias is not None:
+            found[id(bias)] = {0: index}
+        own = parameters.get(f"{part[0]}_bias")  # BEiT and EVA: beside the fused weight
+        if part != "output" and own is not None:
+            found[id(own)] = {0: (heads[:, None] * its.head_dim + inside).flatten()}
+    return found
+
+
+def _parts(site: AttentionSite, other: AttentionSite) -> Iterator[tuple[str, Projection, Projection, Tensor, Tensor]]:
+    """Yield each part: its name, both projections, the teacher's head for each head, its coordinate for each."""
+    ours, theirs = site.layout, other.layout
+    try:
+        query, key = head_indices((ours.query.heads, ours.key.heads), (theirs.query.heads, theirs.key.heads))
+        inside = uniform_indices(ours.query.head_dim, theirs.query.head_dim)
+        value_inside = uniform_indices(ours.value.head_dim, theirs.value.head_dim)
+    except ValueError:
+        raise StructuredInitError(
+            f"WeightSelection: '{site.name}' has more heads, wider heads or more queries per key than the teacher"
+        ) from None
+    yield "query", ours.query, theirs.query, query, inside
+    yield "key", ours.key, theirs.key, key, inside
+    yield "value", ours.value, theirs.value, key, value_inside
+    yield "output", ours.output, theirs.output, query, value_inside
+
+
+def _places(projection: Projection, heads: Tensor, inside: Tensor) -> Int64[Tensor, " size"]:
+    """Return the rows that hold those coordinates of those heads, head after head."""
+    step = projection.step or projection.head_dim
+    return (projection.start + heads[:, None] * step + inside).flatten()

@@ -1,0 +1,496 @@
+"""Initializations that ask for training samples get them from InitCallback, and training is as without them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
+
+from callbacks import ElapsedTime, InitCallback
+from lightning_modules import ImageClassifier
+from lightning_modules.data import ImageData
+from structured_init import (
+    Compose,
+    Initializer,
+    KaimingUniform,
+    Mimetic,
+    SelfPretraining,
+    StructuredInitError,
+    initialize,
+)
+from structured_init.attention.impulse import AdamSolver, Impulse
+
+WHENS = pytest.mark.parametrize("when", ["fit_start", "setup"])
+
+
+class Watch(Initializer):
+    """Keeps the samples that it was given and writes nothing."""
+
+    def __init__(self, needs_batch=True):
+        self.needed = needs_batch
+        self.seen = []
+
+    @property
+    def needs_batch(self):
+        return self.needed
+
+    def plan(self, weights, *, rng, batch=None):
+        self.seen.append(batch)
+
+
+class Numbers(Dataset):
+    """Sample i of 40 is (i, i, i) plus what augmentation draws from every global random state."""
+
+    def __init__(self, first=0, augmented=False):
+        self.first, self.augmented = first, augmented
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        noise = random.random() + np.random.rand() + torch.rand(()).item() if self.augmented else 0.0
+        return torch.full((3,), float(self.first + index + noise)), index % 3
+
+
+class Model(pl.LightningModule):
+    """Notes the batches that it is trained on and its dropout masks."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.network = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+        self.trained_on = []
+
+    def forward(self, inputs):
+        return self.network(inputs)
+
+    def training_step(self, batch, batch_idx):
+        self.trained_on += [batch[0].clone(), self.network[1](torch.ones(6))]
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Validated(Model):
+    def validation_step(self, batch, batch_idx):
+        pass
+
+
+class WithLoaders(Model):
+    """Makes its own training data, from a global random state."""
+
+    def train_dataloader(self):
+        return loader(random_split(Numbers(augmented=True), [30, 10])[0])
+
+
+class LateLoaders(Model):
+    """Its data is there only after its own setup."""
+
+    def setup(self, stage):
+        self.data = Numbers()
+
+    def train_dataloader(self):
+        return loader(self.data)
+
+
+class Data(pl.LightningDataModule):
+    def setup(self, stage):
+        self.train, self.val = Numbers(), Numbers(first=1000)
+
+    def train_dataloader(self):
+        return loader(self.train)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, batch_size=8)
+
+
+def loader(dataset, **arguments):
+    return DataLoader(dataset, **{"batch_size": 8, "shuffle": True, **arguments})
+
+
+def fit(callback, model, *data, tmp_path=None, **arguments):
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    quiet |= {
+        "log_every_n_steps": 1,
+        "accelerator": "cpu",
+        "devices": 1,
+        "logger": False,
+        "max_epochs": 2,
+        "default_root_dir": tmp_path,
+    }
+    trainer = pl.Trainer(callbacks=[callback], **quiet)
+    trainer.fit(model, *data, **arguments)
+    return model
+
+
+@pytest.fixture
+def given(tmp_path):
+    """Fit a model and return the samples that its start was given."""
+
+    def run(model, *data, samples=16, seed=0, when="fit_start", **arguments):
+        watch = Watch()
+        fit(InitCallback(watch, seed=seed, when=when, samples=samples), model, *data, tmp_path=tmp_path, **arguments)
+        (batch,) = watch.seen
+        return batch
+
+    return run
+
+
+def assert_training_samples(batch, count, lowest=0.0, highest=39.0):
+    assert batch.shape == (count, 3)
+    values = batch[:, 0].tolist()
+    assert len(set(values)) == count
+    assert lowest <= min(values) <= max(values) <= highest
+
+
+@WHENS
+def test_samples_are_of_the_training_set_whoever_brings_it(given, when):
+    validation = DataLoader(Numbers(first=1000), batch_size=8)
+    batches = [
+        given(Validated(), loader(Numbers()), validation, when=when),
+        given(Model(), loader(Numbers(), batch_size=5, shuffle=False), when=when),
+        given(Validated(), datamodule=Data(), when=when),
+    ]
+    for batch in batches:
+        assert_training_samples(batch, 16)
+        assert torch.equal(batch, batches[0])  # a function of the seed: no loader has a say
+    assert_training_samples(given(WithLoaders(), when=when), 16, highest=42.0)
+
+
+def test_the_choice_follows_the_seed_and_the_number_asked_for(given):
+    first, second = given(Model(), loader(Numbers())), given(Model(), loader(Numbers()), seed=1)
+    assert not torch.equal(first, second)
+    assert_training_samples(given(Model(), loader(Numbers()), samples=3), 3)
+    assert_training_samples(given(Model(), loader(Numbers()), samples=1000), 40)
+
+
+def test_the_global_seed_has_no_say_in_the_samples(given):
+    batches = []
+    for seed in (1, 2):
+        pl.seed_everything(seed, verbose=False)
+        batches.append(given(Model(), loader(Numbers(augmented=True)), seed=5))
+    assert torch.equal(*batches)
+
+
+def states():
+    return torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+
+
+@WHENS
+@pytest.mark.parametrize("source", ["loader", "module", "datamodule"])
+def test_training_sees_the_same_batches_and_dropout_as_without_samples(tmp_path, as_installed, when, source):
+    """In bits, with shuffling, augmentation and splits from the global random states, which end the same too."""
+    ends = []
+    for needs_batch in (False, True):
+        pl.seed_everything(7, verbose=False)
+        arguments = {
+            "loader": {"train_dataloaders": loader(Numbers(augmented=True))},
+            "module": {},
+            "datamodule": {"datamodule": Data()},
+        }[source]
+        model = {"loader": Model, "module": WithLoaders, "datamodule": Validated}[source]()
+        watch = Watch(needs_batch)
+        fit(InitCallback(watch, when=when), model, tmp_path=tmp_path, **arguments)
+        assert (watch.seen[0] is not None) == needs_batch
+        ends.append((torch.cat([noted.flatten() for noted in model.trained_on]), states()))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert ends[0][1] == ends[1][1]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(Numbers()[index] for index in range(40))
+
+
+class Once(IterableDataset):
+    """Can be read a single time."""
+
+    def __init__(self):
+        self.left = iter(range(40))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return Numbers()[next(self.left)]
+
+
+def test_a_stream_gives_its_first_samples_and_is_trained_on_whole(given):
+    model = Model()
+    batch = given(model, loader(Stream(), shuffle=False), samples=4)
+    assert batch[:, 0].tolist() == [0, 1, 2, 3]
+    assert torch.cat(model.trained_on[:10:2])[:, 0].tolist() == list(range(40))
+
+
+class AsDict(Model):
+    def probe_inputs(self, batch):
+        return {"inputs": batch[0]}
+
+
+class WithoutForward(Model):
+    forward = pl.LightningModule.forward
+
+    def training_step(self, batch, batch_idx):
+        return self.network(batch[0]).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "when", "message"),
+    [
+        (AsDict, Numbers, "fit_start", r"needs one tensor of real samples: AsDict\.probe_inputs\(batch\) gives dict"),
+        (WithoutForward, Numbers, "fit_start", r"needs WithoutForward\.forward, through which real samples run"),
+        (Model, Once, "fit_start", "would use up a one-time iterator: give a DataLoader"),
+        (LateLoaders, None, "setup", r"in setup, where LateLoaders\.train_dataloader\(\) fails \(AttributeError\("),
+    ],
+)
+def test_what_gives_no_samples_is_one_line(given, model, data, when, message):
+    loaders = [] if data is None else [loader(data(), shuffle=data is Numbers)]
+    with pytest.raises(StructuredInitError, match=message) as error:
+        given(model(), *loaders, when=when)
+    assert "\n" not in str(error.value)
+
+
+def test_loaders_that_are_late_for_setup_are_in_time_for_fit_start(given):
+    assert_training_samples(given(LateLoaders()), 16)
+
+
+@pytest.mark.parametrize(
+    ("initializer", "needs"),
+    [
+        (KaimingUniform(), False),
+        (Impulse(solver="adam"), False),
+        (Impulse(solver=AdamSolver(pseudo_input="batch")), True),
+        (Impulse(solver=AdamSolver(later_pseudo_input="batch")), True),
+        (Compose([KaimingUniform(), Impulse(solver="svd")]), False),
+        (Compose([KaimingUniform(), Impulse(solver=AdamSolver(pseudo_input="batch"))]), True),
+    ],
+)
+def test_an_initializer_says_whether_it_needs_samples(initializer, needs):
+    assert initializer.needs_batch is needs
+
+
+# The real thing: a ViT on digits
+
+
+def digits(**augmentation):
+    return ImageData("digits", batch_size=64, fraction=0.2, val_fraction=0.1, seed=0, **augmentation)
+
+
+def classifier():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        tiny = {"embed_dim": 16, "num_heads": 2, "depth": 2}
+        return ImageClassifier("vit_nano_patch2_8", tiny, num_classes=10, image_size=8, in_channels=1)
+
+
+@WHENS
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_a_vit_on_digits_starts_from_what_initialize_gives_on_stored_training_images(tmp_path, when, precision):
+    """The images as they are stored, though training flips and crops them; chosen as documented, by a permutation."""
+    start = Impulse(solver=AdamSolver(iterations=3, pseudo_input="batch"))
+    stored = digits()
+    stored.setup("fit")
+    chosen = torch.randperm(len(stored.train_set), generator=torch.Generator().manual_seed(5))[:16].sort().values
+    images = torch.stack([stored.train_set[int(index)][0] for index in chosen])
+    expected = classifier()
+    if when == "fit_start" and precision == "bf16-true":
+        expected, images = expected.bfloat16(), images.bfloat16()
+    initialize(expected, start, seed=5, batch=images)
+
+    seen = {}
+
+    class Watching(pl.Callback):
+        def on_train_start(self, trainer, pl_module):
+            seen.update({name: tensor.clone() for name, tensor in pl_module.state_dict().items()})
+
+    data, callback = digits(flip=True, crop_padding=1), InitCallback(start, seed=5, when=when)
+    model = classifier()
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, precision=precision,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=[callback, Watching()],
+        default_root_dir=tmp_path,
+    )  # fmt: skip
+    trainer.fit(model, datamodule=data)
+    trainer.save_checkpoint(tmp_path / "model.ckpt")
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(seen[name], parameter.to(seen[name].dtype)), name
+    assert torch.load(tmp_path / "model.ckpt", weights_only=True)["_structured_init"]["samples"] == 16
+
+
+class Attending(nn.Module):
+    """Attention of a class that nobody described, over three tokens of one number."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.out = nn.Linear(1, 8), nn.Linear(8, 8)
+        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        x = self.embed(x[..., None])
+        q, k, v = (part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Unheard(Model):
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential()
+        self.network.add_module("attn", Attending())
+        self.network.add_module("end", nn.Sequential(nn.Flatten(), nn.Linear(24, 3)))
+
+
+@WHENS
+def test_attention_that_nobody_described_is_found_on_training_samples(when, tmp_path):
+    callback, model = InitCallback(Mimetic(positions="keep", vo_alpha=0.0, vo_beta=0.5), when=when), Unheard()
+    without_training(callback, model, tmp_path)
+    attention = model.network.attn
+    product = attention.v.weight.T @ attention.out.weight.T
+    torch.testing.assert_close(product, -0.5 * torch.eye(8), atol=1e-5, rtol=0)
+    assert callback.report.attention == {"network.attn": True}
+
+
+class EinAtt(Attending):
+    """The same attention of a class that no word gives away."""
+
+
+class Unnamed(Model):
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential(EinAtt(), nn.Flatten(), nn.Linear(24, 3))
+
+
+def without_training(callback, model, tmp_path):
+    trainer = pl.Trainer(
+        max_steps=0, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[callback], default_root_dir=tmp_path, enable_checkpointing=False,
+    )  # fmt: skip
+    trainer.fit(model, DataLoader(Numbers(), batch_size=4))
+
+
+@WHENS
+def test_attention_is_found_whatever_its_class_is_called(when, tmp_path):
+    callback, model = InitCallback(Mimetic(positions="keep", vo_alpha=0.0, vo_beta=0.5), when=when), Unnamed()
+    without_training(callback, model, tmp_path)
+    attention = model.network[0]
+    product = attention.v.weight.T @ attention.out.weight.T
+    torch.testing.assert_close(product, -0.5 * torch.eye(8), atol=1e-5, rtol=0)
+    assert callback.report.attention == {"network.0": True}
+
+
+def test_a_network_is_not_run_where_no_initializer_asks_for_attention(tmp_path):
+    model, runs = Unnamed(), []
+    model.network.register_forward_hook(lambda *_: runs.append(1))
+    without_training(InitCallback(KaimingUniform()), model, tmp_path)
+    assert runs == []
+
+
+def test_where_no_sample_is_to_be_had_the_error_says_why_and_the_way_out(tmp_path):
+    class Named(Unnamed):
+        def probe_inputs(self, batch):
+            return {"inputs": batch[0]}
+
+    with pytest.raises(StructuredInitError, match=r"Named\.probe_inputs\(batch\) gives dict.*register_attention"):
+        without_training(InitCallback(Mimetic(positions="keep")), Named(), tmp_path)
+
+
+TRAINING, VALIDATION = torch.arange(1.0, 13.0), -torch.ones(4)
+
+
+class Images(TensorDataset):
+    """Images of one value each, which says which one it is."""
+
+    def __init__(self, values):
+        super().__init__(values[:, None, None, None].expand(-1, 3, 4, 4), torch.zeros(len(values)).long())
+
+
+class ImageModule(LightningModule):
+    def __init__(self):
+        super().__init__()
+        sizes = {"img_size": 4, "patch_size": 2, "embed_dim": 8, "depth": 2, "num_heads": 2, "num_classes": 2}
+        self.network = VisionTransformer(**sizes)
+
+    def forward(self, images):
+        return self.network(images)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.0)
+
+
+class Reads(Initializer):
+    """Keeps what batches it is given, twice the first few."""
+
+    def plan(self, weights, *, rng, batch=None):
+        self.seen = [[each[:, 0, 0, 0].tolist() for each in itertools.islice(weights.batches, 6)] for _ in range(2)]
+
+    @property
+    def needs_batches(self):
+        return 5
+
+
+def trained_with(tmp_path, initializer, loader=None, callbacks=(), seed=3):
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = Trainer(
+        default_root_dir=tmp_path, max_steps=1, accelerator="cpu", logger=False, **quiet,
+        callbacks=[InitCallback(initializer, seed=seed), *callbacks],
+    )  # fmt: skip
+    module = ImageModule()
+    loader = DataLoader(Images(TRAINING), batch_size=2) if loader is None else loader
+    trainer.fit(module, loader, DataLoader(Images(VALIDATION)))
+    return module
+
+
+def test_batches_come_from_the_training_data_alone_and_are_the_same_each_time(tmp_path):
+    first, again, other = Reads(), Reads(), Reads()
+    for initializer, seed in ((first, 3), (again, 3), (other, 4)):
+        trained_with(tmp_path, initializer, seed=seed)
+    batches, repeated = first.seen
+    assert batches == repeated
+    assert again.seen == first.seen
+    assert other.seen != first.seen
+    assert {len(batch) for batch in batches} == {5}
+    assert all(len(set(batch)) == 5 for batch in batches)
+    assert len({tuple(batch) for batch in batches}) == 6
+    values = {value for batch in batches for value in batch}
+    assert values <= set(TRAINING.tolist())
+    assert len(values) > 9
+
+
+def test_a_fit_pretrains_on_its_own_data_and_its_time_counts(tmp_path):
+    elapsed = ElapsedTime()
+    torch.manual_seed(0)
+    fresh = ImageModule().network.blocks[0].attn.qkv.weight
+    torch.manual_seed(0)
+    module = trained_with(tmp_path, SelfPretraining(iterations=2, batch_size=3), callbacks=[elapsed])
+    assert not torch.equal(module.network.blocks[0].attn.qkv.weight, fresh)
+    assert 0 < elapsed.initialization < elapsed.seconds
+    assert json.loads(json.dumps(elapsed.state_dict())) == elapsed.state_dict()
+    later = ElapsedTime()
+    later.load_state_dict(elapsed.state_dict())
+    assert (later.seconds, later.initialization) == (elapsed.seconds, elapsed.initialization)
+
+
+class ImageStream(IterableDataset):
+    def __iter__(self):
+        yield from Images(TRAINING)
+
+
+def test_samples_without_numbers_are_one_line(tmp_path):
+    with pytest.raises(StructuredInitError, match="needs a DataLoader of a dataset with numbered samples"):
+        trained_with(tmp_path, SelfPretraining(iterations=1), loader=DataLoader(ImageStream(), batch_size=2))

@@ -1,0 +1,45 @@
+"""Every callback answers an argument that cannot be right in one line that names it."""
+
+import pytest
+
+from callbacks import AlphaScheduleCallback, AttentionMapCallback, InitCallback, RepresentationCallback
+from structured_init import Default, StructuredInitError
+
+
+@pytest.mark.parametrize(
+    ("callback", "arguments", "message"),
+    [
+        (InitCallback, {"initializer": "mimetic"}, "needs an Initializer object such as Mimetic(), got str"),
+        (InitCallback, {"initializer": Default}, f"needs an Initializer object such as Mimetic(), got {Default!r}"),
+        (InitCallback, {"initializer": Default(), "seed": "a"}, "seed must be a whole number or null, got 'a'"),
+        (InitCallback, {"initializer": Default(), "seed": 1.5}, "seed must be a whole number or null, got 1.5"),
+        (InitCallback, {"initializer": Default(), "samples": "8"}, "samples must be a whole number, got '8'"),
+        (InitCallback, {"initializer": Default(), "samples": 0}, "samples must be at least 1, got 0"),
+        (InitCallback, {"initializer": Default(), "when": "later"}, "when must be fit_start or setup, got 'later'"),
+        (AttentionMapCallback, {"samples": 0}, "samples must be at least 1, got 0"),
+        (AttentionMapCallback, {"every_n_epochs": 0}, "every_n_epochs must be at least 1 or null, got 0"),
+        (AttentionMapCallback, {"samples": 2.5}, "samples must be a whole number, got 2.5"),
+        (AttentionMapCallback, {"grid": 5}, "grid must be [rows, columns] or null, got 5"),
+        (AttentionMapCallback, {"grid": [0, 4]}, "grid's rows must be at least 1, got 0"),
+        (AttentionMapCallback, {"layers": "blocks.0.attn"}, "layers is a list of names or numbers"),
+        (AttentionMapCallback, {"max_megabytes": -1}, "max_megabytes must be positive, got -1"),
+        (AttentionMapCallback, {"prefix_tokens": -1}, "prefix_tokens must be at least 0 or null, got -1"),
+        (AttentionMapCallback, {"window": "3"}, "window must be a whole number, got '3'"),
+        (AttentionMapCallback, {"grid": [4]}, "grid must be [rows, columns]"),
+        (AttentionMapCallback, {"window": 4}, "window must be an odd number"),
+        (AttentionMapCallback, {"on_missing": "ignore"}, "on_missing must be 'error' or 'skip'"),
+        (AlphaScheduleCallback, {"curve": "liner"}, "unknown curve 'liner' of AlphaScheduleCallback: did you mean"),
+        (AlphaScheduleCallback, {"interval": "batch"}, "interval must be step or epoch, got 'batch'"),
+        (AlphaScheduleCallback, {"start": -0.1}, "alpha must be in [0, 1], not -0.1"),
+        (AlphaScheduleCallback, {"end": 1.1}, "alpha must be in [0, 1], not 1.1"),
+        (AlphaScheduleCallback, {"begin": 5, "until": 3}, "0 <= begin <= until, got stairs=4, begin=5, until=3"),
+        (AlphaScheduleCallback, {"stairs": 0}, "stairs must be at least 1"),
+        (RepresentationCallback, {"samples": 8}, "batch_size must be from 4 to samples (8), got 64"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(as_installed, callback, arguments, message):
+    with pytest.raises(StructuredInitError) as caught:
+        callback(**arguments)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert callback.__name__ in str(caught.value) or "alpha must be" in str(caught.value)

@@ -1,0 +1,96 @@
+"""Attention, weight products and statistics of layers, as the runs wrote them."""
+
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from comparison.report import write_report
+from comparison.report.depth import attention_statistics
+from comparison.report.panels.attention import read_products
+from structured_init import StructuredInitError
+
+LAYER = "network.blocks.1.attn"
+TRAIN = [
+    *("--init.initializer=Mimetic", "--seed_everything=3", "--trainer.limit_train_batches=4"),
+    "--trainer.callbacks+=WeightProductsCallback",
+]
+
+
+def run(folder, arm, scores):
+    """A run whose layers have the scores of two heads, and their entropies."""
+    (folder / "attention").mkdir(parents=True)
+    layers = {name: {"normalised_entropy": [0.0, 0.5], "induction_score": of} for name, of in scores.items()}
+    (folder / "attention" / "statistics.json").write_text(json.dumps({"before": layers}))
+    return SimpleNamespace(seed=0, folder=folder, arm=arm)
+
+
+def test_scores_are_those_of_the_best_head_and_means_over_seeds(tmp_path):
+    runs = [
+        run(tmp_path / "0", "induction", {"h.0.attn": [0.1, 0.2], "h.1.attn": [0.9, None]}),
+        run(tmp_path / "1", "induction", {"h.0.attn": [0.4, 0.3], "h.1.attn": [0.1, 0.7]}),
+    ]
+    layers, depth = attention_statistics(runs)
+    assert layers == ["h.0.attn", "h.1.attn"]
+    assert depth["induction_score"]["induction"]["before"].tolist() == pytest.approx([0.3, 0.8])
+    assert depth["normalised_entropy"]["induction"]["before"].tolist() == [0.25, 0.25]
+
+
+def test_layers_without_scores_leave_the_others_statistics(tmp_path):
+    """An encoder looks both ways: beside its decoder, no layer is drawn with a score."""
+    both = run(tmp_path / "0", "default", {"encoder.0": [0.1, 0.2], "decoder.0": [0.1, 0.2]})
+    path = both.folder / "attention" / "statistics.json"
+    statistics = json.loads(path.read_text())
+    del statistics["before"]["encoder.0"]["induction_score"]
+    path.write_text(json.dumps(statistics))
+    _, depth = attention_statistics([both])
+    assert set(depth) == {"normalised_entropy"}
+
+
+def products_of(state):
+    """Written out: W_q W_kᵀ of each of two heads, and Σ_h W_v W_o, of timm's fused layer (x Wᵀ)."""
+    query, key, value = (part.T.double() for part in state[f"{LAYER}.qkv.weight"].chunk(3))
+    heads = [slice(0, 8), slice(8, 16)]
+    products = torch.stack([query[:, head] @ key[:, head].T for head in heads])
+    return products.float(), (value @ state[f"{LAYER}.proj.weight"].T.double()).float()
+
+
+def section(page, name):
+    return page.read_text().split(f'<section id="{name}">')[1].split("</section>")[0]
+
+
+def test_a_report_shows_the_products_that_the_run_wrote(cli, folder, comparison):
+    cli("fit", *TRAIN)
+    (experiment,) = folder.rglob("experiment.yaml")
+    run = experiment.parent
+    corners, summaries = read_products(run / "weight_products")
+    state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    for product, expected in zip(corners["after"][LAYER], products_of(state), strict=True):
+        torch.testing.assert_close(product, expected)
+    # The method's definition: the diagonal of W_q W_kᵀ is β = 0.7 up to noise, of the host's weights it would be 0.
+    assert min(summaries["before"][LAYER]["query_key_diagonal"]) > 0.2
+
+    compared = comparison({"mimetic": {0: 0.8}, "older": {0: 0.7}}, pieces=())
+    shutil.copytree(run / "weight_products", compared / "runs" / "mimetic" / "seed_0" / "weight_products")
+    page, *_ = write_report(compared)
+    shown = section(page, "weight_products")
+    assert "older is not shown: its run kept no weight products." in shown
+    views = json.loads(shown.split('id="data-products">')[1].split("</script>")[0])
+    assert list(views["views"]["products"]) == ["mimetic"]
+    pictures = views["views"]["products"]["mimetic"]
+    assert [len(pictures[moment]) for moment in ("before", "after")] == [2, 2]  # layers
+    assert pictures["before"] != pictures["after"]
+    assert (compared / "figures" / "weights_query_key_diagonal.png").is_file()
+
+
+def test_runs_without_products_have_no_such_section_and_a_damaged_file_is_a_line(comparison):
+    compared = comparison({"default": {0: 0.8}, "older": {0: 0.7}}, pieces=())
+    assert 'id="weight_products"' not in write_report(compared)[0].read_text()
+    folder = compared / "runs" / "default" / "seed_0" / "weight_products"
+    folder.mkdir()
+    (folder / "summary.json").write_text("{")
+    with pytest.raises(StructuredInitError, match="cannot read"):
+        read_products(folder)
+    assert "Not shown: cannot read" in section(write_report(compared)[0], "weight_products")

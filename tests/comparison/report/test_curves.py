@@ -1,0 +1,164 @@
+"""Learning curves, and whether results can be compared at all."""
+
+import pytest
+from matplotlib.image import imread
+
+from comparison.report import write_report
+from comparison.report.data import read_report_data
+from comparison.report.findings import findings
+from comparison.report.panels.curves import MOST_TOGETHER, curve_figure, steps
+from comparison.report.panels.result import power
+from comparison.report.summary import summary
+from comparison.report.theme import figure_settings, new_figure, save, settle, styles
+from comparison.results.headline import headline_table
+from comparison.results.metric import Metric
+
+METRIC = Metric("val/accuracy", "max")
+FLOOR = {"default": {0: 0.0, 1: 0.0, 2: 0.0}, "sincos": {0: 0.0, 1: 0.0, 2: 0.0}}
+LEARNED = {"default": {0: 0.80, 1: 0.82, 2: 0.84}, "sincos": {0: 0.85, 1: 0.88, 2: 0.88}}
+EQUAL = "All 6 final results are equal"
+
+
+def figure(count, baseline="default"):
+    arms = ["default", *(f"other_{number}" for number in range(1, count))]
+    curves = {
+        arm: {seed: [(0.0, 0.1), (100.0, 0.01 * number + 0.001 * seed)] for seed in range(3)}
+        for number, arm in enumerate(arms, start=20)
+    }
+    return curve_figure(curves, styles(arms, "default"), METRIC, "step", baseline), arms
+
+
+def test_up_to_eight_arms_share_a_plot_and_are_named_at_the_ends_of_their_lines():
+    drawn, arms = figure(MOST_TOGETHER)
+    (axis,) = drawn.axes
+    assert [text.get_text() for text in axis.texts] == arms
+    assert len(axis.collections) == MOST_TOGETHER  # a band each
+
+
+def test_more_arms_have_a_plot_each_beside_the_baseline():
+    drawn, arms = figure(MOST_TOGETHER + 2)
+    shown = [axis for axis in drawn.axes if axis.get_visible()]
+    assert [axis.get_title(loc="left") for axis in shown] == arms[1:]
+    for number, axis in enumerate(shown, start=21):
+        ends = [line.get_ydata()[-1] for line in axis.lines]
+        assert ends == pytest.approx([20.1, number + 0.1])
+        assert len(axis.collections) == 2
+    assert {axis.get_ylim() for axis in shown} == {shown[0].get_ylim()}
+    low, high = shown[0].get_ylim()
+    assert low < 10
+    assert high > 29.1
+    assert "default in grey" in drawn.get_suptitle()
+
+
+def test_without_a_curve_of_the_baseline_they_share_a_plot():
+    drawn, arms = figure(MOST_TOGETHER + 2, baseline="not trained yet")
+    (axis,) = drawn.axes
+    assert len(axis.texts) == len(arms)
+
+
+def test_only_the_lowest_plot_of_a_column_names_its_places():
+    drawn, _ = figure(MOST_TOGETHER + 2)  # nine plots in rows of four, the last row with one
+    below = [axis.xaxis.get_tick_params()["labelbottom"] for axis in drawn.axes]
+    assert below[:9] == [False] * 5 + [True] * 4
+
+
+@pytest.mark.parametrize("name", ["deform_from_scratch", "mimetic_state_space_no_correlate", "illiterate_fillings"])
+def test_long_names_stay_on_the_paper(name, tmp_path):
+    with figure_settings():
+        drawn = new_figure(4.5, 2.0)
+        axis = drawn.subplots()
+        axis.set_yticks([0.5], [name], fontweight="bold")
+    settle(drawn)
+    _, paper = save(drawn, tmp_path, "figure")
+    ink = imread(paper)[..., :3].min(axis=(0, 2))  # the darkest of each column of pixels
+    assert paper.name == "figure.png"
+    assert ink[:4].min() > 0.99
+
+
+@pytest.fixture
+def data(comparison):
+    return lambda values, **changes: read_report_data(comparison(values, pieces=(), **changes))
+
+
+def text_of(pieces):
+    return "\n".join(getattr(piece, "markdown", piece) for piece in pieces)
+
+
+def test_where_all_results_are_equal_one_sentence_says_so_and_no_target_is_to_be_reached(data):
+    at_floor = data(FLOOR)
+    (found,) = at_floor.effects
+    (sentence,) = summary(at_floor)
+    assert findings(found) == [sentence]
+    assert sentence.startswith(f"{EQUAL}, 0.00 %: no arm differs from another")
+    assert headline_table(found).columns == ["arm", "seeds", "test accuracy %, higher is better", "− default (paired)"]
+    assert power(at_floor) == []
+    assert "Every run is at the target, 0.00 % (val)" in text_of(steps(at_floor))
+    assert "seed 0" not in text_of(steps(at_floor))
+
+
+def test_equal_results_that_had_to_be_learned_keep_their_steps(data):
+    learned = data({arm: dict.fromkeys(range(3), 0.9) for arm in LEARNED})
+    (found,) = learned.effects
+    assert findings(found)[0].startswith(f"{EQUAL}, 90.0 %")
+    assert headline_table(found).columns[-2:] == ["steps to 90.0 % (val)", "speed-up"]
+    assert "seed 0" in text_of(steps(learned))
+
+
+def test_results_of_which_one_differs_are_reported_as_ever(data):
+    (found,) = data({**FLOOR, "sincos": {0: 0.0, 1: 0.0, 2: 0.01}}).effects
+    assert not any(EQUAL in sentence for sentence in findings(found))
+
+
+def test_means_over_different_seeds_are_marked_and_a_sentence_warns_of_them(data):
+    partial = data({**LEARNED, "sincos": {0: 0.85, 1: 0.88}})
+    (found,) = partial.effects
+    notes = {row[0].text: row[2].note for row in headline_table(found).rows}
+    assert notes == {"default": "", "sincos": "2 of 3 seeds, no interval"}
+    (sentence,) = [each for each in findings(found) if each.startswith("Means")]
+    assert sentence.startswith("Means are over different seeds (sincos 2 of 3 seeds), and differences over the seeds")
+
+
+def test_as_many_but_other_seeds_are_marked_too(data):
+    (found,) = data({"default": {0: 0.80, 1: 0.82}, "sincos": {1: 0.85, 2: 0.88}}).effects
+    assert [row[2].note for row in headline_table(found).rows] == ["2 of 3 seeds, no interval"] * 2
+
+
+def test_means_over_the_same_seeds_are_not_marked(data):
+    (found,) = data(LEARNED).effects
+    assert [row[2].note for row in headline_table(found).rows] == ["", ""]
+    assert not any(each.startswith("Means") for each in findings(found))
+
+
+def of_values(tmp_path, value):
+    rows = [f"{arm},{seed},{value(place, seed)!r}" for place, arm in enumerate(("default", "a")) for seed in range(4)]
+    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,test/loss", *rows]))
+    return write_report(tmp_path / "t.csv")[1].read_text().replace("\N{NO-BREAK SPACE}", " ")
+
+
+SPREAD = (0.0, 0.3, 0.1, 0.2)  # of the seeds
+
+
+DIFFERENCE = (0.19, 0.20, 0.22, 0.23)  # its mean is 0.21, its deviation √(0.001 / 3), the half width 3.1824 / 2 of that
+
+
+@pytest.mark.parametrize("base", [1e9, 1.0, -7e8])
+def test_small_differences_of_large_values_are_differences(tmp_path, base):
+    text = of_values(tmp_path, lambda arm, seed: base + SPREAD[seed] + arm * DIFFERENCE[seed])
+    assert "are equal" not in text
+    assert "Worse than default: a +0.210 ± 0.029" in text
+
+
+@pytest.mark.parametrize(("size", "shown"), [(1e-300, "+2.10e−301 ± 2.9e−302"), (1e300, "+2.10e+299 ± 2.9e+298")])
+def test_values_of_any_size_are_compared(tmp_path, size, shown):
+    text = of_values(tmp_path, lambda arm, seed: size * (1 + SPREAD[seed] + arm * DIFFERENCE[seed]))
+    assert f"Worse than default: a {shown}" in text
+    assert max(map(len, text.split())) < 80  # no number of 300 digits
+
+
+def test_values_on_both_sides_of_zero_and_near_the_largest_number_are_reported(tmp_path):
+    assert "Not told apart from default" in of_values(tmp_path, lambda arm, seed: (-1) ** (arm + seed) * 1e300)
+
+
+def test_differences_that_rounding_makes_are_none(tmp_path):
+    text = of_values(tmp_path, lambda arm, seed: 0.1 * (seed + 1) + arm * 0.3)  # 0.4 − 0.1 is not 0.5 − 0.2
+    assert "the same difference in all seeds: no t-test applies" in text

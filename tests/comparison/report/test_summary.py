@@ -1,0 +1,130 @@
+"""The sentences on top of a report, and what ties attention and weights to the result."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from comparison.report.data import read_report_data
+from comparison.report.summary import largest_difference, strongest_correlation, summary
+
+BEFORE = ("attention to itself", "before")
+OTHER = ("entropy of attention", "after")
+SEEDS = range(4)
+
+
+def drawn(arms, tied, seed=0):
+    """Quantities and results of so many arms, the first quantity in the order of the results where ``tied``."""
+    rng = np.random.default_rng(seed)
+    level = rng.permutation(arms).astype(float)
+    result, known = {}, {BEFORE: {}, OTHER: {}}
+    for arm in range(arms):
+        own = level[arm] if tied else rng.normal()
+        for run in SEEDS:
+            result[f"arm{arm}", run] = 80 + level[arm] + 5 * run + 0.01 * rng.normal()
+            known[BEFORE][f"arm{arm}", run] = own + 0.01 * rng.normal() + 3 * run
+            known[OTHER][f"arm{arm}", run] = rng.normal()
+    return known, result
+
+
+def test_a_quantity_in_the_order_of_the_results_is_tied_to_them():
+    known, result = drawn(6, tied=True)
+    tie = strongest_correlation(known, result)
+    assert tie.what == BEFORE
+    # Without the mean of each seed, as nothing but the arms would have it.
+    flat = np.array([[[values[f"arm{a}", s] for s in SEEDS] for a in range(6)] for values in (known[BEFORE], result)])
+    centred = flat - flat.mean(1, keepdims=True)
+    assert tie.correlation == pytest.approx(stats.spearmanr(centred[0].ravel(), centred[1].ravel()).statistic)
+    # Of 720 orders of the arms few are as extreme: this one, its reverse, and neighbours that differ by noise.
+    assert 2 / 720 <= tie.p_value < 0.02
+    assert (tie.tested, tie.arms) == (2, 6)
+
+
+def test_four_arms_are_too_few_to_tie_anything():
+    assert strongest_correlation(*drawn(4, tied=True)) is None
+
+
+def test_what_goes_with_nothing_is_tied_in_one_of_twenty_comparisons():
+    trials = 150
+    found = [strongest_correlation(*drawn(5, tied=False, seed=seed)).p_value < 0.05 for seed in range(trials)]
+    assert np.mean(found) < 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials)
+
+
+def test_the_largest_difference_is_one_that_every_run_has():
+    known = {
+        BEFORE: {("a", 0): 0.3, ("a", 1): 0.4, ("b", 0): 0.1, ("b", 1): 0.1},
+        OTHER: {("a", 0): 9.0, ("a", 1): 0.0, ("b", 0): 0.1, ("b", 1): 0.1},
+    }
+    assert largest_difference(known, "a", "b") == (BEFORE, pytest.approx(0.35), pytest.approx(0.1))
+    assert largest_difference(known, "b", "c") is None
+
+
+def said(folder, **changes):
+    return [each.replace("\N{NO-BREAK SPACE}", " ") for each in summary(read_report_data(folder, **changes))]
+
+
+def test_three_sentences_say_which_by_how_much_how_sure_and_why(comparison, known_effects):
+    folder = comparison(known_effects)
+    for run in (folder / "runs").glob("*/seed_*/attention/statistics.json"):
+        statistics = json.loads(run.read_text())
+        for layer in statistics["before"].values():
+            layer["diagonal_mass"] = [0.5, 0.7] if "sincos" in str(run) or "mimetic" in str(run) else [0.1, 0.1]
+        run.write_text(json.dumps(statistics))
+    structure, which, why = said(folder)
+    gains = [100 * (known_effects["mimetic"][seed] - known_effects["default"][seed]) for seed in range(3)]
+    half = 4.302653 * np.std(gains, ddof=1) / math.sqrt(3)
+    assert re.fullmatch(
+        r"What the structure of mimetic is worth in test accuracy, in points: \+\d\.\d ± \d\.\d against the same "
+        r"positions \(sincos; not told apart\)\.",
+        structure,
+    )
+    assert which.startswith(
+        f"mimetic is better than default: +{np.mean(gains):.1f} ± {half:.1f} points of test accuracy; the other is "
+        "also better, by less. That is based on 3 pairs of runs (adjusted p"
+    )
+    assert "differs most from default in the attention to itself before training (0.60 against 0.10)" in why
+    assert why.endswith(
+        "with 3 arms, no property of attention or weights can be tied to the result; that takes five arms."
+    )
+
+
+def test_where_a_control_is_best_the_first_sentence_is_about_what_it_controls(comparison):
+    values = {"default": [0.8, 0.81, 0.82], "mimetic": [0.81, 0.80, 0.84], "mimetic_scrambled": [0.9, 0.92, 0.91]}
+    folder = comparison({arm: dict(enumerate(of_arm)) for arm, of_arm in values.items()}, pieces=())
+    structure, which = said(folder, controls={"mimetic": "mimetic_scrambled"})
+    assert re.fullmatch(
+        r"What the structure of mimetic is worth in test accuracy, in points: −9\.3 ± \d\.\d against itself scrambled "
+        r"\(mimetic_scrambled; worse\)\.",
+        structure,
+    )
+    assert which.startswith("mimetic_scrambled is better than default: ")
+
+
+def test_a_scrambled_arm_is_not_what_another_control_controls(comparison):
+    base = {"default": [0.8, 0.81, 0.82], "codes": [0.9, 0.92, 0.91]}
+    values = {**base, "impulse_scrambled": [0.7, 0.72, 0.73], "impulse": [0.81, 0.80, 0.84]}
+    folder = comparison({arm: dict(enumerate(of_arm)) for arm, of_arm in values.items()}, pieces=())
+    written = {"impulse": "Impulse()", "impulse_scrambled": "Scrambled(initializer=Impulse(), seed=0)"}
+    for arm in values:
+        for run in (folder / "runs" / arm).glob("seed_?"):
+            report = {"initializer": written.get(arm, f"{arm}()"), "seed": 0, "entries": []}
+            (run / "init_report.json").write_text(json.dumps(report))
+    structure, _ = said(folder, controls={"impulse_scrambled": "codes", "impulse": "codes"})
+    assert structure.startswith("What the structure of impulse is worth")
+    assert "itself scrambled (impulse_scrambled; better)" in structure
+
+
+def test_where_nothing_is_shown_the_first_sentence_says_so(comparison):
+    values = {"default": {0: 0.8, 1: 0.81, 2: 0.82}, "sincos": {0: 0.81, 1: 0.80, 2: 0.84}}
+    which, sure = said(comparison(values, pieces=()))
+    assert which == "sincos is not shown to improve on default in test accuracy: +0.7 ± 3.8 points."
+    assert sure == "This is based on 3 pairs of runs (adjusted p = 0.53)."
+
+
+def test_successes_answer_where_they_are_counted(comparison):
+    values = {"default": dict.fromkeys(range(5), 0.1), "sincos": dict.fromkeys(range(5), 0.99)}
+    (which,) = said(comparison(values, pieces=()), success=0.95)
+    assert which == "More often than default: sincos (adjusted p = 0.008)."

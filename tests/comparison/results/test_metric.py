@@ -1,0 +1,89 @@
+"""Which direction of a metric is better: known by its name, or asked for."""
+
+import importlib
+import inspect
+
+import pytest
+from torchmetrics import Metric as TorchMetric
+
+from comparison.results.metric import Metric, direction
+from comparison.results.paired import Interval
+from lightning_modules.cli import main
+
+LESS = (
+    "test/rmse CrossEntropy MeanSquaredError val_err top1_err valLoss BPB MAPE logloss brier ECE EER val/ce kl hamming "
+    "levenshtein negative_log_likelihood latency test/loss perplexity bits_per_character word_error_rate acc_loss FID "
+    "train_loss_epoch NegativeLogLikelihood val/err_top1"
+)
+MORE = (
+    "test/accuracy val_acc valAcc top1 acc@5 top-1-accuracy MulticlassF1Score mIoU mAP R2Score test/exact_match AUROC "
+    "log_likelihood neg_mean_squared_error certified_accuracy explained_variance recall_at_10 bleu reward"
+)
+OPEN = (
+    "score attention_entropy accuracy_drop steps_to_accuracy 1-accuracy val/1-acc false_negative_rate loss_accuracy x "
+    "negative_precision accuracy_std"
+)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"), [(LESS, "min"), (MORE, "max"), (OPEN, None)], ids=["min", "max", "open"]
+)
+def test_the_direction_is_known_by_the_words_of_a_name_or_not_at_all(names, expected):
+    assert {name: direction(name) for name in names.split()} == dict.fromkeys(names.split(), expected)
+
+
+def test_no_metric_of_torchmetrics_is_taken_for_the_other_direction():
+    parts = ("classification", "regression", "text", "retrieval", "image", "detection")
+    known = {
+        name: each.higher_is_better
+        for part in parts
+        for name, each in inspect.getmembers(importlib.import_module(f"torchmetrics.{part}"), inspect.isclass)
+        if issubclass(each, TorchMetric) and each.higher_is_better is not None
+    }
+    found = {name: direction(name) for name in known}
+    assert {name for name, mode in found.items() if mode and (mode == "max") != known[name]} == set()
+    assert sum(mode is not None for mode in found.values()) > len(known) / 2
+
+
+def test_an_error_whose_name_is_no_english_ends_at_zero_only_where_less_of_it_is_better():
+    wide = Interval(-5.0, -9.0, -1.0, 3)
+    assert Metric("val/neg_mean_squared_error", "max").cut(wide) == wide
+    assert Metric("val/MeanSquaredError", "min").cut(Interval(0.5, -1.0, 2.0, 3)).low == 0
+
+
+def test_a_page_of_errors_calls_the_lower_better_and_says_so(tmp_path, capsys):
+    rows = [
+        f"{arm},{seed},{base + 0.1 * seed**1.5}"
+        for arm, base in (("default", 5.05), ("new", 1.09))
+        for seed in range(4)
+    ]
+    rows = [row if "new" in row else row + "1" for row in rows]  # no two differences alike
+    (tmp_path / "t.csv").write_text("\n".join(["arm,seed,test/rmse", *rows]))
+    main(["report", str(tmp_path / "t.csv")])
+    text = (tmp_path / "t_report" / "report.md").read_text()
+    assert "Better than default: new" in text
+    assert "| arm | seeds | test rmse, lower is better |" in text
+    assert "lower is better" in text.split("##")[0]
+    assert "lower is better" in (tmp_path / "t_report" / "report.html").read_text().partition("<main>")[0]
+
+
+def test_a_direction_that_no_name_tells_is_asked_for_and_then_taken(tmp_path, capsys):
+    table = tmp_path / "t.csv"
+    table.write_text(
+        "arm,seed,badness\n"
+        + "\n".join(f"{a},{s},{v + s * (1 + v)}" for a, v in (("default", 3), ("b", 1)) for s in (0, 1, 2))
+    )
+    with pytest.raises(SystemExit):
+        main(["report", str(table)])
+    assert capsys.readouterr().err.splitlines() == [
+        "structured-init: error: the name 'badness' does not say whether more or less of it is better: "
+        "add --more-is-better or --less-is-better"
+    ]
+    for flag, said in (("--less-is-better", "lower is better"), ("--more-is-better", "higher is better")):
+        main(["report", str(table), flag])
+        text = (tmp_path / "t_report" / "report.md").read_text()
+        assert said in text
+        assert f"report {table} {flag}" in text  # the command that repeats it
+    with pytest.raises(SystemExit):
+        main(["report", str(table), "--less-is-better", "--more-is-better"])
+    assert "not allowed with argument" in capsys.readouterr().err

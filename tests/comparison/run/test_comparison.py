@@ -1,0 +1,251 @@
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from comparison.results.folder import write_manifest
+from comparison.run.arms import ENDINGS, parse_arms, with_controls
+from comparison.run.comparison import Comparison, locked, point_name
+from comparison.run.prepare import Plans, leave_out_iterations
+from comparison.run.resolve import initializer_of, parse, values_of
+from structured_init import (
+    AdamSolver,
+    Compose,
+    Default,
+    FilterCovariance,
+    Impulse,
+    InitReport,
+    Mimetic,
+    Positions,
+    ProceduralWarmup,
+    Scrambled,
+    Sharpened,
+    Skipless,
+    StructuredInitError,
+)
+from structured_init.files import made_by
+from structured_init.report import Entry
+
+REPORT = InitReport("Skipless()", 0, [])
+
+
+def comparison(folder, inits="default,sincos", **changes):
+    arms = parse_arms(inits)
+    given = {"experiment": ["vit_digits"], "arms": arms, "seeds": [0, 1], "changes": {arm: {} for arm in arms}}
+    return Comparison(folder=folder, **{**given, **changes})
+
+
+def test_runs_are_listed_seed_by_seed_so_that_an_unfinished_comparison_is_paired(tmp_path):
+    runs = comparison(tmp_path).runs(identity="")
+    assert [(run.seed, run.arm) for run in runs] == [
+        *((0, "default"), (0, "sincos"), (1, "default"), (1, "sincos")),
+    ]
+    assert len({run.folder for run in runs}) == 4
+
+
+def test_folders_follow_arm_point_learning_rate_and_seed(tmp_path):
+    asked = comparison(tmp_path, "sincos", seeds=[3], grid={"data.fraction": ["0.5"]}, learning_rates=[5e-4])
+    (run,) = asked.runs(identity="")
+    assert run.folder == tmp_path / "runs" / "sincos" / "fraction_0.5" / "lr_0.0005" / "seed_3"
+    assert run.beside(".log") == run.folder.parent / "seed_3.log"
+    assert run.point == (("data.fraction", "0.5"),)
+    assert not run.tested  # before its learning rate is chosen
+
+
+def test_every_combination_of_the_grid_is_a_point(tmp_path):
+    points = comparison(tmp_path, grid={"a.x": ["1", "2"], "b": ["3", "4"]}).points()
+    assert points == [(("a.x", a), ("b", b)) for a in "12" for b in "34"]
+
+
+def test_a_folder_of_configurations_is_crossed_with_the_initializations_and_a_wrong_name_is_answered(tmp_path):
+    asked = comparison(tmp_path, "sincos", grid={"optim": ["muon", "moun"], "data.fraction": ["0.5"]})
+    right, wrong = asked.points()
+    words = asked.arm_arguments(asked.arms["sincos"], right, rate=0.01)
+    assert "-c" == words[2] == words[4]
+    assert (words[1], words[3], words[5]) == ("vit_digits", "optim/muon", "init/sincos")  # an arm may change it
+    values = values_of(parse(words))
+    assert values["model.optimizer.class_path"] == "timm.optim.Muon"
+    assert (values["model.optimizer.lr"], values["data.fraction"]) == (0.01, 0.5)
+    with pytest.raises(StructuredInitError, match="did you mean 'optim/muon'"):
+        parse(asked.arm_arguments(asked.arms["sincos"], wrong))
+
+
+def test_points_that_a_folder_cannot_be_named_after_are_told_apart():
+    names = {point_name((("a", value),)) for value in ("[1,2]", "[1, 2]", "[1.2]", "x/y", "x y")}
+    assert len(names) == 5
+    assert not any(set(name) & set("/ []") for name in names)
+
+
+def test_a_folder_grows_by_starts_seeds_and_values(tmp_path):
+    first = comparison(tmp_path, "default", grid={"k": ["1"]})
+    write_manifest(first.folder, first.manifest())
+    more = comparison(tmp_path, "sincos", seeds=[1, 2], grid={"k": ["1", "5"]})
+    grown = more.grown(more.known())
+    assert list(grown["arms"]) == ["default", "sincos"]
+    assert (grown["seeds"], grown["grid"]) == ([0, 1, 2], {"k": ["1", "5"]})
+    assert grown["identity"] == first.manifest()["identity"]
+    assert grown["asked_last"]["seeds"] == list(more.seeds)
+    write_manifest(first.folder, {**grown, "seeds": [0, 1, 2, 3]})
+    fewer = dataclasses.replace(more, seeds=[0, 1])
+    assert fewer.grown(fewer.known())["asked_last"]["seeds"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"configuration": {"trainer.max_epochs": 3}}, "trainer.max_epochs is 2 there, 3 here"),
+        ({"threads": 2}, "--threads is 1 there, 2 here"),
+        ({"changes": {"default": {"init.x": 1}}}, "initialization 'default': init.x is 0 there, 1 here"),
+        ({"grid": {"k": ["1"]}}, "--grid is nothing there, k here"),
+        ({"learning_rates": [0.1]}, r"--learning-rates is nothing there, \[0.1\] here"),
+    ],
+)
+def test_another_comparison_is_refused_by_its_first_difference(tmp_path, changes, message):
+    same = {"configuration": {"trainer.max_epochs": 2}, "changes": {"default": {"init.x": 0}}}
+    first = comparison(tmp_path, "default", **same)
+    write_manifest(first.folder, first.manifest())
+    other = comparison(tmp_path, "default", **{**same, **changes})
+    with pytest.raises(StructuredInitError, match=f"holds another comparison: {message}: choose another --output"):
+        other.grown(other.known())
+
+
+def test_an_argument_that_only_a_newer_version_has_is_no_difference(tmp_path):
+    first = comparison(tmp_path, configuration={"trainer.max_epochs": 2})
+    write_manifest(first.folder, first.manifest())
+    newer = comparison(tmp_path, configuration={"trainer.max_epochs": 2, "trainer.new": None})
+    assert newer.grown(newer.known())["configuration"] == {"trainer.max_epochs": 2}
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(StructuredInitError, match=r"holds something else \('thesis.tex'\): choose another --output"):
+        comparison(tmp_path).known()
+    with pytest.raises(StructuredInitError, match="it is a file"):
+        comparison(tmp_path / "thesis.tex").known()
+    (tmp_path / "comparison.json").write_text("{")
+    with pytest.raises(StructuredInitError, match=r"cannot read '.*/comparison.json': Expecting property name"):
+        comparison(tmp_path).known()
+
+
+def test_the_manifest_is_plain_and_complete(tmp_path):
+    asked = comparison(tmp_path, "wide=impulse{kernel_size=5}", metric="test/accuracy", mode="max", baseline="wide")
+    manifest = json.loads(json.dumps(asked.manifest()))
+    assert manifest.keys() >= {
+        *("version", "experiment", "command", "arguments", "threads", "metric", "mode", "baseline", "controls"),
+        *("arms", "seeds", "grid", "learning_rates", "identity"),
+    }
+    assert manifest["arms"]["wide"] == {"init": "impulse", "overrides": {"kernel_size": "5"}, "changes": {}}
+
+
+def test_one_comparison_at_a_time_has_a_folder_and_the_next_one_may(tmp_path):
+    with (
+        locked(tmp_path),
+        pytest.raises(StructuredInitError, match=rf"is in use by another comparison \(process {os.getpid()} on "),
+        locked(tmp_path),
+    ):
+        pass
+    with locked(tmp_path):
+        assert (tmp_path / ".lock.holder").is_file()
+    assert not (tmp_path / ".lock.holder").exists()
+
+
+def test_a_killed_comparison_leaves_its_folder_to_the_next_one(tmp_path):
+    """What it has left in the folder says that it is in use; the lock went with its process."""
+    code = (
+        "import os, signal, sys\nfrom pathlib import Path\nfrom comparison.run.comparison import locked\n"
+        "with locked(Path(sys.argv[1])):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert (tmp_path / ".lock.holder").is_file()
+    with locked(tmp_path):
+        pass
+
+
+def test_planning_takes_no_step_of_a_solver():
+    initializer = Compose([Positions("sincos"), Impulse(solver=AdamSolver(iterations=10_000))])
+    leave_out_iterations(initializer)
+    assert initializer.initializers[1].solver.iterations == 0
+    warmup = Scrambled(ProceduralWarmup())
+    leave_out_iterations(warmup)
+    assert warmup.initializer.iterations == 0
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path, strict):
+    """With ``init.strict``, attention that is left alone ends a run; so it ends the planning."""
+
+    class Attention(torch.nn.Module):
+        """Of a class that nobody has described."""
+
+        def __init__(self):
+            super().__init__()
+            self.q = torch.nn.Linear(8, 8)
+
+    model = torch.nn.Module()
+    model.known, model.attention = torch.nn.TransformerEncoderLayer(8, 2, 8), Attention()
+    asked = comparison(tmp_path, "mine=mimetic", changes={"mine": {"init.strict": strict}})
+    refused = pytest.raises(StructuredInitError, match=r"'mine': Mimetic, strict: 1 of 2 .*attention .Attention")
+    with refused if strict else contextlib.nullcontext():
+        Plans(asked, SimpleNamespace(model=model, datamodule=None), []).plan(asked, "mine", Mimetic(positions="keep"))
+
+
+def test_a_control_that_cannot_be_is_left_out_with_the_reason():
+    def plan(arm):
+        if arm.label == "skipless_positions":
+            raise StructuredInitError("it writes no positions")
+
+    found, remarks = with_controls(
+        parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}, {"skipless": REPORT}, plan
+    )
+    assert list(found) == ["default", "skipless", "skipless_scrambled"]
+    assert remarks == ["added skipless_scrambled", "no skipless_positions: it writes no positions"]
+
+
+def test_the_scrambled_control_can_be_had_alone():
+    arms, initializers = parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}
+    found, remarks = with_controls(arms, initializers, {"skipless": REPORT}, lambda arm: None, ENDINGS["scrambled"])
+    assert list(found) == ["default", "skipless", "skipless_scrambled"]
+    assert remarks == ["added skipless_scrambled"]
+
+
+def test_a_control_as_sharp_is_added_where_queries_and_keys_are_scrambled():
+    arms = parse_arms("default,skipless,covariance")
+    initializers = {"default": Default(), "skipless": Skipless(), "covariance": FilterCovariance()}
+    turned = {"skipless_scrambled": "Scrambled: query_key", "covariance_scrambled": "Scrambled: filters"}
+
+    def plan(arm):
+        by = (turned[arm.label],) if arm.label in turned else ()
+        return InitReport("", 0, [Entry(("w",), (1,), by, None, None, True)])
+
+    found, remarks = with_controls(arms, initializers, dict.fromkeys(arms, REPORT), plan, ENDINGS["sharpened"])
+    assert [label for label in found if "sharpened" in label] == ["skipless_sharpened"]
+    assert "no covariance_sharpened: covariance writes no queries and keys" in remarks
+    assert found["skipless_sharpened"].configuration == "init/skipless_sharpened"
+    made = initializer_of(parse(["-c", "vit_digits", "-c", found["skipless_sharpened"].configuration]))
+    assert (type(made), type(made.initializer)) == (Sharpened, Skipless)
+
+
+def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():
+    arms = parse_arms("skipless,skipless_positions=sincos")
+    initializers = {"skipless": Skipless(), "skipless_positions": Positions()}
+    with pytest.raises(StructuredInitError, match="needs the label 'skipless_positions': rename that arm"):
+        with_controls(arms, initializers, {"skipless": REPORT, "skipless_positions": None}, lambda arm: None)
+
+
+def test_a_folder_says_which_versions_have_made_it(tmp_path, monkeypatch):
+    begun = comparison(tmp_path).manifest()
+    assert begun["made_by"] == [made_by()]
+    assert comparison(tmp_path).grown(begun)["made_by"] == [made_by()]
+    monkeypatch.setattr("comparison.run.comparison.made_by", lambda: "0.1.0, commit other")
+    grown = comparison(tmp_path).grown(begun)
+    assert grown["made_by"] == [made_by(), "0.1.0, commit other"]
+    del begun["made_by"]
+    assert comparison(tmp_path).grown(begun)["made_by"] == ["a version that did not say", "0.1.0, commit other"]

@@ -1,0 +1,187 @@
+"""From the command line to a checked comparison."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from comparison.run.arms import Arm, parse_arms
+from comparison.run.comparison import Comparison
+from comparison.run.prepare import Plans, parse_grid, parse_rates, parse_seeds
+from lightning_modules.cli.configurations import find_config, read_config
+from lightning_modules.cli.show import Runner
+from structured_init import Mimetic, StructuredInitError
+from structured_init.presets import split_outside_brackets
+
+
+def test_names_paths_labels_and_overrides_become_arms_in_their_order(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("init: {initializer: Default}\n")
+    arms = parse_arms(f"sincos, other=mimetic ,wide=impulse{{kernel_size=5,offsets=covering}},{file}")
+    assert list(arms) == ["sincos", "other", "wide", "mine"]
+    assert arms["other"].init == "mimetic"
+    assert arms["wide"].overrides == {"kernel_size": "5", "offsets": "covering"}
+    assert arms["wide"].configuration == "init/impulse{kernel_size=5,offsets=covering}"
+    assert arms["mine"].configuration == str(file)
+
+
+def test_a_variant_of_the_network_is_an_arm_by_the_name_of_its_folder():
+    arms = parse_arms("default,token_softmax/replace,other=token_softmax/replace,configs/token_softmax/add.yaml")
+    assert list(arms) == ["default", "replace", "other", "add"]
+    assert arms["replace"].configuration == arms["other"].configuration == "token_softmax/replace"
+
+
+def test_a_relative_path_is_good_from_any_folder(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text("")
+    monkeypatch.chdir(tmp_path)
+    assert parse_arms("mine.yaml")["mine"].configuration == str(tmp_path / "mine.yaml")
+
+
+def test_a_control_is_an_arm_by_the_ending_of_its_name(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("init: {initializer: Mimetic}\n")
+    arms = parse_arms(f"mimetic_scrambled,impulse_positions{{kernel_size=5}},{tmp_path}/mine_scrambled.yaml")
+    assert list(arms) == ["mimetic_scrambled", "impulse_positions_kernel_size_5", "mine_scrambled"]
+    made = [find_config(arm.configuration).content()["init"]["initializer"] for arm in arms.values()]
+    assert [each["class_path"] for each in made] == ["Scrambled", "SamePositions", "Scrambled"]
+    inner = [each["init_args"]["initializer"] for each in made]
+    assert inner[0] == read_config("init/mimetic")["init"]["initializer"]
+    assert inner[1]["init_args"]["kernel_size"] == 5
+    assert inner[2] == {"class_path": "Mimetic"}
+
+
+def test_the_control_of_an_arm_has_its_arguments():
+    (arm,) = parse_arms("wide=impulse{kernel_size=5}").values()
+    assert arm.control("_scrambled") == Arm("wide_scrambled", "impulse_scrambled", {"kernel_size": "5"})
+
+
+def test_a_control_of_what_is_not_there_is_answered_with_the_nearest_name():
+    with pytest.raises(StructuredInitError, match=r"no initialization 'mimetc_scrambled'.* did you mean 'mimetic'"):
+        parse_arms("mimetc_scrambled")
+
+
+def test_an_arm_without_a_label_is_named_by_what_it_changes():
+    assert list(parse_arms("impulse,impulse{kernel_size=5},impulse{a.b=[1,2]}")) == [
+        *("impulse", "impulse_kernel_size_5", "impulse_b_1_2"),
+    ]
+
+
+def test_a_value_may_hold_commas_in_brackets_and_equals_signs():
+    (arm,) = parse_arms("x=sincos{where={a: 1, b: [2,3]},form=k=v}").values()
+    assert arm.overrides == {"where": "{a: 1, b: [2,3]}", "form": "k=v"}
+    assert split_outside_brackets("a,(b,c),,d") == ["a", "(b,c)", "d"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("defalt", "there is no initialization 'defalt', neither shipped nor a file: did you mean 'default'?"),
+        ("default,default", "two initializations are labelled 'default': name one, as in other=default"),
+        ("", "--inits names no initialization"),
+        ("impulse{kernel_size=5", "the brackets in 'impulse{kernel_size=5' do not match"),
+        ("impulse{kernel_size}", "cannot read 'kernel_size' in 'impulse{kernel_size}': write argument=value"),
+        ("a/b=default", "'a/b' cannot be a label"),
+        ("=default", "'' cannot be a label"),
+        (
+            "a" * 300 + "=default",
+            "'aaaaaaaaaaaaaaaaaaaa…' cannot be a label: it has 300 characters and names folders: give",
+        ),
+    ],
+)
+def test_a_mistake_in_the_starts_is_answered_in_one_line(text, message):
+    with pytest.raises(StructuredInitError) as error:
+        parse_arms(text)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_seeds_are_listed_or_a_range():
+    assert parse_seeds("0,1,2") == [0, 1, 2]
+    assert parse_seeds("0-4") == [0, 1, 2, 3, 4]
+    assert parse_seeds("7,0-2") == [7, 0, 1, 2]
+    for wrong in ("", "a", "1,1", "3-1", "0-2,2", "-1"):
+        with pytest.raises(StructuredInitError, match="seeds"):
+            parse_seeds(wrong)
+
+
+def test_a_grid_has_values_by_key():
+    assert parse_grid(["data.fraction=0.1,0.5", "--model.x=[1,2],null"]) == {
+        "data.fraction": ["0.1", "0.5"],
+        "model.x": ["[1,2]", "null"],
+    }
+    for wrong in ("data.fraction", "data.fraction=", "=1", "a=1,1", "init.seed=1,2", "seed_everything=1"):
+        with pytest.raises(StructuredInitError):
+            parse_grid([wrong])
+
+
+def test_learning_rates_are_positive_numbers():
+    assert parse_rates("5e-4,0.001") == [0.0005, 0.001]
+    assert parse_rates("") == []
+    for wrong in ("fast", "0", "-1", "nan", "inf", "1e-3,0.001"):
+        with pytest.raises(StructuredInitError, match="learning rates"):
+            parse_rates(wrong)
+
+
+class EinMixer(nn.Module):
+    """Attention of 12 numbers in 3 heads, of a class that no word gives away."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(3, 12, 4) / 4 for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (torch.einsum("bnd,hdk->bhnk", x, w) for w in self.weights[:3])
+        return torch.einsum("bhij,bhjk,hdk->bid", (q @ k.mT).softmax(-1), v, self.weights[3])
+
+
+class Module(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = nn.Sequential(EinMixer())
+
+    def forward(self, x):
+        return self.network(x)
+
+
+class Data(pl.LightningDataModule):
+    def setup(self, stage):
+        self.numbers = TensorDataset(torch.randn(6, 5, 12), torch.zeros(6))
+
+    def train_dataloader(self):
+        return DataLoader(self.numbers, batch_size=3)
+
+
+class NoData(pl.LightningDataModule):
+    def setup(self, stage):
+        raise StructuredInitError("no data here")
+
+
+def planned(datamodule):
+    comparison = Comparison(
+        folder=Path("nowhere"),
+        experiment=["own"],
+        arms=parse_arms("mimetic"),
+        seeds=[0],
+        arguments=[],
+        changes={"mimetic": {}},
+    )
+    built = SimpleNamespace(model=Module(), datamodule=datamodule)
+    return Plans(comparison, built, []).plan(comparison, "mimetic", Mimetic(positions="keep"))
+
+
+def test_attention_without_a_name_is_planned_on_samples_of_the_data():
+    assert planned(Data()).attention == {"network.0.weights": True}
+
+
+@pytest.mark.parametrize("datamodule", [None, NoData()])
+def test_without_data_here_the_plan_is_left_to_the_runs(datamodule):
+    assert planned(datamodule) is None
+
+
+def test_show_finds_attention_without_a_name_too(capsys):
+    Runner.show(None, Module(), Data(), Mimetic(positions="keep"), figures=pytest, plan=True)
+    assert "network.0" in capsys.readouterr().out

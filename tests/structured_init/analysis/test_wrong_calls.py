@@ -1,0 +1,108 @@
+"""What the analyses and the layers refuse, each in one line that names what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from structured_init.analysis import (
+    CKA,
+    AttentionEntropy,
+    InductionScore,
+    OffsetProfile,
+    StructureLeft,
+    audit,
+    cka,
+    cka_matrix,
+    filter_change,
+    implicit_attention,
+    induction_score,
+    mean_distance,
+    mixing_residual,
+    previous_token_score,
+    repeated_blocks,
+    structure_left,
+)
+from structured_init.analysis.cka import hsic1_table
+from structured_init.errors import StructuredInitError
+from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin, SequencePooling, TokenSoftmaxValue
+
+GRAM, WIDE, FIRST = torch.eye(8), torch.randn(8, 4), torch.tensor([0])
+
+
+def maps(samples: int = 4, heads: int = 3, tokens: int = 11) -> torch.Tensor:
+    return torch.full((samples, heads, tokens, tokens), 1 / tokens)
+
+
+def text(samples: int = 4, tokens: int = 11) -> torch.Tensor:
+    return torch.ones(samples, tokens, dtype=torch.long)
+
+
+def filters(count: int, side: int = 3) -> torch.Tensor:
+    return torch.ones(count, side, side)
+
+
+def attend(queries: int, keys: int):
+    shape = (1, 2, queries, 4)
+    return TokenSoftmaxValue().attend(torch.ones(shape), *torch.ones(2, 1, 2, keys, 4), is_causal=True)
+
+
+def mix(kernels: torch.Tensor, targets: torch.Tensor, side: int = 6):
+    return mixing_residual(torch.randn(1, 4, side, side), kernels, targets, FIRST)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: AttentionEntropy(3).update(maps(heads=2)), "this metric is for 3 heads, got maps of 2"),
+        (lambda: StructureLeft(3).update(*[maps(heads=2)] * 2), "this metric is for 3 heads, got maps of 2"),
+        (lambda: InductionScore(2).update(maps(), text()), "this metric is for 2 heads, got maps of 3"),
+        (lambda: OffsetProfile(3, (2, 2)).update(maps()), "grid of 2 × 2 does not fit attention over 11 patches"),
+        (lambda: mean_distance(maps(), (3, 3), 1), "grid of 3 × 3 does not fit attention over 10 patches"),
+        (lambda: structure_left(maps(), maps(2)), "the same samples, got shapes (4, 3, 11, 11) and (2, 3, 11, 11)"),
+        (lambda: previous_token_score(maps(), 11), "an offset of 11 lies outside of 11 tokens"),
+        (lambda: induction_score(maps(), text(3)), "tokens of shape (3, 11) do not fit maps of (4, 11)"),
+        (lambda: previous_token_score(maps(), queries=text(4, 5) > 0), "queries of shape (4, 5) do not fit"),
+        (lambda: CKA("linea"), "no kernel 'linea': did you mean 'linear'"),
+        (lambda: CKA().update(WIDE[:3], WIDE[:3]), "at least 4 samples in a minibatch, got 3"),
+        (lambda: cka(GRAM[:3, :3], GRAM[:3, :3]), "at least 4 samples in a minibatch, got 3"),
+        (lambda: hsic1_table(GRAM[None, None, :3, :3]), "at least 4 samples in a minibatch, got 3"),
+        (lambda: cka(GRAM[:3, :3], GRAM), "same minibatches on both sides, got 3 × 3 and 8 × 8"),
+        (lambda: cka_matrix({"a": GRAM}, {"a": GRAM}, kernel="rbff"), "no kernel 'rbff': did you mean 'rbf'"),
+        (lambda: filter_change(filters(2), filters(2, 5)), "of the same layer, got (2, 3, 3) and (2, 5, 5)"),
+        (lambda: mix(filters(5), filters(1)), "there are 5 filters for 4 channels"),
+        (lambda: mix(filters(4), filters(1, 5)), "filters' size (3, 3)"),
+        (lambda: mix(filters(4, 2), filters(1, 2)), "odd size, got (2, 2)"),
+        (lambda: mix(filters(4), filters(1), side=2), "4 pixels do not determine a mixing of 4 channels"),
+        (lambda: repeated_blocks(nn.Linear(2, 2)), "Linear has no list of equal blocks to look at"),
+        (lambda: implicit_attention(nn.Linear(3, 3), torch.zeros(1, 2, 3)), "Linear does not report the inputs of"),
+        (lambda: audit("x"), "audit needs a model, an nn.Module, got str"),
+        (lambda: audit(nn.ReLU()), "ReLU has no parameters: there is nothing to audit"),
+        (lambda: audit(nn.LazyLinear(3)), "lazy layer has no shape yet"),
+        (lambda: audit(nn.Linear(3, 4, device="meta")), "Linear is on the meta device: its parameters have no values"),
+        (lambda: CayleyConv2d(3, 4, 5)(torch.ones(1, 3, 8, 4)), "the input 8×4 is smaller than the kernel 5×5"),
+        (lambda: CayleyConv2d(3, 4, 3, 2)(torch.ones(1, 3, 8, 7)), "the input 8×7 is not a multiple of the stride 2"),
+        (lambda: CayleyConv2d(3, 4, 3)(torch.ones(1, 2, 8, 8)), "CayleyConv2d: the input has 2 channels, not 3"),
+        (lambda: CayleyConv2d(3, 4, 3).half()(torch.ones(1, 3, 8, 8)), "CayleyConv2d: parameters are float16; keep"),
+        (lambda: CayleyLinear(3, 4).half()(torch.ones(1, 3)), "CayleyLinear: parameters are float16; keep them in"),
+        (lambda: SequencePooling(6)(torch.ones(2, 5, 6), torch.ones(2, 4).bool()), "(batch, tokens) = (2, 5)"),
+        (lambda: MaxMin()(torch.zeros(1, 3)), "MaxMin needs an even number of channels, got 3"),
+        (lambda: GroupSort()(torch.zeros(1, 3)), "GroupSort: groups of 2 do not divide 3 channels"),
+        (lambda: GroupSort(1), "GroupSort: group_size must be at least 2, got 1"),
+        (lambda: attend(5, 4), "4 tokens cannot serve 5 queries"),
+        (lambda: TokenSoftmaxValue(mode="remx"), "unknown mode 'remx' of TokenSoftmaxValue: did you mean 'remix'"),
+        (lambda: TokenSoftmaxValue("remix", alpha=1.5), "alpha must be in [0, 1], not 1.5"),
+        (lambda: TokenSoftmaxValue("add", alpha=-0.1), "alpha must be in [0, 1], not -0.1"),
+        (lambda: TokenSoftmaxValue(alpha=0.5), "mode 'replace' has no alpha: use 'remix'"),
+        (lambda: TokenSoftmaxValue(learnable=True), "mode 'replace' has no alpha"),
+        (lambda: TokenSoftmaxValue("remix", learnable=True).set_alpha(0.5), "is learned: it cannot be set"),
+        (lambda: TokenSoftmaxValue("replace").set_alpha(0.5), "does not exist in mode 'replace'"),
+        (lambda: TokenSoftmaxValue("remix").set_alpha(2.0), "alpha must be in [0, 1], not 2.0"),
+    ],
+)
+def test_a_wrong_call_is_one_line(as_installed, call, message):
+    with pytest.raises(StructuredInitError) as caught:
+        call()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,189 @@
+"""Attention to other tokens is told apart without running the model, and what is left alone does not go unnoticed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from structured_init import (
+    AttentionLayout,
+    Compose,
+    KaimingUniform,
+    Mimetic,
+    Projection,
+    StructuredInitError,
+    attention_sites,
+    initialize,
+    register_attention,
+)
+from structured_init.hosts.attention_site import is_cross_attention
+
+
+def attention(width=8, **options):
+    return nn.MultiheadAttention(width, 2, batch_first=True, **options)
+
+
+class Block(nn.Module):
+    """A user's decoder block: both kinds of attention are of one class."""
+
+    def __init__(self, **children):
+        super().__init__()
+        for name, child in children.items():
+            self.add_module(name, child)
+
+
+class PoolingHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.probe = nn.Parameter(torch.randn(1, 1, 8))
+        self.attention = attention()
+
+
+CROSS = {
+    "cross_attn": lambda: Block(self_attn=attention(), cross_attn=attention()),
+    "crossattention": lambda: Block(attention=attention(), crossattention=attention()),
+    "cross_attn_token_to_image": lambda: Block(self_attn=attention(), cross_attn_token_to_image=attention()),
+    "multihead_attn": lambda: Block(self_attn=attention(), multihead_attn=attention()),
+    "encoder_attn": lambda: Block(self_attn=attention(), encoder_attn=attention()),
+    "EncDecAttention": lambda: Block(SelfAttention=attention(), EncDecAttention=attention()),
+    "attn": lambda: Block(self_attn=attention(), attn=attention(kdim=6, vdim=6)),
+    "pool.attention": lambda: Block(self_attn=attention(), pool=PoolingHead()),
+    "transformer_cross_attention_layers.0.multihead_attn": lambda: Block(
+        self_attn=attention(), transformer_cross_attention_layers=nn.ModuleList([Block(multihead_attn=attention())])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CROSS)
+def test_cross_attention_in_a_users_block_is_left_alone_and_named(name):
+    model = nn.ModuleDict({"block": CROSS[name]()})
+    found = {site.name: site.cross for site in attention_sites(model, cross=True)}
+    assert len(found) == 2
+    assert found[f"block.{name}"]
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    report = initialize(model, Mimetic(positions="keep"))
+    changed = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    assert changed
+    assert not any(key.startswith(f"block.{name}.") for key in changed)
+    assert report.left == [f"block.{name}"]
+    assert f"1 of 2 attention layers left alone: block.{name} (cross-attention is left alone" in report.summary()
+    assert report.warnings == []  # as many were written
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blocks.0.attn",
+        "layers.0.self_attn",
+        "encoder.layers.0.multihead_attn",
+        "encoder_attn",
+        "cross_attn_encoder.layers.0.attn",
+        "cross_attention_layers.0.self_attn",
+        "cross_covariance_attn",
+        "crossing.attention",
+    ],
+)
+def test_a_name_that_may_be_self_attentions_is_taken_for_it(name):
+    assert not is_cross_attention(name, nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_a_block_that_pools_without_a_parameter_that_asks_holds_self_attention():
+    class PooledEncoderBlock(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attn = attention()
+
+    assert not attention_sites(nn.Sequential(PooledEncoderBlock()))[0].cross
+
+
+def test_mask2formers_decoder_keeps_its_cross_attention():
+    sides = {"image_size": 32, "depths": [1, 1, 1, 1], "num_heads": [2, 2, 2, 2], "embed_dim": 8, "window_size": 4}
+    stages = ["stage1", "stage2", "stage3", "stage4"]
+    config = transformers.Mask2FormerConfig(
+        backbone_config=transformers.SwinConfig(**sides, out_features=stages),
+        **{"hidden_dim": 32, "mask_feature_size": 32, "feature_size": 32, "decoder_layers": 3, "encoder_layers": 1},
+        **{"num_attention_heads": 2, "encoder_feedforward_dim": 16, "dim_feedforward": 16, "num_queries": 4},
+    )
+    sites = attention_sites(transformers.Mask2FormerModel(config), cross=True)
+    crossed = [site.name for site in sites if isinstance(site.module, nn.MultiheadAttention)]
+    assert crossed == [f"transformer_module.decoder.layers.{i}.cross_attn" for i in range(len(crossed))] != []
+    assert all(site.cross for site in sites if site.name in crossed)
+
+
+class Unheard(nn.Module):
+    """Attention that nobody described."""
+
+    def __init__(self):
+        super().__init__()
+        self.project = nn.Linear(8, 8)
+
+
+def mostly_unknown():
+    model = nn.ModuleDict({f"layer{i}": nn.ModuleDict({"self_attn": Unheard()}) for i in range(4)})
+    model["known"] = attention()
+    return model
+
+
+def test_a_pooling_head_alone_is_not_a_success():
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+    class Siglip2Tower(nn.Module):  # a head that is known on layers that are not
+        def __init__(self):
+            super().__init__()
+            config = transformers.Siglip2VisionConfig(**sizes, num_patches=16, patch_size=4)
+            self.head = transformers.Siglip2VisionModel(config).head
+            self.layers = nn.ModuleList([nn.ModuleDict({"self_attn": Unheard()}) for _ in range(2)])
+
+    with pytest.raises(StructuredInitError) as caught:
+        initialize(Siglip2Tower(), Mimetic(positions="keep"))
+    assert "found nothing but cross-attention (head.attention)" in str(caught.value)
+    assert "; beside it, Unheard is not known: describe it" in str(caught.value)
+    report = initialize(Siglip2Tower(), Mimetic(positions="keep", cross=True))
+    (warning,) = report.warnings
+    assert warning.startswith("2 of 3 attention layers left alone: layers.0.self_attn (Unheard is not known")
+
+
+def test_attention_that_is_left_alone_is_warned_of_where_it_outnumbers_what_is_written():
+    model = mostly_unknown()
+    report = initialize(model, Mimetic(positions="keep"))
+    assert report.attention == {"known": True, **{f"layer{i}.self_attn": False for i in range(4)}}
+    (warning,) = report.warnings
+    assert warning.startswith("4 of 5 attention layers left alone: layer0.self_attn (Unheard is not known: describe it")
+    assert warning.endswith(", …")
+    assert warning in report.summary()
+    assert report.to_dict()["attention"] == report.attention
+
+
+def test_strict_refuses_what_would_be_left_alone_and_undoes_what_was_written():
+    model = mostly_unknown()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    said = r"^Mimetic, strict: 4 of 5 attention layers left alone: layer0.self_attn \(Unheard is not known: [^\n]*$"
+    for dry_run in (False, True):
+        with pytest.raises(StructuredInitError, match=said):
+            initialize(model, Mimetic(positions="keep"), strict=True, dry_run=dry_run)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert initialize(model, Mimetic(positions="keep", where="known"), strict=True).left == []
+    assert initialize(model, KaimingUniform(), strict=True).left == []  # which looks for no attention
+
+
+def test_what_a_later_initializer_takes_is_not_left_alone():
+    model = nn.ModuleDict({"block": CROSS["cross_attn"]()})
+    start = Compose([Mimetic(positions="keep"), Mimetic(positions="keep", where="*.cross_attn", cross=True)])
+    assert initialize(model, start, strict=True).left == []
+
+
+def test_a_layout_whose_keys_have_another_width_is_cross_attention():
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q, self.k, self.v, self.o = nn.Linear(8, 8), nn.Linear(6, 8), nn.Linear(6, 8), nn.Linear(8, 8)
+
+    @register_attention(Reader)
+    def reader(module):
+        parts = (Projection(layer.weight, 2, 4) for layer in (module.q, module.k, module.v))
+        return AttentionLayout(*parts, Projection(module.o.weight, 2, 4, axis=1))
+
+    (site,) = attention_sites(nn.Sequential(Reader()), cross=True)
+    assert site.cross

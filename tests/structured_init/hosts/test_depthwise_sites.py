@@ -1,0 +1,163 @@
+"""Depthwise sites: which convolutions they are, where they stand, and that they are written through the overlay."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from structured_init import FilterCovariance, SpatialFilters, StructuredInitError, depthwise_conv_sites, initialize
+from structured_init.hosts.depthwise import required_depthwise_conv_sites
+from structured_init.overlay import Weights
+from structured_init.writer import Writer
+
+TIMM = {
+    "convmixer": lambda: timm.models.convmixer.ConvMixer(8, 5, kernel_size=(3, 5), patch_size=2, num_classes=3),
+    "convnext": lambda: timm.create_model("convnext_atto", num_classes=3),
+    "mobilenet": lambda: timm.create_model("mobilenetv3_small_050", num_classes=3),
+    "efficientnet": lambda: timm.create_model("tf_efficientnet_b0", num_classes=3),
+}
+
+
+def one_channel_each(module):
+    """Whether every output depends on a single one of several inputs, seen by its gradient at full size."""
+    if not isinstance(module, nn.Conv1d | nn.Conv2d) or module.in_channels < 2:
+        return False
+    seen = [set() for _ in range(module.out_channels)]
+    size = (16,) * (module.weight.ndim - 2)
+    x = torch.ones(1, module.in_channels, *size, requires_grad=True)
+    y = module(x)[0].flatten(1).sum(dim=1)
+    for output in sorted({0, len(y) // 2, len(y) - 1}):
+        (gradient,) = torch.autograd.grad(y[output], x, retain_graph=True)
+        seen[output] = set(gradient[0].flatten(1).any(dim=1).nonzero().flatten().tolist())
+        if len(seen[output]) > 1:
+            return False
+    return module.weight[0, 0].numel() > 1
+
+
+@pytest.mark.parametrize("host", TIMM)
+def test_the_sites_are_the_layers_whose_outputs_depend_on_one_input_each(host):
+    torch.manual_seed(0)
+    model = TIMM[host]()
+    expected = [name for name, module in model.named_modules() if one_channel_each(module)]
+    sites = depthwise_conv_sites(model)
+    assert [site.name for site in sites] == expected
+    assert len(sites) > 3
+    assert [site.depth for site in sites] == pytest.approx([i / (len(sites) - 1) for i in range(len(sites))])
+
+
+def test_a_convmixers_sites_are_where_timm_keeps_them():
+    sites = depthwise_conv_sites(TIMM["convmixer"]())
+    assert [site.name for site in sites] == [f"blocks.{block}.0.fn.0" for block in range(5)]
+    assert {(site.kernel_size, site.channels, site.num_filters) for site in sites} == {((3, 5), 8, 8)}
+
+
+@pytest.mark.parametrize(
+    ("layer", "kernel", "dilation", "stride", "filters"),
+    [
+        (nn.Conv2d(6, 6, 3, groups=6), (3, 3), (1, 1), (1, 1), 6),
+        (nn.Conv2d(6, 6, (4, 7), stride=(2, 1), dilation=(1, 3), groups=6, bias=False), (4, 7), (1, 3), (2, 1), 6),
+        (nn.Conv1d(6, 6, 5, dilation=2, groups=6), (5,), (2,), (1,), 6),
+        (nn.Conv2d(6, 18, (1, 3), groups=6), (1, 3), (1, 1), (1, 1), 18),
+    ],
+)
+def test_a_site_says_what_its_layer_is(layer, kernel, dilation, stride, filters):
+    (site,) = depthwise_conv_sites(nn.Sequential(nn.ReLU(), layer))
+    assert (site.name, site.channels, site.num_filters, site.depth) == ("1", 6, filters, 0)
+    assert (site.kernel_size, site.dilation, site.stride) == (kernel, dilation, stride)
+    assert torch.equal(site.filters, layer.weight.detach().squeeze(1))
+    assert (site.bias is None) == (layer.bias is None)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(6, 6, 3),
+        nn.Conv2d(6, 6, 3, groups=3),
+        nn.Conv2d(1, 6, 3),  # ordinary: gray images
+        nn.Conv2d(6, 6, 1, groups=6),  # no neighbours
+        nn.ConvTranspose2d(6, 6, 3, groups=6),
+        nn.Linear(6, 6),
+    ],
+)
+def test_what_is_not_depthwise_is_no_site(layer):
+    assert depthwise_conv_sites(nn.Sequential(layer)) == []
+
+
+def test_depth_counts_every_layer_whatever_is_selected():
+    model = TIMM["convmixer"]()
+    assert [site.depth for site in depthwise_conv_sites(model, "blocks.[34].*")] == [0.75, 1.0]
+    assert [site.name for site in depthwise_conv_sites(model, lambda site: site.depth < 0.3)] == [
+        "blocks.0.0.fn.0",
+        "blocks.1.0.fn.0",
+    ]
+
+
+def test_a_weight_that_two_layers_share_is_one_site():
+    first, second = nn.Conv2d(4, 4, 3, groups=4), nn.Conv2d(4, 4, 3, groups=4)
+    second.weight = first.weight
+    assert [site.name for site in depthwise_conv_sites(nn.Sequential(first, second, first))] == ["0"]
+
+
+def test_writing_fills_the_filters_and_nothing_else():
+    model = TIMM["convmixer"]()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with Writer() as writer:
+        weights = Weights(model, writer)
+        site = depthwise_conv_sites(weights)[2]
+        wanted, bias = torch.randn(8, 3, 5), torch.randn(8)
+        site.write(wanted, "test")
+        site.write_bias(bias, "test")
+        assert torch.equal(site.filters, wanted)  # seen by whoever comes later
+        assert torch.equal(site.bias, bias)
+        weights.flush()
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {"blocks.2.0.fn.0.weight", "blocks.2.0.fn.0.bias"}
+    assert torch.equal(model.blocks[2][0].fn[0].weight[:, 0], wanted)
+
+
+def test_filters_of_another_shape_are_refused():
+    (site,) = depthwise_conv_sites(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4)))
+    with pytest.raises(StructuredInitError, match=r"^'0' takes filters of \(4, 3, 3\), got \(4, 5, 5\)$"):
+        site.write(torch.zeros(4, 5, 5), "test")
+
+
+def test_compiled_models_keep_their_names():
+    model = torch.compile(TIMM["convmixer"](), backend="eager")
+    assert depthwise_conv_sites(model)[0].name == "blocks.0.0.fn.0"
+
+
+def test_a_computed_weight_is_skipped_and_reported():
+    tail = nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3, groups=4))
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), tail)
+    before = tail.weight.clone()
+    report = initialize(model, FilterCovariance(frozen=True))
+    assert report.skipped == {"1": "its weight is computed by a parametrization"}
+    assert torch.equal(tail.weight, before)
+    assert all(parameter.requires_grad for parameter in tail.parameters())
+    assert not model[0].weight.requires_grad
+
+
+@pytest.mark.parametrize("start", [FilterCovariance, SpatialFilters])
+def test_no_site_is_one_line_that_says_what_the_model_has(start):
+    who = start.__name__
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    with pytest.raises(
+        StructuredInitError, match=f"^{who} found no depthwise convolution; the model has BatchNorm2d, Conv2d$"
+    ):
+        initialize(model, start())
+    message = (
+        f"{who}: where='block.1' selects none of the 5 depthwise convolutions (blocks.0.0.fn.0, blocks.1.0.fn.0, "
+        "blocks.2.0.fn.0, blocks.3.0.fn.0, …)"
+    )
+    with pytest.raises(StructuredInitError) as error:
+        initialize(TIMM["convmixer"](), start(where="block.1"))
+    assert str(error.value) == message
+
+
+def test_required_sites_are_those_that_can_be_written():
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Conv1d(4, 4, 3, groups=4)))
+    weights = Weights(model)
+    assert required_depthwise_conv_sites(weights, None, "test") == []
+    assert list(weights.skipped) == ["0"]

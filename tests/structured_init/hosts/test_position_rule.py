@@ -1,0 +1,227 @@
+"""Positions found by rule: the row that is written is the token's that the model adds it to."""
+
+from __future__ import annotations
+
+import pytest
+import timm
+import torch
+import torchvision
+import transformers
+from hosts import of_transformers
+from torch import nn
+
+from structured_init import Initializer, attention_sites, initialize, position_sites
+
+WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+DECODER = {"decoder_hidden_size": 12, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
+TEXT = {"vocab_size": 20, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "max_position_embeddings": 16}
+IMAGE = {"image_size": 32, "patch_size": 8}
+PIT = {
+    "img_size": 32,
+    "patch_size": 8,
+    "stride": 4,
+    "stem_type": "overlap",
+    "base_dims": (4, 4),
+    "depth": (1, 1),
+    "heads": (2, 4),
+}
+SPEECH = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+SPEECH |= {
+    "encoder_ffn_dim": 8,
+    "decoder_ffn_dim": 8,
+    "vocab_size": 20,
+    "pad_token_id": 1,
+    "max_position_embeddings": 16,
+}
+
+
+def opt():
+    config = transformers.OPTConfig(num_hidden_layers=1, num_attention_heads=2, hidden_size=16, ffn_dim=16, **TEXT)
+    config.word_embed_proj_dim = 16
+    return transformers.OPTModel(config)
+
+
+def gpt_neo():
+    layers = {"num_layers": 2, "num_heads": 2, "attention_types": [[["global"], 2]], "hidden_size": 16}
+    return of_transformers("GPTNeoModel", **layers, **TEXT)
+
+
+class Small(nn.Module):
+    """In the style of nanoGPT."""
+
+    def __init__(self):
+        super().__init__()
+        block = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+        parts = {"wte": nn.Embedding(20, 16), "wpe": nn.Embedding(16, 16), "h": nn.ModuleList([block, block])}
+        self.transformer = nn.ModuleDict(parts)
+
+    def forward(self, input_ids):
+        where = torch.arange(input_ids.shape[1])
+        hidden = self.transformer["wte"](input_ids) + self.transformer["wpe"](where)
+        for block in self.transformer["h"]:
+            hidden = block(hidden)
+        return hidden
+
+
+TEXTS = {
+    "OPT": (opt, "decoder.embed_positions.weight", 16),
+    "GPT-Neo": (gpt_neo, "wpe.weight", 16),
+    "XLM-RoBERTa": (
+        lambda: of_transformers("XLMRobertaModel", **WIDTH, **TEXT),
+        "embeddings.position_embeddings.weight",
+        14,
+    ),
+    "Marian": (
+        lambda: of_transformers("MarianModel", d_model=16, decoder_start_token_id=1, eos_token_id=2, **SPEECH).encoder,
+        "embed_positions.weight",
+        16,
+    ),
+    "M2M100": (
+        lambda: of_transformers("M2M100Model", d_model=16, eos_token_id=2, **SPEECH).encoder,
+        "embed_positions.weights",
+        16,
+    ),
+    "a model of one's own": (Small, "transformer.wpe.weight", 16),
+}
+IMAGES = {
+    "torchvision's ViT": (
+        lambda: torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 16, num_classes=3),
+        ["encoder.pos_embedding"],
+        (4, 4),
+        lambda model: model.encoder.dropout,
+    ),
+    "NaFlexViT": (
+        lambda: timm.models.naflexvit.NaFlexVit(
+            timm.models.naflexvit.NaFlexVitCfg(
+                patch_size=8, embed_dim=16, depth=2, num_heads=2, pos_embed_grid_size=(4, 4), reg_tokens=2
+            )
+        ),
+        ["embeds.pos_embed"],
+        (4, 4),
+        lambda model: model.norm_pre,
+    ),
+    "PiT": (
+        lambda: timm.models.pit.PoolingVisionTransformer(**PIT, num_classes=3),
+        ["pos_embed"],
+        (7, 7),
+        lambda model: model.transformers[0].blocks[0],
+    ),
+    "ViTMAE": (
+        lambda: of_transformers("ViTMAEForPreTraining", **WIDTH, **IMAGE, **DECODER),
+        ["vit.embeddings.position_embeddings", "decoder.decoder_pos_embed"],
+        (4, 4),
+        None,
+    ),
+    "SAM": (
+        lambda: of_transformers(
+            "SamVisionModel", **WIDTH, image_size=32, patch_size=8, output_channels=8, window_size=2
+        ),
+        ["vision_encoder.pos_embed"],
+        (4, 4),
+        lambda model: model.vision_encoder.layers[0],
+    ),
+}  # fmt: skip
+
+
+class Mark(Initializer):
+    """Positions are zero but for one row."""
+
+    def __init__(self, row):
+        self.row = row
+
+    def plan(self, weights, *, rng, batch=None):
+        for site in weights.each(position_sites(weights)):
+            value = torch.zeros(site.num_tokens, site.embed_dim)
+            value[self.row] = torch.linspace(-1, 2, site.embed_dim)  # a constant would not survive a norm
+            site.write(value, "Mark")
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_row_of_a_text_is_the_tokens_in_its_place(name):
+    build, table, length = TEXTS[name]
+    model = build().eval()
+    (site,) = position_sites(model)
+    assert (site.name, site.grid, site.num_tokens) == (table, None, length)
+    assert site.saved == (name != "M2M100")
+    initialize(model, Mark(5))
+    with torch.no_grad():
+        for module in model.modules():  # what else is added is the same for all tokens
+            if isinstance(module, nn.Embedding) and module.weight is not site.tensor:
+                module.weight.zero_()
+    seen = first_input(model, lambda: model(input_ids=torch.full((1, 9), 7)))
+    assert different(seen) == [5]
+
+
+@pytest.mark.parametrize("name", [name for name in IMAGES if IMAGES[name][3]])
+def test_the_row_of_an_image_is_the_patchs(name):
+    build, tables, (rows, columns), before_layers = IMAGES[name]
+    model = build().eval()
+    assert [site.name for site in position_sites(model)] == tables
+    initialize(model, Mark(2 * columns + 1))
+    seen = []
+    before_layers(model).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    for module in model.modules():  # patches without content
+        if isinstance(module, nn.Conv2d) or (isinstance(module, nn.Linear) and module.in_features == 192):
+            module.register_forward_hook(lambda module, inputs, output: output * 0)
+    with torch.no_grad():
+        for parameter in (p for n, p in model.named_parameters() if "token" in n):
+            parameter.zero_()
+        model(torch.zeros(1, 3, 32, 32))
+    tokens = seen[0][0].reshape(-1, seen[0].shape[-1])
+    assert different(tokens[-rows * columns :]) == [2 * columns + 1]
+    assert len(tokens) - rows * columns == prefix_tokens(model)
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_grid_of_an_image_is_found(name):
+    build, tables, grid, _ = IMAGES[name]
+    assert [(site.name, site.grid, site.num_tokens) for site in position_sites(build())] == [
+        (table, grid, grid[0] * grid[1]) for table in tables
+    ]
+
+
+def test_a_later_stage_is_not_given_the_grid_of_the_first():
+    model = timm.models.pit.PoolingVisionTransformer(**PIT, num_classes=3)
+    assert [(site.grid, site.prefix_tokens) for site in attention_sites(model)] == [((7, 7), 1), (None, 1)]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: timm.create_model("resnet10t"),
+        lambda: of_transformers("GPTJModel", n_embd=16, n_layer=2, n_head=2, rotary_dim=4),
+        lambda: nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4)),
+    ],
+    ids=["ResNet", "GPT-J", "no layers"],
+)  # fmt: skip
+def test_models_without_added_positions_have_none(build):
+    assert position_sites(build()) == []
+
+
+def test_tables_of_relative_positions_are_not_added_positions():
+    config = transformers.BeitConfig(**WIDTH, **IMAGE, use_relative_position_bias=True)
+    assert position_sites(transformers.BeitModel(config)) == []
+
+
+def first_input(model, run):
+    """What the first attention layer is given."""
+    seen = []
+    site = next(iter(attention_sites(model)), None)
+    layer = site.module if site else next(m for m in model.modules() if type(m).__name__.endswith("Attention"))
+    layer.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append((args or tuple(kwargs.values()))[0]), with_kwargs=True
+    )
+    with torch.no_grad():
+        run()
+    return seen[0][0]
+
+
+def different(tokens):
+    """The numbers of the tokens that are not like most."""
+    usual = tokens.median(dim=0).values
+    return (~torch.isclose(tokens, usual, atol=1e-6)).any(-1).nonzero()[:, 0].tolist()
+
+
+def prefix_tokens(model):
+    sites = attention_sites(model)
+    return sites[0].prefix_tokens if sites else 0

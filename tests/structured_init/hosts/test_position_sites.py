@@ -1,0 +1,124 @@
+"""Position sites: the rows of the grid, and only those."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from structured_init import (
+    Initializer,
+    Positions,
+    StructuredInitError,
+    TokenLayout,
+    initialize,
+    position_sites,
+    register_positions,
+)
+from structured_init.overlay import Weights
+
+
+@pytest.mark.parametrize(
+    ("changes", "grid", "prefix_rows"),
+    [
+        ({}, (4, 4), 1),
+        ({"class_token": False, "global_pool": "avg"}, (4, 4), 0),
+        ({"no_embed_class": True}, (4, 4), 0),
+        ({"reg_tokens": 3}, (4, 4), 4),
+        ({"reg_tokens": 3, "no_embed_class": True}, (4, 4), 0),
+        ({"img_size": (6, 10)}, (3, 5), 1),
+    ],
+)
+def test_writing_the_grid_keeps_the_rows_of_prefix_tokens(tiny_vit, changes, grid, prefix_rows):
+    model = tiny_vit(**changes)
+    before = model.pos_embed.detach().clone()
+    (site,) = position_sites(model)
+    assert (site.name, site.grid, site.num_tokens, site.embed_dim) == ("pos_embed", grid, grid[0] * grid[1], 16)
+    assert torch.equal(site.value, before[0, prefix_rows:])
+    initialize(model, Positions())
+    assert torch.equal(model.pos_embed[:, :prefix_rows], before[:, :prefix_rows])
+    assert not torch.isclose(model.pos_embed[:, prefix_rows:], before[:, prefix_rows:]).all(-1).any()
+
+
+def test_the_first_grid_row_is_the_first_patch(tiny_vit):
+    """A position at one token only must show at that patch's token behind the class token, found by forward hooks."""
+
+    class Mark(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            (site,) = position_sites(weights)
+            value = torch.zeros(16, 16)
+            value[2 * 4 + 1] = 1.0  # row 2, column 1
+            site.write(value, "Mark")
+
+    model, seen = tiny_vit().eval(), []
+    initialize(model, Mark())
+    model.blocks[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
+    model.patch_embed.register_forward_hook(lambda module, inputs, output: output * 0)
+    model(torch.zeros(1, 3, 8, 8))
+    assert (seen[0][1:] == 1).all(-1).nonzero().tolist() == [[9]]
+
+
+def test_a_model_without_positions_has_no_site_and_says_so(tiny_vit):
+    model = tiny_vit(pos_embed="none")
+    assert position_sites(model) == []
+    with pytest.raises(StructuredInitError, match="Positions found no positions: the model was built without any"):
+        initialize(model, Positions())
+
+
+def test_a_model_of_an_unknown_class_names_the_way_out():
+    with pytest.raises(StructuredInitError, match=r"the model has Linear: .* structured_init.register_positions"):
+        initialize(nn.Sequential(nn.Linear(2, 2)), Positions())
+
+
+def test_where_selects_among_towers_and_lists_them_when_it_selects_none(tiny_vit):
+    model = nn.ModuleDict({"left": tiny_vit(), "right": tiny_vit()})
+    assert [site.name for site in position_sites(model, "right.*")] == ["right.pos_embed"]
+    with pytest.raises(StructuredInitError, match=r"selects none .* \(left.pos_embed, right.pos_embed\)"):
+        initialize(model, Positions(where="middle.*"))
+
+
+def test_positions_in_a_users_buffer_work():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.zeros(1, 6, 8))
+
+    register_positions(Net)(lambda module: TokenLayout(grid=(2, 3), positions=module.table))
+    model = nn.Sequential(Net())
+    report = initialize(model, Positions("gaussian", std=1.0, trainable=True))  # a buffer cannot be thawed
+    assert [entry.names for entry in report.changed] == [("0.table",)]
+    assert model[0].table.std() > 0.5
+
+
+def test_a_grid_that_does_not_match_the_positions_is_one_line():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(1, 7, 8))
+
+    register_positions(Net)(lambda module: TokenLayout(grid=(2, 3), positions=module.table))
+    with pytest.raises(
+        StructuredInitError,
+        match=r"'0.table' holds 7 grid positions, which a 2×3 grid does not match: .* takes first=1",
+    ):
+        initialize(nn.Sequential(Net()), Positions())
+
+
+def test_a_sequence_takes_gaussian_positions_and_refuses_sincos():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Parameter(torch.zeros(7, 8))
+
+    register_positions(Net)(lambda module: TokenLayout(grid=None, positions=module.table))
+    model = nn.Sequential(Net())
+    initialize(model, Positions("gaussian"))
+    assert model[0].table.abs().min() > 0
+    with pytest.raises(StructuredInitError, match=r"'0.table' is a sequence without a grid"):
+        initialize(model, Positions())
+
+
+def test_one_row_is_not_spread_over_the_grid(tiny_vit, as_installed):
+    (site,) = position_sites(Weights(tiny_vit()))
+    with pytest.raises(StructuredInitError, match=r"'pos_embed' takes .* = \(16, 16\), got \(1, 16\)"):
+        site.write(torch.zeros(1, 16), "me")

@@ -1,0 +1,229 @@
+"""Whether attention is causal is read from its maps, and PreviousToken and Induction go by it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from structured_init import (
+    AttentionLayout,
+    Induction,
+    PreviousToken,
+    Projection,
+    StructuredInitError,
+    check_attention,
+    discover_attention,
+    initialize,
+    register_attention,
+)
+from structured_init.hosts.watching.records import agreed, hides_what_follows
+
+WIDTH, HEADS, LENGTH, TOKENS = 32, 2, 24, 30
+
+
+def by_flag(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def by_fused_kernel(q, k, v):
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return by_flag(q, k, v)
+
+
+def by_mask(q, k, v):
+    lower = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril()
+    return F.scaled_dot_product_attention(q, k, v, lower)
+
+
+def by_fused_kernel_with_mask(q, k, v):
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return by_mask(q, k, v)
+
+
+def written_out(q, k, v):
+    logits = q @ k.mT / q.shape[-1] ** 0.5
+    return (logits + torch.full(logits.shape[-2:], -1e9).triu(1)).softmax(-1) @ v
+
+
+def both_ways(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+class SelfAttn(nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.in_map, self.out_map, self.attend = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH), attend
+
+    def forward(self, x):
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.in_map(x).chunk(3, -1))
+        return self.out_map(self.attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Nano(nn.Module):
+    """A small language model, nothing in which is called causal."""
+
+    def __init__(self, attend=by_flag):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.stack = nn.ModuleList(nn.ModuleList([nn.LayerNorm(WIDTH), SelfAttn(attend)]) for _ in range(2))
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        for norm, attention in self.stack:
+            x = x + attention(norm(x))
+        return x @ self.tokens.weight.T
+
+
+def nano(attend=by_flag):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Nano(attend).eval()
+
+
+CAUSAL = [by_flag, by_fused_kernel, by_mask, by_fused_kernel_with_mask, written_out]
+BATCH = torch.arange(2 * LENGTH).view(2, LENGTH) % TOKENS
+FIRST = "stack.0.1"
+
+
+@pytest.fixture
+def described():
+    """A layout of one's own."""
+
+    def layout(module, causal=None):
+        size = WIDTH // HEADS
+        query, key, value = (Projection(module.in_map.weight, HEADS, size, start=i * WIDTH) for i in range(3))
+        return AttentionLayout(query, key, value, Projection(module.out_map.weight, HEADS, size, 1), causal=causal)
+
+    register_attention(SelfAttn)(layout)
+    return layout
+
+
+@pytest.mark.parametrize("attend", CAUSAL)
+def test_a_causal_mask_is_seen_however_it_is_written(attend):
+    assert [found.layout.causal for found in discover_attention(nano(attend), BATCH)] == [True, True]
+
+
+def test_attention_without_a_mask_is_seen_to_look_both_ways():
+    assert [found.layout.causal for found in discover_attention(nano(both_ways), BATCH)] == [False, False]
+
+
+def test_one_token_alone_says_nothing():
+    mha = nn.MultiheadAttention(8, 2, batch_first=True)
+    tokens = torch.randn(2, 1, 8)
+    assert all(found.layout is None or found.layout.causal is None for found in discover_attention(mha, (tokens,) * 3))
+
+
+def test_one_head_or_sample_that_looks_ahead_is_enough():
+    maps = torch.rand(4, 5, 5).tril() + 0.1 * torch.eye(5)
+    assert hides_what_follows(maps) is True
+    maps[2, 1, 3] = 1e-30
+    assert hides_what_follows(maps) is False
+
+
+def test_a_row_that_sees_nothing_is_no_sign_of_looking_ahead():
+    """Padding before a text: softmax makes equal entries of a row of minus infinities, or none."""
+    maps = torch.rand(1, 5, 5).tril() + 0.1 * torch.eye(5)
+    maps[0, 0] = 0.2
+    assert hides_what_follows(maps) is True
+    maps[0, 0] = float("nan")
+    assert hides_what_follows(maps) is True
+
+
+def test_what_cannot_be_told_is_neither():
+    assert hides_what_follows(torch.full((1, 4, 4), 0.25)) is None
+    assert hides_what_follows(torch.ones(3, 4, 5)) is None
+    assert hides_what_follows(torch.ones(3, 1, 1)) is None
+    assert (agreed([]), agreed([None, True]), agreed([None, True, False])) == (None, True, False)
+
+
+@pytest.mark.parametrize("attend", CAUSAL)
+def test_heads_of_a_causal_model_of_ones_own_look_back_alone(attend):
+    model = nano(attend)
+    told = initialize(model, PreviousToken(), batch=BATCH).notes[FIRST]
+    assert "measured: 1: 0." in told
+    assert ", 2: 0." in told
+    assert "-1: " not in told
+
+
+def test_induction_is_written_where_the_mask_was_seen():
+    assert "attention on what followed" in initialize(nano(), Induction(), batch=BATCH).notes["stack.1.1"]
+    with pytest.raises(StructuredInitError, match="is not causal"):
+        initialize(nano(both_ways), Induction(), batch=BATCH)
+
+
+def test_what_the_user_says_counts_more_than_what_was_seen():
+    told = initialize(nano(), PreviousToken(causal=False), batch=BATCH).notes[FIRST]
+    assert "1: 0." in told
+    assert "-1: 0." in told
+    assert (
+        "attention on what followed"
+        in initialize(nano(both_ways), Induction(causal=True), batch=BATCH).notes["stack.1.1"]
+    )
+    with pytest.raises(StructuredInitError, match="is not causal"):
+        initialize(nano(), Induction(causal=False), batch=BATCH)
+
+
+def test_what_was_seen_counts_more_than_what_the_module_says():
+    model = nano(both_ways)
+    for _, attention in model.stack:
+        attention.is_causal = True
+    assert "-1: 0." in initialize(model, PreviousToken(), batch=BATCH).notes[FIRST]
+
+
+def test_a_described_layer_is_seen_on_the_batch(described):
+    told = initialize(nano(), PreviousToken(), batch=BATCH).notes[FIRST]
+    assert "-1: " not in told
+    assert "bidirectional" not in told
+    check_attention(nano(), BATCH)
+
+
+def test_without_a_batch_the_layout_says_whether_it_is_causal(described):
+    register_attention(SelfAttn)(lambda module: described(module, causal=True))
+    told = initialize(nano(), PreviousToken()).notes[FIRST]
+    assert "-1: " not in told
+    assert "bidirectional" not in told
+
+
+def test_where_nothing_says_it_the_report_does(described):
+    told = initialize(nano(), PreviousToken()).notes[FIRST]
+    assert "-1: " in told
+    assert "taken for bidirectional; if it is causal, say causal=True" in told
+    with pytest.raises(StructuredInitError, match=r"it is unknown whether 'stack.0.1' is causal.*pass causal=True"):
+        initialize(nano(), Induction())
+    assert "bidirectional" not in initialize(nano(), PreviousToken(causal=False)).notes[FIRST]
+
+
+@pytest.mark.parametrize(
+    ("batch", "cause"),
+    [
+        (torch.rand(2, LENGTH), r"Expected tensor .*scalar types: Long, Int.* \(in 'tokens'\)"),
+        (torch.zeros(2, LENGTH + 1, dtype=torch.long), r"index out of range in self \(in 'positions'\)"),
+        (torch.full((2, LENGTH), TOKENS), r"index out of range in self \(in 'tokens'\)"),
+        ({"words": BATCH}, "got an unexpected keyword argument 'words'"),
+    ],
+)
+def test_a_batch_that_does_not_fit_is_named_before_any_remedy(batch, cause):
+    message = rf"^PreviousToken: Nano fails on the batch: .*{cause}; so no attention was found \(SelfAttn is not known"
+    with pytest.raises(StructuredInitError, match=message) as refusal:
+        initialize(nano(), PreviousToken(), batch=batch)
+    assert "\n" not in str(refusal.value)
+
+
+def test_torchs_own_layer_is_asked_what_it_does_with_its_mask():
+    class Reader(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens, self.positions = nn.Embedding(TOKENS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+            layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 8, batch_first=True, norm_first=True)
+            self.layers = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+        def forward(self, ids):
+            mask = nn.Transformer.generate_square_subsequent_mask(ids.shape[1])
+            x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+            return self.layers(x, mask, is_causal=True)
+
+    told = initialize(Reader().eval(), PreviousToken(), batch=BATCH).notes["layers.layers.0.self_attn"]
+    assert "-1: " not in told

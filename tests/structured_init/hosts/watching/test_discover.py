@@ -1,0 +1,423 @@
+"""Attention that nobody described is found in one forward pass, with its matrices, or refused with the reason."""
+
+from __future__ import annotations
+
+import pytest
+import strangers
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaModel
+
+from structured_init import Mimetic, StructuredInitError, Weights, check_attention, initialize
+from structured_init.hosts.watching.discover import discover_attention
+
+TOKENS, MAPS = (2, 5, strangers.WIDTH), (2, strangers.WIDTH, 3, 3)
+
+
+def parts(found, model):
+    layout, weights = found.layout, Weights(model)
+    return (getattr(layout, part).get(weights) for part in ("query", "key", "value", "output"))
+
+
+def block(linear):
+    """Return the heads of an ``nn.Linear`` that keeps them one after another, (H, k, D)."""
+    return linear.weight.detach().unflatten(0, (-1, strangers.DIM))
+
+
+APART = [
+    strangers.Apart, strangers.GroupedQueries, strangers.RotaryByHalves, strangers.RotaryByPairs,
+    strangers.RotaryByComplexNumbers, strangers.NormalizedQueries, strangers.InPlace, strangers.HeadByHead,
+    strangers.TalkingHeads, strangers.Sink, strangers.Windows, strangers.ReorderedChannels, strangers.SquashedBias,
+    strangers.FusedKernel, strangers.TransformerXL, strangers.TransformerXLPositionsFirst, strangers.ShortConvolution,
+    strangers.QueriesAdded, strangers.TwoKindsOfTokens, strangers.ScaledValues, strangers.FarClamp,
+    strangers.ClampByTensors,
+    strangers.CosineAttention, strangers.BatchNormed,
+    strangers.GatedValues, strangers.PaddedWithOnes, strangers.BiasInAStep, strangers.StableSoftmax,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", APART)
+def test_four_linear_maps_are_found_whatever_lies_between(kind):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(strangers.WIDTH, strangers.WIDTH), kind())
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (found.name, found.reason) == ("1", None)
+    query, key, value, output = parts(found, model)
+    torch.testing.assert_close(query, block(model[1].ask))
+    torch.testing.assert_close(key, block(model[1].meet))
+    torch.testing.assert_close(value, block(model[1].carry))
+    torch.testing.assert_close(output, model[1].write.weight.detach().T.unflatten(0, (-1, strangers.DIM)))
+    assert found.evidence.error < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (strangers.Apart, {"scale": 0.5}),
+        (strangers.InPlace, {"scale": 0.5}),
+        (strangers.Sink, {"scale": 1.0}),
+        (strangers.StableSoftmax, {"scale": 0.5}),
+        (strangers.RotaryByHalves, {"rope": True, "scale": 0.5}),
+        (strangers.RotaryByPairs, {"rope": True}),
+        (strangers.RotaryByComplexNumbers, {"rope": False, "scale": 0.5}),
+        (strangers.NormalizedQueries, {"query_key_norm": True, "rope": False}),
+        (strangers.BatchNormed, {"query_key_norm": True, "value_norm": True, "between": None}),
+        (strangers.TalkingHeads, {"mixes_heads": True}),
+        (strangers.GatedOutput, {"between": "a gate, relu", "value_norm": False}),
+        (strangers.Apart, {"between": None}),
+        (strangers.GatedValues, {"between": "sigmoid"}),
+        (strangers.QueriesAdded, {"between": "its queries, added", "value_norm": False}),
+        (strangers.ScaledValues, {"between": "a factor of 0.7 on the values", "scale": 0.5}),
+        (strangers.TransformerXL, {"between": None, "scale": 0.5, "cross": False}),
+        (strangers.TransformerXLPositionsFirst, {"scale": 0.5}),
+        (strangers.TwoKindsOfTokens, {"cross": False, "scale": 0.5}),
+        (strangers.GroupedQueries, {"cross": False, "mixes_heads": False, "value_norm": False}),
+    ],
+)
+def test_what_the_host_does_between_is_recognized(kind, said):
+    torch.manual_seed(0)
+    if kind is strangers.RotaryByComplexNumbers:
+        said = {"rope": True, "scale": 0.5}
+    [found] = discover_attention(kind(), torch.randn(TOKENS))
+    for name, value in said.items():
+        assert getattr(found.layout, name) == (pytest.approx(value, rel=1e-5) if name == "scale" else value)
+
+
+def test_parameters_of_three_axes_are_read_and_written_through_einsum():
+    torch.manual_seed(0)
+    model = strangers.Einsum()
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    query, key, value, output = parts(found, model)
+    torch.testing.assert_close(query.mT, model.q.detach())
+    torch.testing.assert_close(key.mT, model.k.detach())
+    torch.testing.assert_close(value.mT, model.v.detach())
+    torch.testing.assert_close(output, model.o.detach())
+    weights, new = Weights(model), torch.randn(3, 4, 12)
+    found.layout.query.set(weights, new, "test")
+    torch.testing.assert_close(found.layout.query.get(weights), new)
+
+
+def test_heads_that_alternate_channel_by_channel_in_a_pointwise_convolution_are_found():
+    torch.manual_seed(0)
+    model = strangers.PointwiseConvolution()
+    [found] = discover_attention(model, torch.randn(MAPS))
+    query, _, value, output = parts(found, model)
+    rows = model.qkv.weight.detach().flatten(1)
+    torch.testing.assert_close(query, rows[:12].unflatten(0, (4, 3)).transpose(0, 1))
+    torch.testing.assert_close(value, rows[24:].unflatten(0, (4, 3)).transpose(0, 1))
+    torch.testing.assert_close(output, model.out.weight.detach().flatten(1).T.unflatten(0, (4, 3)).transpose(0, 1))
+
+
+def test_groups_of_queries_before_their_key_and_value_in_one_map_are_found():
+    torch.manual_seed(0)
+    model = strangers.AlternatingHeads()
+    [found] = discover_attention(model, torch.randn(2, 5, 16))
+    query, key, value, _ = parts(found, model)
+    rows = model.wqkv.weight.detach().view(2, 4, 4, 16)
+    torch.testing.assert_close(query, rows[:, :2].flatten(0, 1))
+    torch.testing.assert_close(key, rows[:, 2])
+    torch.testing.assert_close(value, rows[:, 3])
+
+
+def test_heads_that_share_a_key_become_neighbours():
+    torch.manual_seed(0)
+    model = strangers.TiledKeys()
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    query, key, _, output = parts(found, model)
+    torch.testing.assert_close(query, block(model.ask)[[0, 2, 1, 3]])
+    torch.testing.assert_close(key, block(model.meet))
+    torch.testing.assert_close(output, model.write.weight.detach().T.unflatten(0, (4, 4))[[0, 2, 1, 3]])
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "reason"),
+    [
+        (strangers.PointwiseConvolution(3), MAPS, "its queries are made by a convolution of kernel 3×3 ('qkv')"),
+        (strangers.ValuesTimesValues(), TOKENS, "its values go through a gate behind their linear map"),
+        (strangers.SummedValues(), TOKENS, "its values go through cumsum behind their linear map"),
+        (strangers.NormalizedValues(), TOKENS, "its values go through _softmax behind their linear map"),
+        (strangers.SquaredQueries(), TOKENS, "its queries go through pow behind their linear map"),
+        (strangers.QueriesTimesThemselves(), TOKENS, "its queries go through a gate behind their linear map"),
+        (strangers.NearClamp(), TOKENS, "its queries go through clamp behind their linear map"),
+        (strangers.NearClampByTensors(), TOKENS, "its queries go through clamp behind their linear map"),
+        (strangers.Transposed(), TOKENS, "its softmax is taken over queries and not over keys"),
+        (strangers.OverQueries(), TOKENS, "its softmax is taken over queries and not over keys"),
+        (strangers.NoSoftmax(), TOKENS, "no softmax lies between the product of queries and keys and that with the"),
+        (strangers.Latent(), TOKENS, "its keys are put together from several linear maps (meet, also)"),
+        (strangers.BetweenChannels(), TOKENS, "it attends between channels, not between tokens"),
+        (
+            strangers.LowRankQueries(),
+            TOKENS,
+            "its queries are made by two linear maps, one after the other ('down', 'ask')",
+        ),
+        (strangers.LowRankQueries(12), TOKENS, "its queries are made by two linear maps, one after the other"),
+        (
+            strangers.QueriesByChunks(),
+            TOKENS,
+            "its tokens come from 3 products with values, put together before 'write'",
+        ),
+        (strangers.LocalAndGlobal(), TOKENS, "what it gives is added to what another product with values gives"),
+        (strangers.Axial(), (2, 3, 3, 12), "what it gives is added to what another product with values gives"),
+        (
+            strangers.BackwardKeys(),
+            TOKENS,
+            "the channels of its keys lie backwards in 'meet', those that they meet do not",
+        ),
+        (strangers.BackwardValues(), TOKENS, "the channels of its values lie backwards in 'carry', those that they"),
+        (strangers.ReachByHead(), TOKENS, "its heads are of different numbers of tokens"),
+        (strangers.NoOutput(), TOKENS, "no linear map takes what it gives"),
+        (strangers.Twice(), TOKENS, "what it gives goes into 'write' more than once"),
+        (strangers.Twice(2), TOKENS, "what it gives goes into several linear maps ('write', 'also')"),
+        (strangers.ResidualWithoutOutput(), TOKENS, "no linear map takes what it gives"),
+        (nn.Sequential(nn.Linear(12, 12), strangers.ResidualWithoutOutput()), TOKENS, "no linear map takes what it"),
+        (nn.Sequential(strangers.TwoPaths(), strangers.ResidualWithoutOutput()), TOKENS, "no linear map takes what it"),
+        (strangers.BehindTorchsBack(), TOKENS, "what its matrices predict is not what came out: relative error"),
+    ],
+)
+def test_what_four_matrices_cannot_describe_is_refused_with_the_reason(model, shape, reason):
+    torch.manual_seed(0)
+    found = discover_attention(model, torch.randn(shape))
+    assert found
+    assert all(each.layout is None for each in found)
+    assert found[0].reason.startswith(reason)
+
+
+SIGNS = torch.tensor([1.0, -1.0, 1.0]).view(1, 3, 1, 1)
+NEGATED = "what its heads give, or some of them, is taken times −1 in front of 'write'"
+SIGN = "its logits or maps go through a change of sign"
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (strangers.HeadsThrough(lambda out, v: -out), NEGATED),
+        (strangers.HeadsThrough(lambda out, v: out * SIGNS), NEGATED),
+        (strangers.HeadsThrough(lambda out, v: out / SIGNS), NEGATED),
+        (strangers.HeadsThrough(lambda out, v: torch.cat([out[:, :1], out[:, 1:] * -2], 1)), NEGATED),
+        (strangers.HeadsThrough(lambda out, v: 2 * v - out), NEGATED),
+        (strangers.MapsThrough(lambda maps: 2 * torch.eye(5) - maps), SIGN),
+        (strangers.MapsThrough(lambda maps: maps * -1), SIGN),
+        (strangers.Temperatures(1.0, 0.5, -1.0), "some of its logits are multiplied with negative numbers"),
+        (strangers.Slots(), "its softmax is taken over queries and not over keys"),
+        (strangers.RolesReversed(), "its queries and keys change places between their product and the values"),
+    ],
+)
+def test_a_change_of_sign_or_of_roles_between_the_matrices_is_refused(model, reason):
+    torch.manual_seed(0)
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (found.layout, found.reason) == (None, reason)
+
+
+def test_signs_that_cancel_in_front_of_the_softmax_are_one_factor():
+    torch.manual_seed(0)
+    [found] = discover_attention(strangers.TwoSigns(), torch.randn(TOKENS))
+    assert found.layout.scale == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("how", ["sum", "stack", "stream"])
+def test_heads_whose_own_outputs_are_added_up_are_one_layer(how):
+    torch.manual_seed(0)
+    model, tokens = strangers.SummedHeads(how), torch.randn(TOKENS)
+    [found] = discover_attention(model, tokens)
+    assert (found.name, found.layout.query.heads) == ("heads", 3)
+    initialize(model, Mimetic(positions="keep", vo_alpha=0.0), batch=tokens)
+    product = sum(head.proj.weight @ head.value.weight for head in model.heads)
+    torch.testing.assert_close(product, -0.4 * torch.eye(12), atol=1e-5, rtol=0)
+
+
+def test_a_map_that_queries_and_keys_both_come_from_is_no_first_of_two_for_the_queries():
+    torch.manual_seed(0)
+    [found] = discover_attention(strangers.PooledQueriesBehindAnMlp(), torch.randn(2, 6, 12))
+    assert found.reason is None
+    assert found.evidence.error < 1e-5
+
+
+def test_a_second_pair_of_queries_and_keys_is_named():
+    torch.manual_seed(0)
+    model, tokens = strangers.Differential(), torch.randn(TOKENS)
+    [found] = discover_attention(model, tokens)
+    assert found.layout.others == "'ask_2', 'meet_2'"
+    report = initialize(model, Mimetic(positions="keep"), batch=tokens)
+    assert "maps of other queries and keys, left alone: 'ask_2', 'meet_2'" in next(iter(report.notes.values()))
+
+
+@pytest.mark.parametrize("wrong", [0.0, 1.0])
+def test_an_output_map_that_takes_more_than_the_heads_is_checked(wrong):
+    torch.manual_seed(0)
+    model = strangers.BesideTheHeads()
+    model.register_forward_hook(lambda *_: model.write.weight.data.add_(wrong))
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (0 < found.evidence.outputs < 1e-5) if wrong == 0 else found.evidence.outputs > 0.1
+
+
+@pytest.mark.parametrize("size", [1e-17, 1e17])
+def test_tokens_of_any_size_are_compared(size):
+    torch.manual_seed(0)
+    model = strangers.Apart()
+    [found] = discover_attention(model.requires_grad_(False), torch.randn(TOKENS) * size)
+    assert found.reason is None
+    assert found.evidence.error < 1e-5
+
+
+def test_logits_that_vanish_in_the_host_s_precision_prove_nothing_and_are_refused():
+    torch.manual_seed(0)
+    model = strangers.Apart()
+    nn.init.zeros_(model.ask.bias), nn.init.zeros_(model.meet.bias)
+    [found] = discover_attention(model, torch.randn(TOKENS) * 1e-25)
+    assert (found.layout, found.evidence.how) == (None, "logits, which are zero")
+    nn.init.zeros_(model.ask.weight)
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (found.reason, found.layout.scale) == (None, None)
+
+
+def test_tokens_of_others_are_cross_attention():
+    torch.manual_seed(0)
+    model = nn.Transformer(8, 2, 1, 1, 16, batch_first=True)
+    found = discover_attention(model, (torch.randn(1, 5, 8), torch.randn(1, 4, 8)))
+    assert {each.name: each.layout.cross for each in found} == {
+        "encoder.layers.0.self_attn": False,
+        "decoder.layers.0.self_attn": False,
+        "decoder.layers.0.multihead_attn": True,
+    }
+
+
+def test_a_layer_that_runs_twice_is_one():
+    torch.manual_seed(0)
+    layer = strangers.Apart()
+    [found] = discover_attention(nn.Sequential(layer, nn.Tanh(), layer), torch.randn(TOKENS))
+    assert (found.name, found.calls) == ("0", 2)
+
+
+def test_the_model_and_the_random_states_are_left_as_they_were():
+    model = nn.Sequential(nn.Dropout(), strangers.Apart()).train()
+    before = [parameter.clone() for parameter in model.parameters()]
+    state = torch.get_rng_state()
+    discover_attention(model, torch.randn(TOKENS, generator=torch.Generator().manual_seed(0)))
+    assert model.training
+    assert model[1].training
+    assert all(p.grad is None and p.requires_grad for p in model.parameters())
+    assert all(map(torch.equal, before, model.parameters()))
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_without_a_batch_the_host_is_asked_and_one_line_says_what_is_missing():
+    with pytest.raises(StructuredInitError, match=r"^Apart does not say what it takes: give a batch"):
+        discover_attention(strangers.Apart())
+
+
+def test_a_batch_that_the_model_fails_on_is_one_line():
+    with pytest.raises(StructuredInitError, match=r"^Apart fails on the batch: "):
+        discover_attention(strangers.Apart(), torch.randn(2, 5, 7))
+
+
+def test_a_batch_may_be_a_dictionary_of_arguments():
+    [found] = discover_attention(strangers.Apart(), {"x": torch.randn(TOKENS)})
+    assert found.layout.query.heads == 3
+
+
+def test_heads_that_are_modules_of_their_own_are_one_layer():
+    torch.manual_seed(0)
+    model = nn.Sequential(strangers.HeadsOfTheirOwn(), strangers.HeadsOfTheirOwn())
+    found = discover_attention(model, torch.randn(TOKENS))
+    assert [each.name for each in found] == ["0", "1"]
+    query, key, value, output = parts(found[1], model)
+    second = model[1]
+    torch.testing.assert_close(query, torch.stack([head.query.weight.detach() for head in second.heads]))
+    torch.testing.assert_close(key, torch.stack([head.key.weight.detach() for head in second.heads]))
+    torch.testing.assert_close(value, torch.stack([head.value.weight.detach() for head in second.heads]))
+    torch.testing.assert_close(output, second.proj.weight.detach().T.unflatten(0, (3, 4)))
+
+
+@pytest.mark.parametrize("kind", [strangers.StackedLayers, strangers.ListsOfMaps])
+def test_every_layer_has_a_name_of_its_own_and_so_its_own_draws(kind):
+    torch.manual_seed(0)
+    model, tokens = kind(), torch.randn(TOKENS)
+    found = discover_attention(model, tokens)
+    assert len({each.name for each in found}) == 2
+    initialize(model, Mimetic(positions="keep"), batch=tokens)
+    one, two = (list(parts(each, model)) for each in discover_attention(model, tokens))
+    assert not any(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+    for _, _, value, output in (one, two):
+        assert torch.einsum("hkd,hke->de", value, output).diagonal().mean() == pytest.approx(-0.4, abs=0.1)
+
+
+def test_an_output_of_three_axes_in_any_order_is_found():
+    torch.manual_seed(0)
+    model = strangers.EinsumOutput()
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    *_, output = parts(found, model)
+    torch.testing.assert_close(output, model.o.detach().transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (strangers.ComputedWeights, "its values are made by weights that are computed"),
+        (strangers.MaskedWeights, "its queries are made by weights that are computed"),
+        (strangers.Reversed, "its logits or maps go through neg"),
+        (strangers.Inverted, "its logits or maps go through rsub"),
+        (strangers.Squared, "its logits or maps go through pow"),
+        (strangers.SoftmaxOfSoftmax, "its softmax is taken more than once"),
+        (strangers.TiedOutput, "its values and its output are the same numbers"),
+        (strangers.Sizes, "its heads are of different sizes"),
+    ],
+)
+def test_matrices_that_are_not_what_they_seem_are_refused(kind, reason):
+    torch.manual_seed(0)
+    found = discover_attention(kind(), torch.randn(TOKENS))
+    assert found
+    assert [each.layout for each in found] == [None] * len(found)
+    assert found[0].reason.startswith(reason)
+
+
+def test_the_reason_stands_in_the_error_of_an_initialization():
+    with pytest.raises(StructuredInitError, match="its logits or maps go through neg"):
+        initialize(nn.Sequential(strangers.Reversed()), Mimetic(positions="keep"), batch=torch.randn(TOKENS))
+    with pytest.raises(StructuredInitError, match="no attention could be checked: '0': its logits or maps go"):
+        check_attention(nn.Sequential(strangers.Reversed()), torch.randn(TOKENS))
+    with pytest.raises(StructuredInitError, match="Sequential fails on the batch"):
+        initialize(nn.Sequential(strangers.Apart()), Mimetic(positions="keep"), batch=torch.randn(2, 5, 7))
+
+
+@pytest.mark.parametrize("kind", [strangers.Apart, strangers.BiasInAStep])
+def test_numbers_that_are_not_finite_are_named(kind):
+    model = kind()
+    model.meet.weight.data[0, 0] = float("nan")
+    [found] = discover_attention(model, torch.randn(TOKENS))
+    assert (found.layout, found.reason) == (None, "'meet.weight' holds numbers that are not finite")
+    [found] = discover_attention(kind(), torch.full(TOKENS, float("inf")))
+    assert found.reason == "its queries, keys or values are not finite"
+
+
+def test_attention_behind_a_product_of_two_activations_that_is_no_attention_is_found():
+    """As in Gemma 3n; what comes of that product has the shape of queries, and is no map."""
+    torch.manual_seed(0)
+    model = strangers.MixedStreams()
+    [found] = [each for each in discover_attention(model, torch.randn(TOKENS)) if each.layout is not None]
+    query, _, _, output = parts(found, model)
+    torch.testing.assert_close(query, block(model.ask))
+    torch.testing.assert_close(output, model.write.weight.detach().T.unflatten(0, (-1, strangers.DIM)))
+
+
+def test_sequences_of_different_lengths_in_one_tensor_are_refused_in_one_line():
+    said = r"^nested \(jagged\) tensors are not watched: give samples of one length as a plain tensor$"
+    pair = torch.nested.nested_tensor([torch.randn(3, 12), torch.randn(5, 12)], layout=torch.jagged)
+    for model, batch in ((strangers.Jagged(), torch.randn(TOKENS)), (strangers.Apart(), pair)):
+        with pytest.raises(StructuredInitError, match=said):
+            discover_attention(model, batch)
+
+
+def test_initializing_with_a_batch_runs_the_model_once():
+    passes, model = [], nn.Sequential(strangers.Apart())
+    model.register_forward_hook(lambda *_: passes.append(1))
+    initialize(model, Mimetic(positions="keep"), batch=torch.randn(TOKENS))
+    assert len(passes) == 1
+
+
+def test_angles_per_token_are_read_off_texts_that_are_longer_than_the_tokens_that_are_kept():
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    [layer] = discover_attention(LlamaModel(config), torch.randint(50, (1, 400)))
+    assert layer.turns.frequencies.sort().values.allclose(10000.0 ** -(torch.arange(8).double().flip(0) / 8), rtol=1e-3)

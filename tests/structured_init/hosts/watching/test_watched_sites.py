@@ -1,0 +1,223 @@
+"""Initializers work on attention that was watched, and layouts that a model contradicts are refused."""
+
+from __future__ import annotations
+
+import pytest
+import strangers
+import timm
+import torch
+import transformers
+from hosts import of_transformers
+from torch import nn
+
+from structured_init import (
+    AttentionLayout,
+    Compose,
+    Initializer,
+    Mimetic,
+    Projection,
+    StructuredInitError,
+    attention_sites,
+    check_attention,
+    initialize,
+    register_attention,
+    required_attention_sites,
+)
+from structured_init.analysis.audit.depth import product_diagonals
+
+TINY = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+
+class Reader(nn.Module):
+    """A model whose attention is called so, of a class that nobody described."""
+
+    def __init__(self, kind=strangers.Apart, depth=2):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.ModuleDict({"attn": kind()}) for _ in range(depth))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block["attn"](x)
+        return x
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: timm.create_model("vit_tiny_patch16_224", img_size=32, depth=2, embed_dim=24),
+        lambda: timm.create_model("swin_tiny_patch4_window7_224", img_size=56, embed_dim=12, depths=(1, 1, 1, 1)),
+        lambda: of_transformers("BertModel", **TINY),
+        lambda: of_transformers("LlamaModel", **TINY, num_key_value_heads=2),
+        lambda: of_transformers("GPTNeoXModel", **TINY),
+        lambda: of_transformers(
+            "GPT2Model", vocab_size=40, n_embd=16, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
+        ),
+    ],
+)
+def test_layouts_written_by_hand_are_what_the_model_computes(model):
+    torch.manual_seed(0)
+    network = model()
+    errors = check_attention(network)
+    assert errors.keys() == {site.name for site in attention_sites(network)}
+    assert max(max(pair) for pair in errors.values()) < 1e-5
+
+
+class SquareApart(nn.Module):
+    """Plain square parameters, of which no shape tells a wrong axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Parameter(torch.randn(12, 12) / 12**0.5) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = ((x @ w.T).unflatten(-1, (3, 4)).transpose(1, 2) for w in (self.q, self.k, self.v))
+        return ((q @ k.mT / 2).softmax(-1) @ v).transpose(1, 2).flatten(2) @ self.o.T
+
+
+def test_a_forgotten_axis_is_one_line_with_both_diagonals():
+    @register_attention(SquareApart)
+    def wrong(module):
+        return AttentionLayout(*(Projection(weight, 3, 4) for weight in (module.q, module.k, module.v, module.o)))
+
+    torch.manual_seed(0)
+    model, tokens = Reader(SquareApart), torch.randn(2, 5, 12)
+    before = [parameter.clone() for parameter in model.parameters()]
+    with pytest.raises(StructuredInitError) as caught:
+        initialize(model, Mimetic(positions="keep"), batch=tokens)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith("the layout of SquareApart ('blocks.0.attn') disagrees with what the model computes")
+    first = model.blocks[0]["attn"]
+    wrong_diagonal, right = (first.v.T @ first.o).trace() / 12, (first.v.T @ first.o.T).trace() / 12
+    assert f"is {wrong_diagonal:.3g} by the layout and {right:.3g} in the model" in message
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_a_right_layout_of_ones_own_is_checked_and_used():
+    @register_attention(SquareApart)
+    def right(module):
+        output = Projection(module.o, 3, 4, axis=1)
+        return AttentionLayout(*(Projection(w, 3, 4) for w in (module.q, module.k, module.v)), output)
+
+    torch.manual_seed(0)
+    model, tokens, seen = Reader(SquareApart), torch.randn(2, 5, 12), []
+
+    class Look(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            seen.extend(required_attention_sites(weights, None, "Look"))
+
+    initialize(model, Look(), batch=tokens)
+    assert [(site.how, site.checked) for site in seen] == [("written", True)] * 2
+
+
+def test_heads_of_another_number_are_named():
+    @register_attention(SquareApart)
+    def six(module):
+        output = Projection(module.o, 6, 2, axis=1)
+        return AttentionLayout(*(Projection(w, 6, 2) for w in (module.q, module.k, module.v)), output)
+
+    with pytest.raises(StructuredInitError, match=r"query is .* = \(6, 2, 12\), in the model it is \(3, 4, 12\)"):
+        check_attention(Reader(SquareApart), torch.randn(2, 5, 12))
+
+
+def test_one_forward_pass_serves_every_initializer():
+    calls = []
+    model = Reader()
+    model.register_forward_hook(lambda *_: calls.append(1))
+    initialize(model, Compose([Mimetic(positions="keep"), Mimetic(positions="keep")]), batch=torch.randn(1, 5, 12))
+    assert len(calls) == 1
+
+
+class Unsaid(nn.Module):
+    """Attention of torch's class, and beside it attention that neither a name nor a class gives away."""
+
+    def __init__(self):
+        super().__init__()
+        self.known = nn.MultiheadAttention(12, 3, batch_first=True)
+        self.mixer = strangers.Apart()
+
+    def forward(self, x):
+        return self.mixer(x + self.known(x, x, x)[0])
+
+
+def test_a_batch_finds_attention_without_a_name_beside_a_known_class():
+    report = initialize(Unsaid(), Mimetic(positions="keep"), batch=torch.randn(2, 5, 12))
+    assert report.attention == {"known": True, "mixer": True}
+
+
+def test_a_batch_that_is_only_offered_is_asked_for_where_nothing_is_known():
+    asked = []
+
+    def offer():
+        asked.append(1)
+        return torch.randn(2, 5, 12)
+
+    report = initialize(nn.Sequential(strangers.Apart()), Mimetic(positions="keep"), batch=offer)
+    assert report.attention == {"0": True}
+    initialize(nn.TransformerEncoderLayer(12, 3, batch_first=True), Mimetic(positions="keep"), batch=offer)
+    assert asked == [1]
+
+
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+WORDS = {"vocab_size": 40, "max_position_embeddings": 40, "pad_token_id": 1}
+FRAMES = {"image_size": 8, "patch_size": 4, "num_frames": 2}
+SOUND = {"conv_dim": (8, 16), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+SOUND |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+LATENTS = {"num_latents": 4, "d_latents": 16, "d_model": 16, "num_blocks": 1, "num_self_attends_per_block": 1}
+LATENTS |= {"num_self_attention_heads": 2, "num_cross_attention_heads": 2}
+SWIN_2 = {"image_size": 8, "patch_size": 2, "embed_dim": 8, "depths": [1], "num_heads": [2], "window_size": 4}
+TWO_SEQUENCES = {"query_embeds": (1, 4, 16), "encoder_hidden_states": (1, 5, 16)}
+NESTED = {  # queries, keys and values in one module, the output projection in one around it
+    "VideoMAE": (SMALL | FRAMES, {"pixel_values": (1, 2, 3, 8, 8)}),
+    "Timesformer": (SMALL | FRAMES, {"pixel_values": (1, 2, 3, 8, 8)}),
+    "Swinv2": (SWIN_2, {"pixel_values": (1, 3, 8, 8)}),
+    "DebertaV2": (SMALL | WORDS, {"input_ids": (1, 6)}),
+    "XLMRobertaXL": (SMALL | WORDS, {"input_ids": (1, 6)}),
+    "RobertaPreLayerNorm": (SMALL | WORDS, {"input_ids": (1, 6)}),
+    "SEWD": (SMALL | SOUND | {"vocab_size": 40}, {"input_values": (1, 400)}),
+    "Perceiver": (LATENTS, {"inputs": (1, 6, 16)}),
+    "Blip2QFormer": (
+        SMALL | {"vocab_size": 40, "encoder_hidden_size": 16, "cross_attention_frequency": 1},
+        TWO_SEQUENCES,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # by transformers 5.17
+@pytest.mark.parametrize("host", NESTED)
+def test_no_layer_that_was_written_is_said_to_be_left_alone_where_classes_are_nested(host):
+    settings, shapes = NESTED[host]
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{host}Model")(getattr(transformers, f"{host}Config")(**settings))
+    batch = {
+        name: torch.randint(3, 40, shape) if name == "input_ids" else torch.randn(shape)
+        for name, shape in shapes.items()
+    }
+    report = initialize(model, Mimetic(positions="keep", cross=True), batch=batch, strict=True)
+    assert (report.left, report.skipped) == ([], {})
+    written = {entry.names[0] for entry in report.changed}
+    layers = [name for name, module in model.named_modules() if is_asked(module)]
+    assert layers
+    for name in layers:  # what transformers calls queries was set, in every layer that was said to be left alone
+        assert any(each.startswith(f"{name}.") for each in written), name
+    assert product_diagonals(model, batch)[1] == []  # what an audit says is left out
+
+
+def is_asked(module):
+    return any(hasattr(module, name) for name in ("query", "query_proj", "q_proj", "qkv"))
+
+
+class TwoTowers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.text, self.image = Reader(depth=1), Reader(depth=1)
+
+    def forward(self, text=None, image=None):
+        return self.text(text) if image is None else self.image(image)
+
+
+def test_a_tower_that_the_batch_does_not_run_is_said_not_to_have_run():
+    report = initialize(TwoTowers(), Mimetic(positions="keep"), batch={"text": torch.randn(2, 5, 12)})
+    assert report.left == ["image.blocks.0.attn"]
+    said = "Apart did not run on what the model was given: give a batch on which it does, or describe it with "
+    assert report.skipped["image.blocks.0.attn"].startswith(said)

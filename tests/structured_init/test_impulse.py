@@ -1,0 +1,437 @@
+"""Impulse as an initializer: offsets and their maps, parts, draws, sharing, real images, presets and messages.
+
+SparePositions: attention can neither read nor write the directions of the positions, and all else is kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import timm
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from timm.layers import build_sincos2d_pos_embed
+from torch import nn
+
+import structured_init
+from lightning_modules.cli.configurations import read_config
+from structured_init import (
+    AttentionLayout,
+    Compose,
+    Mimetic,
+    Positions,
+    Projection,
+    StructuredInitError,
+    attention_sites,
+    initialize,
+    preset,
+    register_attention,
+)
+from structured_init.analysis import capture_attention, impulse_mass
+from structured_init.attention.impulse import AdamSolver, Impulse, SeparableSolver, SparePositions, SvdSolver
+from structured_init.attention.impulse.adam import real_tokens
+from structured_init.attention.impulse.impulse import draw_offsets
+from structured_init.attention.impulse.solver import axis_shift, impulse_maps
+from structured_init.draws import Draws
+from structured_init.overlay import Weights
+
+CODES = Positions("codes", kappa=2.0)
+EVERYWHERE = settings(max_examples=30, deadline=None, derandomize=True)
+SHORT = AdamSolver(iterations=2)
+SOLVERS = [SHORT, SvdSolver(), SeparableSolver()]
+
+
+@pytest.fixture
+def pooled_vit(tiny_vit):
+    """The small ViT without a class token, which the adam solver needs."""
+    return lambda **changes: tiny_vit(**{"class_token": False, "global_pool": "avg", **changes})
+
+
+def query_key(model):
+    return [(site.query, site.key) for site in attention_sites(model)]
+
+
+def assert_same(first, second):
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a[0], b[0])
+        assert torch.equal(a[1], b[1])
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=["adam", "svd", "separable"])
+def test_queries_keys_and_positions_are_written_and_nothing_else(pooled_vit, solver):
+    model = pooled_vit()
+    nn.init.normal_(model.blocks[0].attn.qkv.bias)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    values = [site.value for site in attention_sites(model)]
+    report = initialize(model, Impulse(solver=solver))
+    written = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert written == {"blocks.0.attn.qkv.weight", "blocks.1.attn.qkv.weight", "pos_embed"}
+    assert {name for entry in report.changed for name in entry.names} == written
+    assert all(torch.equal(site.value, value) for site, value in zip(attention_sites(model), values, strict=True))
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=["adam", "svd", "separable"])
+def test_a_value_output_part_changes_no_query_or_key(pooled_vit, solver):
+    alone, composed = pooled_vit(), pooled_vit()
+    initialize(alone, Impulse(solver=solver), seed=3)
+    start = Compose([Impulse(solver=solver), Mimetic(query_key=False, positions="keep")])
+    initialize(composed, start, seed=3)
+    assert_same(query_key(alone), query_key(composed))
+    assert torch.equal(alone.pos_embed, composed.pos_embed)
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=["adam", "svd", "separable"])
+def test_restricting_the_layers_changes_no_other_draw_and_equal_seeds_agree(pooled_vit, solver):
+    whole, again, part = pooled_vit(), pooled_vit(), pooled_vit()
+    initialize(whole, Impulse(solver=solver), seed=3)
+    state = torch.get_rng_state()
+    initialize(again, Impulse(solver=solver), seed=3)
+    initialize(part, Impulse(solver=solver, where="blocks.1.attn"), seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert_same(query_key(whole), query_key(again))
+    assert_same(query_key(whole)[1:], query_key(part)[1:])
+
+
+@pytest.mark.parametrize(("solver", "shared"), [(SHORT, True), (SvdSolver(), False), (SeparableSolver(), False)])
+def test_only_adam_shares_one_solution_unless_asked(pooled_vit, solver, shared):
+    for asked in (None, True, False):
+        model = pooled_vit(depth=3)
+        initialize(model, Impulse(solver=solver, shared=asked))
+        first, *others = query_key(model)
+        expected = shared if asked is None else asked
+        assert all(torch.equal(first[0], other[0]) == expected for other in others)
+
+
+@pytest.mark.parametrize(("solver", "order"), [("adam", "random"), ("svd", "fixed"), ("separable", "random")])
+def test_offsets_are_those_of_the_solvers_source_unless_given(pooled_vit, solver, order):
+    site = attention_sites(pooled_vit(num_heads=16))[0]
+    for draws in map(Draws, range(3)):
+        default = Impulse(solver=solver).head_offsets(site, draws)
+        assert torch.equal(default, Impulse(solver=solver, offsets=order).head_offsets(site, draws))
+        covering = Impulse(solver=solver, offsets="covering").head_offsets(site, draws).tolist()
+        assert len({tuple(offset) for offset in covering}) == 9
+
+
+def test_own_positions_are_the_sources(pooled_vit):
+    model = pooled_vit()
+    initialize(model, Impulse(solver=SHORT))
+    torch.testing.assert_close(model.pos_embed[0].detach(), build_sincos2d_pos_embed([4, 4], 16), rtol=0, atol=1e-5)
+    for solver, control in (
+        (SvdSolver(), Positions("gaussian", gain=18.0)),
+        (SeparableSolver(), Positions("codes", kappa=2.0, gain=0.7)),
+    ):
+        alone = pooled_vit()
+        initialize(alone, control, seed=1)
+        initialize(model, Impulse(solver=solver), seed=1)
+        assert torch.equal(model.pos_embed, alone.pos_embed)
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=["adam", "svd", "separable"])
+def test_kept_positions_are_those_that_an_earlier_part_wrote(pooled_vit, solver):
+    own, kept = pooled_vit(), pooled_vit()
+    initialize(own, Impulse(solver=solver))
+    initialize(kept, Compose([solver.own_positions(), Impulse(solver=solver, positions="keep")]))
+    assert_same(query_key(own), query_key(kept))
+    dry = pooled_vit()
+    before = {name: tensor.clone() for name, tensor in dry.state_dict().items()}
+    initialize(dry, Compose([solver.own_positions(), Impulse(solver=solver, positions="keep")]), dry_run=True)
+    assert all(torch.equal(value, before[name]) for name, value in dry.state_dict().items())
+
+
+@pytest.mark.parametrize("solver", ["svd", "separable"])
+def test_the_class_token_has_no_part_in_the_solution(tiny_vit, pooled_vit, solver):
+    with_token, without = tiny_vit(), pooled_vit()
+    class_row = with_token.pos_embed[:, 0].clone()
+    initialize(with_token, Impulse(solver=solver))
+    initialize(without, Impulse(solver=solver))
+    assert_same(query_key(with_token), query_key(without))
+    assert torch.equal(with_token.pos_embed[:, 0], class_row)
+
+
+def test_another_scale_in_the_solution_is_put_into_queries_and_keys(pooled_vit):
+    """With no iterations the factors are those drawn; the host's logits must then be 0.1 q·k of them."""
+    drawn, scaled = pooled_vit(), pooled_vit()
+    initialize(drawn, Impulse(solver=AdamSolver(iterations=0)))
+    initialize(scaled, Impulse(solver=AdamSolver(iterations=0, scale=0.1)))
+    for (query, key), (other_query, other_key) in zip(query_key(drawn), query_key(scaled), strict=True):
+        torch.testing.assert_close(8**-0.5 * other_query @ other_key.mT, 0.1 * query @ key.mT)
+
+
+def test_real_images_give_what_the_layer_is_called_with(pooled_vit):
+    model, images = pooled_vit(), torch.randn(3, 3, 8, 8)
+    seen = []
+    handle = model.blocks[1].attn.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    with torch.no_grad():
+        model.eval()(images)
+    handle.remove()
+    weights = Weights(model)
+    found = real_tokens(weights, attention_sites(weights)[1], images)
+    torch.testing.assert_close(found.float(), seen[0])
+    weights.write(model.pos_embed, model.pos_embed.detach() + 1, "test")  # planned, and not in the model yet
+    assert not torch.equal(real_tokens(weights, attention_sites(weights)[1], images), found)
+
+
+def test_adam_solves_for_real_images_layer_after_layer(pooled_vit):
+    images = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    model, other = pooled_vit(), pooled_vit()
+    solver = AdamSolver(iterations=3, pseudo_input="batch")
+    initialize(model, Impulse(solver=solver, shared=False), batch=images)
+    initialize(other, Impulse(solver=solver, shared=False), batch=2 * images + 1)
+    first, second = query_key(model)
+    assert not torch.equal(first[0], second[0])
+    assert not torch.equal(query_key(other)[0][0], first[0])
+
+
+def test_the_first_layer_may_have_another_pseudo_input(pooled_vit):
+    model, plain = pooled_vit(depth=3), pooled_vit(depth=3)
+    initialize(model, Impulse(solver=AdamSolver(iterations=2, pseudo_input="G", later_pseudo_input="P")))
+    initialize(plain, Impulse(solver=SHORT))
+    first, second, third = query_key(model)
+    assert not torch.equal(first[0], second[0])
+    assert torch.equal(second[0], third[0])
+    assert torch.equal(second[0], query_key(plain)[0][0])
+
+
+def test_a_model_without_positions_can_be_solved_for_noise(pooled_vit):
+    report = initialize(pooled_vit(pos_embed="none"), Impulse(solver=AdamSolver(iterations=2, pseudo_input="U")))
+    assert list(report.skipped) == ["positions"]
+    assert report.skipped["positions"] == (
+        "the model has no position embedding of a known class: describe it with "
+        "structured_init.register_positions, or say positions='keep'"
+    )
+    assert len(report.changed) == 2
+
+
+class WrongGrid(nn.Module):
+    """An attention layer of four tokens inside a ViT of sixteen."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(64, 16))
+
+
+@register_attention(WrongGrid, grid=(2, 2))
+def wrong_grid(module):
+    query, key, value = (Projection(module.weight, 2, 8, start=16 * i) for i in range(3))
+    return AttentionLayout(query=query, key=key, value=value, output=Projection(module.weight, 2, 8, start=48))
+
+
+def broken(model, how):
+    if how == "positions":
+        model.pos_embed = nn.Parameter(torch.zeros(1, 15, 16))
+    elif how == "grid":
+        model.blocks[0].attn = WrongGrid()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("start", "changes", "how", "message"),
+    [
+        (Impulse(solver=SHORT), {"class_token": True}, "", "'blocks.0.attn' has 1 class or register tokens"),
+        (Impulse(5), {}, "", "a 5×5 kernel is larger than the 4×4 grid of 'blocks.0.attn'"),
+        (Impulse(offsets="covering"), {}, "", "covering needs at least 9 heads, got 2"),
+        (Impulse(), {"pos_embed": "none"}, "", "no position embedding was recognized"),
+        (Impulse(solver="separable"), {"pos_embed": "none"}, "", "no position embedding was recognized"),
+        (Impulse(), {}, "positions", "'pos_embed' holds 15 grid positions, which a 4×4 grid does not match"),
+        (Impulse(), {}, "grid", "the 2×2 grid of 'blocks.0.attn' does not match the positions 'pos_embed' on 4×4"),
+        (Impulse(solver=AdamSolver(pseudo_input="batch")), {}, "", "needs real images: initialize"),
+    ],
+)
+def test_what_cannot_be_started_is_one_line_and_leaves_the_model_as_it_was(pooled_vit, start, changes, how, message):
+    model = broken(pooled_vit(**changes), how)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(StructuredInitError) as caught:
+        initialize(model, start)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("solver", ["svd", "separable"])
+def test_positions_that_are_all_zero_are_one_line(tiny_vit, solver):
+    model = tiny_vit()
+    nn.init.zeros_(model.pos_embed)
+    with pytest.raises(StructuredInitError, match=r"^Impulse: the position embedding is all zero"):
+        initialize(model, Impulse(solver=solver, positions="keep"))
+
+
+def test_query_key_normalization_is_reported(pooled_vit):
+    report = initialize(pooled_vit(qk_norm=True), Impulse())
+    assert any("normalizes queries and keys" in note for note in report.notes.values())
+
+
+def built(node, **replacements):
+    """An object of a preset as its YAML says, with some arguments replaced, also those that the YAML leaves out."""
+    if isinstance(node, list):
+        return [built(item, **replacements) for item in node]
+    if not isinstance(node, dict):
+        return node
+    classes = {"Impulse": Impulse, "AdamSolver": AdamSolver, "SvdSolver": SvdSolver, "SeparableSolver": SeparableSolver}
+    cls = classes.get(node["class_path"]) or getattr(structured_init, node["class_path"])
+    arguments = {key: built(value, **replacements) for key, value in node.get("init_args", {}).items()}
+    taken = inspect.signature(cls).parameters
+    return cls(**arguments | {key: value for key, value in replacements.items() if key in taken})
+
+
+@pytest.mark.parametrize(
+    ("name", "frozen", "kaiming", "value_output"),
+    [
+        ("structured_2401", True, True, 0),
+        ("structured_2404", True, True, 0),
+        ("impulse_batch", True, True, 0),
+        ("structured_2505", False, True, -0.4),
+        ("mimetic_circulated", True, True, -0.4),
+        ("separable", False, False, -0.4 * (1 - 10 / 64)),  # 10 of 64 directions are those of 6 × 6 positions
+        ("impulse", False, False, 0),
+        ("codes", False, False, 0),
+    ],
+)
+def test_presets_bring_the_published_surroundings(pooled_vit, name, frozen, kaiming, value_output):
+    tree = read_config(f"init/{name}")["init"]["initializer"]
+    host, model = pooled_vit(img_size=12, embed_dim=64), pooled_vit(img_size=12, embed_dim=64)
+    start = built(tree, iterations=2)
+    report = initialize(model, start, batch=torch.randn(2, 3, 12, 12) if start.needs_batch else None)
+    assert model.pos_embed.requires_grad == (not frozen)
+    assert not torch.equal(model.pos_embed, host.pos_embed)
+    bias = model.blocks[0].mlp.fc1.bias
+    assert (bias.abs().max() > 0) == kaiming  # timm's are zero, PyTorch's U(±1/√fan_in)
+    assert bias.abs().max() <= 64**-0.5
+    product = torch.einsum("hdk,hkd->d", attention_sites(model)[0].value, attention_sites(model)[0].output)
+    assert product.mean().item() == pytest.approx(value_output, abs=0.03)
+    assert report.initializer == repr(start)
+
+
+def test_real_images_are_all_that_the_batch_preset_adds_to_its_control():
+    real, control = (read_config(f"init/{name}") for name in ("impulse_batch", "structured_2404"))
+    solver = real["init"]["initializer"]["init_args"]["initializers"][2]["init_args"]["solver"]
+    assert solver.pop("init_args") == {"pseudo_input": "batch"}
+    assert real == control
+
+
+def test_the_control_of_our_presets_has_their_positions(pooled_vit):
+    for name in ("impulse", "separable"):
+        structured, alone = pooled_vit(), pooled_vit()
+        initialize(structured, name, seed=2)
+        initialize(alone, "codes", seed=2)
+        assert torch.equal(structured.pos_embed, alone.pos_embed)
+
+
+def spared_and_all(vit, *parts):
+    model = vit()
+    initialize(model, Compose([CODES, *parts]))
+    return model, attention_sites(model)
+
+
+def test_what_is_spared_is_exactly_the_span_of_the_positions(tiny_vit):
+    """The projector from numpy's pseudo-inverse; positions of a class token do not count."""
+    values = Mimetic(query_key=False, positions="keep")
+    model, spared = spared_and_all(tiny_vit, values, SparePositions())
+    _, plain = spared_and_all(tiny_vit, values)
+    positions = model.pos_embed[0, 1:].detach().double().numpy()
+    positions = positions - positions.mean(0)
+    free = np.eye(16) - np.linalg.pinv(positions, rcond=1e-3) @ positions
+    for site, before in zip(spared, plain, strict=True):
+        np.testing.assert_allclose(site.value, free @ before.value.double().numpy(), atol=1e-6)
+        np.testing.assert_allclose(site.output, before.output.double().numpy() @ free, atol=1e-6)
+        assert torch.equal(site.query, before.query)
+
+
+@pytest.mark.parametrize(("read", "write"), [(True, False), (False, True)])
+def test_reading_and_writing_are_two_choices(tiny_vit, read, write):
+    _, spared = spared_and_all(tiny_vit, SparePositions(read=read, write=write))
+    _, plain = spared_and_all(tiny_vit)
+    for site, before in zip(spared, plain, strict=True):
+        assert torch.equal(site.value, before.value) != read
+        assert torch.equal(site.output, before.output) != write
+
+
+def test_positions_that_fill_the_width_and_models_without_positions_are_one_line(tiny_vit):
+    with pytest.raises(StructuredInitError, match="'pos_embed' takes all 8 directions"):
+        initialize(tiny_vit(embed_dim=8), SparePositions())
+    with pytest.raises(
+        StructuredInitError, match=r"no position embedding was recognized in the model of 'blocks\.0\.attn'"
+    ):
+        initialize(tiny_vit(pos_embed="none"), SparePositions())
+
+
+def test_the_preset_separable_keeps_attention_on_its_impulse_in_every_one_of_twelve_layers():
+    """Without SparePositions mimetic values erase the positions, and the mass with them."""
+    composed = preset("separable")
+    torch.manual_seed(0)
+    sizes = {"img_size": 16, "patch_size": 2, "embed_dim": 192, "depth": 12, "num_heads": 3}
+    model = timm.models.VisionTransformer(**sizes, class_token=False, global_pool="avg", num_classes=3).eval()
+    initialize(model, composed)
+    maps = capture_attention(model, torch.randn(4, 3, 16, 16), max_samples=None)
+    impulse = composed.initializers[0]
+    masses = [
+        impulse_mass(maps[site.name], impulse.head_offsets(site, Draws(0)), site.grid).mean().item()
+        for site in attention_sites(model)
+    ]
+    assert len(masses) == 12
+    assert min(masses) > 0.25  # of white noise; of photographs 0.46, see docs/impulse.md
+
+
+def drawn(order, heads, kernel_size, seed=0):
+    return draw_offsets(order, heads, kernel_size, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def test_the_fixed_order_is_centre_up_right_left_down_and_the_corners_and_repeats():
+    order = [[0, 0], [-1, 0], [0, 1], [0, -1], [1, 0], [-1, -1], [-1, 1], [1, -1], [1, 1]]
+    assert drawn("fixed", 11, 3) == [*order, *order[:2]]
+
+
+@EVERYWHERE
+@given(st.sampled_from([3, 5]), st.integers(1, 40), st.integers(0, 5))
+def test_random_offsets_stay_inside_the_kernel(kernel_size, heads, seed):
+    offsets = np.array(drawn("random", heads, kernel_size, seed))
+    assert offsets.shape == (heads, 2)
+    assert abs(offsets).max() <= kernel_size // 2
+
+
+def test_random_offsets_come_with_replacement_and_equally_often():
+    offsets = drawn("random", 9000, 3)
+    counts = [offsets.count([row, column]) for row in (-1, 0, 1) for column in (-1, 0, 1)]
+    assert sum(counts) == 9000
+    assert max(abs(count - 1000) for count in counts) < 5 * 30  # binomial: standard deviation 29.8
+
+
+@EVERYWHERE
+@given(st.integers(9, 40), st.integers(0, 5))
+def test_covering_takes_every_offset_once_before_any_again(heads, seed):
+    offsets = [tuple(offset) for offset in drawn("covering", heads, 3, seed)]
+    counts = [offsets.count(offset) for offset in set(offsets)]
+    assert len(counts) == 9
+    assert max(counts) - min(counts) <= 1
+    assert len(set(offsets[:9])) == 9
+
+
+def test_the_fixed_order_exists_for_three_by_three_only():
+    with pytest.raises(StructuredInitError, match="only for a 3×3 kernel, got kernel_size 5"):
+        drawn("fixed", 9, 5)
+
+
+@EVERYWHERE
+@given(
+    st.tuples(st.integers(3, 6), st.integers(3, 6)),
+    st.tuples(st.integers(-2, 2), st.integers(-2, 2)),
+    st.sampled_from(["zero", "clamp"]),
+)
+def test_the_map_moves_every_pixel_to_its_offset(grid, offset, border):
+    (found,) = impulse_maps(torch.tensor([offset]), grid, border=border)
+    rows, columns = grid
+    for y in range(rows):
+        for x in range(columns):
+            target = (y + offset[0], x + offset[1])
+            inside = 0 <= target[0] < rows and 0 <= target[1] < columns
+            expected = torch.zeros(rows, columns, dtype=torch.float64)
+            if inside or border == "clamp":
+                expected[min(max(target[0], 0), rows - 1), min(max(target[1], 0), columns - 1)] = 1
+            assert torch.equal(found[y * columns + x], expected.flatten())
+
+
+def test_an_axis_shift_is_the_off_diagonal():
+    np.testing.assert_array_equal(axis_shift(5, 2, border="zero"), np.eye(5, k=2))
+    np.testing.assert_array_equal(axis_shift(5, 0, border="clamp"), np.eye(5))
