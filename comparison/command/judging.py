@@ -1,0 +1,63 @@
+"""The command ``structured-init judge``: a table goes in, one answer and an exit status come out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from comparison.results.referee import judge
+from structured_init.errors import StructuredInitError, begin_writing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def run_judge(options: argparse.Namespace) -> int:
+    """Print what the referee says of runs, remember it beside them, and return the exit status.
+
+    Raises:
+        StructuredInitError: they cannot be judged; the message says why.
+    """
+    path = Path(options.results)
+    memory = path.with_name(f"{path.resolve().name}.judged.json")
+    try:
+        table, metric, mode, baseline = _runs(path, options)
+        begin_writing()
+        said = judge(
+            table,
+            options.baseline or (None if memory.is_file() else baseline),
+            metric=metric,
+            mode=options.mode or mode,
+            margin=options.margin,
+            precision=options.precision,
+            max_seeds=options.max_seeds,
+            proposals=options.proposals,
+            state=memory,
+        )
+    except StructuredInitError as error:
+        raise StructuredInitError(f"this cannot be judged: {error}") from None
+    print(json.dumps(said.plain()) if options.json else said)
+    print(f"what was seen is kept in {os.path.relpath(memory)}", file=sys.stderr)
+    return said.status
+
+
+def _runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, str, str | None, str | None]:
+    """Return the final value of every run, the metric, its direction and the baseline where the runs say them."""
+    from comparison.results.elsewhere import comparison_of, read_elsewhere
+    from comparison.results.folder import MANIFEST, read_manifest
+    from comparison.results.records import load_results
+
+    if not (path / MANIFEST).is_file():
+        runs = read_elsewhere(path, options.runs, options.seed, options.arm)
+        found = comparison_of(path, runs, options.metric, options.mode)
+        return found.results, found.manifest["metric"], found.manifest["mode"], None
+    manifest = read_manifest(path)
+    if manifest["grid"]:
+        raise StructuredInitError("a comparison with --grid has a question at every place: give the runs of one")
+    results = load_results(path)
+    mode = manifest["mode"] if options.metric in (None, manifest["metric"]) else None
+    return results[results["chosen"]], options.metric or manifest["metric"], mode, manifest["baseline"]

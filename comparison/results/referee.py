@@ -1,0 +1,330 @@
+"""A second opinion on any experiment: keep a proposal, discard it, or train it with so many more seeds.
+
+Who tries fifty proposals and keeps what looks better keeps luck. The referee keeps anything without an effect in at
+most 5 % of whole histories, however many proposals it judges and however often it looks at each:
+
+- *Looks.* Each difference has an interval that may be looked at after every further seed
+  (:mod:`comparison.results.sequential`), with a horizon that is fixed at the first look.
+- *Proposals.* Every pair of an arm and a baseline has a share of the 5 %, given out in the order in which pairs come:
+  nine tenths to as many as were announced, in equal parts, and half of what is left to the next as many, and so on
+  (Bonferroni over a sequence: alpha spending, Foster & Stine, JRSS B 70:429, 2008).
+- *Memory.* What was seen is kept: values, their order, the rule. Runs that change or vanish, and rules that change, are
+  refused. A second try at a seed is how luck is kept.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from comparison.results.decisions import Decision, Question, decide
+from comparison.results.metric import Metric, mode_of
+from comparison.results.paired import t_interval
+from comparison.results.power import usual_half_widths
+from comparison.results.sequential import FEWEST, FEWEST_NARROW
+from structured_init.errors import StructuredInitError, nearest
+from structured_init.files import write_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Answer = Literal["keep", "discard", "more"]
+STATUS: dict[Answer, int] = {"keep": 0, "discard": 1, "more": 75}
+LEVEL, MOST_SEEDS = 0.95, 40
+LATER = 0.1  # the share of all errors that is kept for proposals beyond those that were announced
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What the referee says of one arm beside its baseline."""
+
+    arm: str  # the proposal
+    baseline: str  # what it would replace
+    answer: Answer  # keep it, discard it, or train more seeds of it
+    why: str  # in words, with the interval
+    seeds: list[int]  # to train next, of whichever of the two lacks them; empty unless the answer is ``"more"``
+    decision: Decision | None  # the interval, and how many pairs it would take in all
+    pairs: int  # seeds that both have
+    looks: int  # how often the two have been looked at
+
+    def __str__(self) -> str:
+        if self.answer != "more":
+            return f"{self.answer} {self.arm}: {self.why}"
+        seeds = ", ".join(map(str, self.seeds))
+        return f"{len(self.seeds)} more seeds of {self.arm} and {self.baseline}: {seeds} ({self.why})"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the referee says of a table."""
+
+    opinions: list[Opinion]  # one per arm, in the order of the table
+    state: dict[str, Any] = field(repr=False)  # what is remembered, for the next look
+
+    @property
+    def answer(self) -> Answer:
+        """Keep where any arm is kept; else more where any needs more seeds."""
+        answers = {opinion.answer for opinion in self.opinions}
+        return "keep" if "keep" in answers else "more" if "more" in answers else "discard"
+
+    @property
+    def status(self) -> int:
+        """0 to keep, 1 to discard, 75 where more seeds are needed."""
+        return STATUS[self.answer]
+
+    def __str__(self) -> str:
+        first = [opinion for opinion in self.opinions if opinion.answer == self.answer]
+        return "\n".join(map(str, [*first, *(opinion for opinion in self.opinions if opinion not in first)]))
+
+    def plain(self) -> dict[str, Any]:
+        """Return all of it for programs, without infinities."""
+        return {"answer": self.answer, "status": self.status, "arms": [_plain(opinion) for opinion in self.opinions]}
+
+
+def judge(
+    results: pd.DataFrame,
+    baseline: str | None = None,
+    *,
+    metric: str | None = None,
+    mode: str | None = None,
+    margin: float | None = None,
+    precision: float | None = None,
+    max_seeds: int | None = None,
+    proposals: int | None = None,
+    state: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    arm: str = "arm",
+    seed: str = "seed",
+) -> Judgement:
+    """Judge every arm of a table beside its baseline: keep, discard, or more seeds.
+
+    Args:
+        results: a row per run.
+        baseline: the arm that the others would replace; the last look's, else ``default``, ``baseline`` or the first.
+        metric: the column that counts; when None the only column of numbers.
+        mode: ``"max"`` where more of it is better, ``"min"`` where less is; by its name when None.
+        margin: a difference below it does not matter, in the unit that is shown (points for an accuracy); half a
+            point, or about 1 % of the baseline, when None.
+        precision: in its place, the half width at which a difference is known well enough.
+        max_seeds: that you would train at most; 40 when None. Fixed at the first look.
+        proposals: how many will be judged in all; when None as many as the first look has. Fixed at the first look.
+            More may come, and find it harder.
+        state: of the look before: a :attr:`Judgement.state`, or a JSON file, which is read, then written. When None
+            this is the only look.
+        arm: the column that names the arm.
+        seed: the column of whole numbers that pairs runs.
+
+    Raises:
+        StructuredInitError: it cannot be judged; the message says why.
+    """
+    path = None if state is None or isinstance(state, Mapping) else Path(state)
+    before = _read(path) if path is not None else dict(state) if isinstance(state, Mapping) else {}
+    asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision}
+    asked |= {"max_seeds": max_seeds, "proposals": proposals}
+    for name, value in asked.items() if before else ():
+        if value not in (None, before[name]):
+            raise StructuredInitError(
+                f"{name.replace('_', ' ')} was {before[name]} at the first look and is {value} now: a rule that "
+                "changes after a look is none"
+            )
+    metric = metric or before.get("metric") or _only_metric(results, arm, seed)
+    values = _values(results, arm, seed, metric)
+    percent = before.get("percent", _in_percent(metric, values))
+    if percent:
+        values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
+    reference = _baseline(values, baseline, before)
+    others = [name for name in values if name != reference]
+    if not others:
+        raise StructuredInitError(f"all runs are of '{reference}': nothing stands beside it")
+    known = Metric(metric, mode or before.get("mode") or mode_of(metric))
+    rule = {name: before[name] for name in asked} if before else asked | {"metric": metric, "mode": known.mode}
+    rule |= {"max_seeds": rule["max_seeds"] or MOST_SEEDS, "proposals": rule["proposals"] or len(others)}
+    if rule["margin"] is not None and rule["precision"] is not None:
+        raise StructuredInitError("a margin and a precision are two questions: give one")
+    if rule["max_seeds"] < (fewest := FEWEST if rule["precision"] is None else FEWEST_NARROW):
+        raise StructuredInitError(f"nothing is decided below {fewest} seeds, and {rule['max_seeds']} are the most")
+    if rule["margin"] is None and rule["precision"] is None:
+        finite = [known.factor * value for value in values[reference].values() if math.isfinite(value)]
+        rule["margin"] = usual_half_widths(known, math.fsum(finite) / max(len(finite), 1))[0]
+    pairs = {(each["arm"], each["baseline"]): each for each in before.get("pairs", [])}
+    opinions = []
+    for name in others:
+        pair = pairs.setdefault((name, reference), {"arm": name, "baseline": reference, "seen": [], "looks": 0})
+        _remember(pair, values[name], values[reference])
+        pair["looks"] += 1
+        place = list(pairs).index((name, reference))
+        level = 1 - 2 * level_of(place, rule["proposals"])  # only one side of an interval keeps anything
+        opinions.append(_opinion(pair, values, known, rule, level))
+        pair["answer"] = opinions[-1].answer
+    after = {"version": 1, **rule, "percent": percent, "baseline": reference, "pairs": list(pairs.values())}
+    if path is not None:
+        write_text(path, json.dumps(after, indent=1) + "\n")
+    return Judgement(opinions, after)
+
+
+def level_of(place: int, proposals: int, level: float = LEVEL) -> float:
+    """Return the probability of an error that the proposal at a place may have, counted from 0.
+
+    All of them together, however many come, have at most ``1 − level``.
+    """
+    if place < proposals:
+        return (1 - LATER) * (1 - level) / proposals
+    block = math.ceil(math.log2((place + 1) / proposals) - 1e-12)
+    return LATER * 0.5**block * (1 - level) / (proposals * 2 ** (block - 1))
+
+
+def _opinion(
+    pair: Mapping[str, Any],
+    values: Mapping[str, Mapping[int, float]],
+    metric: Metric,
+    rule: Mapping[str, Any],
+    level: float,
+) -> Opinion:
+    arm, reference, most = pair["arm"], pair["baseline"], rule["max_seeds"]
+    seen = pair["seen"]
+
+    def opinion(answer: Answer, why: str, decision: Decision | None = None, seeds: Sequence[int] = ()) -> Opinion:
+        return Opinion(arm, reference, answer, why, list(seeds), decision, len(seen), pair["looks"])
+
+    lost = [sum(not math.isfinite(each[which]) for each in seen) for which in (1, 2)]
+    if lost[1]:
+        raise StructuredInitError(f"the baseline '{reference}' has no number in {lost[1]} of {len(seen)} seeds")
+    if lost[0]:
+        return opinion("discard", f"it has no number in {lost[0]} of {len(seen)} seeds")
+    question = Question(rule["precision"], rule["margin"], most, most, level)
+    differences = [metric.factor * (ours - theirs) for _, ours, theirs in seen]
+    if len(seen) < question.fewest:
+        missing = question.fewest - len(seen)
+        return opinion("more", f"nothing is decided below {question.fewest}", None, _next(values, pair, missing))
+    decision = decide(differences, question, metric)
+    said = f"{_said(decision, metric)} over {reference}, {decision.interval.samples} seeds, {_looks(pair['looks'])}"
+    if decision.kind == "better":
+        return opinion("keep", said, decision)
+    if decision.kind == "worse":
+        return opinion("discard", said, decision)
+    if decision.kind == "equivalent":
+        return opinion("discard", f"no more than {_number(decision.within or 0)} apart: {said}", decision)
+    gain = decision.interval.mean if metric.mode == "max" else -decision.interval.mean
+    likely = gain + t_interval(differences).half_width
+    if rule["margin"] is not None and likely < rule["margin"]:
+        return opinion("discard", f"a gain of {_number(rule['margin'])} or more is unlikely: {said}", decision)
+    if decision.helped:
+        wanted = min(decision.needed or most, most) - len(seen)
+        more = max(1, min(wanted, len(seen)))
+        about = f"about {decision.needed} in all" if decision.needed and decision.needed <= most else f"up to {most}"
+        return opinion("more", f"{said}; {about}", decision, _next(values, pair, more))
+    return opinion("discard", f"not shown to be better with {most} seeds or fewer: {said}", decision)
+
+
+def _said(decision: Decision, metric: Metric) -> str:
+    interval, unit = decision.interval, f" {metric.unit}" if metric.unit else ""
+    return f"{_number(interval.mean, '+')}{unit} ({_number(interval.low, '+')} to {_number(interval.high, '+')})"
+
+
+def _number(value: float, sign: str = "") -> str:
+    return f"{value:{sign}.3g}".replace("-", "−")
+
+
+def _looks(count: int) -> str:
+    return "1 look" if count == 1 else f"{count} looks"
+
+
+def _next(values: Mapping[str, Mapping[int, float]], pair: Mapping[str, Any], count: int) -> list[int]:
+    """Return seeds to train: first those that one of the two has, then the next ones."""
+    both = [set(values.get(pair[name], ())) for name in ("arm", "baseline")]
+    half = sorted(both[0] ^ both[1])
+    later = max((seed for seeds in values.values() for seed in seeds), default=-1) + 1
+    return [*half, *range(later, later + count)][:count]
+
+
+def _remember(pair: dict[str, Any], ours: Mapping[int, float], theirs: Mapping[int, float]) -> None:
+    """Add the seeds that are new to what was seen of a pair."""
+    for seed, *then in pair["seen"]:
+        for name, old, now in zip(
+            (pair["arm"], pair["baseline"]), then, (ours.get(seed), theirs.get(seed)), strict=True
+        ):
+            if now is None:
+                raise StructuredInitError(f"seed {seed} of '{name}' was judged before and is gone: put it back")
+            if now != old and not (math.isnan(now) and math.isnan(old)):
+                raise StructuredInitError(
+                    f"seed {seed} of '{name}' was {old:g} when it was judged and is {now:g} now: a run counts once"
+                )
+    known = {seed for seed, *_ in pair["seen"]}
+    pair["seen"] += [[seed, ours[seed], theirs[seed]] for seed in sorted(set(ours) & set(theirs)) if seed not in known]
+    if not pair["seen"]:
+        raise StructuredInitError(f"'{pair['arm']}' and '{pair['baseline']}' have no seed in common")
+
+
+def _values(results: pd.DataFrame, arm: str, seed: str, metric: str) -> dict[str, dict[int, float]]:
+    """Return arm → seed → value."""
+    for column in (arm, seed, metric):
+        if column not in results:
+            raise StructuredInitError(
+                f"there is no column '{column}': {nearest(column, list(map(str, results.columns)))}"
+            )
+    values: dict[str, dict[int, float]] = {}
+    for name, number, value in zip(results[arm], results[seed], results[metric], strict=True):
+        if not float(number).is_integer():
+            raise StructuredInitError(f"the seed '{number}' of '{name}' is not a whole number")
+        if int(number) in values.setdefault(str(name), {}):
+            raise StructuredInitError(f"seed {int(number)} of '{name}' is there twice: a run counts once")
+        values[str(name)][int(number)] = float(value)
+    refuse_single_runs({name: len(runs) for name, runs in values.items()})
+    return values
+
+
+def _in_percent(metric: str, values: Mapping[str, Mapping[int, float]]) -> bool:
+    """Tell whether accuracies are in percent: as shown, not as logged. It is settled at the first look."""
+    finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
+    return Metric(metric).factor == 100 and max(finite, default=0.0) > 1.01
+
+
+def refuse_single_runs(counts: Mapping[str, int], most: int = 4) -> None:
+    """Refuse runs of which more than a few arms have one each: those are seeds of other arms, perhaps."""
+    single = [name for name, runs in counts.items() if runs == 1]
+    if len(single) > max(most, 0.75 * len(counts)):
+        raise StructuredInitError(
+            f"{len(single)} of {len(counts)} arms have a single run ('{single[0]}', '{single[1]}', …): are they seeds "
+            "of the same arm? Name the columns, --arm COLUMN --seed COLUMN, or how runs are named, --runs PATTERN"
+        )
+
+
+def _baseline(values: Mapping[str, Any], asked: str | None, before: Mapping[str, Any]) -> str:
+    wanted: str = (
+        asked or before.get("baseline") or next((n for n in ("default", "baseline") if n in values), next(iter(values)))
+    )
+    if wanted not in values:
+        raise StructuredInitError(f"there is no run of the baseline '{wanted}': {nearest(wanted, list(values))}")
+    return wanted
+
+
+def _only_metric(results: pd.DataFrame, arm: str, seed: str) -> str:
+    names = [str(name) for name in results.select_dtypes("number").columns if name not in (arm, seed)]
+    if len(names) != 1:
+        raise StructuredInitError(f"name the metric: the table has {', '.join(names[:8]) or 'no column of numbers'}")
+    return names[0]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return known if known["version"] == 1 else known["pairs"][None]
+    except (OSError, ValueError, TypeError, KeyError):
+        raise StructuredInitError(
+            f"'{path}' does not hold what earlier looks saw; nothing is judged without it"
+        ) from None
+
+
+def _plain(opinion: Opinion) -> dict[str, Any]:
+    known = asdict(opinion) | {"text": str(opinion)}
+    interval = opinion.decision.interval if opinion.decision else None
+    ends = {"mean": interval.mean, "low": interval.low, "high": interval.high} if interval else {}
+    known["difference"] = {name: value if math.isfinite(value) else None for name, value in ends.items()}
+    del known["decision"]
+    return known

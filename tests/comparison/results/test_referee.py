@@ -1,0 +1,183 @@
+"""The referee: what it answers, what it remembers, and that a loop without effects keeps nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+import comparison
+from comparison.results.referee import judge, level_of
+from comparison.results.sequential import critical_value
+from lightning_modules.cli import main
+from structured_init.errors import StructuredInitError
+
+NOISE = np.random.default_rng(0).standard_normal((2, 60))
+
+
+def table(seeds=10, gain=0.0, noise=1.0, **arms):
+    """Losses of a baseline near 10, and of arms that have so much less."""
+    rows = [("default", seed, 10 + noise * NOISE[0, seed]) for seed in range(seeds)]
+    for name, value in (arms or {"new": gain}).items():
+        rows += [(name, seed, 10 - value + noise * NOISE[1, seed]) for seed in range(seeds)]
+    return pd.DataFrame(rows, columns=["arm", "seed", "loss"])
+
+
+def test_a_clear_gain_is_kept_a_loss_and_no_difference_are_not_and_what_is_open_names_seeds():
+    assert comparison.judge is judge
+    for gain, answer, status in ((5, "keep", 0), (-5, "discard", 1)):
+        said = judge(table(gain=gain))
+        assert (said.answer, said.status, said.opinions[0].arm) == (answer, status, "new")
+    equal = judge(table(noise=0.01), margin=0.5)
+    assert equal.answer == "discard"
+    assert "no more than 0.5 apart" in str(equal)
+    few = judge(table(3, gain=5))
+    assert (few.status, few.opinions[0].seeds) == (75, [3, 4])
+    open_ = judge(table(6, gain=0.9), margin=0.5)
+    assert open_.answer == "more"
+    assert open_.opinions[0].seeds[0] == 6
+    assert f"{len(open_.opinions[0].seeds)} more seeds of new and default: 6" in str(open_)
+
+
+def test_the_interval_is_the_one_for_repeated_looks_at_twice_the_share_of_one_proposal():
+    said = judge(table(8, gain=3), margin=0.5, max_seeds=20).opinions[0].decision.interval
+    difference = (NOISE[1, :8] - NOISE[0, :8] - 3)[: said.samples]
+    wide = critical_value(said.samples, 20, 1 - 2 * 0.9 * 0.05) * difference.std(ddof=1) / math.sqrt(said.samples)
+    assert (said.low, said.high) == pytest.approx((difference.mean() - wide, difference.mean() + wide))
+
+
+@pytest.mark.parametrize("proposals", [1, 3, 50])
+def test_all_proposals_together_have_five_percent(proposals):
+    shares = [level_of(place, proposals) for place in range(50_000)]
+    assert 0.0495 < sum(shares) < 0.05
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares[:proposals]) == pytest.approx(0.045)
+
+
+def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
+    memory = tmp_path / "runs.judged.json"
+    first = judge(table(5, gain=0.9), margin=0.5, state=memory)
+    assert first.opinions[0].looks == 1
+    again = judge(table(7, gain=0.9), state=memory)
+    assert again.opinions[0].looks == 2
+    assert json.loads(memory.read_text())["margin"] == 0.5
+    lucky = table(7, gain=0.9)
+    lucky.loc[(lucky["arm"] == "new") & (lucky["seed"] == 3), "loss"] = 5.0
+    gone = table(7, gain=0.9).query("seed != 2")
+    wrong = [
+        (lucky, {}, "seed 3 of 'new' was .* a run counts once"),
+        (gone, {}, "seed 2 of 'new' was judged before and"),
+    ]
+    wrong += [(table(7), {"max_seeds": 60}, "max seeds was 40 at the first look and is 60 now")]
+    wrong += [(table(7), {"margin": 0.1}, "margin was 0.5 at the first look and is 0.1 now")]
+    before = memory.read_bytes()
+    for results, options, message in wrong:
+        with pytest.raises(StructuredInitError, match=message):
+            judge(results, state=memory, **options)
+    assert memory.read_bytes() == before
+    memory.write_text("{")
+    with pytest.raises(StructuredInitError, match="does not hold what earlier looks saw"):
+        judge(table(7), state=memory)
+
+
+def test_a_later_proposal_finds_it_harder_than_the_one_before():
+    one = judge(table(10, first=1.6), margin=0.5)
+    two = judge(table(10, first=1.6, second=1.6), margin=0.5, state=one.state)
+    early, late = (opinion.decision.interval for opinion in two.opinions)
+    at = [critical_value(each.samples, 40, 1 - 2 * level) for each, level in ((early, 0.045), (late, 0.0025))]
+    spread = [stats.sem((NOISE[1] - NOISE[0])[: each.samples]) for each in (early, late)]
+    assert [each.half_width for each in (early, late)] == pytest.approx(
+        [a * b for a, b in zip(at, spread, strict=True)], rel=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.assign(arm="default"), "seed 0 of 'default' is there twice"),
+        (lambda t: t[t["arm"] == "default"], "all runs are of 'default'"),
+        (lambda t: t.drop(columns="seed"), "there is no column 'seed'"),
+        (lambda t: t.assign(seed=t["seed"] + 0.5), "is not a whole number"),
+        (lambda t: t.assign(seed=t["seed"] + 100 * (t["arm"] == "new")), "have no seed in common"),
+        (lambda t: t.assign(arm=[f"run {i}" for i in range(len(t))]), "20 of 20 arms have a single run"),
+        (lambda t: t.assign(loss=t["loss"].where(t["arm"] != "default")), "the baseline 'default' has no number in 10"),
+        (lambda t: t.assign(other=1.0), "name the metric: the table has loss, other"),
+    ],
+)
+def test_what_cannot_be_judged_says_why(change, message):
+    with pytest.raises(StructuredInitError, match=message):
+        judge(change(table()))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_seeds": 3}, "nothing is decided below 5 seeds, and 3 are the most"),
+        ({"max_seeds": 7, "precision": 0.5}, "nothing is decided below 8 seeds, and 7 are the most"),
+        ({"margin": 0.5, "precision": 0.5}, "a margin and a precision are two questions"),
+    ],
+)
+def test_a_rule_that_could_never_answer_is_refused(options, message):
+    with pytest.raises(StructuredInitError, match=message):
+        judge(table(3), **options)
+
+
+def test_a_comparison_is_judged_by_its_own_metric_direction_and_baseline(tmp_path, capsys, monkeypatch):
+    from comparison.command import judging
+
+    manifest = {"metric": "test/score", "mode": "min", "baseline": "default", "grid": {}}
+    results = table(10, gain=5).rename(columns={"loss": "test/score"}).assign(chosen=True)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "comparison.json").write_text("{}")
+    monkeypatch.setattr("comparison.results.folder.read_manifest", lambda _: manifest)
+    monkeypatch.setattr("comparison.results.records.load_results", lambda _: results)
+    options = judging.argparse.Namespace(
+        **{"results": str(tmp_path / "runs"), "json": False, "baseline": None, "metric": None, "mode": None},
+        **dict.fromkeys(("margin", "precision", "max_seeds", "proposals"), None),
+    )
+    assert judging.run_judge(options) == 0
+    assert capsys.readouterr().out.startswith("keep new: −")
+
+
+def test_an_arm_that_diverges_is_discarded_and_percent_are_percent():
+    lost = table()
+    lost.loc[15, "loss"] = math.nan
+    assert str(judge(lost)) == "discard new: it has no number in 1 of 10 seeds"
+    share = pd.DataFrame(
+        [(arm, s, v + 0.001 * NOISE[0, s]) for arm, v in (("default", 0.5), ("b", 0.6)) for s in range(6)]
+    )
+    share.columns = ["arm", "seed", "accuracy"]
+    texts = [str(judge(share.assign(accuracy=factor * share["accuracy"] + NOISE[1, :12] / 1e6))) for factor in (1, 100)]
+    assert all(text.startswith("keep b: +10 points") for text in texts)
+
+
+def test_the_command_answers_by_its_exit_status_and_reads_columns_by_name(tmp_path, capsys):
+    file = tmp_path / "runs.csv"
+    table(10, gain=5).rename(columns={"arm": "init", "seed": "run"}).to_csv(file, index=False)
+    columns = ["--arm", "init", "--seed", "run"]
+    main(["judge", str(file), *columns])
+    said = capsys.readouterr()
+    assert said.out.startswith("keep new: −")
+    assert "runs.csv.judged.json" in said.err
+    main(["judge", str(file), *columns, "--json"])
+    assert json.loads(capsys.readouterr().out)["arms"][0]["looks"] == 2
+    table(3).to_csv(tmp_path / "few.csv", index=False)
+    for arguments, status in ((["few.csv"], 75), (["runs.csv"], 2), (["none.csv"], 2)):
+        with pytest.raises(SystemExit) as stop:
+            main(["judge", str(tmp_path / arguments[0])])
+        assert stop.value.code == status
+    assert "this cannot be judged: " in capsys.readouterr().err
+
+
+def test_the_report_asks_whether_single_runs_are_seeds(tmp_path, capsys):
+    names = pd.DataFrame(
+        {"Name": [f"{word}-sun-{i}" for i, word in enumerate("abcdefgh")], "init": ["a", "b"] * 4, "seed": [0] * 8}
+    )
+    names.assign(loss=1.0).to_csv(tmp_path / "runs.csv", index=False)
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path / "runs.csv")])
+    assert "8 of 8 arms have a single run" in capsys.readouterr().err
