@@ -68,6 +68,24 @@ def test_the_first_page_prints_a_report(run):
     assert "blocks.0–11" in printed
 
 
+def test_each_recipe_is_short_and_mends_its_problem(run):
+    names, printed = run("guides/problems.md")
+    first, faulty = (float(number) for number in re.findall(r"(?:^loss|the fault) ([0-9.]+)", printed, re.MULTILINE))
+    assert first == pytest.approx(math.log(512), rel=0.05)
+    assert faulty > 5 * first
+    trunk = [layer.state_dict() for layer in names["trained"].transformer.h]
+    fresh = [layer.state_dict() for layer in names["fresh"].transformer.h]
+    same = [torch.equal(a["attn.c_attn.weight"], b["attn.c_attn.weight"]) for a, b in zip(trunk, fresh, strict=True)]
+    assert same == [False, False, True, True]
+    assert all(not block.attn.proj.weight.any() and not block.mlp.fc2.weight.any() for block in names["deep"].blocks)
+    for site in attention_sites(names["model"]):  # the last of the page's models: from the meta device
+        assert diagonal(site, "value", "output") == pytest.approx(-0.4, abs=0.1)
+    text = (DOCS / "guides/problems.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:python)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 8
+    assert max(len(block.splitlines()) for block in blocks) <= 15
+
+
 def test_a_vit_of_either_library_has_its_attention_written(run):
     names, printed = run("guides/vit.md")
     assert "Mimetic" in printed
