@@ -32,7 +32,7 @@ def test_every_public_name_is_in_the_reference(package):
 
 def test_every_page_stands_in_the_navigation():
     listed = set()
-    for page in [DOCS / "index.md", *DOCS.rglob("index.md")]:
+    for page in PAGES:
         for block in re.findall(r"```\{toctree\}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             entries = [line for line in block.splitlines() if line and not line.startswith(":")]
             targets = [match[1] if (match := re.search(r"<(.+)>$", entry)) else entry for entry in entries]
