@@ -111,7 +111,15 @@ class InitCallback(Callback):
         setattr(pl_module, ACCOUNT, account)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._freeze_late_layers(trainer, pl_module)
+        # Of layers made in configure_model, which setup could not see yet.
+        late = pending_freezing(pl_module, self.initializer)
+        if late and isinstance(trainer.strategy, DDPStrategy):
+            raise StructuredInitError(
+                f"'{late[0]}' cannot be frozen after DDP has wrapped it: build it in the constructor, "
+                "not in configure_model"
+            )
+        if late:
+            freeze(pl_module, self.initializer)
         if self.when == "fit_start":
             self._initialize(trainer, pl_module)
 
@@ -170,17 +178,6 @@ class InitCallback(Callback):
         setattr(pl_module, ACCOUNT, account if given is None else {**account, "samples": len(given)})
         synchronize_averages(trainer, pl_module)
         self.seconds = time.perf_counter() - begin
-
-    def _freeze_late_layers(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Freeze the layers made in ``configure_model``, which ``setup`` could not see yet."""
-        late = pending_freezing(pl_module, self.initializer)
-        if late and isinstance(trainer.strategy, DDPStrategy):
-            raise StructuredInitError(
-                f"'{late[0]}' cannot be frozen after DDP has wrapped it: build it in the constructor, "
-                "not in configure_model"
-            )
-        if late:
-            freeze(pl_module, self.initializer)
 
 
 def refuse_what_comes_too_early(trainer: Trainer) -> None:

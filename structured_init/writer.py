@@ -80,7 +80,10 @@ class Writer:
             target.requires_grad_(trainable)
         for target, offset in self._journal.values():
             local = _local(target)
-            local.copy_(self._stored(local, offset))
+            value = torch.empty(local.shape, dtype=local.dtype)
+            self._file.seek(offset)
+            self._file.readinto(value.reshape(-1).view(torch.uint8).numpy().data)
+            local.copy_(value)
         self._journal.clear()
         self._trainable.clear()
 
@@ -98,12 +101,6 @@ class Writer:
                 f" {tempfile.gettempdir()} needs as much space as the weights to be set; TMPDIR chooses its folder"
             ) from error
         self._journal[id(target)] = (target, offset)
-
-    def _stored(self, local: Tensor, offset: int) -> Tensor:
-        value = torch.empty(local.shape, dtype=local.dtype)
-        self._file.seek(offset)
-        self._file.readinto(value.reshape(-1).view(torch.uint8).numpy().data)
-        return value
 
     @cached_property
     def _file(self) -> IO[bytes]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from structured_init.analysis.audit import Audit, Finding, Record
+    from structured_init.analysis.audit import Audit, Record
 
 # Kinds that are drawn alike, and their colour: constants pale, draws strong, what nobody knows red.
 KINDS = {
@@ -56,7 +56,12 @@ def audit_figure(audit: Audit) -> Figure:
     before = 0.3 + LETTER * max(len(_shortened(name)) for name in rows)
     after = 0.2 + LETTER * max(map(len, words))
     height = max(CELL * len(rows) + 0.9, 4.2)
-    said = _said(audit.findings)
+    lines = [
+        (textwrap.shorten(str(each), 150, placeholder=" …"), "#b3202a" if each.problem else INK)
+        for each in audit.findings
+    ]
+    more = [(f"and {len(lines) - 4} more", FAINT)] if len(lines) > 4 else []
+    said = [*lines[:4], *more] or [("nothing suspicious was found", FAINT)]
     foot = 0.55 + 0.17 * len(said)
     wide = max(CELL * len(columns), 0.9)
     width = before + wide + after + SIDE
@@ -230,14 +235,6 @@ def _group(record: Record) -> str:
     if kind == "unclear" and record.references:
         kind = record.references[0].expected.kind
     return kind if kind in KINDS else GROUPS.get(kind, "structured")
-
-
-def _said(findings: Sequence[Finding], most: int = 4) -> list[tuple[str, str]]:
-    lines = [
-        (textwrap.shorten(str(each), 150, placeholder=" …"), "#b3202a" if each.problem else INK) for each in findings
-    ]
-    more = [(f"and {len(lines) - most} more", FAINT)] if len(lines) > most else []
-    return [*lines[:most], *more] or [("nothing suspicious was found", FAINT)]
 
 
 def _relative(values: Sequence[float]) -> list[float]:

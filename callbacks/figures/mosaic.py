@@ -111,7 +111,13 @@ def mosaic_figure(
     tall = min(rows * panel, 3.2)
     for image, caption in zip(images.values(), bars, strict=True):
         box = [(left - GAP + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
-        _bar(figure, image, box, caption, ticks)
+        bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks)
+        if ticks is not None:
+            bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
+            bar.minorticks_off()
+        bar.set_label(caption, fontsize=8, color=INK)
+        bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
+        bar.outline.set_visible(False)
         left += BAR
     return figure
 
@@ -166,16 +172,6 @@ def _draw(axis: Axes, mosaic: Mosaic, norm: Normalize, colors: str, first: bool)
     if mosaic.grid:
         _lines(axis, mosaic)
     return image
-
-
-def _bar(figure: Figure, image: AxesImage, box: list[float], caption: str, ticks: Sequence[float] | None) -> None:
-    bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks)
-    if ticks is not None:
-        bar.ax.set_yticklabels([f"{tick:g}" for tick in ticks])
-        bar.minorticks_off()
-    bar.set_label(caption, fontsize=8, color=INK)
-    bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
-    bar.outline.set_visible(False)
 
 
 def _lines(axis: Axes, mosaic: Mosaic) -> None:

@@ -52,7 +52,10 @@ def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Datas
     Raises:
         StructuredInitError: no such dataset, a corrupt file.
     """
-    _check_name(name, config, kind)
+    if not name.strip():
+        raise StructuredInitError(f"the name of the dataset is empty: {nearest('', [*kind.embedded, *kind.known])}")
+    if name in kind.embedded and config is not None:
+        raise StructuredInitError(f"'{name}' has no configurations, got config='{config}': leave it out")
     if name in kind.embedded:
         return kind.embedded[name]()
     for place in local_places(name, config):
@@ -126,18 +129,6 @@ def _from_hub(name: str, config: str | None, kind: Kind) -> Mapping[str, Any]:
             return load_dataset(name, config)
     except (DatasetsError, OSError, ValueError) as error:
         raise _no_dataset(name, config, kind, error) from error
-
-
-def _check_name(name: str, config: str | None, kind: Kind) -> None:
-    """Refuse an empty name, which would be the present folder, and a configuration where there is none.
-
-    Raises:
-        StructuredInitError: either of them.
-    """
-    if not name.strip():
-        raise StructuredInitError(f"the name of the dataset is empty: {nearest('', [*kind.embedded, *kind.known])}")
-    if name in kind.embedded and config is not None:
-        raise StructuredInitError(f"'{name}' has no configurations, got config='{config}': leave it out")
 
 
 @contextmanager

@@ -188,25 +188,22 @@ class ImageSet(Dataset):
         if self.augmentation is None:
             return self._normalize(self._plain(indices)), self.labels[indices]
         with undisturbed():
-            return self._augmented(self.augmentation, epochs, indices), self.labels[indices]
+            seeds = derive_seeds(self.seed, epochs, indices).tolist()
+            batch = []
+            for seed, index in zip(seeds, indices.tolist(), strict=True):
+                seed_here(seed)
+                batch.append(self.augmentation.pixels(self._raw(self.augmentation, index)))
+            images = self._normalize(np.stack(batch))
+            if self.augmentation.erase is not None:
+                for seed, image in zip(seeds, images, strict=True):
+                    seed_here(seed ^ 1)  # not the stream again that the crop was drawn from
+                    self.augmentation.normalized(image)
+            return images, self.labels[indices]
 
     def _plain(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
         if isinstance(self.images, Decoder):
             return np.stack([self.images.fitted(int(self.rows[index])) for index in indices])
         return self.images[indices]
-
-    def _augmented(self, augmentation: Augmentation, epochs: NDArray, indices: NDArray) -> Tensor:
-        seeds = derive_seeds(self.seed, epochs, indices).tolist()
-        batch = []
-        for seed, index in zip(seeds, indices.tolist(), strict=True):
-            seed_here(seed)
-            batch.append(augmentation.pixels(self._raw(augmentation, index)))
-        images = self._normalize(np.stack(batch))
-        if augmentation.erase is not None:
-            for seed, image in zip(seeds, images, strict=True):
-                seed_here(seed ^ 1)  # not the stream again that the crop was drawn from
-                augmentation.normalized(image)
-        return images
 
     def _raw(self, augmentation: Augmentation, index: int) -> NDArray[np.uint8] | Image.Image:
         if not isinstance(self.images, Decoder):

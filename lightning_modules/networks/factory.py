@@ -113,17 +113,13 @@ def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Modu
         if "img_size" not in str(error):
             raise
         network = timm.create_model(name, **network_args)
-    _check_patches(name, network, image_size)
-    return network
-
-
-def _check_patches(name: str, network: nn.Module, image_size: int) -> None:
-    """Refuse an image that timm would silently crop to whole patches."""
+    # timm would silently crop the image to whole patches.
     patch_size = getattr(getattr(network, "patch_embed", None), "patch_size", None)
     sides = {int(side) for side in patch_size} if isinstance(patch_size, (tuple, list)) else set()
     for side in sides:
         if image_size % side:
             raise StructuredInitError(f"patch_size {side} of '{name}' does not divide image_size {image_size}")
+    return network
 
 
 def _argument_names(network: str) -> set[str]:

@@ -141,7 +141,12 @@ def _build(
     implementation = {NOT_A_FIELD: fields.pop(NOT_A_FIELD)} if NOT_A_FIELD in fields else {}
     try:
         config = config_class(**fields)
-        _check_groups(kind, config)
+        # transformers would find such groups wrong in the first step only.
+        heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+        if isinstance(heads, int) and isinstance(groups, int) and (groups < 1 or heads % groups):
+            raise StructuredInitError(
+                f"network '{kind}': num_key_value_heads {groups} does not divide num_attention_heads {heads}"
+            )
         return BUILDERS[purpose][0].from_config(config, **implementation)
     except StructuredInitError:
         raise
@@ -149,15 +154,6 @@ def _build(
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[-1].partition("Error: ")[2] or lines[-1]
         raise StructuredInitError(f"network '{kind}': {reason.rstrip('.')}") from error
-
-
-def _check_groups(kind: str, config: PreTrainedConfig) -> None:
-    """Refuse groups of query heads that transformers would find wrong in the first step only."""
-    heads, groups = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
-    if isinstance(heads, int) and isinstance(groups, int) and (groups < 1 or heads % groups):
-        raise StructuredInitError(
-            f"network '{kind}': num_key_value_heads {groups} does not divide num_attention_heads {heads}"
-        )
 
 
 def _load(pretrained: str, kind: str, purpose: Purpose, fields: dict[str, Any]) -> PreTrainedModel:

@@ -78,7 +78,15 @@ def vision_transformer(
     Raises:
         StructuredInitError: sizes do not divide, or a choice is not one of those above.
     """
-    _check(image_size, patch_size, embed_dim, num_heads, class_token, pool, positions)
+    # timm would refuse these by an assertion, or accept and round.
+    if image_size % patch_size:
+        raise StructuredInitError(f"patch_size {patch_size} does not divide image_size {image_size}")
+    if embed_dim % num_heads:
+        raise StructuredInitError(f"num_heads {num_heads} does not divide embed_dim {embed_dim}")
+    if pool == "token" and not class_token:
+        raise StructuredInitError("pool 'token' needs class_token: true")
+    if positions not in POSITIONS:
+        raise StructuredInitError(f"unknown positions '{positions}': {nearest(positions, POSITIONS)}")
     if timm_args.get("weight_init") == "skip":
         raise StructuredInitError(
             "weight_init='skip' leaves timm's positions as uninitialized memory: "
@@ -101,20 +109,6 @@ def vision_transformer(
     if positions == "sincos":
         _freeze_sincos(network)
     return network
-
-
-def _check(
-    image_size: int, patch_size: int, embed_dim: int, num_heads: int, class_token: bool, pool: str, positions: str
-) -> None:
-    """Refuse what timm would refuse by an assertion, or accept and round."""
-    if image_size % patch_size:
-        raise StructuredInitError(f"patch_size {patch_size} does not divide image_size {image_size}")
-    if embed_dim % num_heads:
-        raise StructuredInitError(f"num_heads {num_heads} does not divide embed_dim {embed_dim}")
-    if pool == "token" and not class_token:
-        raise StructuredInitError("pool 'token' needs class_token: true")
-    if positions not in POSITIONS:
-        raise StructuredInitError(f"unknown positions '{positions}': {nearest(positions, POSITIONS)}")
 
 
 def _freeze_sincos(network: VisionTransformer) -> None:

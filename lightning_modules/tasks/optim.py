@@ -54,7 +54,9 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
     positions = {id(site.tensor) for site in position_sites(module)}
     layouts = [site.layout for site in state_space_sites(module)]
     never = {id(tensor) for layout in layouts for tensor in (layout.A_log, layout.dt_bias, layout.D)}
-    ends = _embeddings_and_head(module)
+    embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    heads = [id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)]
+    ends = embeddings | set(heads[-1:])
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
@@ -92,7 +94,10 @@ def build_optimizer(build: Callable[..., Optimizer], module: nn.Module, *, decay
     try:
         optimizer = build(groups)
         if "fallback_lr_scale" in optimizer.defaults:
-            _try(optimizer)
+            # A step on a matrix of its own: timm's Muon reads some of its arguments in the first step only.
+            matrix = nn.Parameter(torch.eye(4))
+            matrix.grad = torch.eye(4)
+            type(optimizer)([matrix], **optimizer.defaults).step()
             optimizer = build(parameter_groups(module, decay_all=decay_all, fallback=True))
     except (ValueError, AssertionError) as error:
         frames = traceback.extract_tb(error.__traceback__)
@@ -104,20 +109,6 @@ def build_optimizer(build: Callable[..., Optimizer], module: nn.Module, *, decay
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise StructuredInitError("model.optimizer: SparseAdam only handles sparse gradients: use Adam or AdamW")
     return optimizer
-
-
-def _try(optimizer: Optimizer) -> None:
-    """Take a step on a matrix of its own: timm's Muon reads some of its arguments in the first step only."""
-    matrix = nn.Parameter(torch.eye(4))
-    matrix.grad = torch.eye(4)
-    type(optimizer)([matrix], **optimizer.defaults).step()
-
-
-def _embeddings_and_head(module: nn.Module) -> set[int]:
-    """Return what turns tokens into activations and activations into predictions, by identity."""
-    embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
-    heads = [id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)]
-    return embeddings | set(heads[-1:])
 
 
 # What torch's optimizers accept, by a word of their complaint.

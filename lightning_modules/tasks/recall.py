@@ -193,7 +193,12 @@ class SequenceRecall(NetworkTask):
     def _step(self, part: str, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the loss and the logits of a batch, and count the loss."""
         if not self._first_batch_checked:
-            self._check(batch)
+            # At no later batch: reading numbers waits for the device.
+            largest = max(int(batch[name].max()) for name in ("input_ids", "targets"))
+            if largest >= self.vocab_size:
+                raise StructuredInitError(
+                    f"the data has token number {largest}, the network {self.vocab_size} of them: set vocab_size"
+                )
             self._first_batch_checked = True
         logits = self(batch["input_ids"])
         loss = token_loss(logits, batch["targets"])
@@ -210,11 +215,3 @@ class SequenceRecall(NetworkTask):
         found = {f"{part}/{name}": value for name, value in self.recall[part].compute().items()}
         self.log_dict(found, prog_bar=part == "val")
         self.recall[part].reset()
-
-    def _check(self, batch: Batch) -> None:
-        """Look at the first batch, and at no later one: reading numbers waits for the device."""
-        largest = max(int(batch[name].max()) for name in ("input_ids", "targets"))
-        if largest >= self.vocab_size:
-            raise StructuredInitError(
-                f"the data has token number {largest}, the network {self.vocab_size} of them: set vocab_size"
-            )

@@ -133,7 +133,7 @@ class AttentionListener(TorchFunctionMode):
     def __torch_function__(self, func: Callable, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         """Let the call through, and report it where it is attention."""
         kwargs = kwargs or {}
-        adapted = not self.stack or self._adapted()
+        adapted = not self.stack or any(self.adapters.find(call.module) is not None for call in self.stack)
         if func is F.scaled_dot_product_attention and not adapted:
             self._fused(*args, **kwargs)
         elif func is F.multi_head_attention_forward and not adapted:
@@ -177,24 +177,17 @@ class AttentionListener(TorchFunctionMode):
         self.handles.append(module.register_forward_pre_hook(enter, prepend=True, with_kwargs=True))
         self.handles.append(module.register_forward_hook(leave, with_kwargs=True, always_call=True))
 
-    def _adapted(self) -> bool:
-        return any(self.adapters.find(call.module) is not None for call in self.stack)
-
     def _finish(self, call: Call) -> None:
         """Report what was seen in a call that is over, or say why not."""
         unreached = [softmax for softmax in self.follower.end(call) if not softmax.products]
         if unreached and not call.seen:
             shape = tuple(unreached[0].logits.shape)
             self.refuse(call.name, f"its softmax {shape} is multiplied with no values that could be followed")
-        for maps in call.maps(self._batches(call)):
+        for maps in call.maps([shape[0] for shape in (*call.inputs, *self.stack[0].inputs) if shape]):
             if isinstance(maps, AxesError):
                 self.refuse(call.name, str(maps))
             else:
                 self.report(call.name, *maps)
-
-    def _batches(self, call: Call) -> list[int]:
-        """Return the lengths of the first axes of what the module and the whole model are given."""
-        return [shape[0] for shape in (*call.inputs, *self.stack[0].inputs) if shape]
 
     def _fused(
         self,

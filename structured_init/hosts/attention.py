@@ -118,7 +118,10 @@ def find_attention(weights: Weights) -> list[AttentionSite]:
         if (describe := ATTENTION.find(module)) is not None:
             layout, own = describe(module)
             around, block = enclosing(tokens, name), modules.get(name.rpartition(".")[0])
-            layout = _in_its_place(layout, block, name, around)
+            # An attention module does not know by itself whose tokens it is given, and whether with RoPE.
+            rope = layout.rope if around is None or around.rope is None else around.rope
+            other_width = layout.query.width not in (layout.key.width, layout.value.width)
+            layout = replace(layout, rope=rope, cross=layout.cross or other_width or is_cross_attention(name, block))
             sites.append(AttentionSite(name, module, layout, layout.tokens or _completed(own, around), weights))
     for found in _seen_beside(weights, sites):
         around, inner = _of_length(enclosing(tokens, found.name), found.length), found.name
@@ -234,15 +237,6 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
         why = f" ({weights.found.unwatched})" if weights.can_ask else ""
         has = f"{what_the_model_has(weights.model)}{why}: {GIVE_A_BATCH}, or {WAY_OUT}"
     return f"{who} found no attention layer that it recognizes; {has}"
-
-
-def _in_its_place(
-    layout: AttentionLayout, block: nn.Module | None, name: str, around: TokenLayout | None
-) -> AttentionLayout:
-    """Add what an attention module does not know by itself: whose tokens it is given, and whether with RoPE."""
-    rope = layout.rope if around is None or around.rope is None else around.rope
-    other_width = layout.query.width not in (layout.key.width, layout.value.width)
-    return replace(layout, rope=rope, cross=layout.cross or other_width or is_cross_attention(name, block))
 
 
 def enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:

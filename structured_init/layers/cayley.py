@@ -221,19 +221,6 @@ def _plus_identity(matrices: Tensor) -> Tensor:
     return matrices
 
 
-def _from_reference(state_dict: dict[str, Any], prefix: str, shape: tuple[int, ...], stride: int) -> None:
-    """Change the entries under ``prefix`` in place: the weight's shape, a missing α, and the norm of α."""
-    weight = state_dict[f"{prefix}weight"]
-    if stride > 1 and tuple(weight.shape[:2]) == (shape[0], shape[1] * stride**2):
-        weight = state_dict[f"{prefix}weight"] = _from_blocks(weight, shape, stride, prefix)
-    alpha = state_dict.get(f"{prefix}alpha")
-    if alpha is None:  # the layer never ran; its first forward would have taken Ŵ as it is
-        state_dict[f"{prefix}alpha"] = weight.norm()
-    else:
-        state_dict[f"{prefix}alpha"] = alpha.reshape(())
-    state_dict[f"{prefix}_extra_state"] = torch.tensor(int(alpha is not None))
-
-
 def _from_blocks(weight: Tensor, shape: tuple[int, ...], stride: int, prefix: str) -> Tensor:
     """Return the kernel over pixels (out, in, k, k) of one over blocks (out, in·s², ⌊k/s⌋, ⌊k/s⌋)."""
     pixels = nn.functional.pixel_shuffle(weight, stride)
@@ -458,7 +445,17 @@ class CayleyConv2d(CayleyLayer):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         if f"{prefix}weight" in state_dict and f"{prefix}_extra_state" not in state_dict:  # it notes no norm for α
-            _from_reference(state_dict, prefix, tuple(self.weight.shape), self.stride)
+            # Change the entries in place: the shape of the weight, a missing α, and the norm of α.
+            shape = tuple(self.weight.shape)
+            weight = state_dict[f"{prefix}weight"]
+            if self.stride > 1 and tuple(weight.shape[:2]) == (shape[0], shape[1] * self.stride**2):
+                weight = state_dict[f"{prefix}weight"] = _from_blocks(weight, shape, self.stride, prefix)
+            alpha = state_dict.get(f"{prefix}alpha")
+            if alpha is None:  # the layer never ran; its first forward would have taken Ŵ as it is
+                state_dict[f"{prefix}alpha"] = weight.norm()
+            else:
+                state_dict[f"{prefix}alpha"] = alpha.reshape(())
+            state_dict[f"{prefix}_extra_state"] = torch.tensor(int(alpha is not None))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

@@ -35,25 +35,20 @@ def grid(data: ReportData) -> list[Piece] | None:
     figure = profile_figure(found, data.styles)
     text = f"Share of runs over the {found.metric.words} that they reach, all places of the grid together"
     digits = max(map(decimals, data.effects))
+    arms, places, both = (
+        f"{number(each.mean, digits)} ({_ends(each, digits)})"
+        for each in (found.between_arms, found.between_places, found.interaction)
+    )
     return [
-        _moves(found, digits),
+        (
+            f"Means of {found.metric.label} lie {places} apart between places of the grid, and {arms} between "
+            f"initializations. One is up to {both} off the sum of the two, which is their interaction."
+        ),
         WHAT,
         table(data, aggregate_table(found, digits), "tight"),
         Drawing(figure, "profiles", text),
         note(_how(found)),
     ]
-
-
-def _moves(found: Aggregate, digits: int) -> str:
-    """Say what the place of the grid moves, what the initialization does, and whether they go together."""
-    arms, places, both = (
-        f"{number(each.mean, digits)} ({_ends(each, digits)})"
-        for each in (found.between_arms, found.between_places, found.interaction)
-    )
-    return (
-        f"Means of {found.metric.label} lie {places} apart between places of the grid, and {arms} between "
-        f"initializations. One is up to {both} off the sum of the two, which is their interaction."
-    )
 
 
 def aggregate_table(found: Aggregate, digits: int) -> Table:

@@ -44,6 +44,7 @@ def _changed(arm: str, report: Mapping[str, Any], data: ReportData) -> dict[str,
         *(f"Note on {name}: {what}" for name, what in report["notes"].items()),
         *(f"Skipped {name}: {why}" for name, why in report["skipped"].items()),
     ]
+    trained, total = report.get("trainable_parameters", 0), report.get("total_parameters", 0)
     return {
         "name": arm,
         "color": data.colors[arm],
@@ -51,17 +52,11 @@ def _changed(arm: str, report: Mapping[str, Any], data: ReportData) -> dict[str,
         "initializer": report["initializer"],
         "summary": f"Set {len(changed)} of {len(entries)} tensors ({counts[0]:,} of {counts[1]:,} numbers)"
         + (f", {frozen} frozen." if frozen else ".")
-        + _trained(report),
+        + (f" {trained:,} of {total:,} parameters are trained." if trained < total else ""),
         "notes": notes[:MOST_ROWS],
         "details": f"What it wrote{more}",
         "table": table.html() if rows else "",
     }
-
-
-def _trained(report: Mapping[str, Any]) -> str:
-    """Return how much of the network is trained, where some of it is frozen; older reports do not say."""
-    trained, total = report.get("trainable_parameters", 0), report.get("total_parameters", 0)
-    return f" {trained:,} of {total:,} parameters are trained." if trained < total else ""
 
 
 def _line(each: Mapping[str, Any]) -> str:

@@ -95,7 +95,7 @@ def split_documents(files: Iterable[Rows], rule: str) -> Iterator[str]:
     for file in files:
         groups = ([row] for row in file) if rule == "row" else _groups(file, None if rule == "file" else rule)
         for group in groups:
-            document = _join(group)
+            document = "".join(row if row.endswith(("\n", "\r")) else row + "\n" for row in group[:-1]) + group[-1]
             if document and not document.isspace():
                 yield document
 
@@ -110,11 +110,6 @@ def _groups(rows: Iterable[str], rule: str | None) -> Iterator[list[str]]:
         group.append(row)
     if group:
         yield group
-
-
-def _join(rows: list[str]) -> str:
-    """Join rows that a dataset has split at the ends of lines, with or without leaving them there."""
-    return "".join(row if row.endswith(("\n", "\r")) else row + "\n" for row in rows[:-1]) + rows[-1]
 
 
 def carve(documents: Documents, fractions: Sequence[float], seed: int, what: str) -> list[Documents]:

@@ -332,7 +332,9 @@ class CertifiedClassifier(ImageClassifier):
             images, labels = images.float().clone(), labels.clone()  # what inference mode made has no gradient
             logits = self(images)
             loss = self._margin_loss(logits, labels)
-            surroundings = {"generator": self._generator(batch_idx), "box": self._box()}
+            # The generator depends on nothing that ran before: a test twice is the same test.
+            (word,) = np.random.SeedSequence([self.seed, batch_idx, self.global_rank]).generate_state(1)
+            surroundings = {"generator": torch.Generator().manual_seed(int(word)), "box": self._box()}
             found = robustness.attacked(self.network, images, labels, logits, **surroundings)
         self._record(metrics, logits, labels, loss)
         robustness.update(logits, labels, found)
@@ -347,11 +349,6 @@ class CertifiedClassifier(ImageClassifier):
             return None
         zero = -torch.tensor(mean, dtype=torch.float32, device=self.device).view(-1, 1, 1)
         return zero, zero + 1
-
-    def _generator(self, batch_idx: int) -> torch.Generator:
-        """Return a generator that depends on nothing that ran before: a test twice is the same test."""
-        (word,) = np.random.SeedSequence([self.seed, batch_idx, self.global_rank]).generate_state(1)
-        return torch.Generator().manual_seed(int(word))
 
 
 def _levels(name: str, epsilons: Sequence[float]) -> tuple[float, ...]:

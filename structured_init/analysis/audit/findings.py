@@ -108,7 +108,11 @@ def through_depth(blocks: Sequence[BlockScale]) -> Iterator[Finding]:
     broken = [each.name for each in blocks if not math.isfinite(each.activation)]
     if broken:
         yield Finding("explodes", tuple(broken), f"{folded_name(broken)}: activations are not finite")
-    alike = _largest_stack(blocks)
+    # The most blocks whose names differ in numbers alone: an encoder is not compared with its decoder.
+    stacks: dict[str, list[BlockScale]] = defaultdict(list)
+    for block in blocks:
+        stacks[re.sub(r"\d+", "#", block.name)].append(block)
+    alike = max(stacks.values(), key=len, default=[])
     if dead or broken or len(alike) < 2:
         return
     first, last = alike[0], alike[-1]
@@ -122,14 +126,6 @@ def through_depth(blocks: Sequence[BlockScale]) -> Iterator[Finding]:
             kind, verb = ("explodes", "grow") if ratio > 1 else ("vanishes", "shrink")
             text = f"{what} {verb} {max(ratio, 1 / ratio):.1e}-fold from {source[0]} to {source[1]}"
             yield Finding(kind, source, text)
-
-
-def _largest_stack(blocks: Sequence[BlockScale]) -> list[BlockScale]:
-    """Return the most blocks whose names differ in numbers alone: an encoder is not compared with its decoder."""
-    stacks: dict[str, list[BlockScale]] = defaultdict(list)
-    for block in blocks:
-        stacks[re.sub(r"\d+", "#", block.name)].append(block)
-    return max(stacks.values(), key=len, default=[])
 
 
 def overflow(depth: Depth, records: Iterable[Record]) -> Iterator[Finding]:

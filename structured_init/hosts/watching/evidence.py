@@ -104,7 +104,14 @@ def evidence(watched: Watched, weights: Weights) -> Evidence:
     parts = zip(linears, (layout.query, layout.key, layout.value), watched.columns, strict=False)
     (q, wrong_q), (k, wrong_k), (v, wrong_v) = (_predicted(*part, weights) for part in parts)
     v, k = v.repeat_interleave(len(q) // len(v), 0), k.repeat_interleave(len(q) // len(k), 0)
-    seen = _seen(watched)
+    products, sums = ([getattr(call, name) for call in watched.parts] for name in ("product", "sum"))
+    query, key = (
+        torch.cat([getattr(call.product, name).gather(2, _along(call, name)) for call in watched.parts])
+        for name in ("query", "key")
+    )
+    of_products = (query, key, torch.cat([product.logits for product in products]))
+    of_sums = (torch.cat([getattr(s, name) for s in sums]) for name in ("maps", "value", "out"))
+    seen = _Seen(*(_wide(part[watched.order]) for part in (*of_products, *of_sums)))
     outputs, scale = 0.0, 1.0
     call = watched.parts[0]
     if not (call.sum.value_tag.path & (NORMS | POOLS) or call.curved):
@@ -129,17 +136,6 @@ class _Seen:
     maps: Tensor
     value: Tensor
     out: Tensor
-
-
-def _seen(watched: Watched) -> _Seen:
-    products, sums = ([getattr(call, name) for call in watched.parts] for name in ("product", "sum"))
-    query, key = (
-        torch.cat([getattr(call.product, name).gather(2, _along(call, name)) for call in watched.parts])
-        for name in ("query", "key")
-    )
-    of_products = (query, key, torch.cat([product.logits for product in products]))
-    of_sums = (torch.cat([getattr(s, name) for s in sums]) for name in ("maps", "value", "out"))
-    return _Seen(*(_wide(part[watched.order]) for part in (*of_products, *of_sums)))
 
 
 def _along(call: Call, name: str) -> Tensor:

@@ -118,7 +118,8 @@ class WatchMode(TorchDispatchMode):
         elif name == "convolution":
             self._convolve(args[0], args[1], args[3], args[8], result)
         elif name in MAKES:
-            self._make(result)
+            if result.is_floating_point() and result.ndim > 1:
+                self.tags[result] = Tag(torch.zeros(result.shape, dtype=torch.int64, device=result.device))
         elif isinstance(result, Tensor) and self._weights.parameter(result) is not None:
             pass  # a view of a parameter
         elif name == "embedding" and (table := self._weights.parameter(args[0])) is not None:
@@ -164,11 +165,6 @@ class WatchMode(TorchDispatchMode):
             return
         for out, place, other in zip(tensors(result), tensors(first), tensors(second), strict=True):
             self.tags[out] = Tag(place, other if seconds else None, path, factors)
-
-    def _make(self, result: Tensor) -> None:
-        """Begin to follow a tensor that will be filled."""
-        if result.is_floating_point() and result.ndim > 1:
-            self.tags[result] = Tag(torch.zeros(result.shape, dtype=torch.int64, device=result.device))
 
     def _multiply(self, left: Tensor, right: Tensor, result: Tensor, factor: float | None = None) -> None:
         """Tell a linear map from a product of two activations."""
