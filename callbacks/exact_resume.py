@@ -85,7 +85,14 @@ class ExactResume(L.Callback):
         if trainer.global_rank < len(state["ranks"]):
             _restore_rank(trainer, pl_module, state["ranks"][trainer.global_rank])
         continue_loops(trainer, state["moment"])
-        _continue_logs(trainer, state)
+        # Loggers get their states back, and those of rank 0 the row that came right after the checkpoint.
+        for logger, known in zip(trainer.loggers, state.get("loggers", []), strict=False):
+            if known is not None and hasattr(logger, "load_state_dict"):
+                logger.load_state_dict(known)
+        row = state.get("row") if trainer.is_global_zero else None  # a checkpoint of an earlier version has none
+        for logger in trainer.loggers if row else []:
+            logger.log_metrics(metrics=row["metrics"], step=row["step"])
+            logger.save()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Let schedulers that watch a metric step at the end of a resumed epoch too: their metrics are here."""
@@ -139,17 +146,6 @@ def restore_torchmetrics(module: L.LightningModule, states: State) -> None:
                 setattr(metric, key, moved(value, metric.device))
             metric._update_count = state["update_count"]
             metric._computed = None
-
-
-def _continue_logs(trainer: L.Trainer, state: State) -> None:
-    """Give loggers their states back, and the row that came right after the checkpoint, which is rank 0's, to its."""
-    for logger, known in zip(trainer.loggers, state.get("loggers", []), strict=False):
-        if known is not None and hasattr(logger, "load_state_dict"):
-            logger.load_state_dict(known)
-    row = state.get("row") if trainer.is_global_zero else None  # a checkpoint of an earlier version has none
-    for logger in trainer.loggers if row else []:
-        logger.log_metrics(metrics=row["metrics"], step=row["step"])
-        logger.save()
 
 
 def _warn_of_differences(trainer: L.Trainer, state: State) -> None:

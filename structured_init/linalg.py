@@ -134,16 +134,11 @@ def orthogonal_job(
 ) -> Callable[[], Float64[Tensor, "{rows} {columns}"]]:
     """Draw now, and return what gives the matrix of :func:`random_orthogonal`: the decomposition is done then."""
     longer, shorter = max(rows, columns), min(rows, columns)
-    drawn = _gaussian(longer, shorter, generator=generator)
+    drawn = np.empty((longer, shorter), order="F")  # as LAPACK has it, so that it works in place
+    starts = range(0, max(longer - STRIP, 0) + 1, STRIP)
+    for start, end in zip(starts, [*starts[1:], longer], strict=True):
+        drawn[start:end] = torch.randn(end - start, shorter, dtype=torch.float64, generator=generator)
     return partial(_orthonormal, drawn, wide=rows < columns)
-
-
-def _gaussian(rows: int, columns: int, *, generator: torch.Generator) -> np.ndarray:
-    matrix = np.empty((rows, columns), order="F")  # as LAPACK has it, so that it works in place
-    starts = range(0, max(rows - STRIP, 0) + 1, STRIP)
-    for start, end in zip(starts, [*starts[1:], rows], strict=True):
-        matrix[start:end] = torch.randn(end - start, columns, dtype=torch.float64, generator=generator)
-    return matrix
 
 
 def _orthonormal(matrix: np.ndarray, *, wide: bool) -> Float64[Tensor, "rows columns"]:

@@ -175,7 +175,10 @@ def _draw_scales(axis: Axes, audit: Audit) -> None:
     if axis.lines:
         axis.set_xlim(-0.3, len(audit.blocks) - 0.7)
         axis.set_yscale("log")
-        axis.set_ylim(*_decade(axis.get_ylim()))
+        # At least one decade, so that a flat line looks flat.
+        low, high = axis.get_ylim()
+        missing = max(0.0, 1 - np.log10(high / low)) / 2
+        axis.set_ylim(low / 10**missing, high * 10**missing)
         decades = np.log10(axis.get_ylim()[1] / axis.get_ylim()[0])
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 3 else (1,)))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -240,13 +243,6 @@ def _group(record: Record) -> str:
 def _relative(values: Sequence[float]) -> list[float]:
     first = next((value for value in values if value > 0), 1.0)
     return [value / first for value in values]
-
-
-def _decade(limits: tuple[float, float]) -> tuple[float, float]:
-    """Widen limits of a logarithmic axis to at least one decade, so that a flat line looks flat."""
-    low, high = limits
-    missing = max(0.0, 1 - np.log10(high / low)) / 2
-    return low / 10**missing, high * 10**missing
 
 
 def _shortened(name: str, most: int = 34) -> str:

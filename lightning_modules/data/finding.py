@@ -128,7 +128,16 @@ def _from_hub(name: str, config: str | None, kind: Kind) -> Mapping[str, Any]:
         with _offline_if_unreachable():
             return load_dataset(name, config)
     except (DatasetsError, OSError, ValueError) as error:
-        raise _no_dataset(name, config, kind, error) from error
+        shelf = os.environ.get(FOLDER_VARIABLE)
+        local = [path.name for path in Path(shelf).iterdir() if path.is_dir()] if shelf and Path(shelf).is_dir() else []
+        embedded = " or ".join(f"'{each}'" for each in kind.embedded)
+        names = [*kind.embedded, *kind.known, *local]
+        hint = "" if name in names else f"; {nearest(name, names)}"  # a right name that is not at hand needs none
+        wanted = f"'{name}' with config '{config}'" if config else f"'{name}'"
+        raise StructuredInitError(
+            f"no dataset {wanted} ({_line(error)}): give a name of the Hugging Face hub, or {kind.local} "
+            f"{FOLDER_VARIABLE} names the folder that holds such folders), or {embedded}, which needs no download{hint}"
+        ) from error
 
 
 @contextmanager
@@ -153,20 +162,6 @@ def _offline_if_unreachable() -> Iterator[None]:
         yield
     finally:
         huggingface_hub.constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
-
-
-def _no_dataset(name: str, config: str | None, kind: Kind, error: BaseException) -> StructuredInitError:
-    """Return the error of a dataset that is nowhere, with all the ways to give one."""
-    shelf = os.environ.get(FOLDER_VARIABLE)
-    local = [path.name for path in Path(shelf).iterdir() if path.is_dir()] if shelf and Path(shelf).is_dir() else []
-    embedded = " or ".join(f"'{each}'" for each in kind.embedded)
-    names = [*kind.embedded, *kind.known, *local]
-    hint = "" if name in names else f"; {nearest(name, names)}"  # a right name that is not at hand needs none
-    wanted = f"'{name}' with config '{config}'" if config else f"'{name}'"
-    return StructuredInitError(
-        f"no dataset {wanted} ({_line(error)}): give a name of the Hugging Face hub, or {kind.local} "
-        f"{FOLDER_VARIABLE} names the folder that holds such folders), or {embedded}, which needs no download{hint}"
-    )
 
 
 def _line(error: BaseException) -> str:

@@ -209,7 +209,9 @@ def gpt2(
     **fields: Any,
 ) -> nn.Module:
     """GPT-2, with learned positions: as many as the longest input has, unless the fields say."""
-    return _transformer("gpt2", vocab_size, block_size, hidden_size, num_hidden_layers, num_attention_heads, fields)
+    sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
+    heads = {"num_attention_heads": num_attention_heads}
+    return transformers_network("gpt2", **_data(vocab_size, block_size), **{**sizes, **heads, **fields})
 
 
 def llama(
@@ -221,8 +223,9 @@ def llama(
     **fields: Any,
 ) -> nn.Module:
     """Llama, with RoPE; an MLP four times as wide, unless the fields say."""
-    fields = {"intermediate_size": 4 * hidden_size, **fields}
-    return _transformer("llama", vocab_size, block_size, hidden_size, num_hidden_layers, num_attention_heads, fields)
+    sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers, "intermediate_size": 4 * hidden_size}
+    heads = {"num_attention_heads": num_attention_heads}
+    return transformers_network("llama", **_data(vocab_size, block_size), **{**sizes, **heads, **fields})
 
 
 BACKBONES = {
@@ -233,13 +236,6 @@ BACKBONES = {
     "llama": llama,
     "linear_attention": linear_attention,
 }
-
-
-def _transformer(
-    name: str, vocab_size: int, block_size: int, width: int, layers: int, heads: int, fields: dict[str, Any]
-) -> nn.Module:
-    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads}
-    return transformers_network(name, **_data(vocab_size, block_size), **{**sizes, **fields})
 
 
 def _data(vocab_size: int, block_size: int) -> dict[str, Any]:

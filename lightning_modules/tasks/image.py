@@ -167,22 +167,15 @@ class ImageClassifier(NetworkTask):
         self._record(self.train_metrics, logits, labels if weight >= 0.5 else labels.roll(1, 0), loss)
         return loss
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
         """Record accuracy and cross-entropy."""
-        self._evaluate(self.val_metrics, batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Record accuracy and cross-entropy."""
-        self._evaluate(self.test_metrics, batch)
+        images, labels = self._checked(batch)
+        logits = self(images)
+        self._record(self.known_metrics(split), logits, labels, F.cross_entropy(logits, labels))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return class probabilities (B, classes)."""
         return self(self.probe_inputs(batch)).softmax(-1)
-
-    def _evaluate(self, metrics: MetricCollection, batch: Batch) -> None:
-        images, labels = self._checked(batch)
-        logits = self(images)
-        self._record(metrics, logits, labels, F.cross_entropy(logits, labels))
 
     def _record(self, metrics: MetricCollection, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
         """Count a batch. Logging here as well would cost a millisecond a step."""

@@ -166,13 +166,11 @@ class SequenceRecall(NetworkTask):
         """Return the loss of the answers."""
         return self._step("train", batch)[0]
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
         """Count the batch."""
-        self._evaluate("val", batch)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count the batch."""
-        self._evaluate("test", batch)
+        _, logits = self._step(split, batch)
+        recall = self.recall[split].to(self.device)
+        recall.update(logits.argmax(-1), batch["targets"], batch["scored"], batch["lengths"])
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the likeliest token at each position (B, L), given the right ones before it."""
@@ -204,11 +202,6 @@ class SequenceRecall(NetworkTask):
         loss = token_loss(logits, batch["targets"])
         self.losses[f"{part}_loss"].update(loss.nats, loss.predicted.sum())
         return loss.objective, logits
-
-    def _evaluate(self, part: str, batch: Batch) -> None:
-        _, logits = self._step(part, batch)
-        recall = self.recall[part].to(self.device)
-        recall.update(logits.argmax(-1), batch["targets"], batch["scored"], batch["lengths"])
 
     def _log(self, part: str) -> None:
         self.log(f"{part}/loss", self.losses[f"{part}_loss"])

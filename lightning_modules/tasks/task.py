@@ -148,7 +148,8 @@ class Task(LightningModule):
 class NetworkTask(Task):
     """A task whose network is given by its name or as an object, with metrics for each of the three splits.
 
-    A subclass says what a name stands for in :meth:`named_network`, and calls :meth:`set_metrics`.
+    A subclass says what a name stands for in :meth:`named_network`, calls :meth:`set_metrics`, and counts the batches
+    of validation and test in :meth:`evaluate`.
 
     Args:
         network: a name, or a network.
@@ -174,6 +175,18 @@ class NetworkTask(Task):
     def set_metrics(self, metrics: Callable[[str], MetricCollection]) -> None:
         """Keep metrics for each split, made by what is called with ``"train/"``, ``"val/"`` and ``"test/"``."""
         self.train_metrics, self.val_metrics, self.test_metrics = map(metrics, ("train/", "val/", "test/"))
+
+    def evaluate(self, split: str, batch: Any, batch_idx: int) -> None:
+        """Count a batch of ``"val"`` or ``"test"``."""
+        raise NotImplementedError(f"{type(self).__name__} has no evaluate")
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Count the batch."""
+        self.evaluate("val", batch, batch_idx)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Count the batch."""
+        self.evaluate("test", batch, batch_idx)
 
     def known_metrics(self, split: str) -> Any:
         """Return the metrics of a split that are known at the end of an epoch."""

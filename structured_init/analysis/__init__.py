@@ -69,23 +69,6 @@ if TYPE_CHECKING:
     )
 from structured_init.linalg import empirical_covariance
 
-_METRICS = (
-    "CKA",
-    "ArgmaxAccuracy",
-    "AttentionEntropy",
-    "DiagonalMass",
-    "Diagonality",
-    "EffectiveRank",
-    "FarMass",
-    "ImpulseMass",
-    "InductionScore",
-    "MeanAttentionDistance",
-    "OffsetProfile",
-    "PreviousTokenScore",
-    "ProfileEnergy",
-    "StructureLeft",
-)
-
 __all__ = [
     "CKA",
     "FILTER_STATISTICS",
@@ -164,7 +147,7 @@ __all__ = [
 
 def _get(name: str) -> type:
     """Import the torchmetrics classes when one is asked for: torchmetrics takes seconds to import."""
-    if name in _METRICS:
+    if name in __all__:  # all others are here already
         return getattr(importlib.import_module("structured_init.analysis.metrics"), name)
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 

@@ -45,7 +45,10 @@ def _blocks(name: str, module: nn.Module, kind: Kind) -> Named:
     """Return the outermost listed blocks below a module, in order, or where these are stages the blocks of those."""
     listed = _listed(name, module, kind)
     inner = {path: _blocks(path, block, kind) for path, block in listed}
-    if _are_stages(listed, inner):
+    # Stages: listed modules that repeat blocks of their own, which hold nearly all of their parameters.
+    blocks = [block for path, _ in listed for block in inner[path]]
+    kinds = sum(len({type(block) for _, block in inner[path]}) for path, _ in listed)
+    if len(blocks) > kinds and _size(blocks) >= STAGE_SHARE * _size(listed):
         listed = []
     direct = dict(listed)
     found: Named = []
@@ -53,13 +56,6 @@ def _blocks(name: str, module: nn.Module, kind: Kind) -> Named:
         path = f"{name}.{child_name}".lstrip(".")
         found += [(path, child)] if path in direct else inner[path] if path in inner else _blocks(path, child, kind)
     return found
-
-
-def _are_stages(listed: Named, inner: dict[str, Named]) -> bool:
-    """Tell whether listed modules repeat blocks of their own that hold nearly all of their parameters."""
-    blocks = [block for path, _ in listed for block in inner[path]]
-    kinds = sum(len({type(block) for _, block in inner[path]}) for path, _ in listed)
-    return len(blocks) > kinds and _size(blocks) >= STAGE_SHARE * _size(listed)
 
 
 def _listed(name: str, module: nn.Module, kind: Kind) -> Named:

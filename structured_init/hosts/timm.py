@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from structured_init.hosts.layout import AttentionLayout, MlpLayout, Projection,
 from structured_init.hosts.mlp import halves, register_mlp, register_mlps
 from structured_init.hosts.positions import register_positions
 
-CLASS_TOKEN = TokenLayout(grid=None, prefix_tokens=1)  # it alone asks, so there is no map from grid to grid
+CLASS_TOKEN = TokenLayout(grid=None, prefix_tokens=1)  # no grid: it alone asks, or the grid is not known
 
 
 @register_attention("timm.layers.attention.Attention")
@@ -79,18 +80,6 @@ def eva(module: Any) -> TokenLayout:
     return replace(vision_transformer(module), rope=module.rope is not None)
 
 
-@register_positions("timm.models.beit.Beit")
-def beit(module: Any) -> TokenLayout:
-    """``pos_embed`` (1, 1 + N, D), or ``None`` where relative positions are learned instead."""
-    return TokenLayout(_grid(module), module.num_prefix_tokens, module.pos_embed, first=module.num_prefix_tokens)
-
-
-@register_positions("timm.models.cait.Cait")
-def cait(module: Any) -> TokenLayout:
-    """``pos_embed`` (1, N, D): the class token joins only in the last layers."""
-    return TokenLayout(_grid(module), positions=module.pos_embed)
-
-
 @register_positions("timm.models.pit.PoolingVisionTransformer")
 def pooled(module: Any) -> TokenLayout:
     """``pos_embed`` (1, D, rows, columns), before class and distillation token; for the first stage."""
@@ -98,23 +87,25 @@ def pooled(module: Any) -> TokenLayout:
     return TokenLayout((rows, columns), module.num_tokens, module.pos_embed, features=1)
 
 
-@register_positions("timm.models.pit.Transformer")
-def pooled_stage(module: Any) -> TokenLayout | None:
-    """A later stage has fewer tokens, on a grid that the stage itself does not know."""
-    return None if module.pool is None else TokenLayout(grid=None, prefix_tokens=1)
-
-
-@register_positions("timm.models.vision_transformer_relpos.VisionTransformerRelPos")
-def relative_positions(module: Any) -> TokenLayout:
-    """Positions enter as a bias of the logits, and none is added to the tokens."""
-    return TokenLayout(_grid(module), module.num_prefix_tokens)
-
-
-@register_positions("timm.models.swin_transformer.SwinTransformer")
-@register_positions("timm.models.swin_transformer_v2.SwinTransformerV2")
-def without_positions(module: Any) -> TokenLayout:
-    """Positions enter as a bias of each window's logits."""
-    return TokenLayout(_grid(module))
+# The other models' tokens.
+TOKENS: dict[str, Callable[[Any], TokenLayout | None]] = {
+    # No parameter where relative positions are learned instead.
+    "beit.Beit": lambda model: TokenLayout(
+        _grid(model), model.num_prefix_tokens, model.pos_embed, first=model.num_prefix_tokens
+    ),
+    # The class token joins only in the last layers.
+    "cait.Cait": lambda model: TokenLayout(_grid(model), positions=model.pos_embed),
+    # A later stage has fewer tokens, on a grid that the stage itself does not know.
+    "pit.Transformer": lambda stage: None if stage.pool is None else CLASS_TOKEN,
+    # Positions enter as a bias of the logits, and none is added to the tokens.
+    "vision_transformer_relpos.VisionTransformerRelPos": lambda model: TokenLayout(
+        _grid(model), model.num_prefix_tokens
+    ),
+    "swin_transformer.SwinTransformer": lambda model: TokenLayout(_grid(model)),
+    "swin_transformer_v2.SwinTransformerV2": lambda model: TokenLayout(_grid(model)),
+}
+for _path, _describe in TOKENS.items():
+    register_positions(f"timm.models.{_path}")(_describe)
 
 
 register_mlps(

@@ -164,7 +164,9 @@ def inverse(matrices: Inexact[Tensor, "frequencies size size"]) -> Inexact[Tenso
     if size <= SMALLEST_BLOCK or len(matrices) <= FEW:
         return torch.linalg.inv(matrices)
     result = _by_halves(matrices)
-    vector = _chirp(size).to(matrices)
+    # exp(iπ k²/size), a vector that has every frequency and needs no generator.
+    turns = torch.arange(size, dtype=torch.float64)[:, None].square() / size
+    vector = torch.polar(torch.ones_like(turns), math.pi * turns).to(matrices)
     error = (result @ (matrices @ vector) - vector).norm(dim=-2).amax() / math.sqrt(size)
     return result if error <= TOLERATED * torch.finfo(matrices.dtype).eps else torch.linalg.inv(matrices)
 
@@ -189,12 +191,6 @@ def _by_halves(matrices: Tensor) -> Tensor:
     result[..., :half, half:] = (first_top @ second).neg_()
     result[..., :half, :half] = first - first_top @ lower
     return result
-
-
-def _chirp(size: int) -> Tensor:
-    """Return exp(iπ k²/size), (size, 1): a vector that has every frequency and no generator."""
-    turns = torch.arange(size, dtype=torch.float64)[:, None].square() / size
-    return torch.polar(torch.ones_like(turns), math.pi * turns)
 
 
 class _Solve(Function):

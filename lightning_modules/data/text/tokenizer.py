@@ -292,7 +292,18 @@ def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts
     if name == "bytes":
         return _own(byte_tokenizer(), name)
     if name in FROM_TEXT:
-        return _cached(name, vocab_size, training_text(), cache)
+        import tokenizers
+
+        texts = training_text()
+        asked = f"{name} {vocab_size if name in TRAINED else ''} {texts.digest} {tokenizers.__version__}"
+        file = cache / f"{name}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
+        if not file.exists():
+            made = train_tokenizer(name, texts, vocab_size) if name in TRAINED else character_tokenizer(texts)
+            with replacing(file) as temporary:
+                made.save(str(temporary))
+        backend = tokenizers.Tokenizer.from_file(str(file))
+        backend.encode_special_tokens = True  # not in the file
+        return _own(backend, name)
     if name == "unigram":
         raise StructuredInitError(
             "tokenizer 'unigram' cannot be trained here, because the tokenizers library finds different "
@@ -306,20 +317,6 @@ def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts
 
 def _own(backend, name: str) -> Tokenizer:  # noqa: ANN001  a tokenizer of the library
     return Tokenizer(backend, name, begin=BEGIN, end=END, pad=PAD, mask=MASK)
-
-
-def _cached(kind: str, vocab_size: int, texts: Texts, cache: Path) -> Tokenizer:
-    import tokenizers
-
-    asked = f"{kind} {vocab_size if kind in TRAINED else ''} {texts.digest} {tokenizers.__version__}"
-    file = cache / f"{kind}-{hashlib.sha256(asked.encode()).hexdigest()[:32]}.json"
-    if not file.exists():
-        made = train_tokenizer(kind, texts, vocab_size) if kind in TRAINED else character_tokenizer(texts)
-        with replacing(file) as temporary:
-            made.save(str(temporary))
-    backend = tokenizers.Tokenizer.from_file(str(file))
-    backend.encode_special_tokens = True  # not in the file
-    return _own(backend, kind)
 
 
 def _from_file(path: Path) -> Tokenizer:

@@ -301,13 +301,23 @@ class CertifiedClassifier(ImageClassifier):
         self._record(self.train_metrics, logits, labels, loss)
         return loss
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Record accuracy, loss and certificates."""
-        self._evaluate_robustly(self.val_metrics, self.val_robustness, batch, batch_idx)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
+    def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
         """Record accuracy, loss, certificates and what attacks find."""
-        self._evaluate_robustly(self.test_metrics, self.test_robustness, batch, batch_idx)
+        images, labels = self._checked(batch)
+        if not self._scale_checked:
+            _refuse_scaled(images)
+            self._scale_checked = True
+        robustness = self.val_robustness if split == "val" else self.test_robustness
+        with exact_arithmetic(self.device):
+            images, labels = images.float().clone(), labels.clone()  # what inference mode made has no gradient
+            logits = self(images)
+            loss = self._margin_loss(logits, labels)
+            # The generator depends on nothing that ran before: a test twice is the same test.
+            (word,) = np.random.SeedSequence([self.seed, batch_idx, self.global_rank]).generate_state(1)
+            surroundings = {"generator": torch.Generator().manual_seed(int(word)), "box": self._box()}
+            found = robustness.attacked(self.network, images, labels, logits, **surroundings)
+        self._record(self.known_metrics(split), logits, labels, loss)
+        robustness.update(logits, labels, found)
 
     def on_validation_epoch_end(self) -> None:
         """Log the validation."""
@@ -320,24 +330,6 @@ class CertifiedClassifier(ImageClassifier):
         super().on_test_epoch_end()
         self.log_dict(self.test_robustness.logged)
         self.test_robustness.refuse_broken()
-
-    def _evaluate_robustly(
-        self, metrics: MetricCollection, robustness: RobustnessMetrics, batch: Batch, batch_idx: int
-    ) -> None:
-        images, labels = self._checked(batch)
-        if not self._scale_checked:
-            _refuse_scaled(images)
-            self._scale_checked = True
-        with exact_arithmetic(self.device):
-            images, labels = images.float().clone(), labels.clone()  # what inference mode made has no gradient
-            logits = self(images)
-            loss = self._margin_loss(logits, labels)
-            # The generator depends on nothing that ran before: a test twice is the same test.
-            (word,) = np.random.SeedSequence([self.seed, batch_idx, self.global_rank]).generate_state(1)
-            surroundings = {"generator": torch.Generator().manual_seed(int(word)), "box": self._box()}
-            found = robustness.attacked(self.network, images, labels, logits, **surroundings)
-        self._record(metrics, logits, labels, loss)
-        robustness.update(logits, labels, found)
 
     def _margin_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.multi_margin_loss(logits.float(), labels, margin=self.margin)

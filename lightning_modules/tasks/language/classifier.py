@@ -178,13 +178,9 @@ class TextClassifier(NetworkTask):
         """Return the loss of a batch, smoothed if asked for."""
         return self._step(batch, self.train_metrics, self.label_smoothing)
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+    def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
         """Count the batch."""
-        self._step(batch, self.val_metrics)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count the batch."""
-        self._step(batch, self.test_metrics)
+        self._step(batch, self.known_metrics(split))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return class probabilities (B, K)."""

@@ -193,15 +193,11 @@ class LanguageModel(NetworkTask):
         """Return the loss of a batch, smoothed and with z-loss if asked for."""
         return self._step(batch, self.train_metrics, self.label_smoothing, self.z_loss)
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count the batch."""
-        if self.sample_tokens and not self._prompt:
+    def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
+        """Count the batch; the first one of a validation is what samples continue."""
+        if split == "val" and self.sample_tokens and not self._prompt:
             self._prompt = batch["input_ids"][0, :PROMPT_TOKENS].tolist()
-        self._step(batch, self.val_metrics)
-
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Count the batch."""
-        self._step(batch, self.test_metrics)
+        self._step(batch, getattr(self, f"{split}_metrics"))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return −log p of each predicted token (B, T) in nats, at the position that predicts it, and 0 elsewhere."""

@@ -107,23 +107,19 @@ def _gradients(
     buffers = {name: each.clone() for name, each in model.named_buffers()}
     args, kwargs = inputs
     output = functional_call(model, {**lent, **buffers}, args, kwargs)
-    total = _in_a_random_direction(output, seed)
-    outputs = {name: each for name, each in seen.items() if each.requires_grad}
-    found = torch.autograd.grad(total, [*lent.values(), *outputs.values()], allow_unused=True)
-    behind = dict.fromkeys(seen) | dict(zip(outputs, found[len(lent) :], strict=True))
-    return dict(zip(lent, found, strict=False)), behind
-
-
-def _in_a_random_direction(output: Any, seed: int) -> Tensor:
-    """Return Σ r·y over all that a model gives and that depends on its parameters, r ~ N(0, 1)."""
+    # In a random direction: Σ r·y over all that depends on the parameters, r ~ N(0, 1).
     leaves = [each for each in tree_leaves(output) if isinstance(each, Tensor) and each.requires_grad]
     if not leaves:
         raise ValueError("its output does not depend on its parameters")
     generator = torch.Generator().manual_seed(seed)
-    return sum(
+    total = sum(
         (leaf.float() * torch.randn(leaf.shape, generator=generator).to(leaf.device)).sum() / leaf.numel() ** 0.5
         for leaf in leaves
     )
+    outputs = {name: each for name, each in seen.items() if each.requires_grad}
+    found = torch.autograd.grad(total, [*lent.values(), *outputs.values()], allow_unused=True)
+    behind = dict.fromkeys(seen) | dict(zip(outputs, found[len(lent) :], strict=True))
+    return dict(zip(lent, found, strict=False)), behind
 
 
 @contextmanager

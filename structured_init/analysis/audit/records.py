@@ -89,9 +89,11 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
     found = []
     for parameter in model.parameters():
         own = names[id(parameter)]
+        inside = [block for block in blocks if own[0].startswith(f"{block}.")]
+        parts = own[0].split(".")
         record = Record(
             names=own,
-            block=_block(own[0], blocks),
+            block=max(inside, key=len) if inside else ".".join(parts[:-2]) or parts[0],
             shape=tuple(parameter.shape),
             role=where[id(parameter)].role,
             distribution=Distribution("unreadable"),
@@ -215,10 +217,3 @@ def _without_zero_rows(value: Tensor) -> Tensor:
     used = value.flatten(1).any(dim=1)
     kept = int(used.sum())
     return value[used] if 2 * kept > len(used) > kept else value
-
-
-def _block(name: str, blocks: list[str]) -> str:
-    """Return the block that a parameter lies in, else what its module lies in."""
-    inside = [block for block in blocks if name.startswith(f"{block}.")]
-    parts = name.split(".")
-    return max(inside, key=len) if inside else ".".join(parts[:-2]) or parts[0]

@@ -206,6 +206,8 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
         raise NoLayout(f"{len(query)} heads of queries share {len(key)} of keys and {len(value)} of values")
     makers = zip(("queries", "keys", "values"), first.linears, (query, key, value), strict=False)
     path = first.product.query_tag.path
+    products = seen.source(first.sum.maps_tag).others
+    sources = [seen.source(tag) for each in products for tag in (each.query_tag, each.key_tag)]
     layout = AttentionLayout(
         *(outputs(what, linear, table) for what, linear, table in makers),
         inputs(first.linears[3], taken),
@@ -214,16 +216,10 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
         between=", ".join(sorted((first.linears[3].path | first.curved) - PLAIN - NORMS - POOLS)) or None,
         rope=bool(TURNS & path),
         mixes_heads=MIXED in first.sum.maps_tag.path,
-        others=_makers(seen, seen.source(first.sum.maps_tag).others),
+        others=", ".join(dict.fromkeys(f"'{getattr(source, 'module', '')}'" for source in sources)) or None,
         cross=is_cross(seen, first.linears[0], first.linears[1]),
     )
     return layout, (query, key, value, taken), order
-
-
-def _makers(seen: WatchMode, products: list[Product]) -> str | None:
-    """Name the linear maps that the queries and keys of some products are made by."""
-    sources = [seen.source(tag) for each in products for tag in (each.query_tag, each.key_tag)]
-    return ", ".join(dict.fromkeys(f"'{getattr(source, 'module', '')}'" for source in sources)) or None
 
 
 def common(names: list[str]) -> str:

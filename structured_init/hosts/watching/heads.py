@@ -45,8 +45,9 @@ def _alike(one: Tensor | None, two: Tensor | None) -> bool:
     return one is not None and two is not None and one.shape == two.shape and torch.equal(one, two)
 
 
-def _as_first(seen: WatchMode, tag: Tag) -> Tag:
-    """Return a tag in which several calls of one linear map are its first: tokens that were put beside each other."""
+def resolved(seen: WatchMode, tag: Tag) -> Int64[Tensor, "batch channels"]:
+    """Return the codes without token of each column; where a rotation left one channel twice, of its partner too."""
+    # Several calls of one linear map count as its first: tokens that were put beside each other.
     alike = torch.tensor(seen.alike)
 
     def first(each: Tensor) -> Tensor:
@@ -55,12 +56,7 @@ def _as_first(seen: WatchMode, tag: Tag) -> Tag:
         first = alike.to(few.device)[numbers]
         return each if (first == numbers).all() else origins.pack(first, origins.place(few)).expand(each.shape)
 
-    return Tag(first(tag.codes), None if tag.other is None else first(tag.other), tag.path)
-
-
-def resolved(seen: WatchMode, tag: Tag) -> Int64[Tensor, "batch channels"]:
-    """Return the codes without token of each column; where a rotation left one channel twice, of its partner too."""
-    tag = _as_first(seen, tag)
+    tag = Tag(first(tag.codes), None if tag.other is None else first(tag.other), tag.path)
     columns = origins.over_tokens(tag.codes)
     if columns is None:
         raise NoLayout("its keys or values are no channels of tokens")
