@@ -166,9 +166,10 @@ def _draw_scales(axis: Axes, audit: Audit) -> None:
 
     _frame(axis, "root mean square behind each block")
     places = range(len(audit.blocks))
+    first = next((each.gradient for each in audit.blocks if each.gradient > 0), 1.0)
     for index, (name, values) in enumerate((
         ("activation", [each.activation for each in audit.blocks]),
-        ("gradient, first = 1", _relative([each.gradient for each in audit.blocks])),
+        ("gradient, first = 1", [each.gradient / first for each in audit.blocks]),
     )):  # fmt: skip
         if any(value > 0 and np.isfinite(value) for value in values):
             axis.plot(places, values, "o-", color=COLORS[index + 1], markersize=3, linewidth=1.4, label=name)
@@ -238,11 +239,6 @@ def _group(record: Record) -> str:
     if kind == "unclear" and record.references:
         kind = record.references[0].expected.kind
     return kind if kind in KINDS else GROUPS.get(kind, "structured")
-
-
-def _relative(values: Sequence[float]) -> list[float]:
-    first = next((value for value in values if value > 0), 1.0)
-    return [value / first for value in values]
 
 
 def _shortened(name: str, most: int = 34) -> str:

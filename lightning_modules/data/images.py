@@ -185,32 +185,24 @@ class ImageSet(Dataset):
             keys: pairs (epoch, index); an index alone belongs to epoch 0.
         """
         epochs, indices = np.array([key if isinstance(key, tuple) else (0, key) for key in keys]).T
-        if self.augmentation is None:
-            return self._normalize(self._plain(indices)), self.labels[indices]
+        augmentation, decoder = self.augmentation, self.images if isinstance(self.images, Decoder) else None
+        if augmentation is None:
+            plain = [decoder.fitted(int(self.rows[index])) for index in indices] if decoder else self.images[indices]
+            return self._normalize(np.asarray(plain)), self.labels[indices]
+        # A random resized crop is taken from the whole picture, not from its centre.
+        read = decoder and (decoder.fitted if augmentation.resized_crop is None else decoder.picture)
         with undisturbed():
             seeds = derive_seeds(self.seed, epochs, indices).tolist()
             batch = []
             for seed, index in zip(seeds, indices.tolist(), strict=True):
                 seed_here(seed)
-                batch.append(self.augmentation.pixels(self._raw(self.augmentation, index)))
+                batch.append(augmentation.pixels(read(int(self.rows[index])) if read else self.images[index]))
             images = self._normalize(np.stack(batch))
-            if self.augmentation.erase is not None:
+            if augmentation.erase is not None:
                 for seed, image in zip(seeds, images, strict=True):
                     seed_here(seed ^ 1)  # not the stream again that the crop was drawn from
-                    self.augmentation.normalized(image)
+                    augmentation.normalized(image)
             return images, self.labels[indices]
-
-    def _plain(self, indices: NDArray[np.int64]) -> NDArray[np.uint8]:
-        if isinstance(self.images, Decoder):
-            return np.stack([self.images.fitted(int(self.rows[index])) for index in indices])
-        return self.images[indices]
-
-    def _raw(self, augmentation: Augmentation, index: int) -> NDArray[np.uint8] | Image.Image:
-        if not isinstance(self.images, Decoder):
-            return self.images[index]
-        row = int(self.rows[index])
-        # A random resized crop is taken from the whole picture, not from its centre.
-        return self.images.picture(row) if augmentation.resized_crop is not None else self.images.fitted(row)
 
     def _normalize(self, batch: NDArray[np.uint8]) -> Tensor:
         images = torch.from_numpy(batch).permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)

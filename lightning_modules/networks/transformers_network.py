@@ -57,7 +57,10 @@ def transformers_network(
     """
     kind = model_type(name, purpose)
     config_class = CONFIG_MAPPING[kind]
-    _check_fields(kind, config_class, fields)
+    known = _fields_of(config_class) | {NOT_A_FIELD}
+    for field in fields:
+        if field not in known:
+            raise StructuredInitError(f"network '{kind}' takes no argument '{field}': {nearest(field, known)}")
     if pretrained is not None:
         network = _load(pretrained, kind, purpose, fields)
     else:
@@ -105,13 +108,6 @@ def first_position(network: nn.Module) -> int:
 
 def _fields_of(config_class: type[PreTrainedConfig]) -> set[str]:
     return {field.name for field in dataclasses.fields(config_class)} | set(config_class.attribute_map)
-
-
-def _check_fields(kind: str, config_class: type[PreTrainedConfig], fields: dict[str, Any]) -> None:
-    known = _fields_of(config_class) | {NOT_A_FIELD}
-    for name in fields:
-        if name not in known:
-            raise StructuredInitError(f"network '{kind}' takes no argument '{name}': {nearest(name, known)}")
 
 
 def _defaults(

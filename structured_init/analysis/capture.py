@@ -9,6 +9,7 @@ watches nothing unless linear maps are left that could be attention of a kind th
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -226,38 +227,27 @@ class _Store:
 
     def add(self, name: str, compute: Callable[[int], Tensor], shape: tuple[int, ...]) -> None:
         """Take the maps of one layer, as many samples as there is room for."""
-        name = self._distinct(name)
-        if not self._wanted(name):
+        number, before = len(self.seen), sum(name == seen.partition(":")[0] for seen in self.seen)
+        name = f"{name}:{before + 1}" if before else name
+        self.seen.append(name)
+        if self.layers is not None and not any(
+            layer == number if isinstance(layer, int) else selects(layer, name, None) for layer in self.layers
+        ):
             return
-        while self._held() + self._size(shape) > self.cap:
+        while (needed := self._held() + 4 * self._kept(shape[0]) * math.prod(shape[1:])) > self.cap:
             if self._kept(shape[0]) == 1:
-                mebibytes = (self._held() + self._size(shape)) / MEBIBYTE
                 raise StructuredInitError(
                     f"the attention maps of one sample take more than {self.cap / MEBIBYTE:g} MiB "
-                    f"({mebibytes:.1f} MiB at '{name}'): choose layers, shorten the input or raise max_megabytes"
+                    f"({needed / MEBIBYTE:.1f} MiB at '{name}'): choose layers, shorten the input or raise "
+                    "max_megabytes"
                 )
             self.halvings += 1
             # clone: a slice would keep the whole storage alive.
             self.maps = {n: maps[: max(1, maps.shape[0] // 2)].clone() for n, maps in self.maps.items()}
         self.maps[name] = compute(self._kept(shape[0])).float().cpu()
 
-    def _distinct(self, name: str) -> str:
-        count = sum(name == seen.partition(":")[0] for seen in self.seen)
-        name = name if count == 0 else f"{name}:{count + 1}"
-        self.seen.append(name)
-        return name
-
-    def _wanted(self, name: str) -> bool:
-        number = len(self.seen) - 1
-        return self.layers is None or any(
-            layer == number if isinstance(layer, int) else selects(layer, name, None) for layer in self.layers
-        )
-
     def _kept(self, batch: int) -> int:
         return max(1, batch >> self.halvings)
-
-    def _size(self, shape: tuple[int, ...]) -> int:
-        return 4 * self._kept(shape[0]) * shape[1] * shape[2] * shape[3]
 
     def _held(self) -> int:
         return sum(4 * maps.numel() for maps in self.maps.values())

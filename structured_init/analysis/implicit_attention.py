@@ -78,16 +78,14 @@ def implicit_maps(
     parts = torch.arange(heads).tensor_split(min(groups, heads) if per_channel else heads)
     maps = []
     for part in parts:
-        total = sum(_one(selection, A, head) for head in part.tolist())
+        total = 0
+        for head in part.tolist():
+            group = head * selection.B.shape[2] // heads
+            B, C = selection.B[:, :, group, None], selection.C[:, :, group, None]
+            total = total + scan_matrix(selection.step[..., head, None], A[head, None], B, C)[:, 0]
         maps.append(total.abs())
     stacked = torch.stack(maps, dim=1)
     return stacked / stacked.sum(-1, keepdim=True).clamp(min=torch.finfo(stacked.dtype).tiny)
-
-
-def _one(selection: Selection, A: Tensor, head: int) -> Float[Tensor, "B L L"]:
-    group = head * selection.B.shape[2] // A.shape[0]
-    B, C = selection.B[:, :, group, None], selection.C[:, :, group, None]
-    return scan_matrix(selection.step[..., head, None], A[head, None], B, C)[:, 0]
 
 
 def _selection(module: nn.Module, hidden: Tensor, mask: Tensor | None) -> tuple[Selection, Tensor]:

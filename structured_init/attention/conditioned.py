@@ -14,7 +14,7 @@ from torch import Tensor
 from structured_init.arguments import check_flag
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.attention import AttentionSite, required_attention_sites
+from structured_init.hosts.attention import required_attention_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import orthogonal_job
@@ -93,22 +93,19 @@ class Conditioned(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for site in weights.each(required_attention_sites(weights, self.where, "Conditioned", cross=self.cross)):
+            query, key, value = site.layout.query, site.layout.key, site.layout.value
             if self.query_key:
-                self._query_key(site.by("Conditioned: query_key"), rng)
+                part, generator = site.by("Conditioned: query_key"), rng.generator(site.name, "query")
+                part.query = semi_orthogonal_heads(query.heads, query.width, query.head_dim, generator=generator)
+                generator = rng.generator(site.name, "key")
+                part.key = semi_orthogonal_heads(key.heads, key.width, key.head_dim, generator=generator)
+                part.note_query_key()
             if self.value:
-                self._value(site.by("Conditioned: value"))
-
-    def _query_key(self, site: AttentionSite, rng: Draws) -> None:
-        query, key = site.layout.query, site.layout.key
-        generator = rng.generator(site.name, "query")
-        site.query = semi_orthogonal_heads(query.heads, query.width, query.head_dim, generator=generator)
-        generator = rng.generator(site.name, "key")
-        site.key = semi_orthogonal_heads(key.heads, key.width, key.head_dim, generator=generator)
-        site.note_query_key()
-
-    def _value(self, site: AttentionSite) -> None:
-        heads, dim, head_dim = site.layout.value.heads, site.layout.value.width, site.layout.value.head_dim
-        site.value = identity_heads(heads, dim, head_dim, self.identity)
-        site.note_value_output()
-        if self.identity == "layer" and heads * head_dim > dim:
-            site.note(f"{heads} value heads of {head_dim} are wider than width {dim}: the values beyond start at zero")
+                part, (heads, head_dim) = site.by("Conditioned: value"), (value.heads, value.head_dim)
+                part.value = identity_heads(heads, value.width, head_dim, self.identity)
+                part.note_value_output()
+                if self.identity == "layer" and heads * head_dim > value.width:
+                    part.note(
+                        f"{heads} value heads of {head_dim} are wider than width {value.width}: the values beyond "
+                        "start at zero"
+                    )

@@ -165,7 +165,8 @@ class SpatialFilters(Initializer):
         return drawn[torch.randint(count, (site.num_filters,), generator=generator)]
 
     def _draw(self, count: int, kernel_size: Kernel, generator: torch.Generator) -> Filters:
-        energy = self._energy(kernel_size)
+        energies = {"1/3": 1 / 3, "1/f": 1 / math.sqrt(math.prod(kernel_size))}
+        energy = energies[self.energy] if isinstance(self.energy, str) else float(self.energy)
         if self.filters == "softmax":
             return softmax_filters(count, kernel_size, generator=generator)
         if self.filters == "random":
@@ -174,11 +175,6 @@ class SpatialFilters(Initializer):
             return gaussian_filters(count, kernel_size, energy, variance=self.variance, generator=generator)
         size = 1 if self.filters == "impulse" else self.box_size
         return box_filters(count, kernel_size, energy, size=size, generator=generator)
-
-    def _energy(self, kernel_size: Kernel) -> float:
-        if self.energy == "1/3":
-            return 1 / 3
-        return 1 / math.sqrt(math.prod(kernel_size)) if self.energy == "1/f" else float(self.energy)
 
     def _bias(self, site: DepthwiseConvSite, rng: Draws) -> Tensor:
         if self.bias == "zero":

@@ -188,14 +188,14 @@ def pieces(matrices: Matrices) -> tuple[Projection | StridedProjection, ...]:
 
 def overlap(one: Matrices, two: Matrices) -> bool:
     """Say whether two of the matrices have numbers in common: writing one would change the other."""
-    pairs = [(a, b) for a in pieces(one) for b in pieces(two) if a.weight is b.weight]
-    return any(_overlap(a, b) for a, b in pairs)
-
-
-def _overlap(one: Projection | StridedProjection, two: Projection | StridedProjection) -> bool:
-    if isinstance(one, Projection) and isinstance(two, Projection):
-        return one.axis != two.axis or not one.rows.isdisjoint(two.rows)
-    return bool(torch.isin(one.entries, two.entries).any())
+    for a, b in ((a, b) for a in pieces(one) for b in pieces(two) if a.weight is b.weight):
+        if isinstance(a, Projection) and isinstance(b, Projection):  # no list of entries is needed
+            common = a.axis != b.axis or not a.rows.isdisjoint(b.rows)
+        else:
+            common = bool(torch.isin(a.entries, b.entries).any())
+        if common:
+            return True
+    return False
 
 
 def coincide(one: Matrices, two: Matrices) -> bool:

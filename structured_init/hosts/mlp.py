@@ -88,13 +88,13 @@ def register_mlp(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
 
 def register_mlps(layers: Mapping[str, str | tuple[str, str]]) -> None:
     """Make classes known whose first layer is a submodule, or two, of values and gate."""
+
+    def describe(module: nn.Module, *, names: Sequence[str]) -> MlpLayout:
+        held = [module.get_submodule(name) for name in names]
+        return MlpLayout(*(FirstLayer(each.weight, axis=int(type(each).__name__ == "Conv1D")) for each in held))
+
     for path, names in layers.items():
-        register_mlp(path)(partial(_of_submodules, names=(names,) if isinstance(names, str) else names))
-
-
-def _of_submodules(module: nn.Module, *, names: Sequence[str]) -> MlpLayout:
-    layers = [module.get_submodule(name) for name in names]
-    return MlpLayout(*(FirstLayer(each.weight, axis=int(type(each).__name__ == "Conv1D")) for each in layers))
+        register_mlp(path)(partial(describe, names=(names,) if isinstance(names, str) else names))
 
 
 def halves(weight: nn.Parameter) -> tuple[FirstLayer, FirstLayer]:

@@ -178,8 +178,8 @@ class MimeticStateSpace(Initializer):
         for site in weights.each(required_state_space_sites(weights, self.where, self.layers, WHO)):
             scale = scan_scale(site)
             before = measures(site, scale)
-            if self.decay:
-                self._decay(site.by(f"{WHO}: decay"))
+            if self.decay:  # 2410.11135, component 1: A ≈ 1
+                site.by(f"{WHO}: decay").A_log = slow_decay(site.A_log, self.decay_c, self.decay_reading)
             if self.step:
                 self._step(site.by(f"{WHO}: step"))
             if self.correlate:
@@ -188,10 +188,6 @@ class MimeticStateSpace(Initializer):
                 self._convolution(site.by(f"{WHO}: convolution"))
             after = measures(site, self._bound(site.by(f"{WHO}: scan_scale"), scale))
             weights.measure(site.name, {name: (before[name], after[name]) for name in before})
-
-    def _decay(self, site: StateSpaceSite) -> None:
-        """2410.11135, component 1: A ≈ 1."""
-        site.A_log = slow_decay(site.A_log, self.decay_c, self.decay_reading)
 
     def _step(self, site: StateSpaceSite) -> None:
         """2410.11135, component 2: Δ ≈ 1."""

@@ -40,13 +40,10 @@ def refuse_missing(teacher: object, who: str) -> None:
 def opened(teacher: Teacher, who: str = "WeightSelection") -> nn.Module | Mapping[str, Tensor]:
     """Open what a string names, a file or a pretrained model of timm; leave modules and dictionaries as they are."""
     refuse_missing(teacher, who)
-    if isinstance(teacher, Path):
-        return _file(str(teacher), who)
-    if not isinstance(teacher, str):
+    if not isinstance(teacher, str | Path):
         return teacher
-    if teacher.endswith(SUFFIXES) or Path(teacher).is_file():
-        return _file(teacher, who)
-    return _timm(teacher, who)
+    named = isinstance(teacher, Path) or teacher.endswith(SUFFIXES) or Path(teacher).is_file()
+    return _file(str(teacher), who) if named else _timm(teacher, who)
 
 
 def tensors_of(teacher: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:

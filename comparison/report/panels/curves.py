@@ -39,7 +39,8 @@ def curves(data: ReportData) -> list[Piece] | None:
     """Return a curve per place of the grid, metric and axis; None where nothing was logged."""
     if not len(data.curves):
         return None
-    metrics = _metrics(data)
+    headline = data.metric.on_validation
+    metrics = sorted({*data.curves["metric"]}, key=lambda name: (name != headline, not name.startswith("val/"), name))
     axes = [axis for axis in AXES if data.curves[axis].notna().any()]
     apart = len(data.manifest["arms"]) > MOST_TOGETHER  # a plot for each arm in every figure
     axes = axes[:1] if apart else axes
@@ -81,13 +82,6 @@ def _curve(data: ReportData, place: Point, name: str, axis: str) -> Drawing | No
     file = data.place_name(f"curves_{plain if alone else name}_by_{axis}", place)
     save = name == data.metric.on_validation or (name == "val/loss" and axis == "step")
     return Drawing(figure, file, f"Learning curves: {metric.label} over {AXES[axis]}{at}", save)
-
-
-def _metrics(data: ReportData) -> list[str]:
-    """Return the metrics that have curves: the headline's first, validation before training."""
-    headline = data.metric.on_validation
-    names = sorted(set(data.curves["metric"]))
-    return sorted(names, key=lambda name: (name != headline, not name.startswith("val/"), name))
 
 
 def _how(data: ReportData) -> str:

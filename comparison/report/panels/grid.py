@@ -65,6 +65,13 @@ def aggregate_table(found: Aggregate, digits: int) -> Table:
     return Table(columns, rows)
 
 
+def _improvement(arm: ArmAggregate) -> Cell:
+    if (share := arm.improvement) is None:
+        return Cell("baseline")
+    percent = Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.samples)
+    return Cell(f"{number(percent.mean, 0)} %", _ends(percent, 0))
+
+
 def profile_figure(found: Aggregate, styles: Mapping[str, Style]) -> Figure:
     """Draw the share of runs that are as good as a value, for every value; bands are pointwise 95 % intervals."""
     with figure_settings():
@@ -86,14 +93,6 @@ def profile_figure(found: Aggregate, styles: Mapping[str, Style]) -> Figure:
         figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
         label_ends(axis, middles, styles, threads=False)
     return figure
-
-
-def _improvement(arm: ArmAggregate) -> Cell:
-    if arm.improvement is None:
-        return Cell("baseline")
-    interval = arm.improvement
-    percent = Interval(100 * interval.mean, 100 * interval.low, 100 * interval.high, interval.samples)
-    return Cell(f"{number(percent.mean, 0)} %", _ends(percent, 0))
 
 
 def _ends(interval: Interval, digits: int) -> str:

@@ -24,7 +24,12 @@ def initializations(data: ReportData) -> Html | None:
     changed = [_changed(arm, report, data) for arm, report in data.reports().items()]
     if not changed:
         return None
-    return Html(render("initializations.html.j2", initializations=changed), "\n".join(map(_line, changed)))
+    lines = []
+    for each in changed:
+        control = f" Its same-positions control is {each['control']}." if each["control"] else ""
+        said = f"- **{each['name']}**: `{each['initializer']}`. {each['summary']}{control}"
+        lines.append(" ".join([said, *each["notes"]]))
+    return Html(render("initializations.html.j2", initializations=changed), "\n".join(lines))
 
 
 def _changed(arm: str, report: Mapping[str, Any], data: ReportData) -> dict[str, Any]:
@@ -59,21 +64,23 @@ def _changed(arm: str, report: Mapping[str, Any], data: ReportData) -> dict[str,
     }
 
 
-def _line(each: Mapping[str, Any]) -> str:
-    control = f" Its same-positions control is {each['control']}." if each["control"] else ""
-    return " ".join([f"- **{each['name']}**: `{each['initializer']}`. {each['summary']}{control}", *each["notes"]])
-
-
 @register_panel("Runs and how to repeat them", label="Runs")
 def runs(data: ReportData) -> list[Piece]:
     """Return the runs without a result, what others could not show, the command, hardware and versions."""
-    environment = _environment(data)
+    values: dict[str, dict[str, None]] = {}
+    for run in data.runs:
+        for name, value in run.environment.items():
+            values.setdefault(name, {})[str(value)] = None
+    rows = [
+        [name, "; ".join(found) + (" (differs between runs)" if len(found) > 1 else "")]
+        for name, found in values.items()
+    ]
     shown: list[Piece] = []
     for title, found in (("Without a result", _unfinished(data)), ("Not captured", _not_captured(data))):
         shown += [*heading(title), table(data, found)] if found else []
     shown += heading("Command") if shown else []
     shown.append(_command(data.manifest.get("command", "")))
-    shown += [table(data, environment, "tight")] if environment else []
+    shown += [table(data, _plain(["environment", ""], rows), "tight")] if rows else []
     return [*shown, *([note(versions)] if (versions := _versions(data)) else []), note(_provenance(data))]
 
 
@@ -97,20 +104,6 @@ def _not_captured(data: ReportData) -> Table | None:
         for moment, why in moments.items()
     ]
     return _plain(["arm", "at", "learning rate", "seed", "what", "moment", "why not"], rows) if rows else None
-
-
-def _environment(data: ReportData) -> Table | None:
-    """Return hardware, threads and versions of the complete runs."""
-    values: dict[str, list[str]] = {}
-    for run in data.runs:
-        for name, value in run.environment.items():
-            known = values.setdefault(name, [])
-            known.extend([str(value)] if str(value) not in known else [])
-    rows = [
-        [name, "; ".join(found) + (" (differs between runs)" if len(found) > 1 else "")]
-        for name, found in values.items()
-    ]
-    return _plain(["environment", ""], rows) if rows else None
 
 
 def _versions(data: ReportData) -> str:

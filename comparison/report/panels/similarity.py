@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -39,7 +38,8 @@ Place = tuple[str, str]  # an arm and a moment
 @register_panel("Similarity of representations", label="Similarity")
 def similarity(data: ReportData) -> list[Piece] | None:
     """Return the CKA of all pairs of arms; None where no run kept representations."""
-    blocks = sorted({name for run in data.complete for name in _blocks(run.folder)})
+    files = [run.folder / "representations" / "before.safetensors" for run in data.complete]
+    blocks = sorted({name for file in files if file.is_file() for name in read_tensors(file)})
     found = representations(data.manifest["arms"], data.complete, dict(zip(blocks, short(blocks), strict=True)))
     if found is None:
         return None
@@ -52,24 +52,19 @@ def similarity(data: ReportData) -> list[Piece] | None:
 
 
 def _squares(data: ReportData, found: Similarity) -> str:
-    rows = [
-        [{"picture": picture, "title": _caption(found, i, j)} for j, picture in enumerate(row)]
-        for i, row in enumerate(found.pictures())
-    ]
+    rows: list[list[dict[str, Any]]] = [[] for _ in found.arms]
+    for i, pictures in enumerate(found.pictures()):
+        for j, picture in enumerate(pictures):
+            cell, (one, other) = found.cells[i][j], _moments(i, j)
+            mean = "" if cell is None else f": mean {cell.mean():.2f}"
+            rows[i].append({"picture": picture, "title": f"{found.arms[i]} {one}, {found.arms[j]} {other}{mean}"})
     arms = [{"name": arm, "color": data.colors[arm]} for arm in found.arms]
     return render("similarity.html.j2", arms=arms, rows=rows, data=script_json(found.to_json()))
 
 
-def _caption(found: Similarity, i: int, j: int) -> str:
-    moments = ("before", "after") if i == j else ("before", "before") if i < j else ("after", "after")
-    cell = found.cells[i][j]
-    mean = "" if cell is None else f": mean {cell.mean():.2f}"
-    return f"{found.arms[i]} {moments[0]}, {found.arms[j]} {moments[1]}{mean}"
-
-
-def _blocks(folder: Path) -> list[str]:
-    path = folder / "representations" / "before.safetensors"
-    return list(read_tensors(path)) if path.is_file() else []
+def _moments(i: int, j: int) -> tuple[str, str]:
+    """Return what a cell compares: of the row's arm, and of the column's."""
+    return ("before", "after") if i == j else ("before", "before") if i < j else ("after", "after")
 
 
 @dataclass(frozen=True)
@@ -98,19 +93,28 @@ class Similarity:
 
 def representations(arms: Iterable[str], runs: Iterable[Run], layer_names: Mapping[str, str]) -> Similarity | None:
     """Return the CKA of all pairs of arms, averaged over the seeds that both have; None without representations."""
-    runs = list(runs)
-    kept = [run for run in runs if _files(run)]
-    seeds = sorted({run.seed for run in kept})[:MOST_SEEDS]
-    grams = {(run.arm, run.seed): _grams(run) for run in kept if run.seed in seeds}
+    kept = {}
+    for run in runs:
+        files = {moment: run.folder / "representations" / f"{moment}.safetensors" for moment in ("before", "after")}
+        if all(file.is_file() for file in files.values()):
+            kept[run.arm, run.seed] = files
+    seeds = sorted({seed for _, seed in kept})[:MOST_SEEDS]
+    grams = {
+        (arm, seed): {moment: read_tensors(file) for moment, file in files.items()}
+        for (arm, seed), files in kept.items()
+        if seed in seeds
+    }
     order = [arm for arm in arms if any((arm, seed) in grams for seed in seeds)]
     if not order:
         return None
     layers = list(next(iter(grams.values()))["before"])
     tables = [_alignments({arm: grams[arm, seed] for arm in order if (arm, seed) in grams}) for seed in seeds]
-    cells = [
-        [_mean([_cell(table, row, column, i, j) for table in tables]) for j, column in enumerate(order)]
-        for i, row in enumerate(order)
-    ]
+    cells: list[list[np.ndarray | None]] = [[] for _ in order]
+    for i, row in enumerate(order):
+        for j, column in enumerate(order):
+            one, other = _moments(i, j)
+            known = [each for table in tables if (each := table.get(((row, one), (column, other)))) is not None]
+            cells[i].append(np.mean(known, axis=0) if known else None)
     return Similarity(order, [layer_names.get(layer, layer) for layer in layers], seeds, cells)
 
 
@@ -151,16 +155,6 @@ def similarity_figure(found: Similarity, styles: Mapping[str, Style]) -> Figure:
     return figure
 
 
-def _files(run: Run) -> dict[str, Path]:
-    """Return where the representations of a run are; empty where one is missing."""
-    files = {moment: run.folder / "representations" / f"{moment}.safetensors" for moment in ("before", "after")}
-    return files if all(file.is_file() for file in files.values()) else {}
-
-
-def _grams(run: Run) -> Moments:
-    return {moment: read_tensors(file) for moment, file in _files(run).items()}
-
-
 def _alignments(grams: Mapping[str, Moments]) -> dict[tuple[Place, Place], np.ndarray]:
     """Return the CKA of all arms and moments of one seed: (arm, moment) twice → (layers, layers).
 
@@ -186,13 +180,3 @@ def _alignments(grams: Mapping[str, Moments]) -> dict[tuple[Place, Place], np.nd
             for b, (other, _) in enumerate(known):
                 found[one, other] = values[ends[a] : ends[a + 1], ends[b] : ends[b + 1]]
     return found
-
-
-def _cell(table: Mapping[tuple[Place, Place], np.ndarray], row: str, column: str, i: int, j: int) -> np.ndarray | None:
-    moments = ("before", "after") if i == j else ("before", "before") if i < j else ("after", "after")
-    return table.get(((row, moments[0]), (column, moments[1])))
-
-
-def _mean(values: list[np.ndarray | None]) -> np.ndarray | None:
-    known = [value for value in values if value is not None]
-    return np.mean(known, axis=0) if known else None

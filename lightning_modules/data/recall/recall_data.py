@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -72,22 +71,21 @@ class RecallSet(Dataset[Batch]):
         """
         epochs, indices = np.array([key if isinstance(key, tuple) else (0, key) for key in keys]).T
         seeds = derive_seeds(self.seed, list(PARTS).index(self.part), epochs if self.fresh else 0, indices)
-        drawn = [self._sample(*each) for each in zip(indices.tolist(), seeds.tolist(), strict=True)]
+        examples, lengths = [], []
+        for index, seed in zip(indices.tolist(), seeds.tolist(), strict=True):
+            rng = np.random.Generator(np.random.Philox(key=seed))  # a key needs no hashing of its own
+            smallest, largest = self.lengths[index // self.size]
+            packed = self.context_length is not None
+            lengths.append(largest if packed else self._length(smallest, largest, rng))
+            examples.append(self._packed(smallest, largest, rng) if packed else self._own(lengths[-1], rng))
+        batch, longest = {}, max(len(example.inputs) for example in examples)
         fills = {"input_ids": self.task.padding, "targets": IGNORED, "scored": False}
-        longest = max(len(example.inputs) for example, _ in drawn)
-        batch = {
-            name: _side_by_side([example[column] for example, _ in drawn], longest, fill)
-            for column, (name, fill) in enumerate(fills.items())
-        }
-        return {**batch, "lengths": torch.tensor([length for _, length in drawn])}
-
-    def _sample(self, index: int, seed: int) -> tuple[Example, int]:
-        rng = np.random.Generator(np.random.Philox(key=seed))  # a key needs no hashing of its own
-        smallest, largest = self.lengths[index // self.size]
-        if self.context_length is not None:
-            return self._packed(smallest, largest, rng), largest
-        length = self._length(smallest, largest, rng)
-        return self._own(length, rng), length
+        for column, (name, fill) in enumerate(fills.items()):
+            rows = np.full((len(examples), longest), fill)
+            for row, example in zip(rows, examples, strict=True):
+                row[: len(example[column])] = example[column]
+            batch[name] = torch.from_numpy(rows)
+        return {**batch, "lengths": torch.tensor(lengths)}
 
     def _length(self, smallest: int, largest: int, rng: np.random.Generator) -> int:
         step = self.task.length_step
@@ -127,13 +125,6 @@ class RecallSet(Dataset[Batch]):
 def bucket(key: bytes) -> int:
     """Return the number, below 16, that says to which part an example belongs."""
     return hashlib.blake2b(key, digest_size=1).digest()[0] % BUCKETS
-
-
-def _side_by_side(rows: list[NDArray], length: int, fill: int | bool) -> Tensor:
-    batch = np.full((len(rows), length), fill)
-    for filled, row in zip(batch, rows, strict=True):
-        filled[: len(row)] = row
-    return torch.from_numpy(batch)
 
 
 class RecallData(SeededData):

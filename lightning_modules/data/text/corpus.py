@@ -231,9 +231,8 @@ class Column:
         feature = dataset.features[column]
         if not is_text(feature):
             kind = getattr(feature, "dtype", type(feature).__name__)
-            raise StructuredInitError(
-                f"column '{column}' of {where} holds {kind}, not text: {nearest('', _texts(dataset.features))}"
-            )
+            texts = [name for name, each in dataset.features.items() if is_text(each)]
+            raise StructuredInitError(f"column '{column}' of {where} holds {kind}, not text: {nearest('', texts)}")
 
     def __iter__(self) -> Iterator[str]:
         start = 0
@@ -284,10 +283,6 @@ def _text_files(place: Path) -> dict[str, list[TextFile]]:
 def is_text(feature: Any) -> bool:
     """Whether a column of this type holds text."""
     return getattr(feature, "dtype", None) in ("string", "large_string")
-
-
-def _texts(features: Mapping[str, Any]) -> list[str]:
-    return [name for name, feature in features.items() if is_text(feature)]
 
 
 def _python_docs() -> Mapping[str, Dataset]:

@@ -257,7 +257,10 @@ class CompactEncoder(nn.Module):
         pool_softmax: dict[str, Any] | None = None,
     ) -> None:
         _check(embed_dim, depth, num_heads, positions, norm_order, class_token, pool_softmax)
-        _check_rates(dropout=dropout, attention_dropout=attention_dropout, stochastic_depth=stochastic_depth)
+        shares = {"dropout": dropout, "attention_dropout": attention_dropout, "stochastic_depth": stochastic_depth}
+        for name, rate in shares.items():
+            if not 0 <= rate < 1:
+                raise StructuredInitError(f"{name} must be in [0, 1), not {rate}")
         super().__init__()
         self.seq_len, self.grid, self.positions = seq_len, grid, positions
         self.num_prefix_tokens = int(class_token)
@@ -356,9 +359,3 @@ def _check(
         if name in ("where", "per_head"):
             raise StructuredInitError(f"pool_softmax takes no '{name}': there is one pooling, without heads")
     check_arguments(pool_softmax)
-
-
-def _check_rates(**rates: float) -> None:
-    for name, rate in rates.items():
-        if not 0 <= rate < 1:
-            raise StructuredInitError(f"{name} must be in [0, 1), not {rate}")

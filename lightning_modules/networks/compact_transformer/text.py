@@ -143,7 +143,15 @@ class TextCompactTransformer(nn.Module):
         super().__init__()
         if pad_token_id is not None and not 0 <= pad_token_id < vocab_size:
             raise StructuredInitError(f"pad_token_id {pad_token_id} is not among the {vocab_size} tokens")
-        width = _width(tokenizer, word_embed_dim, embed_dim)
+        if tokenizer not in ("conv", "patch", None):
+            raise StructuredInitError(f"tokenizer must be conv, patch or null, not '{tokenizer}'")
+        if tokenizer is None and embed_dim not in (None, word_embed_dim):
+            raise StructuredInitError(
+                f"without a tokenizer the width is that of the embedding, {word_embed_dim}: leave embed_dim out"
+            )
+        if tokenizer is not None and embed_dim is None:
+            raise StructuredInitError("a tokenizer needs embed_dim, the width of its tokens")
+        width = word_embed_dim if embed_dim is None else embed_dim
         self.seq_len, self.pad_token_id = seq_len, pad_token_id
         self.tokenizer: TextTokenizer | None = None
         if tokenizer == "conv":  # CCT's
@@ -209,18 +217,3 @@ def text_compact_transformer(
     if weights is not None:
         load_weights(network, weights)
     return network
-
-
-def _width(tokenizer: str | None, word_embed_dim: int, embed_dim: int | None) -> int:
-    """Return D."""
-    if tokenizer not in ("conv", "patch", None):
-        raise StructuredInitError(f"tokenizer must be conv, patch or null, not '{tokenizer}'")
-    if tokenizer is None:
-        if embed_dim not in (None, word_embed_dim):
-            raise StructuredInitError(
-                f"without a tokenizer the width is that of the embedding, {word_embed_dim}: leave embed_dim out"
-            )
-        return word_embed_dim
-    if embed_dim is None:
-        raise StructuredInitError("a tokenizer needs embed_dim, the width of its tokens")
-    return embed_dim

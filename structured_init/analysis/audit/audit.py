@@ -273,7 +273,7 @@ def _alike(first: str, ones: Sequence[Record], second: str, others: Sequence[Rec
     """Tell whether two blocks may stand in one line: named and shaped alike, and drawn from the same."""
     if re.sub(r"\d+", "#", first) != re.sub(r"\d+", "#", second) or len(ones) != len(others):
         return False
-    return all(_same_draw(one, other) for one, other in zip(ones, others, strict=True))
+    return all(map(_same_draw, ones, others))
 
 
 def _same_draw(one: Record, other: Record) -> bool:

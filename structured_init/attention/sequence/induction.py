@@ -125,8 +125,9 @@ class Induction(Initializer):
 
     def _write(self, weights: Weights, rng: Draws) -> dict[str, float]:
         """Write the circuits, and return by which factor other heads were scaled, by the name of the first layer."""
-        factors = {}
-        for first, second in weights.each(self._pairs(weights, rng)):
+        factors, chosen = {}, [tower[:2] for tower in towers("Induction", weights, self.where)]
+        pairs = prepare_each("Induction", weights, chosen, lambda layers: self._pair(layers, weights, rng))
+        for first, second in weights.each(pairs):
             width, copying = first.site.value.shape[-1], len(list(first.heads))
             spare = [width * (len(first.keys) + copying), width * len(first.keys)]
             outcome = KINDS[first.kind](replace(first, gain=self.gain, spare=spare))
@@ -172,11 +173,6 @@ class Induction(Initializer):
         share = share_of_matches(second, seen, match, head)
         least = second.site.scale if second.site.layout.query_key_norm else 0.0
         return Found(head, number, copying, match, least_strength(share, self.share, least=least))
-
-    def _pairs(self, weights: Weights, rng: Draws) -> list[tuple[Layer, Layer]]:
-        """Return the first two layers of every tower, with nothing written yet."""
-        chosen = [tower[:2] for tower in towers("Induction", weights, self.where)]
-        return prepare_each("Induction", weights, chosen, lambda layers: self._pair(layers, weights, rng))
 
     def _pair(self, layers: list[AttentionSite], weights: Weights, rng: Draws) -> tuple[Layer, Layer]:
         site = layers[0]

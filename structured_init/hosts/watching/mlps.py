@@ -80,7 +80,9 @@ def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None, str] |
         return None
     first = seen.sources[int(origins.source(second.taken[0]))]
     inputs, width = second.y.shape[-1], len(second.taken)
-    if not (isinstance(first, Linear) and second.joined) or first.block.inputs != inputs or _single(first):
+    if not (isinstance(first, Linear) and second.joined) or first.block.inputs != inputs:
+        return None
+    if (first.x.shape[1:-1].numel() if first.x.ndim > 2 else len(first.x)) == 1:  # a single token of each sample
         return None
     if {TWICE, LATE} & second.path or _summed(second.path) or (POOLS & second.path and NORMS & second.path):
         return None
@@ -114,11 +116,6 @@ def _summed(path: frozenset[str]) -> bool:
 def is_plain(path: frozenset[str]) -> bool:
     """Say whether nothing but factors, norms and dropout happened to a tensor."""
     return not path & {GATED, LATE, MIXED} and not POOLS & path and not _function(path)
-
-
-def _single(first: Linear) -> bool:
-    """Say whether a map is given a single token of each sample."""
-    return first.x.shape[1:-1].numel() == 1 if first.x.ndim > 2 else len(first.x) == 1
 
 
 def _units(seen: WatchMode, tag: Tag) -> Units | None:
@@ -163,13 +160,19 @@ def mlps_alone(module: nn.Module) -> list[FoundMlp]:
     counts as what is added to the tokens, as the block around it does.
     """
     owners = {id(p): name for name, part in named_plain_modules(module) for p in part._parameters.values()}
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = [each for each in inspect.signature(module.forward).parameters.values() if each.kind in kinds]
+    others = [None for each in given[1:] if each.default is inspect.Parameter.empty]
     for tokens in _tokens(module):
         with without_hooks(module), watching(module) as seen:
             try:
-                out = module(tokens, *_others(module))
+                out = module(tokens, *others)
             except Exception:
                 continue
-            _joined(seen, tokens, out)
+            out = out[0] if isinstance(out, tuple | list) and out else out
+            tag = seen.tag(out) if isinstance(out, Tensor) and out.shape == tokens.shape else None
+            if tag is not None and is_plain(tag.path) and isinstance(source := seen.source(tag), Linear):
+                source.joined = True
             return found_mlps(seen, owners)  # other axes than those it takes first might mean something else to it
     return []
 
@@ -200,19 +203,3 @@ def _tokens(module: nn.Module) -> Iterator[Tensor]:
         shapes = [(1, width, *[SIDE] * axes)] if axes else [(1, TOKENS, width), (1, SIDE, SIDE, width), (TOKENS, width)]
         for shape in shapes:
             yield torch.randn(shape, generator=generator).to(weight.device, weight.dtype)
-
-
-def _others(module: nn.Module) -> list[None]:
-    """Return ``None`` for every argument but the first that a module's forward cannot do without."""
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    given = [each for each in inspect.signature(module.forward).parameters.values() if each.kind in kinds]
-    return [None for each in given[1:] if each.default is inspect.Parameter.empty]
-
-
-def _joined(seen: WatchMode, tokens: Tensor, out: object) -> None:
-    """Take note of the linear map that a module returns the outputs of, in the shape of its tokens."""
-    if isinstance(out, tuple | list) and out:
-        out = out[0]
-    tag = seen.tag(out) if isinstance(out, Tensor) and out.shape == tokens.shape else None
-    if tag is not None and is_plain(tag.path) and isinstance(source := seen.source(tag), Linear):
-        source.joined = True

@@ -116,15 +116,12 @@ def _summed(seen: Pass, args: tuple, out: Tensor, same: list[Tag]) -> None:
             source.joined |= not beside
             if beside and all(map(seen.weight, beside)):
                 source.biased(out)
-    sides = [tag.terms or _map_alone(seen, tag) for tag in same]
+    sides = []
+    for tag in same:  # what was summed, or the linear map itself, to which nothing but sums was done since
+        source = seen.source(tag)
+        sides.append(tag.terms or ([source] if isinstance(source, Linear) and tag.path <= {"add"} else []))
     _add_up(sides)
     seen.tags[out].terms = [term for side in sides for term in side]
-
-
-def _map_alone(seen: Pass, tag: Tag) -> list[Linear]:
-    """Return the linear map that gave a tensor, to which nothing but sums was done since."""
-    source = seen.source(tag)
-    return [source] if isinstance(source, Linear) and tag.path <= {"add"} else []
 
 
 def _stacked(seen: Pass, tag: Tag, out: Tensor, args: tuple) -> list[Linear]:
@@ -176,7 +173,8 @@ def _logits(seen: Pass, product: Product, name: str, args: tuple, given: list[Ta
     """Take note of what is done to logits before the softmax: factors, and parameters that are added."""
     if name in SUMS and len(given) == 2:
         product.added += [source for tag in given if isinstance(source := seen.source(tag), nn.Parameter)]
-    plain, own = name.rstrip("_"), [isinstance(arg, Tensor) and _of(seen, arg, product) for arg in args[:2]]
+    tags = [seen.tag(arg) if isinstance(arg, Tensor) else None for arg in args[:2]]
+    plain, own = name.rstrip("_"), [tag is not None and seen.source(tag) is product for tag in tags]
     if product.softened == 0 and plain == "sub" and own == [False, True]:
         product.factor *= -1
     if product.softened == 0 and plain in ("mul", "div") and own[1:] != own[:1]:
@@ -188,10 +186,6 @@ def _logits(seen: Pass, product: Product, name: str, args: tuple, given: list[Ta
     if name in SOFTMAX:
         product.softened += 1
         product.over_queries |= origins.over_queries(seen.tag(args[0]).codes, args[1])
-
-
-def _of(seen: Pass, tensor: Tensor, product: Product) -> bool:
-    return (tag := seen.tag(tensor)) is not None and seen.source(tag) is product
 
 
 # What a function does to the numbers that it is given, told by the numbers and not by its name.
