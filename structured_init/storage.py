@@ -126,7 +126,15 @@ class Computed:
         value = value.to(first.device, first.dtype)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             for part in reversed(parts):
-                value = self._invert(part, value)
+                try:
+                    value = part.right_inverse(value)
+                except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
+                    missing = isinstance(error, AttributeError) and not hasattr(part, "right_inverse")
+                    why = "has no right_inverse" if missing else str(error).split("\n")[0]
+                    raise StructuredInitError(
+                        f"'{self.name}' is computed by the parametrization {type(part).__name__} and cannot be set: "
+                        f"{why}"
+                    ) from error
             originals = [value] if isinstance(value, Tensor) else list(value)
             names = ["original"] if parts.is_tensor else [f"original{i}" for i in range(parts.ntensors)]
             for name, original in zip(names, originals, strict=True):
@@ -134,16 +142,6 @@ class Computed:
             for _ in range(SETTLING):
                 reached = parts()
             return [tensor.detach() for _, tensor in _sources(parts)], reached.detach()
-
-    def _invert(self, part: nn.Module, value: Tensor) -> Tensor | tuple[Tensor, ...]:
-        try:
-            return part.right_inverse(value)
-        except (AttributeError, NotImplementedError, RuntimeError, ValueError) as error:
-            missing = isinstance(error, AttributeError) and not hasattr(part, "right_inverse")
-            why = "has no right_inverse" if missing else str(error).split("\n")[0]
-            raise StructuredInitError(
-                f"'{self.name}' is computed by the parametrization {type(part).__name__} and cannot be set: {why}"
-            ) from error
 
 
 def _sources(parts: nn.Module) -> list[tuple[str, Tensor]]:

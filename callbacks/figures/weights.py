@@ -165,7 +165,8 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
         kept = _thinned(layers, max_layers)
         shown = {name: evenly(len(filters), max_filters) for name, filters in kept.items()}
         numbers = {name: str(number) for number, name in enumerate(layers)}
-        panels = {numbers[name]: _square(kept[name][shown[name]] / _largest(kept[name])) for name in kept}
+        largest = {name: max(quantile([filters.abs()], 0.995), 1e-30) for name, filters in kept.items()}
+        panels = {numbers[name]: _square(kept[name][shown[name]] / largest[name]) for name in kept}
         captions = [
             f"filter {number}" if not i else str(number) for i, number in enumerate(max(shown.values(), key=len))
         ]
@@ -229,10 +230,6 @@ def _bar(figure: Figure, box: Sequence[float], colors: str, limits: tuple[float,
 def _thinned(layers: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
     names = list(layers)
     return {names[i]: layers[names[i]] for i in evenly(len(names), limit)}
-
-
-def _largest(filters: Tensor) -> float:
-    return max(quantile([filters.abs()], 0.995), 1e-30)
 
 
 def _square(filters: Tensor) -> Tensor:

@@ -179,11 +179,17 @@ def place_in_transformers(
 
     placed = 0
     for prefix, model in models:
-        layers = {f"{prefix}.{name}".lstrip("."): module for name, module in model.named_modules() if _attends(module)}
-        chosen = {name: module for name, module in layers.items() if selects(where, name, module)}
-        for module in chosen.values():
-            heads = _value_heads(module) if per_head else 1
-            weight = next(module.parameters())
+        chosen = []
+        for name, module in model.named_modules():
+            weight = next(module.parameters(), None)
+            # Transformers marks by causality what hands queries, keys and values to the interface.
+            attends = hasattr(module, "is_causal") and hasattr(module, "config") and weight is not None
+            if attends and selects(where, f"{prefix}.{name}".lstrip("."), module):
+                chosen.append((module, weight))
+        for module, weight in chosen:
+            named = (getattr(module, name, None) for name in ("num_heads", "num_attention_heads", "n_heads"))
+            heads = next((each for each in named if isinstance(each, int)), module.config.num_attention_heads)
+            heads = heads // getattr(module, "num_key_value_groups", 1) if per_head else 1
             module.token_softmax = TokenSoftmaxValue(**arguments, num_heads=heads).to(weight.device, weight.dtype)
         if chosen:
             if not getattr(model, "_supports_attention_backend", False):
@@ -195,16 +201,3 @@ def place_in_transformers(
             model.set_attn_implementation(NAME)
         placed += len(chosen)
     return placed
-
-
-def _attends(module: nn.Module) -> bool:
-    """Tell whether a module hands queries, keys and values to the interface: transformers marks those by causality."""
-    return hasattr(module, "is_causal") and hasattr(module, "config") and next(module.parameters(), None) is not None
-
-
-def _value_heads(module: Any) -> int:
-    """Return the number of value heads."""
-    for name in ("num_heads", "num_attention_heads", "n_heads"):
-        if isinstance(heads := getattr(module, name, None), int):
-            return heads // getattr(module, "num_key_value_groups", 1)
-    return module.config.num_attention_heads // getattr(module, "num_key_value_groups", 1)

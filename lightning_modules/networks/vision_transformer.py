@@ -6,7 +6,7 @@ from typing import Any
 
 from timm.layers import build_sincos2d_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import Tensor, nn
+from torch import Tensor
 
 from structured_init.errors import StructuredInitError, nearest
 
@@ -106,15 +106,9 @@ def vision_transformer(
         pos_embed="none" if positions == "none" else "learn",
         **{"no_embed_class": True, "block_fn": Block if attention_skip else BlockWithoutAttentionSkip, **timm_args},
     )
-    if positions == "sincos":
-        _freeze_sincos(network)
+    if positions == "sincos":  # extra tokens' positions are zero
+        code = build_sincos2d_pos_embed(list(network.patch_embed.grid_size), dim=embed_dim)
+        network.pos_embed.data.zero_()
+        network.pos_embed.data[0, -len(code) :] = code
+        network.pos_embed.requires_grad_(False)
     return network
-
-
-def _freeze_sincos(network: VisionTransformer) -> None:
-    """Write timm's sincos code to the patches' positions and freeze them; extra tokens' positions are zero."""
-    positions: nn.Parameter = network.pos_embed
-    code = build_sincos2d_pos_embed(list(network.patch_embed.grid_size), dim=positions.shape[-1])
-    positions.data.zero_()
-    positions.data[0, -len(code) :] = code
-    positions.requires_grad_(False)

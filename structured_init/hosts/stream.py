@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, linalg, nn
 
 from structured_init.hosts.attention import AttentionSite
-from structured_init.names import is_stack, named_plain_modules
+from structured_init.names import is_stack, named_plain_modules, within
 from structured_init.overlay import Weights
 
 # The norm before attention: GPT-2, GPT-Neo; timm; Llama, NeoX, Phi; OPT, BART; ViT; T5; MPT.
@@ -50,7 +50,12 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
     modules = dict(named_plain_modules(weights.model))
     stacks = {name for name, module in modules.items() if is_stack(module)}
     for around in _outwards(site.name, stacks):
-        outside = {name: module for name, module in _below(modules, around) if not _in_layers(name, stacks)}
+        outside = {
+            name: module
+            for name, module in modules.items()
+            if (not around or name.startswith(f"{around}."))
+            and not any(name != stack and within(name, stack) for stack in stacks)
+        }
         normalized = any("embed" in name and _is_norm(module) for name, module in outside.items())
         tables = [
             module
@@ -96,15 +101,6 @@ def _outwards(name: str, stacks: set[str]) -> Iterator[str]:
     while outermost:
         outermost = outermost.rpartition(".")[0]
         yield outermost
-
-
-def _below(modules: Mapping[str, nn.Module], around: str) -> Iterator[tuple[str, nn.Module]]:
-    return ((name, module) for name, module in modules.items() if not around or name.startswith(f"{around}."))
-
-
-def _in_layers(name: str, stacks: set[str]) -> bool:
-    parts = name.split(".")
-    return any(".".join(parts[:end]) in stacks for end in range(len(parts)))
 
 
 def _is_norm(module: nn.Module) -> bool:

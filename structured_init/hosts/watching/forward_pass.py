@@ -93,7 +93,9 @@ class WatchMode(TorchDispatchMode):
                 return func.decompose(*args, **kwargs)
         before = args
         if name.endswith("_") and args and isinstance(args[0], Tensor):
-            self._keep_from(args[0])
+            # What was recorded of a tensor that is about to be overwritten is copied.
+            for record, part in self._recorded.pop(args[0].untyped_storage().data_ptr(), ()):
+                setattr(record, part, getattr(record, part).clone())
             if args[0] in self.tags and name[:-1] not in LINEAR and name not in FILLS:
                 before = (args[0].clone(), *args[1:])
         result = func(*args, **kwargs)
@@ -101,11 +103,6 @@ class WatchMode(TorchDispatchMode):
         if len(self.sources) < origins.LIMIT - 1:
             self._note(func, name, args, kwargs, result, before)
         return result
-
-    def _keep_from(self, tensor: Tensor) -> None:
-        """Copy what was recorded of a tensor that is about to be overwritten."""
-        for record, name in self._recorded.pop(tensor.untyped_storage().data_ptr(), ()):
-            setattr(record, name, getattr(record, name).clone())
 
     def _note(self, func, name, args, kwargs, result, before) -> None:  # noqa: ANN001
         if name.startswith("_scaled_dot_product") and not name.endswith("_math"):
