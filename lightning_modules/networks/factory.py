@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import timm
@@ -55,7 +54,11 @@ def create_network(
     """
     if not isinstance(name, str):
         raise StructuredInitError(f"network must be a name, such as {next(iter(PRESETS))}, got {name}")
-    _check_sizes(name, network_args)
+    for argument in {"depth", "embed_dim", "num_heads", "patch_size"} & network_args.keys():
+        value, least = network_args[argument], 0 if argument == "depth" else 1
+        if isinstance(value, (str, float)) or (isinstance(value, int) and value < least):
+            said = f"{argument} of network '{name}' is {value}"
+            raise StructuredInitError(f"{said}: it must be a whole number from {least}")
     sizes = {"num_classes": num_classes, "image_size": image_size}
     if (token_mixing := network_args.pop("token_mixing", None)) is not None:
         network = create_network(name, **sizes, in_channels=in_channels, **network_args)
@@ -83,21 +86,6 @@ def create_network(
         raise StructuredInitError(
             f"network '{name}' takes no argument '{unknown[1]}': {nearest(unknown[1], _argument_names(name))}"
         ) from error
-
-
-def _check_sizes(name: str, network_args: Mapping[str, Any]) -> None:
-    """Refuse a size that is no positive whole number, over which a host would stumble somewhere.
-
-    Raises:
-        StructuredInitError: names it.
-    """
-    for argument in {"depth", "embed_dim", "num_heads", "patch_size"} & network_args.keys():
-        value = network_args[argument]
-        least = 0 if argument == "depth" else 1
-        if isinstance(value, (str, float)) or (isinstance(value, int) and value < least):
-            raise StructuredInitError(
-                f"{argument} of network '{name}' is {value}: it must be a whole number from {least}"
-            )
 
 
 def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Module:

@@ -163,11 +163,7 @@ def register_capture(attention: type[nn.Module] | str) -> Callable[[Adapter], Ad
         called after each forward pass of such a module.
     """
 
-    def decorate(adapter: Adapter) -> Adapter:
-        _ADAPTERS.add(attention, adapter)
-        return adapter
-
-    return decorate
+    return _ADAPTERS.adding(attention)
 
 
 def check_layers(who: str, layers: Any) -> None:

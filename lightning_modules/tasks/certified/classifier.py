@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
-from torchmetrics import MaxMetric, MeanMetric, MetricCollection, SumMetric
+from torchmetrics import MaxMetric, MeanMetric, Metric, MetricCollection, SumMetric
 
 from lightning_modules.tasks.certified.attacks import Box, empirical_lipschitz, exact_arithmetic, frozen, l2_pgd
 from lightning_modules.tasks.certified.certificate import CertifiedAccuracy, certified, margins, output_distances
@@ -58,14 +58,16 @@ class RobustnessMetrics(nn.Module):
     def __init__(self, split: str, epsilons: Sequence[float], attack: Attack | None) -> None:
         super().__init__()
         self.attack = attack
-        upper = {"lipschitz_upper": MaxMetric(nan_strategy="disable")} if epsilons else {}
-        certificates = {
-            metric_name("certified_accuracy", epsilon): CertifiedAccuracy(epsilon * PIXEL, float("inf"))
-            for epsilon in epsilons
-        }
-        self.logged = MetricCollection(
-            {**certificates, **upper, **_attack_metrics(attack)}, prefix=f"{split}/", compute_groups=False
-        )
+        metrics: dict[str, Metric] = {}
+        for epsilon in epsilons:
+            metrics[metric_name("certified_accuracy", epsilon)] = CertifiedAccuracy(epsilon * PIXEL, float("inf"))
+        if epsilons:
+            metrics["lipschitz_upper"] = MaxMetric(nan_strategy="disable")
+        for epsilon in attack.epsilons if attack is not None and attack.steps else ():
+            metrics[metric_name("pgd_accuracy", epsilon)] = MeanMetric(nan_strategy="disable")
+        if attack is not None and attack.lipschitz_steps:
+            metrics["lipschitz_lower"] = MaxMetric(nan_strategy="disable")
+        self.logged = MetricCollection(metrics, prefix=f"{split}/", compute_groups=False)
         self.broken = SumMetric(nan_strategy="disable")
 
     @property
@@ -150,15 +152,6 @@ def metric_name(metric: str, epsilon: float) -> str:
     return f"{metric}_{epsilon:g}".replace(".", "_")
 
 
-def _attack_metrics(attack: Attack | None) -> dict[str, MeanMetric | MaxMetric]:
-    if attack is None:
-        return {}
-    epsilons = attack.epsilons if attack.steps else ()
-    accuracies = {metric_name("pgd_accuracy", epsilon): MeanMetric(nan_strategy="disable") for epsilon in epsilons}
-    lower = {"lipschitz_lower": MaxMetric(nan_strategy="disable")} if attack.lipschitz_steps else {}
-    return {**accuracies, **lower}
-
-
 LEVELS = (36.0, 72.0, 108.0, 255.0)
 PUBLISHED_SCHEDULE = ((0.0, 0.0), (0.4, 1.0), (0.8, 0.05), (1.0, 0.0))
 CERTIFICATES = ("margin", "last_layer")
@@ -228,7 +221,15 @@ class CertifiedClassifier(ImageClassifier):
         self.epsilons = _levels("epsilons", LEVELS if epsilons is None else epsilons)
         attacked = _levels("pgd_epsilons", self.epsilons if pgd_epsilons is None else pgd_epsilons)
         attack = Attack(attacked, pgd_steps, pgd_step_size, pgd_restarts, lipschitz_steps)
-        _check(margin, certificate, attack)
+        if not margin > 0:
+            raise StructuredInitError(f"margin must be positive, not {margin}")
+        if certificate not in CERTIFICATES:
+            raise StructuredInitError(f"unknown certificate '{certificate}': {nearest(certificate, CERTIFICATES)}")
+        if min(pgd_steps, lipschitz_steps) < 0 or pgd_restarts < 1 or not pgd_step_size > 0:
+            raise StructuredInitError(
+                "pgd_steps and lipschitz_steps are 0 (off) or more, pgd_restarts at least 1, and pgd_step_size is "
+                "positive"
+            )
         self.margin, self.certificate = margin, certificate
         sizes = (num_classes, image_size, in_channels)
         schedule = PUBLISHED_SCHEDULE if lr_schedule is None else lr_schedule
@@ -305,7 +306,12 @@ class CertifiedClassifier(ImageClassifier):
         """Record accuracy, loss, certificates and what attacks find."""
         images, labels = self._checked(batch)
         if not self._scale_checked:
-            _refuse_scaled(images)
+            span = (images.amax((0, 2, 3)) - images.amin((0, 2, 3))).max().item()
+            if span > 1 + 1e-3:
+                raise StructuredInitError(
+                    f"the images span {span:.2f} in a channel, where pixels in [0, 1] span at most 1: radii are in "
+                    "pixels, so subtract a mean and divide by nothing"
+                )
             self._scale_checked = True
         robustness = self.val_robustness if split == "val" else self.test_robustness
         with exact_arithmetic(self.device):
@@ -350,28 +356,6 @@ def _levels(name: str, epsilons: Sequence[float]) -> tuple[float, ...]:
             meant = f": did you mean {epsilon * 255:g}?" if epsilon > 0 else ""
             raise StructuredInitError(f"{name} are in 1/255 of the pixels' range and at least 1, not {epsilon}{meant}")
     return tuple(float(epsilon) for epsilon in epsilons)
-
-
-def _check(margin: float, certificate: str, attack: Attack) -> None:
-    """Refuse what means nothing."""
-    if not margin > 0:
-        raise StructuredInitError(f"margin must be positive, not {margin}")
-    if certificate not in CERTIFICATES:
-        raise StructuredInitError(f"unknown certificate '{certificate}': {nearest(certificate, CERTIFICATES)}")
-    if min(attack.steps, attack.lipschitz_steps) < 0 or attack.restarts < 1 or not attack.step_size > 0:
-        raise StructuredInitError(
-            "pgd_steps and lipschitz_steps are 0 (off) or more, pgd_restarts at least 1, and pgd_step_size is positive"
-        )
-
-
-def _refuse_scaled(images: Tensor) -> None:
-    """Refuse images that cannot be shifted pixels."""
-    span = (images.amax((0, 2, 3)) - images.amin((0, 2, 3))).max().item()
-    if span > 1 + 1e-3:
-        raise StructuredInitError(
-            f"the images span {span:.2f} in a channel, where pixels in [0, 1] span at most 1: radii are in pixels, so "
-            "subtract a mean and divide by nothing"
-        )
 
 
 def _split(network: nn.Module) -> tuple[nn.Module, nn.Module]:
