@@ -162,7 +162,6 @@ def register_capture(attention: type[nn.Module] | str) -> Callable[[Adapter], Ad
         A decorator for a function (module, args, kwargs, output) → maps (batch, heads, queries, keys), which is
         called after each forward pass of such a module.
     """
-
     return _ADAPTERS.adding(attention)
 
 
