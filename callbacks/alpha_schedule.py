@@ -64,7 +64,8 @@ class AlphaScheduleCallback(Callback):
         """Return α at a step or epoch, counted from 0, of a training whose last one is ``last``."""
         if self.curve == "constant":
             return self.start
-        progress = self._progress(now, last if self.until is None else self.until)
+        until = last if self.until is None else self.until
+        progress = 0.0 if now < self.begin else 1.0 if now >= until else (now - self.begin) / (until - self.begin)
         if self.curve == "cosine":
             progress = (1 - math.cos(math.pi * progress)) / 2
         elif self.curve == "step":
@@ -92,11 +93,6 @@ class AlphaScheduleCallback(Callback):
         for values in self._values:
             values.set_alpha(alpha)
         pl_module.log("alpha", alpha, on_step=by_step, on_epoch=not by_step)
-
-    def _progress(self, now: int, until: int) -> float:
-        if now < self.begin:
-            return 0.0
-        return 1.0 if now >= until else (now - self.begin) / (until - self.begin)
 
 
 def settable_values(model: LightningModule) -> list[TokenSoftmaxValue]:

@@ -20,6 +20,7 @@ from callbacks.figures.mosaic import (
     evenly,
     head_captions,
     mosaic_figure,
+    plain_curves,
     quantile,
     short_names,
 )
@@ -161,12 +162,8 @@ def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> None:
     axis.set_title(STATISTICS.get(statistic, statistic), fontsize=8.5, color=INK)
     axis.set_xticks(range(len(names)), short_names(names))
     axis.set_xlabel("layer", fontsize=7.5, color=FAINT)
-    axis.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color("#c8c8c8")
     axis.set_ylim(bottom=0)
-    axis.grid(axis="y", color="#eeeeee", linewidth=0.7)
-    axis.set_axisbelow(True)
+    plain_curves(axis)
 
 
 def token_figure(
@@ -308,12 +305,8 @@ def _draw_curves(figure: SubFigure, curves: Mapping[str, Mapping[str, Curve]], c
             axis.plot(steps, values, color=colors[arm], linewidth=1.8, marker=marker, markersize=2.6, label=arm)
         axis.set_title(quantity, fontsize=9, color=INK, loc="left")
         axis.set_xlabel("steps", fontsize=7.5, color=FAINT)
-        axis.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.spines[["left", "bottom"]].set_color("#c8c8c8")
         axis.set_xlim(left=0)
         axis.set_ylim(bottom=0)
-        axis.grid(axis="y", color="#eeeeee", linewidth=0.7)
-        axis.set_axisbelow(True)
+        plain_curves(axis)
     handles, labels = axis.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8.5, frameon=False)

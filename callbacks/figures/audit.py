@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from callbacks.figures.attention import COLORS
-from callbacks.figures.mosaic import FAINT, INK, evenly, short_names
+from callbacks.figures.mosaic import FAINT, INK, evenly, plain_curves, short_names
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -216,11 +216,7 @@ def _frame(axis: Axes, title: str) -> None:
 
     axis.set_title(title, fontsize=8.5, color=INK)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["left", "bottom"]].set_color("#c8c8c8")
-    axis.grid(axis="y", color="#eeeeee", linewidth=0.7)
-    axis.set_axisbelow(True)
+    plain_curves(axis)
 
 
 def _legend(

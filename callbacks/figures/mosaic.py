@@ -128,6 +128,15 @@ def save_figure(figure: Figure, path: str | PathLike[str], dpi: int = 170) -> No
         figure.savefig(temporary, dpi=dpi, format="png", facecolor="white")
 
 
+def plain_curves(axis: Axes) -> None:
+    """Leave of an axis of curves what is read off it: two lines, faint ticks, and a grid behind the curves."""
+    axis.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["left", "bottom"]].set_color("#c8c8c8")
+    axis.grid(axis="y", color="#eeeeee", linewidth=0.7)
+    axis.set_axisbelow(True)
+
+
 def short_names(names: Sequence[str]) -> list[str]:
     """Return the part in which layer names differ: ``blocks.0.attn``, ``blocks.1.attn`` → ``0``, ``1``."""
     parts = [name.split(".") for name in names]

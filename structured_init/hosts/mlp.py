@@ -256,9 +256,11 @@ def called_mlps(model: nn.Module, known: Registry, found: Iterable[str] = ()) ->
     """Return by its name every innermost module that is called an MLP and is, holds and lies in no known one."""
     sites, suspects = list(found), {}
     for name, module in named_plain_modules(model):
+        kind = type(module).__name__.lower()
+        called = name.rpartition(".")[2] in NAMES or any(word in kind for word in ("mlp", "ffn", "feedforward"))
         if known.find(module) is not None:
             sites.append(name)
-        elif _called_mlp(name, type(module).__name__) and next(module.parameters(), None) is not None:
+        elif called and next(module.parameters(), None) is not None:
             suspects[name] = module
     return {
         name: module
@@ -274,7 +276,3 @@ def why_none(module: nn.Module) -> str | None:
     if any(weight is not None and weight.ndim > 2 for each in matrices for weight in each._parameters.values()):
         return "keeps its experts in weights of three axes"
     return None if there_and_back(maps_of(module)) else "holds no linear map to a hidden width and one back"
-
-
-def _called_mlp(name: str, kind: str) -> bool:
-    return name.rpartition(".")[2] in NAMES or any(word in kind.lower() for word in ("mlp", "ffn", "feedforward"))

@@ -65,13 +65,16 @@ def compact_arguments(name: str) -> dict[str, Any] | None:
     found = _IMAGE.fullmatch(name)
     if found is None:
         return None
+    depth, image_size = int(found["depth"]), int(found["image_size"])
+    # Of the data that the public code has a network for: CIFAR-10, ImageNet or Flowers-102.
+    usual = 10 if image_size < 224 else 1000 if depth == 14 else 102
     return {
-        **_sizes(name, int(found["depth"])),
+        **_sizes(name, depth),
         **_tokenizer(name, found["kind"], found["tokenizer"]),
         "class_token": found["kind"].startswith("vit"),
-        "image_size": int(found["image_size"]),
+        "image_size": image_size,
         "positions": found["positions"] or "learnable",
-        "num_classes": _CLASSES.get(found["classes"]) or _classes(int(found["depth"]), int(found["image_size"])),
+        "num_classes": _CLASSES.get(found["classes"]) or usual,
     }
 
 
@@ -101,13 +104,6 @@ def text_arguments(name: str) -> dict[str, Any] | None:
     if said["conv_layers"] not in (None, 1):
         raise StructuredInitError(f"'{name}': text tokenizers have one convolution: text_cct_{found['depth']}_1x1")
     return {**arguments, "tokenizer": "conv" if kind == "cct" else "patch", "kernel_size": said["kernel_size"]}
-
-
-def _classes(depth: int, image_size: int) -> int:
-    """Return the classes of the data that the public code has a network for: CIFAR-10, Flowers-102 or ImageNet."""
-    if image_size < 224:
-        return 10
-    return 1000 if depth == 14 else 102
 
 
 def _sizes(name: str, depth: int) -> dict[str, int]:
