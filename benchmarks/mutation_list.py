@@ -203,8 +203,8 @@ MUTATIONS = [
     Mutation(f"{WATCHING}/discover.py", "if not proof.error <= tolerance:", "if False:", OF_WATCH),
     Mutation(
         f"{WATCHING}/forward_pass.py",
-        "            self._keep_from(args[0])",
-        "            pass",
+        "setattr(record, part, getattr(record, part).clone())",
+        "pass",
         OF_WATCH,
     ),
     Mutation(
