@@ -369,13 +369,13 @@ MUTATIONS = [
         f"{LIBRARY}/overlay.py",
         "return value.clone() if own else value\n\n\ndef",
         "return value\n\n\ndef",
-        f"structured_init/test_initialize.py {PROMISES}",
+        "structured_init/controls/test_scrambled.py structured_init/test_induction.py",
     ),
     Mutation(
         f"{LIBRARY}/log.py",
         "(earlier.get(quantity, (before,))[0], after)",
         "(before, after)",
-        "structured_init/test_report.py structured_init/test_covariance.py structured_init/test_impulse.py",
+        "structured_init/test_report.py",
     ),
     # The command line, the optimizer, callbacks
     Mutation(

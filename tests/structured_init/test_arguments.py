@@ -224,7 +224,10 @@ OUT_OF_RANGE = {
         ({"A_min": 0.0}, "A_min must be positive, got 0.0"),
         ({"embedding_std": -1.0}, "embedding_std must be positive or null, got -1.0"),
     ],
-    MlpMean: [({"mean": None}, "mean must be a number, got None")],
+    MlpMean: [
+        ({"mean": None}, "mean must be a number, got None"),
+        ({"mean": 0.1, "gated": "up"}, "gated must be gate, value or both, got 'up'"),
+    ],
     WeightSelection: [({"teacher": "vit", "missing": "skip"}, "missing must be error or keep, got 'skip'")],
     ProceduralWarmup: [
         ({"sequences": "dyk"}, "unknown sequences 'dyk': did you mean 'dyck'…"),
