@@ -310,7 +310,7 @@ def share(promise: int, promises: int) -> list[Pair]:
 
 
 def refused() -> list[Pair]:
-    """Pairs that do not go together: each need of a method is missing in one of them, and so is all that a host lacks."""
+    """Pairs that do not go together: in one each need of a method is missing, and in one all that a host lacks."""
     chosen, seen = [], set()
     for pair in PAIRS:
         method, host = pair.name.split(" | ")
