@@ -59,7 +59,7 @@ oldest-test: $(OLDEST)/.ready  ## run the tests of host libraries on the oldest 
 	@PYTHONPATH=$(CURDIR) OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(OLDEST)/bin/python -m pytest $(SHARED) -q \
 	  tests/structured_init/hosts/watching/test_watched_sites.py tests/structured_init/hosts/test_t*.py $(ARGS)
 
-mutations: $(READY)  ## put 77 bugs into copies of the tree, one at a time, and see that the tests catch them (10 minutes)
+mutations: $(READY)  ## put 107 bugs into copies of the tree, one at a time, and see that the tests catch them (25 minutes of a processor)
 	@$(BIN)/python -W ignore -m benchmarks.mutations --output benchmarks/results
 
 lint: $(READY)  ## check style

@@ -1,4 +1,4 @@
-"""Sixty-odd realistic bugs: file, the text that is right, the text that is wrong, and the tests that should see it."""
+"""A hundred realistic bugs: file, the text that is right, the text that is wrong, and the tests that should see it."""
 
 from __future__ import annotations
 
@@ -37,6 +37,16 @@ TARGETS, OF_TARGETS = (
 )
 CLOCK, OF_CLOCK = "comparison/run/time_limit.py", "comparison/run/test_time_limit.py"
 ALPHA, OF_ALPHA = "callbacks/alpha_schedule.py", "callbacks/test_alpha_schedule.py"
+REFEREE, OF_REFEREE = "comparison/results/referee.py", "comparison/results/test_referee.py"
+LOOKS, OF_LOOKS = "comparison/results/sequential.py", "comparison/results/test_sequential.py"
+RUNS, OF_RUNS = "comparison/results/folder.py", "comparison/run/test_learning_rates.py comparison/run/test_run.py"
+EFFECTS, OF_EFFECTS = (
+    "comparison/results/effects.py",
+    "comparison/results/test_success.py comparison/results/test_diverged.py",
+)
+OF_POSITIONS = "structured_init/hosts/test_position_rule.py structured_init/hosts/test_position_kinds.py"
+OF_SHARED = "structured_init/hosts/watching/test_roles.py"
+OPTIM, OF_OPTIM = "lightning_modules/tasks/optim.py", "lightning_modules/tasks/test_optim.py"
 MUTATIONS = [
     # The overlay, the writer, the draws, the report
     Mutation(
@@ -304,4 +314,105 @@ MUTATIONS = [
         'letter == ","',
         "comparison/run/test_prepare.py",
     ),
+    # The referee, looks that may be repeated, and what a comparison found
+    Mutation(REFEREE, "level = 1 - 2 * level_of", "level = 1 - level_of", OF_REFEREE),
+    Mutation(REFEREE, "(proposals * 2 ** (block - 1))", "(proposals * 2**block)", OF_REFEREE),
+    Mutation(REFEREE, "else -decision.interval.mean", "else decision.interval.mean", OF_REFEREE),
+    Mutation(REFEREE, "set(theirs)) if seed not in known]", "set(theirs))]", OF_REFEREE),
+    Mutation(LOOKS, "deviation(values, of_mean=True)", "deviation(values)", OF_LOOKS),
+    Mutation(LOOKS, "z * (n / horizon) ** -SHAPE", "z * (n / horizon) ** SHAPE", OF_LOOKS),
+    Mutation(
+        "comparison/command/judging.py",
+        "options.baseline or (None if memory.is_file() else baseline)",
+        "options.baseline or baseline",
+        OF_REFEREE,
+    ),
+    Mutation(RUNS, "{**known.get(point, {}), **choices.get(point, {})}", "choices.get(point, {})", OF_RUNS),
+    Mutation(RUNS, 'else not self.tested or result["tested"]', 'else result["tested"]', OF_RUNS),
+    Mutation(EFFECTS, "diverged[arm if is_gain else reference]", "diverged[reference if is_gain else arm]", OF_EFFECTS),
+    Mutation(
+        EFFECTS,
+        "shares[arm].count * shares[reference].runs > shares[reference].count * shares[arm].runs",
+        "shares[arm].count > shares[reference].count",
+        OF_EFFECTS,
+    ),
+    # Where a host keeps what it has, the overlay, and what is said of it
+    Mutation(
+        f"{LIBRARY}/hosts/positions.py",
+        "0 if padding is None else padding + 1",
+        "0 if padding is None else padding",
+        OF_POSITIONS,
+    ),
+    Mutation(f"{LIBRARY}/hosts/positions.py", "max(prefix, before), tensor", "prefix, tensor", OF_POSITIONS),
+    Mutation(
+        f"{LIBRARY}/hosts/attention_positions.py",
+        "prefix + place[:, 0] * grid[1] + place[:, 1]",
+        "prefix + place[:, 0] * grid[0] + place[:, 1]",
+        "structured_init/test_previous_token.py",
+    ),
+    Mutation(f"{LIBRARY}/hosts/shared.py", "clamp_min(0).sqrt()", "clamp_min(0)", OF_SHARED),
+    Mutation(f"{LIBRARY}/hosts/shared.py", "right.shape[-1]) / group)", "right.shape[-1]))", OF_SHARED),
+    Mutation(
+        f"{LIBRARY}/hosts/layout.py",
+        "whole = full.narrow(0, block.start,",
+        "whole = full.narrow(0, 0,",
+        "structured_init/hosts/test_layout.py structured_init/hosts/test_attention_sites.py "
+        "structured_init/test_previous_token.py",
+    ),
+    Mutation(
+        f"{LIBRARY}/hosts/stream.py",
+        "math.sqrt(weight[0].numel())",
+        "weight[0].numel()",
+        "structured_init/hosts/test_timm.py",
+    ),
+    Mutation(
+        f"{LIBRARY}/overlay.py",
+        "return value.clone() if own else value\n\n\ndef",
+        "return value\n\n\ndef",
+        "structured_init/controls/test_scrambled.py structured_init/test_induction.py",
+    ),
+    Mutation(
+        f"{LIBRARY}/log.py",
+        "(earlier.get(quantity, (before,))[0], after)",
+        "(before, after)",
+        "structured_init/test_report.py",
+    ),
+    # The command line, the optimizer, callbacks
+    Mutation(
+        "lightning_modules/cli/configurations.py",
+        'if "class_path" in above and above["class_path"] != below.get("class_path"):',
+        'if "class_path" in above:',
+        "lightning_modules/cli/test_configs.py",
+    ),
+    Mutation(
+        "lightning_modules/cli/mistakes.py",
+        "if devices == 0 or devices < -1:",
+        "if devices < -1:",
+        "lightning_modules/cli/test_wrong_inputs.py",
+    ),
+    Mutation(OPTIM, "embeddings | set(heads[-1:])", "embeddings | set(heads[:1])", OF_OPTIM),
+    Mutation(OPTIM, "np.interp((step + 1) /", "np.interp(step /", OF_OPTIM),
+    Mutation(OPTIM, "max(total_steps - warmup_steps, 1)", "max(total_steps, 1)", OF_OPTIM),
+    Mutation(
+        "callbacks/elapsed_time.py",
+        'self._before = self.earlier = state_dict["seconds"]',
+        'self.earlier = state_dict["seconds"]',
+        "callbacks/test_samples.py comparison/run/test_run.py",
+    ),
+    Mutation(
+        "callbacks/exact_resume.py",
+        "    random.setstate((version, tuple(words), gauss))",
+        "    pass",
+        "callbacks/test_exact_resume.py",
+    ),
+    Mutation(
+        "callbacks/samples.py", "manual_seed(seed))  # type", "manual_seed(0))  # type", "callbacks/test_samples.py"
+    ),
+    Mutation(
+        "callbacks/attention_map.py",
+        "epoch = trainer.current_epoch + 1",
+        "epoch = trainer.current_epoch",
+        "callbacks/test_attention_map.py",
+    ),
+    Mutation("callbacks/head_scores.py", "step=max(step - 1, 0)", "step=step", "callbacks/test_head_scores.py"),
 ]

@@ -20,15 +20,12 @@ from benchmarks.init_published import (
     adam_solution,
     impulse_target,
     layer_norm,
-    numpy_filters,
     svd_layer,
     svd_published,
 )
-from benchmarks.timing import alternate
-from structured_init import attention_sites, depthwise_conv_sites
+from structured_init import attention_sites
 from structured_init.attention.impulse.solver import Basis
 from structured_init.attention.impulse.svd import closed_form
-from structured_init.conv import covariance
 
 
 def mass(attention, places, grid):
@@ -97,29 +94,6 @@ def test_the_covariance_and_numpy_draw_from_one_law():
     assert max(distances.values()) < 0.2  # 600 filters of 25 weights, few of them independent
 
 
-def test_numpys_side_initializes_every_layer():
-    model = convmixer()
-    before = [site.filters for site in depthwise_conv_sites(model)]
-    numpy_filters(model, "svd", init_against.SCHEDULE, 0)
-    after = [site.filters for site in depthwise_conv_sites(model)]
-    assert not any(torch.equal(*pair) for pair in zip(before, after, strict=True))
-
-
-def test_the_steps_of_the_covariance_are_timed_inside_the_whole_and_put_back():
-    published = covariance.symmetric_root
-    times = init_against.taken_apart(convmixer())
-    assert covariance.symmetric_root is published
-    assert set(times) == {"whole", "covariance", "projection", "sampling"}
-    assert all(seconds > 0 for seconds in times.values())
-    assert sum(times.values()) < 2 * times["whole"]
-
-
-def test_a_ratio_to_numpy_is_of_medians_and_above_one_where_it_is_faster():
-    times = {"numpy, method='svd'": [2.0, 8.0, 4.0], "ours": [1.0, 2.0, 9.0]}
-    rows = init_against.covariance_times(times)
-    assert [row.split("|")[5].strip() for row in rows[2:]] == ["1.00×", "2.00×"]
-
-
 PARTS = ("svd", "mimetic", "covariance", "curve", "adam")  # memory forks, and pytest has threads
 
 
@@ -130,27 +104,6 @@ def test_memory_is_in_units_of_one_layer(monkeypatch):
     (row,) = init_time.memory(None).values()
     layer = 4 * (12 * 96**2 + 13 * 96)  # attention, MLP and norms of a layer, float32
     assert row == {"2": pytest.approx(2000 / layer), "12": pytest.approx(12000 / layer)}
-
-
-def test_contestants_take_turns():
-    order = []
-    times = alternate({name: lambda name=name: order.append(name) or 1.0 for name in "ab"}, 2)
-    assert order == ["a", "b", "a", "b"]
-    assert times == {"a": [1.0, 1.0], "b": [1.0, 1.0]}
-
-
-def test_a_ratio_is_between_medians_of_sides_that_end_alike():
-    times = {
-        "published, whole": [8.0, 9.0, 30.0],
-        "published, solve": [4.0],
-        "ours, whole": [3.0],
-        "ours, solve": [0.5],
-    }
-    rows = init_against.ratios(times, {"solve": "published, solve", "whole": "published, whole"})
-    assert rows[-2:] == [
-        "| ours, whole | 3 | 3 – 3 | 1 | **3** |",
-        "| ours, solve | 0.5 | 0.5 – 0.5 | 1 | **8** |",
-    ]
 
 
 def test_the_command_writes_numbers_tables_and_the_picture(tmp_path, monkeypatch, capsys):

@@ -63,14 +63,6 @@ def test_folders_of_this_machine_stay_behind(finished, tmp_path):
     assert known["command"] == "structured-init compare --output runs/finished"
 
 
-def test_the_report_shows_what_is_kept_and_says_how_the_others_are_made(finished, tmp_path):
-    publish.publish(finished, tmp_path / "published")
-    text = (tmp_path / "published" / "report.md").read_text()
-    begin, rest = text.split("\n\nOf 3 figures 1 are kept here. ")
-    assert begin == "# Title\n\n## Figures\n\n![curves_val_accuracy_by_step](figures/curves_val_accuracy_by_step.png)"
-    assert rest.endswith("`report.html`.\n\n## Runs\n\nthe command\n")
-
-
 def test_a_stored_picture_is_smaller_and_looks_the_same(tmp_path):
     """A map of many cells along a colour map of 512 colours, twice as many as the palette has room for."""
     cells = np.random.default_rng(0).integers(0, 512, (128, 128))
@@ -83,18 +75,6 @@ def test_a_stored_picture_is_smaller_and_looks_the_same(tmp_path):
     assert (tmp_path / "out.png").stat().st_size < (tmp_path / "in.png").stat().st_size
 
 
-def test_a_picture_that_a_palette_makes_larger_stays_as_it_is(tmp_path):
-    Image.new("RGB", (1, 1)).save(tmp_path / "in.png")
-    publish.compress(tmp_path / "in.png", tmp_path / "out.png")
-    assert (tmp_path / "out.png").stat().st_size <= (tmp_path / "in.png").stat().st_size
-
-
-def test_a_name_that_is_no_picture_is_refused_before_anything_is_written(finished, tmp_path):
-    with pytest.raises(StructuredInitError, match=r"^no picture is called 'curve': there are attention, curves_val"):
-        publish.publish(finished, tmp_path / "published", ["curve"])
-    assert not (tmp_path / "published").exists()
-
-
 def test_a_folder_without_a_report_and_one_with_runs_are_refused(finished, tmp_path):
     with pytest.raises(StructuredInitError, match=r"has no report\.md: run `structured-init report"):
         publish.publish(tmp_path, tmp_path / "published")
@@ -104,10 +84,6 @@ def test_a_folder_without_a_report_and_one_with_runs_are_refused(finished, tmp_p
     publish.publish(finished, tmp_path / "published")
     with pytest.raises(StructuredInitError, match="published before: publish from the folder of the comparison"):
         publish.publish(tmp_path / "published", tmp_path / "published")
-
-
-def test_a_report_that_speaks_of_something_is_not_taken_for_a_published_one():
-    assert publish.thinned("# A report\n\nOf all runs two diverged.\n", []) is not None
 
 
 def test_the_command_says_how_large_it_is(finished, tmp_path, monkeypatch, capsys):

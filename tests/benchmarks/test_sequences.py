@@ -2,17 +2,13 @@
 
 import json
 import re
-from argparse import Namespace
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from benchmarks import sequence_questions, sequences
-from benchmarks.experiments import EXPERIMENTS
 from comparison.command import compare_parser
 from comparison.run.arms import parse_arms
-from structured_init import StructuredInitError
 
 BASE = {"default": [8.0, 6.0, 4.0], "previous_token": [6.0, 4.0, 2.0], "previous_token_scrambled": [8.0, 7.0, 5.0]}
 
@@ -92,18 +88,6 @@ def test_the_committed_page_is_that_of_the_committed_results():
     assert committed == sequences.page(results / "sequences", results) + "\n"
 
 
-def test_a_folder_without_runs_has_no_page(tmp_path):
-    with pytest.raises(StructuredInitError, match="has no complete run of a comparison such as 'characters'"):
-        sequences.page(tmp_path)
-
-
-def test_every_question_is_known_by_name_and_those_that_are_not_are_refused():
-    found = EXPERIMENTS["sequences"].commands(Namespace(only=["depth", "recall_8_pairs"]))
-    assert list(found) == ["depth", "recall_8_pairs"]
-    with pytest.raises(StructuredInitError, match=r"^sequences has no comparison 'dept': it has characters, "):
-        sequence_questions.commands(["dept"])
-
-
 def test_every_structured_comparison_brings_its_controls_and_seeds():
     for name, words in sequence_questions.commands(None).items():
         options, _ = compare_parser().parse_known_args([*words, "--output", "out"])
@@ -113,11 +97,3 @@ def test_every_structured_comparison_brings_its_controls_and_seeds():
     recalled = {name: words for name, words in sequence_questions.commands(None).items() if "pairs" in name}
     pairs = {name: words[words.index(f"--{sequence_questions.PAIRS}") + 1] for name, words in recalled.items()}
     assert pairs == {f"recall_{each}_pairs": each for each in ("4", "8", "16", "32")}
-
-
-def test_a_baseline_that_is_evaluated_once_has_no_way():
-    curve = pd.DataFrame(
-        [{"arm": "default", "seed": 0, "chosen": True, "step": 10, "seconds": 1.0, "metric": "val/x", "value": 3.0}]
-    )
-    manifest = {"metric": "test/x", "mode": "min", "baseline": "default", "grid": {}}
-    assert sequences.targets(manifest, curve) == []

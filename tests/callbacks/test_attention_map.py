@@ -239,11 +239,6 @@ def test_attention_that_cannot_be_captured_is_a_warning_and_noted_where_it_is_to
     assert set(json.loads(noted.read_text())["attention"]) == {"before", "after"}
 
 
-def test_the_error_before_training_names_how_to_train_without_maps(tmp_path):
-    with pytest.raises(StructuredInitError, match="on_missing='skip'"):
-        fit(tmp_path, AttentionMapCallback(), Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 3))))
-
-
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
 def test_maps_are_float32_in_any_precision(tmp_path, precision):
     callback = AttentionMapCallback(figures=False)

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from callbacks import FilterCallback, InitCallback, RepresentationCallback, WeightProductsCallback
 from callbacks.before_after import BeforeAndAfter, filter_tables
 from structured_init import Mimetic
-from structured_init.analysis import cka_matrix
 from structured_init.analysis.filters import FILTER_STATISTICS, empirical_covariance
 from structured_init.errors import StructuredInitError
 
@@ -225,14 +224,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path, what):
         fit(tmp_path / "file", make(), module=network, logger=False, enable_checkpointing=False)
 
 
-def test_one_callback_serves_several_new_models(tmp_path):
-    callback = small()
-    first, _ = fit(tmp_path, callback)
-    second, _ = fit(tmp_path, callback)
-    assert callback.before.startswith(str(Path(second.log_dir).absolute()))
-    assert list(phases(first, "representations")) == ["before", "after"]
-
-
 # Filters
 
 
@@ -255,32 +246,6 @@ def test_filters_before_and_after_training_are_kept_described_and_drawn(tmp_path
     moved = (after[FILTERS[0]] - before[FILTERS[0]]).norm() / before[FILTERS[0]].norm()
     assert numbers["change"][FILTERS[0]]["relative_change"] == pytest.approx(moved.item(), rel=1e-5)
     assert {path.name for path in folder.glob("*.png")} == {"covariances.png", "filters.png", "variances.png"}
-
-
-def test_frozen_filters_are_the_same_before_and_after(tmp_path):
-    module = Classifier(mixer())
-    for name in FILTERS:
-        module.get_submodule(name).requires_grad_(False)
-    trainer, _ = fit(tmp_path, FilterCallback(figures=False), module=module)
-    folder = Path(trainer.log_dir) / "filters"
-    for row in json.loads((folder / "statistics.json").read_text())["change"].values():
-        assert (row["relative_change"], row["covariance_similarity"]) == pytest.approx((0, 1))
-    assert not list(folder.glob("*.png"))
-
-
-def test_tensorboard_gets_the_figures(tmp_path):
-    shown = []
-
-    class Logger(CSVLogger):
-        @property
-        def experiment(self):
-            nothing = dict.fromkeys(("log_metrics", "save", "log_hparams"), lambda *_: None)
-            return SimpleNamespace(
-                **nothing, add_figure=lambda name, figure, global_step: shown.append((name, global_step))
-            )
-
-    fit(tmp_path, FilterCallback(), module=mixer, logger=Logger(tmp_path))
-    assert shown == [(f"filters/{name}", 2) for name in ("covariances", "filters", "variances")]
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan")])
@@ -308,39 +273,6 @@ def test_files_hold_the_centred_gram_matrices_of_the_trained_blocks(tmp_path):
             features = (x.flatten(1)[:8] - x.flatten(1)[:8].mean(0)).double()
             expected = (features @ features.T).float()
             torch.testing.assert_close(after[f"network.blocks.{index}"][0], expected, atol=1e-4, rtol=1e-4)
-
-
-def test_training_moves_representations_away_from_their_start(tmp_path):
-    trainer, _ = fit(tmp_path, small(), module=Classifier(lr=1.0))
-    before, after = phases(trainer, "representations").values()
-    itself, moved = cka_matrix(before, before).diagonal(), cka_matrix(before, after).diagonal()
-    torch.testing.assert_close(itself, torch.ones(2, dtype=torch.float64))
-    assert (moved < 0.999).all()
-
-
-def test_network_compiled_in_place_is_looked_at_under_its_names(tmp_path):
-    module = Classifier()
-    module.network.compile(backend="eager")
-    trainer, _ = fit(tmp_path, small(), module=module)
-    assert list(phases(trainer, "representations")["after"]) == ["network.blocks.0", "network.blocks.1"]
-
-
-def test_module_says_what_its_forward_takes(tmp_path):
-    class Named(Classifier):
-        def forward(self, pixels, extra):
-            return self.network(pixels + extra)
-
-        def training_step(self, batch, index):
-            return self(batch[0], 0).square().mean()
-
-        def validation_step(self, batch, index):
-            pass
-
-        def probe_inputs(self, batch):
-            return {"pixels": batch[0], "extra": torch.zeros_like(batch[0])}
-
-    trainer, _ = fit(tmp_path, small(), module=Named())
-    assert phases(trainer, "representations")["after"]["network.blocks.0"].shape == (2, 8, 8)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import random
 import signal
 import sys
 import tempfile
-import time
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -290,30 +289,6 @@ def test_killed_run_ends_like_the_undisturbed(workers: int, tmp_path: Path) -> N
     assert newest(killed).name == "step=8.ckpt"  # inside the second epoch of 5 batches
     run_script(folder=killed, checkpoint=newest(killed), workers=workers)
     run_script(folder=whole, workers=workers)
-    assert_equal(torch.load(killed / "end.pt", weights_only=False), torch.load(whole / "end.pt", weights_only=False))
-
-
-@pytest.mark.slow
-def test_run_killed_at_any_time_ends_like_the_undisturbed(tmp_path: Path) -> None:
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    options = {"epochs": 24, "workers": 2, "val_check_interval": 3}
-    run_script(folder=whole, **options)
-    moments = random.Random(time.time_ns())
-    kills = 0
-    while not (killed / "end.pt").exists():
-        checkpoint = {"checkpoint": str(newest(killed))} if any(killed.glob("*.ckpt")) else {}
-        process = start_script(tmp_path / "log", folder=killed, **checkpoint, **options)
-        before = len(list(killed.glob("*.ckpt")))
-        while process.is_alive() and len(list(killed.glob("*.ckpt"))) == before:
-            time.sleep(0.01)
-        time.sleep(moments.uniform(0.0, 0.5))
-        if process.is_alive() and kills < 3:
-            process.kill()
-            kills += 1
-        process.join()
-        for partial in killed.glob("*.part"):  # Lightning writes to another name first
-            partial.unlink()
-    assert kills > 0
     assert_equal(torch.load(killed / "end.pt", weights_only=False), torch.load(whole / "end.pt", weights_only=False))
 
 

@@ -378,16 +378,6 @@ def without_training(callback, model, tmp_path):
     trainer.fit(model, DataLoader(Numbers(), batch_size=4))
 
 
-@WHENS
-def test_attention_is_found_whatever_its_class_is_called(when, tmp_path):
-    callback, model = InitCallback(Mimetic(positions="keep", vo_alpha=0.0, vo_beta=0.5), when=when), Unnamed()
-    without_training(callback, model, tmp_path)
-    attention = model.network[0]
-    product = attention.v.weight.T @ attention.out.weight.T
-    torch.testing.assert_close(product, -0.5 * torch.eye(8), atol=1e-5, rtol=0)
-    assert callback.report.attention == {"network.0": True}
-
-
 def test_a_network_is_not_run_where_no_initializer_asks_for_attention(tmp_path):
     model, runs = Unnamed(), []
     model.network.register_forward_hook(lambda *_: runs.append(1))

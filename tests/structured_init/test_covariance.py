@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lightning_modules.cli.configurations import read_config
 from structured_init import Compose, FilterCovariance, StructuredInitError, depthwise_conv_sites, initialize
 from structured_init.conv.covariance import (
     closed_form,
@@ -67,78 +66,11 @@ def test_one_dimension_is_a_kernel_of_one_row(size, sigma):
     assert torch.equal(closed_form((size,), sigma), closed_form((1, size), sigma))
 
 
-@EVERYWHERE
-@given(SIZES, SIZES, SIGMAS)
-def test_it_is_symmetric_and_its_variances_are_those_of_the_formula(rows, columns, sigma):
-    covariance = closed_form((rows, columns), sigma)
-    torch.testing.assert_close(covariance, covariance.mT, rtol=0, atol=0)
-    z = [
-        math.exp(-((i - rows // 2) ** 2 + (j - columns // 2) ** 2) / (2 * sigma))
-        for i in range(rows)
-        for j in range(columns)
-    ]
-    assert covariance.diagonal().tolist() == pytest.approx([each - each**2 / 2 for each in z], abs=1e-15)
-    assert covariance.diagonal().view(rows, columns)[rows // 2, columns // 2] == 0.5
-
-
-@pytest.mark.parametrize("size", [3, 5, 9])
-@pytest.mark.parametrize("sigma", [0.16, 1.0, 5.0])
-def test_an_odd_square_kernel_has_the_eight_symmetries_of_the_square(size, sigma):
-    four = closed_form((size, size), sigma).view(size, size, size, size).numpy()
-    for turns, flip in itertools.product(range(4), (False, True)):
-        moved = np.rot90(np.rot90(four, turns, (0, 1)), turns, (2, 3))
-        moved = np.flip(moved, (0, 2)) if flip else moved
-        np.testing.assert_allclose(moved, four, atol=1e-15)
-
-
-def test_an_even_kernel_has_no_flip_symmetry():
-    four = closed_form((8, 8), 1.0).view(8, 8, 8, 8)
-    assert (four.flip(0, 2) - four).abs().max().item() == pytest.approx(0.296, abs=5e-4)
-    torch.testing.assert_close(four.transpose(0, 1).transpose(2, 3), four)  # rows and columns may still be exchanged
-
-
-def test_variance_falls_from_the_centre_to_the_edge():
-    variance = closed_form((9, 9), 1.92).diagonal().view(9, 9)
-    assert bool((variance[4, 4:].diff() < 0).all())
-    assert bool((variance.diagonal()[4:].diff() < 0).all())
-
-
-@pytest.mark.parametrize(("sigma", "corner"), [(1.0, 0.0000), (1.92, 0.0002), (3.0, 0.0048), (5.0, 0.040)])
-def test_the_variance_of_a_corner(sigma, corner):
-    assert closed_form((9, 9), sigma)[0, 0].item() == pytest.approx(corner, abs=6e-5 if corner < 0.01 else 5e-4)
-
-
-@pytest.mark.parametrize(
-    ("size", "sigma", "trace"),
-    [(15, 1.0, 4.7121), (15, 3.0, 14.137), (9, 0.08, 0.508), (9, 0.16, 0.680), (9, 1.92, 9.026)],
-)
-def test_traces(size, sigma, trace):
-    assert closed_form((size, size), sigma).trace().item() == pytest.approx(trace, rel=8e-4)
-
-
-@pytest.mark.parametrize("sigma", [1.0, 2.0, 3.0])
-def test_the_trace_of_a_blob_that_fits_is_three_halves_pi_sigma(sigma):
-    assert closed_form((21, 21), sigma).trace().item() == pytest.approx(1.5 * math.pi * sigma, rel=2e-4)
-
-
 def test_the_schedule_widens_with_depth_and_its_traces_grow():
     sigmas = [sigma_at(i / 7, 0.16, 0.32, 2.88) for i in range(8)]
     assert sigmas == pytest.approx([0.160, 0.235, 0.369, 0.562, 0.813, 1.123, 1.492, 1.920], abs=6e-4)
     traces = [closed_form((9, 9), sigma).trace().item() for sigma in sigmas]
     assert traces == pytest.approx([0.68, 1.01, 1.68, 2.63, 3.83, 5.29, 7.03, 9.03], abs=6e-3)
-
-
-def test_a_narrow_blob_is_a_random_impulse_at_the_centre():
-    expected = torch.zeros(81, 81, dtype=torch.float64)
-    expected[40, 40] = 0.5
-    torch.testing.assert_close(closed_form((9, 9), 0.02), expected, rtol=0, atol=1e-9)
-
-
-@pytest.mark.parametrize(("sigma", "rank"), [(0.16, 6), (1.92, 16)])
-def test_few_directions_carry_the_variance(sigma, rank):
-    values = torch.linalg.eigvalsh(closed_form((9, 9), sigma)).clamp(min=0).flip(0)
-    share = values.cumsum(0) / values.sum()
-    assert abs(int((share < 0.99).sum()) + 1 - rank) <= 1
 
 
 @pytest.mark.parametrize(
@@ -227,18 +159,6 @@ def test_samples_converge_to_the_projected_covariance(psd):
     assert few / many == pytest.approx(8, rel=0.25)  # √64
     other = project(covariance, "absolute" if psd == "clip" else "clip")
     assert (law - other).norm() / law.norm() > 2 * many  # it would not pass for the other
-
-
-def test_numpy_samples_from_what_absolute_names():
-    covariance = closed_form((5, 5), 1.92)
-    drawn = np.random.default_rng(0).multivariate_normal(
-        np.zeros(25), covariance.numpy(), size=100_000, check_valid="ignore"
-    )
-    sample = torch.from_numpy(drawn.T @ drawn / len(drawn))
-    gaps = {
-        psd: ((sample - project(covariance, psd)).norm() / covariance.norm()).item() for psd in ("clip", "absolute")
-    }
-    assert gaps["absolute"] < 0.015 < gaps["clip"]
 
 
 def convmixer(kernel=5, width=64, depth=3, **changes):
@@ -384,43 +304,6 @@ def test_filters_of_zeros_have_no_energy_to_keep():
     nn.init.zeros_(model.blocks[1][0].fn[0].weight)
     with pytest.raises(StructuredInitError, match=r"^FilterCovariance: the filters of 'blocks.1.0.fn.0' are all zero"):
         initialize(model, FilterCovariance(normalize="trace"))
-
-
-PRESETS = {
-    "covariance": {},
-    "covariance_frozen": {"frozen": True},
-    "covariance_trace": {"normalize": "trace"},
-    "covariance_trace_frozen": {"normalize": "trace", "frozen": True},
-    "covariance_learned": {"covariances": ""},
-}
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_says_what_differs_from_the_defaults(name):
-    tree = read_config(f"init/{name}")["init"]["initializer"]
-    assert tree["class_path"] == "FilterCovariance"
-    assert tree.get("init_args", {}) == PRESETS[name]
-    assert PRESETS[name].keys() <= vars(FilterCovariance()).keys()
-
-
-@pytest.mark.parametrize(("new", "trace"), [(5, 2.32), (7, 4.60), (15, 23.5), (9, 9.31)])
-def test_resizing_interpolates_along_all_four_axes(new, trace):
-    covariance = project(closed_form((9, 9), 1.92))
-    resized = resize(covariance, (9, 9), (new, new))
-    assert resized.trace().item() == pytest.approx(trace, rel=2e-3)
-    axis = np.stack([np.interp(np.linspace(0, 8, new), np.arange(9), row) for row in np.eye(9)], axis=1)
-    expected = np.einsum("ai,bj,ijkl,ck,dl->abcd", axis, axis, covariance.view(9, 9, 9, 9), axis, axis, optimize=True)
-    np.testing.assert_allclose(resized, expected.reshape(new**2, new**2), atol=1e-12)
-
-
-@EVERYWHERE
-@given(SIZES, SIZES, SIZES, SIZES, SIGMAS)
-def test_resizing_keeps_it_positive_semidefinite_and_symmetric(rows, columns, new_rows, new_columns, sigma):
-    covariance = project(closed_form((rows, columns), sigma))
-    resized = resize(covariance, (rows, columns), (new_rows, new_columns))
-    assert resized.shape == (new_rows * new_columns,) * 2
-    torch.testing.assert_close(resized, resized.mT)
-    assert np.linalg.eigvalsh(resized.numpy()).min() > -1e-13
 
 
 @EVERYWHERE

@@ -5,8 +5,6 @@ SparePositions: attention can neither read nor write the directions of the posit
 
 from __future__ import annotations
 
-import inspect
-
 import numpy as np
 import pytest
 import timm
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 from timm.layers import build_sincos2d_pos_embed
 from torch import nn
 
-import structured_init
 from lightning_modules.cli.configurations import read_config
 from structured_init import (
     AttentionLayout,
@@ -261,47 +258,6 @@ def test_positions_that_are_all_zero_are_one_line(tiny_vit, solver):
 def test_query_key_normalization_is_reported(pooled_vit):
     report = initialize(pooled_vit(qk_norm=True), Impulse())
     assert any("normalizes queries and keys" in note for note in report.notes.values())
-
-
-def built(node, **replacements):
-    """An object of a preset as its YAML says, with some arguments replaced, also those that the YAML leaves out."""
-    if isinstance(node, list):
-        return [built(item, **replacements) for item in node]
-    if not isinstance(node, dict):
-        return node
-    classes = {"Impulse": Impulse, "AdamSolver": AdamSolver, "SvdSolver": SvdSolver, "SeparableSolver": SeparableSolver}
-    cls = classes.get(node["class_path"]) or getattr(structured_init, node["class_path"])
-    arguments = {key: built(value, **replacements) for key, value in node.get("init_args", {}).items()}
-    taken = inspect.signature(cls).parameters
-    return cls(**arguments | {key: value for key, value in replacements.items() if key in taken})
-
-
-@pytest.mark.parametrize(
-    ("name", "frozen", "kaiming", "value_output"),
-    [
-        ("structured_2401", True, True, 0),
-        ("structured_2404", True, True, 0),
-        ("impulse_batch", True, True, 0),
-        ("structured_2505", False, True, -0.4),
-        ("mimetic_circulated", True, True, -0.4),
-        ("separable", False, False, -0.4 * (1 - 10 / 64)),  # 10 of 64 directions are those of 6 × 6 positions
-        ("impulse", False, False, 0),
-        ("codes", False, False, 0),
-    ],
-)
-def test_presets_bring_the_published_surroundings(pooled_vit, name, frozen, kaiming, value_output):
-    tree = read_config(f"init/{name}")["init"]["initializer"]
-    host, model = pooled_vit(img_size=12, embed_dim=64), pooled_vit(img_size=12, embed_dim=64)
-    start = built(tree, iterations=2)
-    report = initialize(model, start, batch=torch.randn(2, 3, 12, 12) if start.needs_batch else None)
-    assert model.pos_embed.requires_grad == (not frozen)
-    assert not torch.equal(model.pos_embed, host.pos_embed)
-    bias = model.blocks[0].mlp.fc1.bias
-    assert (bias.abs().max() > 0) == kaiming  # timm's are zero, PyTorch's U(±1/√fan_in)
-    assert bias.abs().max() <= 64**-0.5
-    product = torch.einsum("hdk,hkd->d", attention_sites(model)[0].value, attention_sites(model)[0].output)
-    assert product.mean().item() == pytest.approx(value_output, abs=0.03)
-    assert report.initializer == repr(start)
 
 
 def test_real_images_are_all_that_the_batch_preset_adds_to_its_control():

@@ -62,15 +62,34 @@ def test_optimizer_built_before_trains_the_initialized_parameters(tiny_vit):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_every_dtype_is_kept_and_holds_the_float32_start_rounded(tiny_vit, dtype):
-    model, reference = tiny_vit().to(dtype), tiny_vit().to(torch.float64)
-    initialize(model, Mimetic())
-    initialize(reference, Mimetic())
-    for name, parameter in model.named_parameters():
-        assert parameter.dtype == dtype, name
-    want = reference.blocks[1].attn.proj.weight
+    model, reference = tiny_vit().to(dtype), tiny_vit().to(dtype).to(torch.promote_types(dtype, torch.float32))
+    initialize(model, BOTH)
+    initialize(reference, BOTH)
     tolerance = {torch.float64: 0.0, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
-    error = (model.blocks[1].attn.proj.weight.double() - want).abs()
-    assert (error <= tolerance * want.abs() + 1e-7 * (dtype != torch.float64)).all()
+    for (name, parameter), want in zip(model.named_parameters(), reference.parameters(), strict=True):
+        assert parameter.dtype == dtype, name
+        error = (parameter.double() - want.double()).abs()
+        assert (error <= tolerance * want.abs() + 1e-7 * (dtype != torch.float64)).all(), name
+
+
+def test_what_is_edited_in_half_precision_is_rounded_once():
+    class Adds(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            for _ in range(64):
+                weights.edit(weights.model.weight, "Adds").add_(2**-10)  # less than bfloat16 tells from 1
+
+    model = nn.Linear(3, 2).to(torch.bfloat16)
+    nn.init.ones_(model.weight)
+    initialize(model, Adds())
+    assert model.weight.unique().tolist() == [1.0625]
+
+
+def test_a_dry_run_writes_and_freezes_nothing(tiny_vit):
+    model = tiny_vit()
+    before = values(model)
+    assert initialize(model, Compose([BOTH, Positions(trainable=False)]), dry_run=True).changed
+    assert not differing(before, model)
+    assert model.pos_embed.requires_grad
 
 
 def test_tied_weights_stay_tied_and_are_one_entry_with_two_names():

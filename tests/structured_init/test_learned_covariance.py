@@ -23,7 +23,6 @@ from structured_init import (
     estimate_covariances,
     initialize,
 )
-from structured_init.conv.covariance import project, symmetric_root
 from structured_init.conv.learned_covariance import LayerCovariance, depthwise_weights, resize, shrink
 
 CHECKPOINTS = sorted((Path(os.environ.get("STRUCTURED_INIT_DATA", "-")) / "weights").glob("convmixer256_8_k9*.pth"))
@@ -142,23 +141,6 @@ def test_between_two_layers_it_is_linear_in_depth_and_beyond_them_constant():
     torch.testing.assert_close(found.at(0.0, (3, 3)), first)
     torch.testing.assert_close(found.at(1.0, (3, 3)), last)
     torch.testing.assert_close(learned(first).at(0.7, (3, 3)), first)
-
-
-def test_layers_of_the_same_depth_as_the_source_are_met_exactly():
-    matrices = [positive(9, seed) for seed in range(4)]
-    for index, matrix in enumerate(matrices):
-        torch.testing.assert_close(learned(*matrices).at(index / 3, (3, 3)), matrix)
-
-
-@pytest.mark.parametrize("size", [(5, 5), (2, 2), (3, 7), (1, 4)])
-def test_a_resized_covariance_is_that_of_the_stretched_filters(size):
-    filters = torch.randn(60, 1, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    if size[0] == 1:  # one row: torch would take the first, the middle one keeps the centre
-        stretched = nn.functional.interpolate(filters[:, :, 1:2], size=size, mode="bilinear", align_corners=True)
-    else:
-        stretched = nn.functional.interpolate(filters, size=size, mode="bilinear", align_corners=True)
-    before, after = (each.flatten(1).mT @ each.flatten(1) / 60 for each in (filters, stretched))
-    torch.testing.assert_close(resize(before, (3, 4), size), after)
 
 
 @pytest.mark.parametrize("size", [(5, 5), (2, 2), (3, 7)])
@@ -341,25 +323,8 @@ def test_a_trained_convmixer_is_read_and_its_variance_spreads_with_depth(path):
 
 
 @real
-def test_two_trained_networks_agree_on_the_covariance_of_a_layer():
-    """Trained apart, layer by layer nearer to each other than to layers far away: what makes transfer possible."""
-    one, other = (
-        torch.stack([layer.matrix.flatten() / layer.matrix.norm() for layer in estimate_covariances(str(path)).layers])
-        for path in CHECKPOINTS
-    )
-    cosines = one @ other.mT
-    assert cosines.diagonal().min() > 0.87
-    assert max(cosines[0, -1], cosines[-1, 0]) < 0.4
-    assert ((cosines.argmax(dim=1) - torch.arange(8)).abs() <= 1).all()
-
-
-@real
-@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem[-8:])
-@pytest.mark.parametrize(
-    "changes",
-    [{"width": 24}, {"depth": 5}, {"patch": 2}, {"kernel": 5}, {"width": 32, "depth": 3, "patch": 8, "kernel": 11}],
-    ids=str,
-)
+@pytest.mark.parametrize("path", CHECKPOINTS[:1], ids=lambda path: path.stem[-8:])
+@pytest.mark.parametrize("changes", [{"kernel": 5}, {"width": 32, "depth": 3, "patch": 8, "kernel": 11}], ids=str)
 def test_a_trained_convmixer_starts_another_one_which_then_trains(path, changes):
     model = convmixer(**{"width": 48, "depth": 8, "kernel": 9, "patch": 4, **changes})
     sites = depthwise_conv_sites(model)
@@ -379,16 +344,3 @@ def test_a_trained_convmixer_starts_another_one_which_then_trains(path, changes)
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
-
-
-@real
-def test_a_network_started_from_a_checkpoint_has_its_covariances():
-    """Estimated again from a wide network of the same depth and kernel, they come back."""
-    found = estimate_covariances(str(CHECKPOINTS[0]))
-    model = stack(6000, 8, kernel=9)
-    initialize(model, FilterCovariance(covariances=found))
-    again = estimate_covariances(model)
-    for one, other in zip(found.layers, again.layers, strict=True):
-        assert ((one.matrix - other.matrix).norm() / one.matrix.norm()).item() < 0.2
-        root = symmetric_root(one.matrix)
-        torch.testing.assert_close(root @ root, project(one.matrix))

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import importlib
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import yaml
 from scipy import stats
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from structured_init import Default, MambaReference, StructuredInitError, initialize, state_space_sites
 
-PRESET = Path(__file__).parents[2] / "configs" / "init" / "mamba_reference.yaml"
 WIDTH, LAYERS, STATES = 96, 4, 16
 
 
@@ -187,8 +184,3 @@ def test_a_model_without_state_space_layers_is_refused_and_left_alone():
     with pytest.raises(StructuredInitError, match="MambaReference found no state-space layer that it recognizes"):
         initialize(model, MambaReference())
     assert torch.equal(model[0].weight, before)
-
-
-def test_the_preset_is_the_class_with_its_defaults():
-    initializer = yaml.safe_load(PRESET.read_text(encoding="utf-8"))["init"]["initializer"]
-    assert initializer == {"class_path": "MambaReference"}

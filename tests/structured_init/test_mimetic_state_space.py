@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
-from lightning_modules.cli.configurations import config_names, read_config
 from structured_init import MimeticStateSpace, StructuredInitError, initialize, state_space_sites
 from structured_init.ssm.mimetic import half_life, match_distance, slow_decay, step_bias
 
@@ -294,27 +293,3 @@ def test_an_unknown_mixer_beside_known_ones_is_reported():
 def test_the_formula_s_default_constants():
     assert slow_decay(torch.zeros(2, 3), 8.0, "fill").eq(-8).all()
     assert step_bias(1.0) == pytest.approx(0.54132, abs=1e-5)
-
-
-PRESETS = [name for name in config_names() if name.startswith("init/mimetic_state_space")]
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_initializes_a_network(name):
-    initializer = read_config(name)["init"]["initializer"]
-    assert initializer["class_path"] == "MimeticStateSpace"
-    assert initialize(mamba(), MimeticStateSpace(**initializer.get("init_args", {}))).changed
-
-
-def test_the_presets_are_all_components_and_each_removed():
-    off = {}
-    for preset in PRESETS:
-        built = MimeticStateSpace(**read_config(preset)["init"]["initializer"].get("init_args", {}))
-        off[preset.removeprefix("init/")] = [name for name in COMPONENTS if not getattr(built, name)]
-    assert off == {
-        "mimetic_state_space": [],
-        "mimetic_state_space_no_convolution": ["convolution"],
-        "mimetic_state_space_no_correlate": ["correlate"],
-        "mimetic_state_space_no_decay": ["decay"],
-        "mimetic_state_space_no_step": ["step"],
-    }

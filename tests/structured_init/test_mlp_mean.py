@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import inspect
-import re
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from hosts import of_transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -232,14 +228,6 @@ def test_an_unknown_mlp_is_refused_in_one_line_until_it_is_described(registry):
     assert shifts(model, MlpMean(0.1)) == {"block.mlp.wide.weight": pytest.approx(0.1)}
 
 
-def test_a_model_without_anything_like_an_mlp_says_what_it_has():
-    message = (
-        "MlpMean found no MLP that it recognizes; the model has Linear: describe it with structured_init.register_mlp"
-    )
-    with pytest.raises(StructuredInitError, match=f"^{message}$"):
-        initialize(nn.Sequential(nn.Linear(2, 2)), MlpMean(0.1))
-
-
 def test_an_unknown_mlp_beside_known_ones_is_reported(tiny_vit):
     model = nn.ModuleDict({"vit": tiny_vit(), "decoder": nn.ModuleDict({"ffn": MyFeedForward()})})
     report = initialize(model, MlpMean(0.1))
@@ -248,35 +236,6 @@ def test_an_unknown_mlp_beside_known_ones_is_reported(tiny_vit):
     assert initialize(model, MlpMean(0.1, where="vit.*")).skipped == {}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"mean": float("inf")}, "MlpMean: mean must be a finite number, got inf"),
-        ({"mean": float("nan")}, "MlpMean: mean must be a finite number, got nan"),
-        ({"mean": 0.1, "gated": "up"}, "MlpMean: gated must be gate, value or both, got 'up'"),
-    ],
-)
-def test_wrong_arguments_are_one_line(as_installed, arguments, message):
-    with pytest.raises(StructuredInitError) as caught:
-        MlpMean(**arguments)
-    assert str(caught.value) == message
-
-
 def test_the_mean_has_no_default():
     with pytest.raises(TypeError, match="mean"):
         MlpMean()
-
-
-def test_the_configuration_that_the_card_names_is_a_start_that_the_command_line_takes(capsys):
-    from lightning_modules.cli import main
-
-    root = Path(__file__).parents[2]
-    [name] = re.findall(r"fit -c vit_cifar10 -c (init/\w+)", (root / "docs/mlp_mean.md").read_text(encoding="utf-8"))
-    with pytest.raises(SystemExit) as done:
-        main(["fit", "-c", "vit_digits", "-c", name, "--print_config"])
-    assert done.value.code in (0, None)
-    found = yaml.safe_load(capsys.readouterr().out)["init"]["initializer"]
-    wanted = yaml.safe_load((root / f"configs/{name}.yaml").read_text(encoding="utf-8"))["init"]["initializer"]
-    assert (found["class_path"].rpartition(".")[2], wanted["class_path"]) == ("MlpMean", "MlpMean")
-    assert wanted["init_args"].items() <= found["init_args"].items()
-    assert set(found["init_args"]) == set(inspect.signature(MlpMean).parameters)

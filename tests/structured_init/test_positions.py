@@ -74,8 +74,7 @@ def test_gaussian_has_the_asked_standard_deviation(tiny_vit):
     assert grid.abs().max().item() > 3 * 0.36  # not truncated
 
 
-@pytest.mark.parametrize("kappa", [None, 0.5, 2.0])
-@pytest.mark.parametrize("gain", [1.0, 0.7])
+@pytest.mark.parametrize(("kappa", "gain"), [(None, 1.0), (0.5, 0.7), (2.0, 1.0)])
 @pytest.mark.parametrize(("grid", "width"), [((8, 8), 192), ((3, 5), 6), ((1, 7), 16)])
 def test_codes_have_the_asked_root_mean_square_and_no_constant(grid, width, kappa, gain):
     codes = row_and_column_codes(grid, width, kappa=kappa, gain=gain, generator=torch.Generator().manual_seed(0))

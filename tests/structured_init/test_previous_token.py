@@ -148,13 +148,15 @@ def test_every_head_looks_at_its_offset_at_the_end_of_the_context_and_the_note_s
     assert report.warnings == []
 
 
-@pytest.mark.parametrize("kind", ["BEiT", "Swin"])
+@pytest.mark.parametrize("kind", ["BEiT", "Swin", "Swin, wide windows"])
 def test_heads_of_a_grid_look_left_right_up_and_down(kind):
     model = seeded(
         lambda: (
             timm.models.beit.Beit(**BEIT, use_rel_pos_bias=True)
             if kind == "BEiT"
-            else timm.models.swin_transformer.SwinTransformer(**SWIN)
+            else timm.models.swin_transformer.SwinTransformer(
+                **{**SWIN, "window_size": (2, 4) if "wide" in kind else SWIN["window_size"]}
+            )
         )
     )
     initialize(model, PreviousToken())

@@ -59,6 +59,18 @@ def test_who_set_a_tensor_is_told_in_order(tiny_vit):
     assert set_by["blocks.0.norm1.weight"] == ()
 
 
+def test_what_several_parts_measure_of_a_site_goes_from_before_the_first_to_after_the_last(tiny_vit):
+    class Measures(Initializer):
+        def __init__(self, before: float, after: float) -> None:
+            self.values = before, after
+
+        def plan(self, weights, *, rng, batch=None):
+            weights.measure("head", {"size": self.values})
+
+    report = initialize(tiny_vit(), Compose([Measures(1.0, 2.0), Measures(2.0, 5.0)]))
+    assert report.measures == {"head": {"size": (1.0, 5.0)}}
+
+
 def test_the_summary_counts_tensors_and_numbers(tiny_vit):
     model = tiny_vit()
     total = sum(parameter.numel() for parameter in model.parameters())

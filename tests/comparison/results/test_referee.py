@@ -63,7 +63,7 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
     first = judge(table(5, gain=0.9), margin=0.5, state=memory)
     assert first.opinions[0].looks == 1
     again = judge(table(7, gain=0.9), state=memory)
-    assert again.opinions[0].looks == 2
+    assert (again.opinions[0].looks, again.opinions[0].pairs) == (2, 7)  # the first five are not counted again
     assert json.loads(memory.read_text())["margin"] == 0.5
     lucky = table(7, gain=0.9)
     lucky.loc[(lucky["arm"] == "new") & (lucky["seed"] == 3), "loss"] = 5.0
@@ -141,6 +141,10 @@ def test_a_comparison_is_judged_by_its_own_metric_direction_and_baseline(tmp_pat
     )
     assert judging.run_judge(options) == 0
     assert capsys.readouterr().out.startswith("keep new: −")
+    (tmp_path / "runs.judged.json").unlink()
+    for options.baseline in ("new", None):  # a later look without a baseline has that of the first one
+        assert judging.run_judge(options) == 1
+        assert capsys.readouterr().out.startswith("discard default: +")
 
 
 def test_an_arm_that_diverges_is_discarded_and_percent_are_percent():

@@ -74,6 +74,8 @@ def test_runs_are_counted_where_they_are_as_good_and_one_that_diverged_is_none()
     counted = {arm.name: arm.share for arm in successes(found(arms), 0.95).arms}
     assert (counted["default"].count, counted["default"].runs) == (1, 4)
     assert (counted["mimetic"].count, counted["mimetic"].runs) == (4, 4)
+    more = found({"default": [0.99] * 10 + [0.1] * 20, "mimetic": [0.99] * 8})
+    assert successes(more, 0.95).arms[1].baseline.is_gain  # 8 of 8 are more than 10 of 30
     losses = found({"a": [0.1, 0.3], "b": [0.2, 0.4]}, metric="test/accuracy", mode="min")
     assert [arm.share.count for arm in successes(losses, 0.2).arms] == [1, 1]
 

@@ -145,7 +145,6 @@ slow = pytest.mark.slow
     [
         # The time runs out in each step. At 3 and 6 nothing is to be validated: it goes on to the next, or ends.
         pytest.param("step", INSIDE, [1, 2, 4, 5, 6, 6], id="validation inside the epoch"),
-        pytest.param("step", [], [1, 2, 3, 4, 5, 6, 6], id="validation after each epoch", marks=slow),
         pytest.param("step", ["--trainer.accumulate_grad_batches=2"], [1, 2, 3, 4, 4], id="accumulation", marks=slow),
         pytest.param("step", STEPS, [1, 2, 3, 4, 5, 5], id="a number of steps", marks=slow),
         pytest.param("step", ["--trainer.limit_val_batches=0"], [1, 2, 4, 5, 6, 6], id="no validation", marks=slow),

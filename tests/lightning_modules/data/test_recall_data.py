@@ -92,25 +92,6 @@ def test_a_packed_context_is_cut_to_its_length_and_asks_nothing_of_the_part_that
         assert position > 0
 
 
-def test_packed_examples_have_the_lengths_of_the_published_loop():
-    """Drawn in its own way: lengths until the context is full; the number of whole examples has one distribution."""
-    rng = np.random.default_rng(0)
-
-    def published():
-        used = count = 0
-        while used < 120:
-            used += 2 * rng.integers(5, 21) + 3
-            count += used <= 120
-        return count
-
-    packed = data(packed=True, context_length=120, min_length=5, max_length=20, train_examples=2000).train_set
-    batch = packed.__getitems__([(0, i) for i in range(2000)])
-    ours = (batch["targets"] == 5).sum(1).tolist()
-    theirs = [published() for _ in range(2000)]
-    assert np.mean(ours) == pytest.approx(np.mean(theirs), abs=5 * np.std(theirs) / 1000**0.5)
-    assert np.std(ours) == pytest.approx(np.std(theirs), rel=0.15)
-
-
 def test_selective_copying_asks_for_the_data_in_their_order_at_the_markers():
     for inputs, targets in rows(data("selective_copying").train_set):
         context, markers = inputs[:-4], inputs[-4:]

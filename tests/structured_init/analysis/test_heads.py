@@ -54,14 +54,6 @@ def test_the_previous_token_score_is_the_mean_over_tokens_that_have_one_before(o
     torch.testing.assert_close(previous_token_score(both_ways, offset), expected)
 
 
-def test_a_head_that_looks_at_the_token_before_has_a_score_of_one_and_a_uniform_one_has_little():
-    looking = torch.zeros(2, 2, 5, 5)
-    looking[:, 0, [0, 1, 2, 3, 4], [0, 0, 1, 2, 3]] = 1
-    looking[:, 1] = torch.ones(5, 5).tril() / torch.arange(1, 6)[:, None]
-    assert previous_token_score(looking).tolist() == [1.0, pytest.approx((1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 4)]
-    assert previous_token_score(looking, 2)[0] == 0
-
-
 def test_only_the_tokens_that_are_asked_count():
     asked = torch.zeros(4, 11, dtype=torch.bool)
     asked[1, 5] = asked[2, 9] = asked[3, 0] = True  # the first token has none before it
@@ -82,16 +74,6 @@ def test_tokens_that_are_not_asked_and_other_documents_do_not_count():
     torch.testing.assert_close(induction_score(maps(), tokens, asked), looked_back(maps(), tokens, asked))
     found = induction_score(maps(), tokens, segments=documents)
     torch.testing.assert_close(found, looked_back(maps(), tokens, segments=documents))
-
-
-def test_a_head_that_continues_what_came_before_has_a_score_of_one():
-    half = 6
-    tokens = repeated_tokens(3, 2 * half, torch.arange(10, 60), generator=torch.Generator().manual_seed(0))
-    looking = torch.eye(2 * half).expand(3, 2, -1, -1).clone()
-    for t in range(half, 2 * half):
-        looking[:, 0, t] = 0
-        looking[:, 0, t, t - half + 1] = 1
-    assert induction_score(looking, tokens).tolist() == [1, 0]
 
 
 def test_text_without_repeats_has_no_induction_score():

@@ -1,15 +1,11 @@
 """Each metric against a hand-computed case, and against its function over all batches at once."""
 
-import math
 import pickle
-import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-import warm_process
 
 from structured_init import analysis
 from structured_init.analysis import (
@@ -127,35 +123,6 @@ def test_memory_does_not_grow_and_metrics_travel_between_processes(name):
     assert_equal(pickle.loads(pickle.dumps(metric)).compute(), metric.compute())
 
 
-def seen(metric, *inputs: torch.Tensor) -> list:
-    metric.update(*inputs)
-    return [pytest.approx(value, abs=1e-6) for value in metric.compute().flatten().tolist()]
-
-
-def test_hand_computed_cases():
-    # Two patches in a row: the first looks at the second with ¼, the second at itself.
-    two = rows([0.75, 0.25], [0.0, 1.0])
-    assert seen(MeanAttentionDistance(1, (1, 2)), two) == [0.125]
-    assert seen(MeanAttentionDistance(1, (1, 2), patch_size=16), two) == [2.0]
-    assert seen(DiagonalMass(1), two) == [0.875]
-    assert seen(Diagonality(1, (1, 2)), two) == [0.875]
-    assert seen(AttentionEntropy(1), two) == [(0.25 * math.log(4) + 0.75 * math.log(4 / 3)) / 2]
-    assert seen(FarMass(1, (1, 2), radius=0.5), two) == [0.125]
-    assert seen(ImpulseMass([[0, 1]], (1, 2)), two) == [0.25]  # only the first has a right neighbour
-    assert seen(ImpulseMass([[0, 0]], (1, 2)), two) == [0.875]
-    assert seen(ArgmaxAccuracy([[0, 0]], (1, 2)), two) == [1.0]
-    assert seen(ArgmaxAccuracy([[0, 1]], (1, 2)), two) == [0.0]
-    assert seen(OffsetProfile(1, (1, 2)), two) == [0.0, 0.875, 0.25]
-    # Explained: 2 · 0.875² + 0.25², of 0.75² + 0.25² + 1.
-    assert seen(ProfileEnergy(1, (1, 2)), two) == [(2 * 0.875**2 + 0.0625) / 1.625]
-    assert seen(EffectiveRank(1), torch.diag(torch.tensor([2.0, 1, 1])).expand(1, 1, 3, 3)) == [2 * math.sqrt(2)]
-    assert seen(StructureLeft(1), torch.eye(2).expand(1, 1, 2, 2), two) == [
-        # ±½ on the diagonal and off it, with rows (¼, −¼) and (−½, ½).
-        (2 * 0.5 * 0.25 + 2 * 0.5 * 0.5) / math.sqrt(4 * 0.25 * (2 * 0.0625 + 2 * 0.25))
-    ]
-    assert FarMass(1, (1, 2), radius=0.5).uniform == 0.5
-
-
 def test_energy_is_that_of_the_mean_map_and_not_the_mean_of_energies():
     # Two shifts that cancel to a convolution only together with their mirror image.
     left, right = rows([1.0, 0], [1, 0]), rows([0.0, 1], [0, 1])
@@ -208,16 +175,6 @@ def test_cka_takes_a_smaller_last_minibatch_by_its_samples():
     assert_equal(metric.compute(), between / (first * second).sqrt())
 
 
-def test_cka_of_many_small_minibatches_is_near_that_of_one_large_one():
-    shared = features(0, samples=1024, width=4)
-    x, y = (torch.cat([shared, features(seed, samples=1024, width=4)], dim=1) for seed in (1, 2))
-    metric = CKA()
-    for start in range(0, 1024, 16):
-        metric.update(x[start : start + 16], y[start : start + 16])
-    assert metric.compute().item() == pytest.approx(0.5, abs=0.05)  # 4 of 8 equal directions
-    assert metric.compute().item() == pytest.approx(analysis.cka(gram_matrix(x), gram_matrix(y)).item(), abs=0.05)
-
-
 def test_cka_flattens_tokens_and_lets_no_gradient_through():
     x = features(0, samples=6, width=12).requires_grad_()
     metric = CKA()
@@ -235,51 +192,3 @@ def test_torchmetrics_is_imported_when_a_metric_is_asked_for():
     assert done.stdout.split() == ["False", "CKA", "True", "False"]
     with pytest.raises(AttributeError, match="has no attribute 'Cka'"):
         _ = analysis.Cka
-
-
-RANK = """
-import sys, torch, torch.distributed as dist
-sys.path.insert(0, {folder!r})
-from test_metrics import CASES, CKA, features, maps
-
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-rank, found = dist.get_rank(), {{}}
-mine = maps()[:4] if rank == 0 else maps()[4:]
-for name, (make, _) in CASES.items():
-    metric = make()
-    metric.update(mine)
-    found[name] = metric.compute()
-similarity = CKA()
-similarity.update(features(rank), features(10 + rank))
-found["CKA"] = similarity.compute()
-idle = CASES["AttentionEntropy"][0]()
-if rank == 0:
-    idle.update(maps())
-else:
-    idle._update_count = 1  # a rank without data; torchmetrics would warn
-found["idle"] = idle.compute()
-torch.save(found, {out!r} + str(rank))
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.distributed
-def test_two_processes_see_all_samples(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    root, out = Path(__file__).parents[3], str(tmp_path / "rank")
-    script = RANK.format(folder=str(Path(__file__).parent), out=out)
-    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo"}
-    path, logs = tmp_path / "ranks.py", [tmp_path / f"{rank}.log" for rank in range(2)]
-    path.write_text(script)
-    ranks = [warm_process.start(path, [], {**common, "RANK": str(rank)}, root, logs[rank]) for rank in range(2)]
-    warm_process.wait(ranks, logs, 200)
-    found = [torch.load(out + str(rank)) for rank in range(2)]
-    grams = [{"": torch.stack([gram_matrix(features(base + rank)) for rank in range(2)])} for base in (0, 10)]
-    expected = {name: function(maps()) for name, (_, function) in CASES.items()}
-    expected |= {"CKA": cka_matrix(*grams)[0, 0], "idle": analysis.entropy(maps())}
-    for rank in found:
-        for name, value in expected.items():
-            assert_equal(rank[name], value)

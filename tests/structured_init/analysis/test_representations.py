@@ -8,7 +8,7 @@ import transformers
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from structured_init.analysis import cka, gram_matrices
+from structured_init.analysis import gram_matrices
 from structured_init.errors import StructuredInitError
 
 
@@ -64,14 +64,6 @@ def test_model_and_random_states_are_left_as_they_were(vit, images, as_installed
     assert hooks(vit) == before
     assert all(parameter.grad is None for parameter in vit.parameters())
     assert not any(gram.requires_grad for gram in found.values())
-
-
-def test_model_is_restored_when_its_forward_fails(vit, images):
-    vit.head.forward = lambda x: 1 / 0
-    with pytest.raises(ZeroDivisionError):
-        gram_matrices(vit, images)
-    assert vit.training
-    assert not any(hooks(vit))
 
 
 def test_features_are_dropped_minibatch_by_minibatch(images):
@@ -148,31 +140,6 @@ def test_networks_of_stages_are_looked_at_block_by_block(name, images):
     assert all(gram.shape == (1, 12, 12) and gram.isfinite().all() for gram in found.values())
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_compiled_model_is_looked_at_and_not_compiled_again(vit, images, in_place):
-    expected = gram_matrices(vit, images)
-    compilations = []
-
-    def backend(graph, inputs):
-        compilations.append(graph)
-        return graph.forward
-
-    model = vit.eval()
-    if in_place:
-        model.compile(backend=backend)
-    else:
-        model = torch.compile(model, backend=backend)
-    with torch.no_grad():
-        before = model(images)
-        count = len(compilations)
-        found = gram_matrices(model, images)
-        torch.testing.assert_close(model(images), before)
-    assert list(found) == list(expected)
-    for name, gram in found.items():
-        torch.testing.assert_close(gram, expected[name])
-    assert len(compilations) == count > 0
-
-
 def test_sequence_first_layers_are_turned_around():
     torch.manual_seed(0)
     layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=first) for first in (True, False)]
@@ -227,14 +194,6 @@ def test_block_that_is_run_twice_has_a_name_per_call():
         "layers.1": (2, 5, 5),
         "layers.0:2": (2, 5, 5),
     }
-
-
-def test_same_network_is_similar_to_itself_and_more_so_than_to_another(vit, images):
-    torch.manual_seed(1)
-    other = VisionTransformer(img_size=16, patch_size=4, embed_dim=24, depth=3, num_heads=3, num_classes=5)
-    first, second, again = gram_matrices(vit, images), gram_matrices(other, images), gram_matrices(vit, images)
-    assert cka(first["blocks.2"], again["blocks.2"]).item() == pytest.approx(1)
-    assert cka(first["blocks.2"], second["blocks.2"]).item() < 1
 
 
 def test_nothing_to_look_at_is_one_line(vit, images):

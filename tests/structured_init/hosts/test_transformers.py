@@ -211,10 +211,10 @@ def test_a_layers_output_is_that_of_the_four_matrices(attend, without_biases, ki
         torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("part", ["query", "key", "value", "output"])
 @pytest.mark.parametrize("kind", CASES)
-def test_what_is_written_is_read_back_and_nothing_else_changes(check_round_trip, kind, part):
-    check_round_trip(build(kind), part, cross=True)
+def test_what_is_written_is_read_back_and_nothing_else_changes(check_round_trip, kind):
+    for part in ("query", "key", "value", "output"):
+        check_round_trip(build(kind), part, cross=True)
 
 
 @pytest.mark.parametrize("kind", CASES)

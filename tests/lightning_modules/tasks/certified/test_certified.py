@@ -111,36 +111,12 @@ def test_the_last_layers_rows_may_certify_more_and_never_break():
     assert by_rows["test/lipschitz_upper"] == pytest.approx(1.0, abs=1e-3)  # of all layers but the last
 
 
-def test_on_orthogonal_rows_both_certificates_are_one():
-    one, other = (
-        results(classifier(linear(2.0), epsilons=[10], certificate=kind, pgd_steps=0))
-        for kind in ("margin", "last_layer")
-    )
-    assert one["test/certified_accuracy_10"] == other["test/certified_accuracy_10"] > 0
-
-
 def test_a_network_with_unit_rows_trains_and_is_certified_by_its_rows():
     model = classifier(network_args={"width": 0.125, "unit_rows": True}, certificate="last_layer", epsilons=[1])
     fitted = trainer()
     fitted.fit(model, loader(), loader())
     assert "val/certified_accuracy_1" in fitted.callback_metrics
     assert fitted.callback_metrics["val/lipschitz_upper"].item() == pytest.approx(1.0, abs=1e-3)
-
-
-def test_the_learning_rate_follows_the_points():
-    seen = []
-
-    class Watching(CertifiedClassifier):
-        def on_before_optimizer_step(self, optimizer):
-            seen.append(optimizer.param_groups[0]["lr"])
-
-    model = Watching("kw_large", **SMALL, epsilons=[])
-    trainer(max_epochs=10, limit_train_batches=2).fit(model, loader(), loader())
-    shares = [(step + 1) / 20 for step in range(20)]  # of the run, at the end of each step
-    published = [
-        s / 0.4 if s <= 0.4 else 1 - 0.95 * (s - 0.4) / 0.4 if s <= 0.8 else 0.05 * (1 - s) / 0.2 for s in shares
-    ]
-    assert seen == pytest.approx([0.01 * value for value in published], abs=1e-9)
 
 
 def test_a_training_needs_no_bound_where_no_certificate_is_asked_for():

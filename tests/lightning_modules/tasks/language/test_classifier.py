@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from callbacks import AttentionMapCallback
 from lightning_modules import TextClassifier
 from lightning_modules.tasks.language.classifier import pool_tokens
-from structured_init import Mimetic, StructuredInitError, initialize
+from structured_init import StructuredInitError
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 SIZES = {"num_classes": 3, "vocab_size": 23, "block_size": 12}
@@ -82,17 +82,6 @@ def test_every_parameter_gets_a_gradient(checkpointing):
     model = classifier(gradient_checkpointing=checkpointing).train()
     model.training_step(batches()[0], 0).backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
-
-
-def test_a_small_classifier_learns_what_a_first_token_says(trainer):
-    model = classifier(
-        warmup_epochs=1, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3), pool="first"
-    )
-    data = DataLoader(batches(sizes=((32, 8),) * 12), batch_size=None)
-    initialize(model, Mimetic(vo_sign=1, positions="keep"), seed=0)
-    run = trainer(max_epochs=8)
-    run.fit(model, data, data)
-    assert run.callback_metrics["val/accuracy"] > 0.9
 
 
 def test_attention_is_captured_on_padded_texts_and_none_falls_on_padding(trainer, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import strangers
 import torch
+from torch import nn
 from torch.func import jacrev
 
 from structured_init import Compose, Conditioned, KaimingUniform, Mimetic, StructuredInitError, initialize
@@ -52,6 +53,29 @@ def test_both_products_of_a_shared_map_are_near_those_asked_for(names, said, ini
         means = [float(each.diagonal(dim1=-2, dim2=-1).mean()) for each in (real, wanted)]
         assert means[0] == pytest.approx(means[1], abs=0.05)
     assert said in report.notes[""]
+
+
+class KeysAreValues(nn.Module):
+    """Four heads of 4, two by two with one key, which is their value too; width 8."""
+
+    def __init__(self):
+        super().__init__()
+        self.ask, self.meet, self.write = nn.Linear(8, 16), nn.Linear(8, 8), nn.Linear(16, 8)
+
+    def forward(self, x):
+        query, key = strangers.heads(self.ask(x), 4), strangers.heads(self.meet(x), 2)
+        return self.write(
+            strangers.merged(nn.functional.scaled_dot_product_attention(query, key, key, enable_gqa=True))
+        )
+
+
+def test_heads_that_share_a_value_which_is_their_key_write_the_product_once_together():
+    torch.manual_seed(0)
+    model = KeysAreValues()
+    initialize(model, MIMETIC, batch=torch.randn(2, 5, 8))
+    value, output = model.meet.weight.view(2, 4, 8).repeat_interleave(2, 0), model.write.weight.view(8, 4, 4)
+    product = torch.einsum("hkd,ehk->de", value, output)
+    assert product.diagonal().mean().item() == pytest.approx(-0.4, abs=0.15)
 
 
 def test_a_map_that_cannot_be_both_is_one_line_and_nothing_is_written():
