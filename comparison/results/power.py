@@ -156,13 +156,9 @@ def power_sentence(found: Effects) -> str:
 
 
 def _powers(found: Effects) -> Iterator[tuple[str, str, Power]]:
-    families = [[getattr(arm, kind) for arm in found.arms] for kind in ("baseline", "control", "scrambled")]
-    sizes = [sum(each is not None and each.adjusted is not None for each in family) for family in families]
     for arm in found.arms:
-        for size, effect in zip(sizes, (arm.baseline, arm.control, arm.scrambled), strict=True):
-            if effect is None:
-                continue
-            one = power(list(effect.by_seed.values()), _widths(found), max(size, 1))
+        for effect in arm.differences:
+            one = power(list(effect.by_seed.values()), _widths(found), found.family)
             if one is not None:
                 yield arm.name, effect.reference, one
 
