@@ -64,7 +64,7 @@ def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
         return mean
     if interval.has_no_width:
         return mean
-    if number(interval.high - interval.mean, digits) != number(interval.mean - interval.low, digits):
+    if abs(interval.high + interval.low - 2 * interval.mean) > 0.1 * interval.half_width:
         return f"{mean} ({number(interval.low, digits, signed)} to {number(interval.high, digits, signed)})"
     return f"{mean} ± {number(interval.half_width, digits)}"
 

@@ -44,13 +44,14 @@ READING_ELSEWHERE = (
 FAMILY = (
     " p: paired t-test, adjusted by Holm’s method for all differences of this page that are judged: to the baseline, "
     "at every place of the grid, and of arms to their controls. If no arm differs, one page in twenty calls any of "
-    "them better or worse. Speed-ups are judged among themselves, in the same way."
+    "them better or worse; up to one in five where arms are skewed and the baseline is steadier. Speed-ups are judged "
+    "among themselves, in the same way."
 )
 TYPE = " Bold: the adjusted p is below 0.05. Grey: it is not, the interval has no width, or an arm diverged."
 COUNTING = (
     "A run succeeds by its final value; a run that diverged has not succeeded. Each count has the exact 95 % interval "
-    "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all differences that are "
-    "judged. Steps are counted to the first validation that is as good, interpolated linearly between evaluations. A run that "
+    "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all that is judged. "
+    "Steps are counted to the first validation that is as good, interpolated linearly between evaluations. A run that "
     "never gets there is censored (Kaplan and Meier) and ends at a tick in the picture. The interval of the median is "
     "that of Brookmeyer and Crowley."
 )
