@@ -202,7 +202,7 @@ def _against(found: Effects, family: str, reference: str) -> str:
         than = "" if parts else f" from {reference}"
         least = min(effect.adjusted or 0.0 for _, effect in alone)
         parts.append(
-            f"not told apart{than} among {found.family} differences, though the interval alone excludes zero: "
+            f"not told apart{than}, among {found.family} differences, though the interval alone excludes zero: "
             f"{_by(found, alone)} (adjusted {p_text(least)}{' and above' if len(alone) > 1 else ''})"
         )
     if unjudged:
