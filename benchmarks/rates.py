@@ -14,7 +14,7 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -59,48 +59,27 @@ class Rate:
         return "safe" if (self.seen < self.printed) == self.at_most else "**off**"
 
 
-def normal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Accuracies far from any end: 70 % with 1 point between seeds."""
-    return 0.7 + 0.01 * rng.standard_normal(shape)
+def tested(spread: float, images: int) -> Draw:
+    """Accuracies near 98 % on a test set of so many images, logits normal between seeds."""
+    chance = lambda rng, shape: 1 / (1 + np.exp(-4 - spread * rng.standard_normal(shape)))  # noqa: E731
+    return lambda rng, shape: rng.binomial(images, chance(rng, shape)) / images
 
 
-def tested(logit: float, spread: float, images: int) -> Draw:
-    """Accuracies on a test set of so many images, logits normal between seeds."""
-
-    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        return rng.binomial(images, 1 / (1 + np.exp(-logit - spread * rng.standard_normal(shape)))) / images
-
-    return draw
+def split(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """All or nothing with some noise: near 98 % in 80 % of runs, else near 5 %."""
+    return np.where(rng.random(shape) < 0.8, rng.beta(98, 2, shape), rng.beta(5, 95, shape))
 
 
-def beta(mean: float, size: float) -> Draw:
-    """Shares that have a beta distribution."""
-    return lambda rng, shape: rng.beta(mean * size, (1 - mean) * size, shape)
-
-
-def split(share: float) -> Draw:
-    """All or nothing with some noise: near 98 %, or near 5 %."""
-    high, low = beta(0.98, 100), beta(0.05, 100)
-    return lambda rng, shape: np.where(rng.random(shape) < share, high(rng, shape), low(rng, shape))
-
-
-def steady(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Those of :func:`normal`, a third as far apart."""
-    return 0.7 + 0.003 * rng.standard_normal(shape)
-
-
-def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """The mean and deviation of :func:`normal`, exponential towards the bad side."""
-    return 0.7 + 0.01 * (1 - rng.exponential(size=shape))
-
-
+normal: Draw = lambda rng, shape: 0.7 + 0.01 * rng.standard_normal(shape)  # noqa: E731
+steady: Draw = lambda rng, shape: 0.7 + 0.003 * rng.standard_normal(shape)  # noqa: E731
+skewed: Draw = lambda rng, shape: 0.7 + 0.01 * (1 - rng.exponential(size=shape))  # noqa: E731
 NEAR = {
     "normal, 70 ± 1 %": normal,
-    "98 % of 359 images": tested(4.0, 0.3, 359),
-    "98 % of 10,000 images": tested(4.0, 0.3, 10_000),
-    "97 % of 359 images, logits ± 1": tested(4.0, 1.0, 359),
-    "beta, mean 98 %, size 50": beta(0.98, 50),
-    "all or nothing, 80 % solve": split(0.8),
+    "98 % of 359 images": tested(0.3, 359),
+    "98 % of 10,000 images": tested(0.3, 10_000),
+    "97 % of 359 images, logits ± 1": tested(1.0, 359),
+    "beta, mean 98 %, size 50": lambda rng, shape: rng.beta(49, 1, shape),
+    "all or nothing, 80 % solve": split,
 }
 
 
@@ -138,35 +117,43 @@ def of_results(values: np.ndarray, question: Mapping[str, float] | None = None) 
     return "\n".join(map(said, effects(results, manifest)))
 
 
-def printed_means(text: str) -> Iterator[tuple[float, float]]:
-    """Yield the ends of every interval of an arm's mean in the first table of a page."""
-    for line in text.splitlines():
-        cells = line.split(" | ")
-        if len(cells) > 3 and (found := ENDS.match(cells[2])):
-            yield _ends(found)
-
-
-def _ends(found: re.Match[str]) -> tuple[float, float]:
+def ends(cell: str) -> tuple[float, float] | None:
+    """Return both ends of the interval of a cell, as printed; None where it has none."""
+    if (found := ENDS.search(cell)) is None:
+        return None
     mean, half, low, high = (each and float(each.replace("−", "-")) for each in found.groups())
     return (mean - half, mean + half) if half is not None else (low, high)
+
+
+def printed_means(text: str) -> list[tuple[float, float]]:
+    """Return the ends of every interval of an arm's mean in the table of a page."""
+    rows = [line.split(" | ") for line in text.splitlines()]
+    return [known for cells in rows if len(cells) > 3 and (known := ends(cells[2]))]
+
+
+def _share(texts: Iterable[str], pattern: re.Pattern[str]) -> float:
+    return float(np.mean([bool(pattern.search(text)) for text in texts]))
 
 
 def verdicts(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
     """Pages on which no arm differs, and any is called better or worse."""
 
-    def rate(case: str, texts: Iterator[str], printed: float = 0.05) -> Rate:
+    def rate(case: str, texts: Iterable[str], printed: float = 0.05) -> Rate:
         return Rate("no arm differs: any is better or worse", case, printed, _share(texts, VERDICT), tables, True)
 
     def page(draw: Draw, arms: int, seeds: int, other: Draw | None = None, controls: bool = False) -> str:
         values = {"default": (other or draw)(rng, (seeds,))}
-        values |= {f"arm{arm}{end}": draw(rng, (seeds,)) for arm in range(1, arms) for end in ENDINGS[: 1 + controls]}
+        values |= {
+            f"arm{arm}{end}": draw(rng, (seeds,))
+            for arm in range(1, arms)
+            for end in ("", "_scrambled")[: 1 + controls]
+        }
         known = {f"arm{arm}": f"arm{arm}_scrambled" for arm in range(1, arms)} if controls else None
         return of_table(values, place, known)
 
     for arms, seeds in ((2, 3), (2, 10), (4, 3), (4, 5), (13, 5)):
         yield rate(f"normal, {arms} arms, {seeds} seeds", (page(normal, arms, seeds) for _ in range(tables)))
-    pages = (page(normal, 4, 5, controls=True) for _ in range(tables))
-    yield rate("normal, 4 arms, each scrambled too, 5 seeds", pages)
+    yield rate("normal, 4 arms, each scrambled too, 5 seeds", (page(normal, 4, 5, None, True) for _ in range(tables)))
     for places in (2, 9):
         texts = (of_results(normal(rng, (places, 3, 5))) for _ in range(tables))
         yield rate(f"normal, 3 arms at {places} places of a grid, 5 seeds", texts)
@@ -174,15 +161,7 @@ def verdicts(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rat
         yield rate(f"{case}, 4 arms, 5 seeds", (page(NEAR[case], 4, 5) for _ in range(tables)))
     for arms in (4, 13):
         texts = (page(skewed, arms, 5, steady) for _ in range(tables))
-        yield rate(f"skewed arms beside a steady baseline, {arms} arms, 5 seeds", texts, SKEWED)
-
-
-ENDINGS = ("", "_scrambled")
-SKEWED = 0.2  # “up to one in five”, the page says of this case
-
-
-def _share(texts: Iterator[str], pattern: re.Pattern[str]) -> float:
-    return float(np.mean([bool(pattern.search(text)) for text in texts]))
+        yield rate(f"skewed arms beside a steady baseline, {arms} arms, 5 seeds", texts, 0.2)  # as the page says
 
 
 def coverage(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
@@ -192,14 +171,12 @@ def coverage(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rat
         for seeds in (3, 5, 10):
             texts = [of_table({arm: draw(rng, (seeds,)) for arm in ("default", "arm1")}, place) for _ in range(tables)]
             means = [low <= truth <= high for text in texts for low, high in printed_means(text)]
-            cells = [ENDS.search(text.split("\n| arm1 | ")[1].split(" | ")[2]) for text in texts]
-            known = [low <= 0 <= high for low, high in (_ends(each) for each in cells if each)]
-            shown = len(means) / 2 / tables
-            yield Rate(f"95 % interval of a mean (shown in {shown:.0%})", f"{case}, {seeds} seeds", 0.95,
-                       float(np.mean(means or [1])), len(means))  # fmt: skip
-            yield Rate(
-                "95 % interval of a difference", f"{case}, {seeds} seeds", 0.95, float(np.mean(known)), len(known)
-            )
+            cells = [ends(text.split("\n| arm1 | ")[1].split(" | ")[2]) for text in texts]
+            known = [low <= 0 <= high for low, high in filter(None, cells)]
+            shown = f"95 % interval of a mean (shown in {len(means) / 2 / tables:.0%})"
+            for about, held in ((shown, means), ("95 % interval of a difference", known)):
+                if held:
+                    yield Rate(about, f"{case}, {seeds} seeds", 0.95, float(np.mean(held)), len(held))
 
 
 def able(found: Effects) -> str:
@@ -210,20 +187,16 @@ def able(found: Effects) -> str:
 def power(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
     """Pages on which one arm has the effect that is said to be seen with a probability of 80 %."""
     for arms, seeds in ((2, 3), (4, 5), (13, 5)):
-        effect = smallest_effect(0.01 * math.sqrt(2), seeds, level=1 - 0.05 / (arms - 1))
-        seen, held = [], []
+        effect, seen, held = smallest_effect(0.01 * 2**0.5, seeds, level=1 - 0.05 / (arms - 1)), [], []
         for _ in range(tables):
-            values = {"default": normal(rng, (seeds,)), "arm1": normal(rng, (seeds,)) + effect}
-            text = of_table(values | {f"arm{arm}": normal(rng, (seeds,)) for arm in range(2, arms)}, place, None, able)
-            seen.append(bool(re.search(r"Better than default: [^;.]*arm1 ", text)))
-            ends = re.search(r"have to be ([\d.,]+) to ([\d.,]+) points", text)
-            held.append(
-                bool(ends and float(ends[1].replace(",", "")) <= 100 * effect <= float(ends[2].replace(",", "")))
-            )
-        yield Rate(
-            "probability of “better” at the effect named", f"{arms} arms, {seeds} seeds", 0.8, np.mean(seen), tables
-        )
-        yield Rate("interval of that effect", f"{arms} arms, {seeds} seeds", 0.95, float(np.mean(held)), tables)
+            values = {name: normal(rng, (seeds,)) for name in ("default", *(f"arm{arm}" for arm in range(1, arms)))}
+            text = of_table(values | {"arm1": values["arm1"] + effect}, place, say=able).replace(",", "")
+            seen.append(bool(re.search(r"Better than default: [^;\n]*\barm1 ", text)))
+            found = re.search(r"have to be ([\d.]+) to ([\d.]+) points", text)
+            held.append(bool(found and float(found[1]) <= 100 * effect <= float(found[2])))
+        case = f"{arms} arms, {seeds} seeds"
+        yield Rate("probability of “better” at the effect named", case, 0.8, float(np.mean(seen)), tables)
+        yield Rate("interval of that effect", case, 0.95, float(np.mean(held)), tables)
 
 
 def speed(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
@@ -232,58 +205,49 @@ def speed(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
     for arms, seeds in ((2, 3), (2, 10), (4, 5)):
         texts = []
         for _ in range(tables):
-            rates = np.exp(0.1 * rng.standard_normal((arms, seeds, 1)))
-            curves = 0.7 - 0.6 * np.exp(-4 * rates * steps) + 0.01 * rng.standard_normal((arms, seeds, 1))
+            paces = np.exp(0.1 * rng.standard_normal((arms, seeds, 1)))
+            curves = 0.7 - 0.6 * np.exp(-4 * paces * steps) + 0.01 * rng.standard_normal((arms, seeds, 1))
             curves += 0.004 * rng.standard_normal(curves.shape)
             texts.append(of_table(dict(zip(("default", "a", "b", "c"), curves, strict=False)), place))
-        found = _share(iter(texts), re.compile(r"× \(.*?, (faster|slower),"))
-        yield Rate("arms alike: any is faster or slower", f"{arms} arms, {seeds} seeds", 0.05, found, tables, True)
+        seen = _share(texts, re.compile(r"× \(.*?, (faster|slower),"))
+        yield Rate("arms alike: any is faster or slower", f"{arms} arms, {seeds} seeds", 0.05, seen, tables, True)
 
 
 def decided(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
     """Differences that ``--precision`` decided, and what the referee keeps when it is asked until it has decided."""
+    verdict = re.compile(r"(?:[Bb]etter than|[Ww]orse than|[Ee]quivalent to) default: arm1 (.*)")
     for width, printed in ((0.5, 0.95), (0.33, 0.931), (0.28, 0.859)):
         question, known = {"precision": width, "most": 40, "horizon": 40}, []
         for _ in range(tables):
-            values = 0.7 + 0.01 / math.sqrt(2) * rng.standard_normal((1, 2, 40))
-            if found := re.search(
-                r"(?:[Bb]etter than|[Ww]orse than|[Ee]quivalent to) default: arm1 (.*)", of_results(values, question)
-            ):
-                low, high = _ends(ENDS.match(found[1]))
-                known.append(low <= 0 <= high)
-        yield Rate("decided by --precision: covers", f"± {width} σ, {len(known) / tables:.0%} decided", printed,
-                   float(np.mean(known)), len(known))  # fmt: skip
+            text = of_results(0.7 + 0.01 / 2**0.5 * rng.standard_normal((1, 2, 40)), question)
+            known += [low <= 0 <= high for found in verdict.findall(text) for low, high in filter(None, [ends(found)])]
+        case, seen = f"± {width} σ, {len(known) / tables:.0%} decided", float(np.mean(known or [1]))
+        yield Rate("decided by --precision: covers", case, printed, seen, len(known))
     for effect, proposals in ((0.0, 1), (0.0, 10), (1.0, 1), (2.0, 1)):
-        kept, covered, levels = [], [], []
-        for _ in range(tables):
-            answer, why = _asked(rng, effect, proposals)
-            kept.append(answer == "keep")
-            if found := re.search(r"\(([+−][\d.e−]+) to ([+−][\d.e−]+) at ([\d.]+) %\)", why):
-                low, high, level = (float(each.replace("−", "-")) for each in found.groups())
-                covered.append(low <= effect <= high)
-                levels.append(level / 100)
-        case = f"effect {effect:g} σ, one of {proposals}"
-        if not effect:
-            yield Rate("judge keeps", case, 0.05 / proposals, float(np.mean(kept)), tables, True)
-        else:
-            yield Rate("judge keeps (no rate is printed)", case, float(np.mean(kept)), float(np.mean(kept)), tables)
-        yield Rate("interval of judge", case, float(np.mean(levels)), float(np.mean(covered)), len(covered))
+        answers = [_asked(rng, effect, proposals) for _ in range(tables)]
+        kept, case = (
+            float(np.mean([text.startswith("keep") for text in answers])),
+            f"effect {effect:g} σ, 1 of {proposals}",
+        )
+        about = "judge keeps" if not effect else "judge keeps (no rate is printed)"
+        yield Rate(about, case, kept if effect else 0.05 / proposals, kept, tables, at_most=not effect)
+        said_of = [re.search(r"\((\S+) to (\S+) at (\S+) %\)", text) for text in answers]
+        known = [[float(each.replace("−", "-")) for each in found.groups()] for found in said_of if found]
+        covered = [low <= effect <= high for low, high, _ in known]
+        yield Rate("interval of judge", case, known[0][2] / 100, float(np.mean(covered)), len(known))
 
 
-def _asked(rng: np.random.Generator, effect: float, proposals: int) -> tuple[str, str]:
-    """Return the answer on a proposal and why, its seeds trained as the referee asks for them."""
+def _asked(rng: np.random.Generator, effect: float, proposals: int) -> str:
+    """Return the last answer on a proposal, its seeds trained as the referee asks for them."""
     rows, state, seeds = list[tuple[str, int, float]](), None, list(range(5))
     while True:
-        rows += [
-            (arm, seed, rng.normal(0, math.sqrt(0.5)) + effect * (arm == "new"))
-            for seed in seeds
-            for arm in ("main", "new")
-        ]
+        for arm, mean in (("main", 0.0), ("new", effect)):
+            rows += [(arm, seed, rng.normal(mean, 0.5**0.5)) for seed in seeds]
         frame = pd.DataFrame(rows, columns=["arm", "seed", "reward"])
         found = judge(frame, "main", metric="reward", margin=1.0, proposals=proposals, state=state)
         state, seeds = found.state, found.opinions[0].seeds
         if found.answer != "more":
-            return found.answer, found.opinions[0].why
+            return str(found)
 
 
 PARTS = (verdicts, coverage, power, speed, decided)
