@@ -14,9 +14,9 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,34 +29,31 @@ from comparison.results.headline import headline_table
 from comparison.results.power import power_sentence, smallest_effect
 from structured_init.files import write_text
 
+NAMES = ["default", *(f"arm{arm}" for arm in range(1, 13))]
 RESULTS = Path(__file__).parent / "results"
 VERDICT = re.compile(r"\b([Bb]etter|[Ww]orse) than ")
 ENDS = re.compile(r"([+−]?[\d.]+) (?:± ([\d.]+)|\(([+−]?[\d.]+) to ([+−]?[\d.]+)\))")
+Say = Callable[[Effects], str]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
 
-@dataclass(frozen=True)
-class Rate:
-    """A rate that is printed, beside the one that was seen."""
+class Rate(NamedTuple):
+    """A rate that is printed, beside what was seen in each of several tables."""
 
     about: str  # what is printed
     case: str  # what was simulated
     printed: float
-    seen: float
-    tables: int  # of which it is the share
+    found: Sequence[bool]
     at_most: bool = False  # whether fewer are as right as many: an error, no coverage
 
-    @property
-    def error(self) -> float:
-        """The Monte Carlo error of what was seen, one standard deviation; that of the printed rate if larger."""
-        return math.sqrt(max(each * (1 - each) for each in (self.printed, self.seen)) / max(self.tables, 1))
-
-    @property
-    def verdict(self) -> str:
-        """Whether the two agree to a tenth of what is printed, or what was seen is on the safe side."""
-        if abs(self.seen - self.printed) <= 0.1 * self.printed + 2 * self.error:
-            return "agrees"
-        return "safe" if (self.seen < self.printed) == self.at_most else "**off**"
+    def plain(self) -> dict[str, Any]:
+        """Return both rates, the Monte Carlo error, and whether they agree to a tenth or one is on the safe side."""
+        seen, tables = float(np.mean(self.found)), len(self.found)
+        error = math.sqrt(max(each * (1 - each) for each in (self.printed, seen)) / tables)
+        agrees = abs(seen - self.printed) <= 0.1 * self.printed + 2 * error
+        verdict = "agrees" if agrees else "safe" if (seen < self.printed) == self.at_most else "**off**"
+        known = {"about": self.about, "case": self.case, "printed": self.printed, "seen": seen, "tables": tables}
+        return known | {"error": error, "verdict": verdict}
 
 
 def tested(spread: float, images: int) -> Draw:
@@ -65,21 +62,16 @@ def tested(spread: float, images: int) -> Draw:
     return lambda rng, shape: rng.binomial(images, chance(rng, shape)) / images
 
 
-def split(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """All or nothing with some noise: near 98 % in 80 % of runs, else near 5 %."""
-    return np.where(rng.random(shape) < 0.8, rng.beta(98, 2, shape), rng.beta(5, 95, shape))
-
-
 normal: Draw = lambda rng, shape: 0.7 + 0.01 * rng.standard_normal(shape)  # noqa: E731
-steady: Draw = lambda rng, shape: 0.7 + 0.003 * rng.standard_normal(shape)  # noqa: E731
-skewed: Draw = lambda rng, shape: 0.7 + 0.01 * (1 - rng.exponential(size=shape))  # noqa: E731
-NEAR = {
+NEAR: dict[str, Draw] = {
     "normal, 70 ± 1 %": normal,
     "98 % of 359 images": tested(0.3, 359),
     "98 % of 10,000 images": tested(0.3, 10_000),
     "97 % of 359 images, logits ± 1": tested(1.0, 359),
     "beta, mean 98 %, size 50": lambda rng, shape: rng.beta(49, 1, shape),
-    "all or nothing, 80 % solve": split,
+    "all or nothing, 80 % solve": lambda rng, shape: np.where(
+        rng.random(shape) < 0.8, rng.beta(98, 2, shape), rng.beta(5, 95, shape)
+    ),
 }
 
 
@@ -88,12 +80,7 @@ def said(found: Effects) -> str:
     return "\n\n".join([*findings(found), headline_table(found).markdown()]).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def of_table(
-    arms: Mapping[str, np.ndarray],
-    place: Path,
-    controls: Mapping[str, str] | None = None,
-    say: Callable[[Effects], str] = said,
-) -> str:
+def of_table(arms: Mapping[str, np.ndarray], place: Path, controls: Mapping[str, str] = {}, say: Say = said) -> str:
     """Return what the page of a table says: arm → (seeds,), or (seeds, steps) of a curve."""
     lines = ["arm,seed,step,val/accuracy,test/accuracy"]
     for arm, runs in arms.items():
@@ -101,15 +88,13 @@ def of_table(
             lines += [f"{arm},{seed},{step + 1},{value:.6f},{value:.6f}" for step, value in enumerate(run)]
     table = place / "table.csv"
     table.write_text("\n".join(lines) + "\n")
-    return "\n".join(map(say, read_report_data(table, controls=controls).judged))
+    return "\n".join(map(say, read_report_data(table, controls=controls or None).judged))
 
 
 def of_results(values: np.ndarray, question: Mapping[str, float] | None = None) -> str:
     """Return what the page of a comparison says: (places, arms, seeds), the first arm is the baseline."""
-    names = ["default", *(f"arm{arm}" for arm in range(1, values.shape[1]))]
-    rows = [
-        (names[arm], seed, str(place), True, math.nan, value) for (place, arm, seed), value in np.ndenumerate(values)
-    ]
+    names = NAMES[: values.shape[1]]
+    rows = [(names[arm], seed, str(at), True, math.nan, value) for (at, arm, seed), value in np.ndenumerate(values)]
     results = pd.DataFrame(rows, columns=["arm", "seed", "place", "chosen", "learning_rate", "test/accuracy"])
     grid = {"place": [str(place) for place in range(len(values))]}
     manifest = {"arms": dict.fromkeys(names), "baseline": "default", "metric": "test/accuracy", "mode": "max"}
@@ -125,30 +110,24 @@ def ends(cell: str) -> tuple[float, float] | None:
     return (mean - half, mean + half) if half is not None else (low, high)
 
 
-def printed_means(text: str) -> list[tuple[float, float]]:
-    """Return the ends of every interval of an arm's mean in the table of a page."""
+def printed(text: str, column: int) -> list[tuple[float, float]]:
+    """Return the ends of every interval in a column of the table of a page."""
     rows = [line.split(" | ") for line in text.splitlines()]
-    return [known for cells in rows if len(cells) > 3 and (known := ends(cells[2]))]
-
-
-def _share(texts: Iterable[str], pattern: re.Pattern[str]) -> float:
-    return float(np.mean([bool(pattern.search(text)) for text in texts]))
+    return [known for cells in rows if len(cells) > 3 and (known := ends(cells[column]))]
 
 
 def verdicts(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
     """Pages on which no arm differs, and any is called better or worse."""
 
     def rate(case: str, texts: Iterable[str], printed: float = 0.05) -> Rate:
-        return Rate("no arm differs: any is better or worse", case, printed, _share(texts, VERDICT), tables, True)
+        found = [bool(VERDICT.search(text)) for text in texts]
+        return Rate("no arm differs: any is better or worse", case, printed, found, at_most=True)
 
-    def page(draw: Draw, arms: int, seeds: int, other: Draw | None = None, controls: bool = False) -> str:
-        values = {"default": (other or draw)(rng, (seeds,))}
-        values |= {
-            f"arm{arm}{end}": draw(rng, (seeds,))
-            for arm in range(1, arms)
-            for end in ("", "_scrambled")[: 1 + controls]
-        }
-        known = {f"arm{arm}": f"arm{arm}_scrambled" for arm in range(1, arms)} if controls else None
+    def page(draw: Draw, arms: int, seeds: int, baseline: Draw | None = None, controls: bool = False) -> str:
+        first, *names = NAMES[:arms]
+        values = {first: (baseline or draw)(rng, (seeds,))}
+        known = {name: f"{name}_scrambled" for name in names} if controls else {}
+        values |= {arm: draw(rng, (seeds,)) for name in names for arm in filter(None, (name, known.get(name)))}
         return of_table(values, place, known)
 
     for arms, seeds in ((2, 3), (2, 10), (4, 3), (4, 5), (13, 5)):
@@ -159,6 +138,8 @@ def verdicts(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rat
         yield rate(f"normal, 3 arms at {places} places of a grid, 5 seeds", texts)
     for case in list(NEAR)[1::2]:
         yield rate(f"{case}, 4 arms, 5 seeds", (page(NEAR[case], 4, 5) for _ in range(tables)))
+    skewed: Draw = lambda rng, shape: 0.7 + 0.01 * (1 - rng.exponential(size=shape))  # noqa: E731
+    steady: Draw = lambda rng, shape: 0.7 + 0.003 * rng.standard_normal(shape)  # noqa: E731
     for arms in (4, 13):
         texts = (page(skewed, arms, 5, steady) for _ in range(tables))
         yield rate(f"skewed arms beside a steady baseline, {arms} arms, 5 seeds", texts, 0.2)  # as the page says
@@ -170,13 +151,12 @@ def coverage(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rat
         truth = 100 * float(draw(np.random.default_rng(1), (400_000,)).mean())
         for seeds in (3, 5, 10):
             texts = [of_table({arm: draw(rng, (seeds,)) for arm in ("default", "arm1")}, place) for _ in range(tables)]
-            means = [low <= truth <= high for text in texts for low, high in printed_means(text)]
-            cells = [ends(text.split("\n| arm1 | ")[1].split(" | ")[2]) for text in texts]
-            known = [low <= 0 <= high for low, high in filter(None, cells)]
+            means = [low <= truth <= high for text in texts for low, high in printed(text, 2)]
+            known = [low <= 0 <= high for text in texts for low, high in printed(text, 3)]
             shown = f"95 % interval of a mean (shown in {len(means) / 2 / tables:.0%})"
             for about, held in ((shown, means), ("95 % interval of a difference", known)):
                 if held:
-                    yield Rate(about, f"{case}, {seeds} seeds", 0.95, float(np.mean(held)), len(held))
+                    yield Rate(about, f"{case}, {seeds} seeds", 0.95, held)
 
 
 def able(found: Effects) -> str:
@@ -189,14 +169,14 @@ def power(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
     for arms, seeds in ((2, 3), (4, 5), (13, 5)):
         effect, seen, held = smallest_effect(0.01 * 2**0.5, seeds, level=1 - 0.05 / (arms - 1)), [], []
         for _ in range(tables):
-            values = {name: normal(rng, (seeds,)) for name in ("default", *(f"arm{arm}" for arm in range(1, arms)))}
+            values = {name: normal(rng, (seeds,)) for name in NAMES[:arms]}
             text = of_table(values | {"arm1": values["arm1"] + effect}, place, say=able).replace(",", "")
             seen.append(bool(re.search(r"Better than default: [^;\n]*\barm1 ", text)))
             found = re.search(r"have to be ([\d.]+) to ([\d.]+) points", text)
             held.append(bool(found and float(found[1]) <= 100 * effect <= float(found[2])))
         case = f"{arms} arms, {seeds} seeds"
-        yield Rate("probability of “better” at the effect named", case, 0.8, float(np.mean(seen)), tables)
-        yield Rate("interval of that effect", case, 0.95, float(np.mean(held)), tables)
+        yield Rate("probability of “better” at the effect named", case, 0.8, seen)
+        yield Rate("interval of that effect", case, 0.95, held)
 
 
 def speed(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
@@ -208,9 +188,9 @@ def speed(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
             paces = np.exp(0.1 * rng.standard_normal((arms, seeds, 1)))
             curves = 0.7 - 0.6 * np.exp(-4 * paces * steps) + 0.01 * rng.standard_normal((arms, seeds, 1))
             curves += 0.004 * rng.standard_normal(curves.shape)
-            texts.append(of_table(dict(zip(("default", "a", "b", "c"), curves, strict=False)), place))
-        seen = _share(texts, re.compile(r"× \(.*?, (faster|slower),"))
-        yield Rate("arms alike: any is faster or slower", f"{arms} arms, {seeds} seeds", 0.05, seen, tables, True)
+            texts.append(of_table(dict(zip(NAMES[:arms], curves, strict=True)), place))
+        found = [bool(re.search(r"× \(.*?, (faster|slower),", text)) for text in texts]
+        yield Rate("arms alike: any is faster or slower", f"{arms} arms, {seeds} seeds", 0.05, found, at_most=True)
 
 
 def decided(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
@@ -221,20 +201,18 @@ def decided(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate
         for _ in range(tables):
             text = of_results(0.7 + 0.01 / 2**0.5 * rng.standard_normal((1, 2, 40)), question)
             known += [low <= 0 <= high for found in verdict.findall(text) for low, high in filter(None, [ends(found)])]
-        case, seen = f"± {width} σ, {len(known) / tables:.0%} decided", float(np.mean(known or [1]))
-        yield Rate("decided by --precision: covers", case, printed, seen, len(known))
+        if known:
+            case = f"± {width} σ, {len(known) / tables:.0%} decided"
+            yield Rate("decided by --precision: covers", case, printed, known)
     for effect, proposals in ((0.0, 1), (0.0, 10), (1.0, 1), (2.0, 1)):
         answers = [_asked(rng, effect, proposals) for _ in range(tables)]
-        kept, case = (
-            float(np.mean([text.startswith("keep") for text in answers])),
-            f"effect {effect:g} σ, 1 of {proposals}",
-        )
-        about = "judge keeps" if not effect else "judge keeps (no rate is printed)"
-        yield Rate(about, case, kept if effect else 0.05 / proposals, kept, tables, at_most=not effect)
-        said_of = [re.search(r"\((\S+) to (\S+) at (\S+) %\)", text) for text in answers]
-        known = [[float(each.replace("−", "-")) for each in found.groups()] for found in said_of if found]
+        kept, case = [text.startswith("keep") for text in answers], f"effect {effect:g} σ, 1 of {proposals}"
+        if not effect:  # no rate is printed of others
+            yield Rate("judge keeps", case, 0.05 / proposals, kept, at_most=True)
+        found = [re.search(r"\((\S+) to (\S+) at (\S+) %\)", text) for text in answers]
+        known = [[float(each.replace("−", "-")) for each in match.groups()] for match in found if match]
         covered = [low <= effect <= high for low, high, _ in known]
-        yield Rate("interval of judge", case, known[0][2] / 100, float(np.mean(covered)), len(known))
+        yield Rate(f"interval of judge (keeps {np.mean(kept):.0%})", case, known[0][2] / 100, covered)
 
 
 def _asked(rng: np.random.Generator, effect: float, proposals: int) -> str:
@@ -253,37 +231,34 @@ def _asked(rng: np.random.Generator, effect: float, proposals: int) -> str:
 PARTS = (verdicts, coverage, power, speed, decided)
 
 
-def page(rates: list[Rate], tables: int) -> str:
+def report(rates: Sequence[Mapping[str, Any]], command: str) -> str:
     """Return all rates in Markdown."""
     lines = ["# What the pages print, and what simulated tables show", ""]
     lines += [
-        f"`python -m benchmarks.rates --tables {tables}`: so many tables of known effects a row, read by what `report` "
-        "and `judge` call, and counted in what their pages say. ± is one Monte Carlo error. *Agrees*: to a tenth of "
-        "what is printed, or two Monte Carlo errors more. *Safe*: fewer errors, or more coverage.",
-        "",
+        f"`{command}`: so many tables of known effects a row, read by what `report` and `judge` call, and counted"
     ]
+    lines += [
+        "in what their pages say. ± is one Monte Carlo error. *Agrees*: to a tenth of what is printed, or two Monte"
+    ]
+    lines += ["Carlo errors more. *Safe*: fewer errors, or more coverage.", ""]
     lines += ["| what | simulated | printed | seen | |", "| --- | --- | --- | --- | --- |"]
-    for rate in rates:
-        seen = f"{100 * rate.seen:.1f} ± {100 * rate.error:.1f} %"
-        lines.append(f"| {rate.about} | {rate.case} | {100 * rate.printed:.3g} % | {seen} | {rate.verdict} |")
+    for each in rates:
+        printed, seen = f"{100 * each['printed']:.3g} %", f"{100 * each['seen']:.1f} ± {100 * each['error']:.1f} %"
+        lines.append(f"| {each['about']} | {each['case']} | {printed} | {seen} | {each['verdict']} |")
     return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Simulate, and write both files."""
     parser = argparse.ArgumentParser(description="Print each rate of a page beside the one that is seen.")
-    parser.add_argument("--tables", type=int, default=1000, help="of a row (default: 1000)")
+    parser.add_argument("--tables", type=int, default=100, help="of a row (default: 100)")
     parser.add_argument("--output", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
-    rng, rates = np.random.default_rng(36), list[Rate]()
+    rng, command = np.random.default_rng(36), f"python -m benchmarks.rates --tables {options.tables}"
     with tempfile.TemporaryDirectory() as place:
-        for part in PARTS:
-            for rate in part(rng, options.tables, Path(place)):
-                print(f"{rate.about}; {rate.case}: {rate.printed:.3f} {rate.seen:.3f} {rate.verdict}", flush=True)
-                rates.append(rate)
-    rows = [asdict(rate) | {"verdict": rate.verdict} for rate in rates]
-    write_text(options.output / "rates.json", json.dumps(rows, indent=1) + "\n")
-    write_text(options.output / "rates.md", page(rates, options.tables))
+        rates = [rate.plain() for part in PARTS for rate in part(rng, options.tables, Path(place))]
+    write_text(options.output / "rates.json", json.dumps(rates, indent=1) + "\n")
+    write_text(options.output / "rates.md", report(rates, command))
 
 
 if __name__ == "__main__":
