@@ -1,4 +1,5 @@
 import math
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -149,10 +150,12 @@ def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
     folder = comparison(values, pieces=())
     (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
     a, fast = (arm.reach for arm in found.arms[1:])
-    assert fast.adjusted == pytest.approx(2 * fast.p_value)
+    assert min(a.adjusted, fast.adjusted) == pytest.approx(2 * min(a.p_value, fast.p_value), abs=0)
     assert (fast.is_faster, headline_table(found).rows[2][-1].kind) == (True, "gain")
     assert "faster, adjusted p" in headline_table(found).rows[2][-1].note
-    assert a.adjusted == pytest.approx(a.p_value)  # the larger of two
+    assert max(a.adjusted, fast.adjusted) == pytest.approx(
+        max(2 * min(a.p_value, fast.p_value), a.p_value, fast.p_value)
+    )
 
 
 def test_means_of_shares_have_intervals_inside_of_the_whole_and_none_where_seeds_agree(comparison):
@@ -166,6 +169,8 @@ def test_means_of_shares_have_intervals_inside_of_the_whole_and_none_where_seeds
     assert interval.low == pytest.approx(100 / (1 + math.exp(-odds)), rel=1e-3)
     assert interval.mean - interval.low > 2 * (interval.high - interval.mean)
     assert near.text == f"98.7 ({interval.low:.1f} to {interval.high:.1f})"
+    for run in (folder / "runs").iterdir():
+        shutil.rmtree(run)
     folder = comparison({"default": dict(enumerate([0.99, 0.98, 0.97, 0.1]))}, pieces=())
     (found,) = effects(load_results(folder), read_manifest(folder))
     assert "±" not in headline_table(found).markdown()
