@@ -285,7 +285,8 @@ def judge_together(found: Sequence[Effects]) -> list[Effects]:
     arms = [(place, arm) for place, each in enumerate(found) for arm in each.arms]
     of_all = {(place, arm.name, each.reference): each for place, arm in arms for _, each in judged_of(arm)}
     adjusted = holm({key: each.p_value for key, each in of_all.items() if each.p_value is not None})
-    reaches = {(place, arm.name): arm.reach for place, arm in arms if getattr(arm, "reach", None)}
+    compared = [(place, arm) for place, arm in arms if arm.name != found[place].baseline]
+    reaches = {(place, arm.name): arm.reach for place, arm in compared if getattr(arm, "reach", None)}
     sooner = holm({key: each.p_value for key, each in reaches.items() if each.p_value is not None})
 
     def together(place: int, arm: Any) -> Any:
