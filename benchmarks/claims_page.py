@@ -48,7 +48,8 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         f"{halves.total()} have a gain over their first reference; {kept} of them have it also where all "
         f"rows are judged together. That it is due to the structure is {due}; "
         f"for {halves[STRUCTURE[-1]]} no control was run. "
-        "[How each was run](claims_runs.md), with its command.",
+        "[How each was run](claims_runs.md), with its command. ± holds for all references of a row together; "
+        "[methods](methods.md) and their cards have single intervals, which are narrower.",
         "",
         f"**The rule.** {claims['rule']}",
         "",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from comparison.report.theme import Style, styles
 from comparison.results.controls import check_controls, find_controls, find_scrambled, named
-from comparison.results.effects import Effects, check_success, effects, successes
+from comparison.results.effects import Effects, check_success, effects, judge_together, successes
 from comparison.results.elsewhere import Elsewhere, comparison_of, read_elsewhere
 from comparison.results.folder import (
     MANIFEST,
@@ -186,7 +186,7 @@ def read_report_data(
         controls=known,
         scrambled=scrambled,
         effects=differences,
-        successes=[] if success is None else [successes(each, success, curves) for each in differences],
+        successes=[] if success is None else judge_together([successes(each, success, curves) for each in differences]),
         styles=styles(list(manifest["arms"]), manifest["baseline"]),
         point=_shown_point(manifest, runs),
         seed=None,

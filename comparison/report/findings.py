@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from comparison.report.data import ReportData
 from comparison.results.decisions import Question
-from comparison.results.effects import ArmResult, Effect, Effects, all_equal, all_or_nothing, fewer_seeds
+from comparison.results.effects import (
+    ArmResult,
+    Effect,
+    Effects,
+    all_equal,
+    all_or_nothing,
+    fewer_seeds,
+    judged_of,
+)
 from comparison.results.folder import asked_runs, asked_seeds
 from comparison.results.headline import decimals, diverged_text, share_text, threshold_text
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL
@@ -152,18 +161,21 @@ def _differences(found: Effects) -> list[str]:
         sentences = [question_text(found), equal_sentence(found), *sentences]
     intervals = sum(effect.interval.samples >= FEWEST_FOR_INTERVAL for effect in paired)
     if intervals > 1 and found.question is None:  # what was asked is decided for all arms together
-        families = " and of those to the controls" if any(arm.control or arm.scrambled for arm in found.arms) else ""
         sentences.append(
-            f"“Better” and “worse” are corrected for testing all differences to {found.baseline}{families} "
-            "(Holm’s method, 5 %). "
-            f"The {LEVEL} intervals are not: on average, one in twenty misses the truth."
+            f"“Better” and “worse” are corrected for all {found.family} differences of this page that are judged "
+            f"(Holm’s method, 5 %). The {LEVEL} intervals are not: on average, one in twenty misses the truth."
         )
     return [sentence for sentence in sentences if sentence]
 
 
+def _judged(found: Effects, family: str) -> list[tuple[Any, Any]]:
+    """Return each arm with its difference to one kind of reference, where that is judged."""
+    return [(arm, effect) for arm in found.arms for kind, effect in judged_of(arm) if kind == family]
+
+
 def _against(found: Effects, family: str, reference: str) -> str:
     """Say which arms are better, which worse and which not told apart."""
-    pairs = [(arm, effect) for arm in found.arms if (effect := getattr(arm, family)) and effect.interval.samples > 1]
+    pairs = [pair for pair in _judged(found, family) if pair[1].interval.samples > 1]
     few = [pair for pair in pairs if pair[1].interval.samples < FEWEST_FOR_INTERVAL and not pair[0].diverged]
     pairs = [pair for pair in pairs if pair not in few]
     if not pairs and not few:
@@ -190,7 +202,7 @@ def _against(found: Effects, family: str, reference: str) -> str:
         than = "" if parts else f" from {reference}"
         least = min(effect.adjusted or 0.0 for _, effect in alone)
         parts.append(
-            f"not told apart{than} among {len(pairs)} arms, though the interval alone excludes zero: "
+            f"not told apart{than}, among {found.family} differences, though the interval alone excludes zero: "
             f"{_by(found, alone)} (adjusted {p_text(least)}{' and above' if len(alone) > 1 else ''})"
         )
     if unjudged:
@@ -204,7 +216,7 @@ def _against(found: Effects, family: str, reference: str) -> str:
 
 def _decided_against(found: Effects, family: str, reference: str) -> str:
     """Say which arms are better, worse and equivalent, and what the others would take."""
-    pairs = [(arm, effect) for arm in found.arms if (effect := getattr(arm, family)) and effect.decision]
+    pairs = [pair for pair in _judged(found, family) if pair[1].decision]
     words = {"better": "better than", "worse": "worse than", "equivalent": "equivalent to"}
     parts = []
     for kind, word in {**words, "undecided": "undecided against"}.items():
@@ -233,7 +245,7 @@ def _decided(found: Effects, arm: ArmResult, effect: Effect) -> str:
 
 def _counted_against(found: Effects, family: str, reference: str) -> list[str]:
     """Say which arms succeed more and less often, and how many seeds it takes where nothing could be told apart."""
-    pairs = [(arm, each) for arm in found.arms if (each := getattr(arm, family))]
+    pairs = _judged(found, family)
     if not pairs:
         return []
     parts = []
@@ -244,10 +256,10 @@ def _counted_against(found: Effects, family: str, reference: str) -> list[str]:
     parts += [f"not told apart{'' if parts else f' from {reference}'}: {listed(same)}"] if same else []
     shares = {arm.name: arm.share for arm in found.arms}
     runs = max(min(shares[arm.name].runs, shares[each.reference].runs) for arm, each in pairs)
-    needed = fewest_seeds(len(pairs))
+    needed = fewest_seeds(found.family)
     if runs >= needed:
         return [_sentence(parts)]
-    among = f" among {len(pairs)} arms" if len(pairs) > 1 else ""
+    among = f" among {found.family} differences" if found.family > 1 else ""
     few = f"With {count(runs, 'seed')} even “all succeed” cannot be told from “none succeeds”{among}"
     return [_sentence(parts), f"{few}: run at least {needed}."]
 
@@ -288,9 +300,10 @@ def level_text(question: Question) -> str:
         if question.precision is not None
         else f"group-sequential: valid after every seed, narrowest at {question.horizon}"
     )
+    few = " Where most stay open at the limit, those that are decided are narrow by chance and hold less often."
     return (
-        f"± of a difference is the half width of an interval that allows for adding seeds ({rule}). All intervals to "
-        f"the same reference hold jointly at {LEVEL}."
+        f"± of a difference is the half width of an interval that allows for adding seeds ({rule}). All intervals of "
+        f"this page that are decided hold jointly at {LEVEL}.{few if question.precision is not None else ''}"
     )
 
 

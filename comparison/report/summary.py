@@ -54,7 +54,8 @@ def summary(data: ReportData) -> list[str]:
     if data.successes:
         counted = findings(next(each for each in data.successes if each.point == data.point))
         return [_at(data, counted[1:2] or counted[:1]), *explanation(data, found, None)]
-    pairs = [(arm, arm.baseline) for arm in found.arms if arm.baseline and arm.baseline.interval.samples > 1]
+    known = ((arm, arm.baseline) for arm in found.arms if arm.baseline and not arm.is_control)
+    pairs = [(arm, effect) for arm, effect in known if effect.interval.samples > 1]
     if not pairs:
         return [findings(data.effects[0])[-1]]
     if equal := equal_sentence(found):
@@ -133,7 +134,7 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
 def _sure(found: Effects, pairs: list[Pair], best: Pair) -> str:
     _, effect = best
     seeds = count(effect.interval.samples, "pair")
-    among = f" among {len(pairs)} arms" if len(pairs) > 1 else ""
+    among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
     sure = f"adjusted {p_text(effect.adjusted)}{among}" if effect.adjusted is not None else "no test"
     stands = f"{'That' if effect.is_gain else 'This'} is based on {seeds} of runs ({sure})"
     return f"{stands}.{diverged_sentence(found)}"

@@ -237,10 +237,11 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
     reach = None
     if arm.reach is not None:
         speed_up = _interval(arm.reach.speed_up) if arm.reach.speed_up else None
-        reach = {"steps": arm.reach.steps, "speed_up": speed_up, "lower_bounds": arm.reach.bounds}
+        reach = {"steps": arm.reach.steps, "speed_up": speed_up, "speed_up_target": arm.reach.shared}
+        reach |= {"adjusted_p_value": arm.reach.adjusted, "is_faster": arm.reach.is_faster}
     return {
         **{"arm": arm.name, "learning_rate": arm.learning_rate, "by_seed": arm.by_seed},
-        "diverged": list(arm.diverged),
+        **{"diverged": list(arm.diverged), "is_control": arm.is_control},
         **({"no_learning_rate": dataclasses.asdict(arm.no_rate)} if arm.no_rate else {}),
         "value": arm.value and _interval(arm.value),
         **{f"to_{family}": _effect(getattr(arm, family)) for family in FAMILIES},

@@ -20,6 +20,7 @@ from comparison.results.sequential import (
 
 Kind = Literal["better", "worse", "equivalent", "undecided"]
 
+VERDICTS: dict[bool | None, Kind] = {True: "better", False: "worse", None: "undecided"}
 EQUAL = 10  # pairs that all have the same difference, after which more of them are not worth their training
 MANY = 10_000  # pairs; a question that takes more has no price worth naming
 
@@ -95,9 +96,8 @@ def decide(values: Sequence[float], question: Question, metric: Metric) -> Decis
 
 
 def _kind(interval: Interval, question: Question, metric: Metric) -> Kind:
-    if interval.has_no_width:  # seeds that agree to the last digit say nothing about others
-        return "undecided"
-    if question.precision is not None and interval.half_width > question.precision:
+    narrow = question.precision is None or interval.half_width <= question.precision
+    if interval.has_no_width or not narrow:  # seeds that agree to the last digit say nothing about others
         return "undecided"
     kind = judged(interval, question.margin, metric)
     return "equivalent" if kind == "undecided" and question.precision is not None else kind
@@ -107,9 +107,7 @@ def judged(interval: Interval, margin: float | None, metric: Metric) -> Kind:
     """Return what an interval says: equivalent where it lies inside of ± margin, else better or worse than zero."""
     if margin is not None and max(-interval.low, interval.high) < margin:
         return "equivalent"
-    if interval.excludes_zero:
-        return "better" if metric.is_gain(interval) else "worse"
-    return "undecided"
+    return VERDICTS[metric.is_gain(interval)]
 
 
 def _within(interval: Interval, question: Question) -> float:

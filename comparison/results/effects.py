@@ -1,17 +1,19 @@
 """What a comparison found: each arm's final values, or how many of its runs succeed, and how it differs from others.
 
-An arm is compared with the baseline, with the arm that has the same positions, and with itself scrambled. The
-differences of all arms to one of these are a family, whose verdicts hold together.
+An arm is compared with the baseline, with the arm that has the same positions, and with itself scrambled. All of these
+differences, at all places of a grid, are one family, whose verdicts hold together. A control that was named as one, or
+added for an arm, is no competitor of the baseline: its difference to it is shown and not judged.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
+from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, SHARPENED, named
 from comparison.results.decisions import Decision, Question, decide, question_of
 from comparison.results.folder import Manifest, Point, choice_name, points
 from comparison.results.metric import Metric
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FAMILIES = ("baseline", "control", "scrambled")  # what arms are compared with: attributes of theirs
-CLEAR_GAP = 40.0  # points of accuracy between runs that succeed and runs that do not
+CLEAR_GAP = 0.4  # of the whole, between runs that succeed and runs that do not
 ROUND = (0.95, 0.9, 0.99, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)  # thresholds as one names them, the usual ones first
 
 Values = dict[int, float]  # by seed
@@ -41,11 +43,11 @@ Values = dict[int, float]  # by seed
 
 @dataclass(frozen=True)
 class Contrast:
-    """How an arm differs from another, among all arms of its family."""
+    """How an arm differs from another, among all differences that are judged."""
 
     reference: str  # the other arm
     p_value: float | None  # of this difference alone; None where there is no such test
-    adjusted: float | None  # among its family, by Holm's method
+    adjusted: float | None  # among all that are judged, by Holm's method
     is_gain: bool | None  # True where the arm is better, False where worse; None where that is open
 
 
@@ -79,7 +81,9 @@ class ArmResult:
     name: str
     by_seed: Values  # final value by seed, in the unit that is shown; seeds that ended in no number are not among them
     diverged: tuple[int, ...]  # the seeds whose run ended without a number in the metric or in a loss
-    value: Interval | None = None  # of ``by_seed``; None where no seed ended in a number
+    is_control: bool = False  # of another arm, and no competitor of the baseline
+    # of ``by_seed``; None where no seed ended in a number, without ends where results look all or nothing
+    value: Interval | None = None
     learning_rate: float | None = None  # the one chosen; None where none was to be chosen, or none could be
     baseline: Effect | None = None
     control: Effect | None = None
@@ -94,8 +98,8 @@ class ArmResult:
 
     @property
     def differences(self) -> list[Effect]:
-        """The paired differences that there are, by family."""
-        return [effect for family in FAMILIES if (effect := getattr(self, family)) is not None]
+        """The paired differences that are judged."""
+        return [effect for _, effect in judged_of(self)]
 
     @property
     def lost(self) -> int:
@@ -113,9 +117,7 @@ class ArmSuccess:
     control: Contrast | None
     scrambled: Contrast | None
     times: Times | None  # None without curves
-
-
-Arm = TypeVar("Arm", ArmResult, ArmSuccess)
+    is_control: bool = False  # see ArmResult
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +135,7 @@ class Effects:
     )
     target: float | None = None  # what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves
     question: Question | None = None  # what was to be decided; None where the comparison only describes
+    family: int = 1  # how many differences are judged together, at all places of the grid
 
     @property
     def at_once(self) -> bool:
@@ -149,12 +152,21 @@ def effects(
     choices: Mapping[str, Mapping[str, Any]] | None = None,
     scrambled: Mapping[str, str] | None = None,
 ) -> list[Effects]:
-    """Return the effects at every place of the grid."""
-    chosen = choices or {}
-    return [
-        _effects(results, manifest, controls or {}, scrambled or {}, curves, point, chosen.get(choice_name(point), {}))
-        for point in points(manifest["grid"])
-    ]
+    """Return the effects at every place of the grid, with verdicts that hold together."""
+    chosen, controls, scrambled, arms = choices or {}, controls or {}, scrambled or {}, manifest["arms"]
+    ends = (f"{arm}{end}" for arm in arms for end in (SCRAMBLED, SHARPENED, SAME_POSITIONS))
+    no_competitors = {*named(manifest).values(), *scrambled.values(), *ends} - {manifest["baseline"]}
+    pairs = {(arm, manifest["baseline"]) for arm in arms if arm not in {*no_competitors, manifest["baseline"]}}
+    pairs |= {*controls.items(), *scrambled.items()}
+    places, question = points(manifest["grid"]), question_of(manifest)
+    question = question and question.of_family(len(pairs) * len(places))
+    of_place = (chosen.get(choice_name(point), {}) for point in places)
+    return judge_together(
+        [
+            _effects(results, manifest, controls, scrambled, no_competitors, question, curves, point, choice)
+            for point, choice in zip(places, of_place, strict=True)
+        ]
+    )
 
 
 def _effects(
@@ -162,15 +174,13 @@ def _effects(
     manifest: Manifest,
     controls: Mapping[str, str],
     scrambled: Mapping[str, str],
+    no_competitors: Collection[str],
+    question: Question | None,
     curves: pd.DataFrame | None,
     point: Point,
     choices: Mapping[str, Any],
 ) -> Effects:
     metric, baseline = Metric(manifest["metric"], manifest["mode"]), manifest["baseline"]
-    question = question_of(manifest)
-    to_baseline, to_control, to_scrambled = (
-        question and question.of_family(size) for size in (len(manifest["arms"]) - 1, len(controls), len(scrambled))
-    )
     rows = at_point(results, point)
     rows = rows[rows["chosen"].astype(bool)] if len(rows) else rows
     values: dict[str, Values] = {}
@@ -194,19 +204,25 @@ def _effects(
             name=arm,
             by_seed=values[arm],
             diverged=tuple(sorted(diverged[arm])),
-            value=metric.cut(t_interval(list(values[arm].values()))) if values[arm] else None,
+            value=metric.mean(values[arm].values()) if values[arm] else None,
+            is_control=arm in no_competitors,
             learning_rate=rates[arm] if manifest["learning_rates"] else None,
-            baseline=_effect(metric, values, diverged, arm, baseline, to_baseline),
-            control=_effect(metric, values, diverged, arm, controls.get(arm), to_control),
+            baseline=_effect(metric, values, diverged, arm, baseline, question, judged=arm not in no_competitors),
+            control=_effect(metric, values, diverged, arm, controls.get(arm), question),
             reach=reaches.get(arm),
-            scrambled=_effect(metric, values, diverged, arm, scrambled.get(arm), to_scrambled),
+            scrambled=_effect(metric, values, diverged, arm, scrambled.get(arm), question),
         )
         for arm in manifest["arms"]
         if arm in values or arm in without_rate
     ]
-    return Effects(
-        point=point, metric=metric, baseline=baseline, target=target, arms=judge_together(arms), question=question
-    )
+    found = Effects(point=point, metric=metric, baseline=baseline, target=target, arms=arms, question=question)
+    return replace(found, arms=_without_ends(arms)) if all_or_nothing(found) is not None else found
+
+
+def _without_ends(arms: Sequence[ArmResult]) -> list[ArmResult]:
+    """Return arms whose means have no interval: seeds that agree say nothing about those that fail now and then."""
+    means = [arm.value and replace(arm.value, low=-math.inf, high=math.inf) for arm in arms]
+    return [replace(arm, value=value) for arm, value in zip(arms, means, strict=True)]
 
 
 def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
@@ -226,18 +242,20 @@ def _effect(
     arm: str,
     reference: str | None,
     question: Question | None,
+    judged: bool = True,
 ) -> Effect | None:
     if reference is None or reference == arm or not values[arm].keys() & values.get(reference, {}).keys():
         return None
     differences = paired_values(values[arm], values[reference])
     if question is not None:
-        return _decided(metric, differences, diverged, arm, reference, question)
+        decided = _decided(metric, differences, diverged, arm, reference, question)
+        return decided if judged else replace(decided, is_gain=None, decision=None)
     interval = metric.cut(t_interval(list(differences.values())), difference=True)
     is_gain = metric.is_gain(interval)
     unjudged = is_gain is not None and bool(diverged[arm if is_gain else reference])
     p = p_value(list(differences.values())) if len(differences) > 1 else None
-    is_gain = None if unjudged or interval.samples < FEWEST_FOR_INTERVAL else is_gain
-    return Effect(reference, p, p, is_gain, by_seed=differences, interval=interval, unjudged=unjudged)
+    is_gain = None if unjudged or not judged or interval.samples < FEWEST_FOR_INTERVAL else is_gain
+    return Effect(reference, p, None, is_gain, by_seed=differences, interval=interval, unjudged=unjudged and judged)
 
 
 def _decided(
@@ -253,16 +271,38 @@ def _decided(
     return Effect(reference, None, None, is_gain, by_seed=by_seed, interval=found.interval, decision=found)
 
 
-def judge_together(arms: Sequence[Arm]) -> list[Arm]:
-    """Return the arms with verdicts that hold together within each family, by Holm's method."""
-    arms = list(arms)
-    for family in FAMILIES:
-        known = {arm.name: each for arm in arms if (each := getattr(arm, family)) is not None}
-        adjusted = holm({name: each.p_value for name, each in known.items() if each.p_value is not None})
-        for name, p in adjusted.items():
-            known[name] = replace(known[name], adjusted=p, is_gain=known[name].is_gain if p < FAMILY_LEVEL else None)
-        arms = [replace(arm, **{family: known.get(arm.name)}) for arm in arms]
-    return arms
+def judged_of(arm: Any) -> list[tuple[str, Any]]:
+    """Return what an arm is compared with, and each difference that is judged."""
+    kinds = [kind for kind in FAMILIES if not (arm.is_control and kind == "baseline")]
+    return [(kind, each) for kind in kinds if (each := getattr(arm, kind)) is not None]
+
+
+def judge_together(found: Sequence[Effects]) -> list[Effects]:
+    """Return all places of a grid with verdicts that hold together, by Holm's method; speed-ups among themselves.
+
+    A difference that is asked for twice, to a baseline that is the control as well, counts once.
+    """
+    arms = [(place, arm) for place, each in enumerate(found) for arm in each.arms]
+    of_all = {(place, arm.name, each.reference): each for place, arm in arms for _, each in judged_of(arm)}
+    adjusted = holm({key: each.p_value for key, each in of_all.items() if each.p_value is not None})
+    compared = [(place, arm) for place, arm in arms if arm.name != found[place].baseline]
+    reaches = {(place, arm.name): arm.reach for place, arm in compared if getattr(arm, "reach", None)}
+    sooner = holm({key: each.p_value for key, each in reaches.items() if each.p_value is not None})
+
+    def together(place: int, arm: Any) -> Any:
+        changes: dict[str, Any] = {}
+        for kind, each in judged_of(arm):
+            if (p := adjusted.get((place, arm.name, each.reference))) is not None:
+                changes[kind] = replace(each, adjusted=p, is_gain=each.is_gain if p < FAMILY_LEVEL else None)
+        if (p := sooner.get((place, arm.name))) is not None:
+            is_faster = arm.reach.is_faster if p < FAMILY_LEVEL else None
+            changes["reach"] = replace(arm.reach, adjusted=p, is_faster=is_faster)
+        return replace(arm, **changes)
+
+    size = max(1, len(adjusted))
+    return [
+        replace(each, arms=[together(place, arm) for arm in each.arms], family=size) for place, each in enumerate(found)
+    ]
 
 
 def _reaches(
@@ -325,7 +365,10 @@ def fewer_seeds(found: Effects) -> dict[str, str]:
 
 
 def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = None) -> Effects:
-    """Count the runs whose final value is as good as a threshold; a run that diverged is none of them."""
+    """Count the runs whose final value is as good as a threshold; a run that diverged is none of them.
+
+    Verdicts hold together at this place; :func:`judge_together` makes those of all places do so.
+    """
     limit, sign = found.metric.factor * threshold, -1.0 if found.metric.mode == "min" else 1.0
     shares = {
         arm.name: share(
@@ -346,12 +389,13 @@ def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = No
             control=_contrast(shares, arm.name, arm.control.reference if arm.control else None),
             scrambled=_contrast(shares, arm.name, arm.scrambled.reference if arm.scrambled else None),
             times=_times(of_validation.get(arm.name, {}), arm, threshold, found.metric.mode),
+            is_control=arm.is_control,
         )
         for arm in found.arms
         if arm.name in shares
     ]
-    arms = judge_together(arms)
-    return Effects(point=found.point, metric=found.metric, baseline=found.baseline, arms=arms, threshold=limit)
+    counted = Effects(point=found.point, metric=found.metric, baseline=found.baseline, arms=arms, threshold=limit)
+    return judge_together([counted])[0]
 
 
 def _contrast(shares: Mapping[str, Share], arm: str, reference: str | None) -> Contrast | None:
@@ -384,13 +428,14 @@ def check_success(threshold: float, metric: str) -> float:
 def all_or_nothing(found: Effects) -> float | None:
     """Return a threshold, as the metric is logged, where runs of one arm end on both sides of a gap; None elsewhere.
 
-    The gap is the largest between the final values of all runs, and at least 40 points of an accuracy wide.
+    The gap is the largest between the final values of all runs, shares, and at least 40 points wide.
     """
     values = sorted(value for arm in found.arms for value in arm.by_seed.values())
+    whole = found.metric.factor if found.metric.is_share(values) else math.inf
     gaps = [(high - low, low, high) for low, high in pairwise(values)]
     width, low, high = max(gaps, default=(0.0, 0.0, 0.0))
-    if found.metric.factor != 100 or width < CLEAR_GAP:
+    if width < CLEAR_GAP * whole:
         return None
     if not any(min(arm.by_seed.values()) <= low < high <= max(arm.by_seed.values()) for arm in found.arms if arm.value):
         return None
-    return next(each for each in (*ROUND, round((low + high) / 200, 2)) if low < 100 * each <= high)
+    return next(each for each in (*ROUND, round((low + high) / whole / 2, 2)) if low < whole * each <= high)

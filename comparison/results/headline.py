@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from comparison.results.controls import find_controls, find_scrambled
 from comparison.results.decisions import Decision
-from comparison.results.effects import ArmResult, ArmSuccess, Contrast, Effects, effects, fewer_seeds
+from comparison.results.effects import (
+    ArmResult,
+    ArmSuccess,
+    Contrast,
+    Effects,
+    all_or_nothing,
+    effects,
+    fewer_seeds,
+    successes,
+)
 from comparison.results.folder import Manifest, chosen_learning_rates, find_runs, point_label
 from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_BOOTSTRAP, FEWEST_FOR_INTERVAL, bootstrap_interval
@@ -82,7 +91,10 @@ def headline_table(found: Effects) -> Table:
         columns += [f"{found.metric.label}, {found.metric.better}", *(f"− {name} (paired)" for name in names)]
     columns += [f"steps to {target_text(found, digits)}", "speed-up"] if with_steps else []
     columns += ["steps until half have it"] if with_times else []
-    rows, fewer = [], {} if counted else fewer_seeds(found)
+    rows, fewer, solved = [], {} if counted else fewer_seeds(found), dict[str, str]()
+    if not counted and (threshold := all_or_nothing(found)) is not None:
+        shares = successes(found, threshold)
+        solved = {arm.name: f"{share_text(arm.share)} with {threshold_text(shares)}" for arm in shares.arms}
     for arm in found.arms:
         row = [Cell(arm.name, arm=arm.name)]
         if counted:
@@ -91,11 +103,11 @@ def headline_table(found: Effects) -> Table:
         else:
             row.append(Cell(str(arm.seeds), diverged_text(arm)))
             row += [_rate_cell(arm)] if with_rates else []
-            row.append(_value_cell(arm, digits, fewer.get(arm.name, "")))
+            row.append(_value_cell(arm, found, digits, fewer.get(arm.name, ""), solved.get(arm.name, "")))
         cells = [_contrast_cell(arm, to) if counted else effect_cell(arm, found, digits, to) for to in to_controls]
         first = _contrast_cell(arm) if counted else effect_cell(arm, found, digits)
         row += [Cell("baseline") if arm.name == found.baseline else first, *cells]
-        row += [_steps_cell(arm.reach), _speed_up_cell(arm, found.baseline)] if with_steps else []
+        row += [_steps_cell(arm.reach), _speed_up_cell(arm, found, digits)] if with_steps else []
         row += [_median_cell(arm.times)] if with_times else []
         rows.append(row)
     return Table(columns, rows)
@@ -103,8 +115,12 @@ def headline_table(found: Effects) -> Table:
 
 def target_text(found: Effects, digits: int) -> str:
     """Return what is to be reached, with its unit and its split."""
-    unit, (split, _, name) = " %" if found.metric.factor == 100 else "", found.metric.on_validation.partition("/")
-    return f"{number(found.target or 0.0, digits)}{unit}{f' ({split})' if name else ''}"
+    split, _, name = found.metric.on_validation.partition("/")
+    return f"{_value(found, found.target or 0.0, digits)}{f' ({split})' if name else ''}"
+
+
+def _value(found: Effects, value: float, digits: int) -> str:
+    return f"{number(value, digits)}{' %' if found.metric.factor == 100 else ''}"
 
 
 def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline") -> Cell:
@@ -124,11 +140,12 @@ def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline
         notes.append(f"{interval.samples} pairs")
     if effect.decision is not None:
         notes.append(decision_text(effect.decision, digits))
-    family = [each for each in found.arms if getattr(each, to) is not None]
     if interval.samples > 1 and interval.has_no_width:
         same = "the same difference in all seeds: no t-test applies"
         notes.append(same if interval.mean else "equal in all seeds")
-    elif effect.adjusted is not None and len(family) > 1:
+    elif not name and arm.is_control:
+        notes.append("a control, not judged")
+    elif effect.adjusted is not None and found.family > 1:
         notes.append(f"adjusted {p_text(effect.adjusted)}")
     if interval.samples >= FEWEST_FOR_BOOTSTRAP and effect.decision is None:
         again = bootstrap_interval(list(effect.by_seed.values()))
@@ -209,6 +226,8 @@ def _contrast_cell(arm: ArmSuccess, to: str = "baseline") -> Cell:
     found: Contrast | None = getattr(arm, to)
     if found is None:
         return Cell("")
+    if to == "baseline" and arm.is_control:
+        return Cell("", "a control, not judged")
     word = {True: "more often", False: "less often", None: "not told apart"}[found.is_gain]
     kind = {True: "gain", False: "loss", None: "open"}[found.is_gain]
     against = [f"against {found.reference}"] if to != "baseline" else []
@@ -224,12 +243,17 @@ def _median_cell(times: Times | None) -> Cell:
     return Cell(f"{times.median:,.0f}", f"{times.low:,.0f} {ends}")
 
 
-def _value_cell(arm: ArmResult, digits: int, fewer: str) -> Cell:
+def _value_cell(arm: ArmResult, found: Effects, digits: int, fewer: str, solved: str) -> Cell:
     if arm.value is None:
         return Cell(no_value(arm))
     kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
-    few = arm.value.samples < FEWEST_FOR_INTERVAL
-    alone = "" if not few else ALONE if arm.seeds == 1 and not fewer else "no interval"
+    runs, alone = arm.value.samples, ""
+    if runs < FEWEST_FOR_INTERVAL:
+        alone = ALONE if arm.seeds == 1 and not fewer else "no interval"
+    elif arm.value.has_no_width:
+        alone = f"{runs} of {runs} at {_value(found, arm.value.mean, digits)}"
+    elif math.isinf(arm.value.half_width):
+        alone = solved
     return Cell(interval_text(arm.value, digits), ", ".join(filter(None, [fewer, kept, alone])))
 
 
@@ -255,17 +279,24 @@ def _steps_cell(found: Reach | None) -> Cell:
     return Cell(f"{mean:,.0f}", note)
 
 
-def _speed_up_cell(arm: ArmResult, baseline: str) -> Cell:
-    if arm.name == baseline or arm.reach is None or not arm.reach.steps:
+def _speed_up_cell(arm: ArmResult, found: Effects, digits: int) -> Cell:
+    if arm.name == found.baseline or arm.reach is None or not arm.reach.steps:
         return Cell("")
     ratio = arm.reach.speed_up
     if ratio is None:
         return Cell("–")
-    text = f"{'≥ ' if arm.reach.bounds else ''}{times(ratio.mean)}×"
-    bounds = f"lower bound in {arm.reach.bounds} of {ratio.samples}" if arm.reach.bounds else ""
-    if ratio.samples == 1:
-        return Cell(text, ", ".join(filter(None, [ALONE, bounds])))
+    notes = [f"to {_value(found, found.metric.factor * arm.reach.shared, digits)}"]
     if ratio.samples < FEWEST_FOR_INTERVAL:
-        return Cell(text, "; ".join(filter(None, ["2 seeds, no interval", bounds])))
+        notes.insert(0, ALONE if ratio.samples == 1 else "2 seeds, no interval")
+        return Cell(f"{times(ratio.mean)}×", ", ".join(notes), "open")
+    word = {True: "faster", False: "slower", None: "not told apart"}[arm.reach.is_faster]
     ends = f"{times(ratio.low)} to {times(ratio.high)}" if ratio.high < 1000 else f"from {times(ratio.low)}"
-    return Cell(text, "; ".join(filter(None, [ends, bounds])))
+    notes = [
+        ends,
+        *notes,
+        word,
+        *([f"adjusted {p_text(arm.reach.adjusted)}"] if arm.reach.adjusted is not None else []),
+    ]
+    return Cell(
+        f"{times(ratio.mean)}×", ", ".join(notes), {True: "gain", False: "loss"}.get(arm.reach.is_faster, "open")
+    )

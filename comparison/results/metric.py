@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from comparison.results.paired import Interval
+from comparison.results.paired import Interval, share_interval, t_interval
 from structured_init.errors import StructuredInitError
 
 # Words in small letters; two neighbouring ones count as one too: "CrossEntropy" has "crossentropy", "F1" has "f1".
@@ -41,6 +42,9 @@ OPEN = frozenset(OPEN_WORDS.split())
 WHOLE = {"crossentropy": "entropy", "explainedvariance": "variance"}  # a known pair, and what would be open alone
 BETTER = {"max": "higher is better", "min": "lower is better"}
 FLAGS = {"max": "--more-is-better", "min": "--less-is-better"}
+SHARES = frozenset(
+    {"accuracy", "acc", "precision", "recall", "f1", "iou", "miou", "dice", "match", "success", "solved"}
+)
 NEVER_NEGATIVE = {"loss", "perplexity", "bits", "error"}
 
 
@@ -124,6 +128,17 @@ class Metric:
             return 0.0, 100.0
         from_zero = direction(self.name) == "min" and NEVER_NEGATIVE & set(words_of(self.name))
         return (0.0 if from_zero else -math.inf), math.inf
+
+    def is_share(self, values: Collection[float]) -> bool:
+        """Tell whether values, as they are shown, are shares of a whole, which is ``factor``."""
+        named = self.factor == 100 or (self.mode == "max" and SHARES & set(words_of(self.name)))
+        return bool(named) and all(0 <= value <= self.factor for value in values)
+
+    def mean(self, values: Collection[float]) -> Interval:
+        """Return the mean of final values with its interval: Student's t, of shares on the scale of logits."""
+        if self.is_share(values):
+            return share_interval(list(values), self.factor)
+        return self.cut(t_interval(list(values)))
 
     def cut(self, interval: Interval, difference: bool = False) -> Interval:
         """Return the part of an interval that the metric can have: the truth is in its range, so nothing is lost."""

@@ -92,6 +92,26 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(mean, mean - half_width, mean + half_width, n)
 
 
+def share_interval(values: Sequence[float], whole: float = 1.0, level: float = 0.95) -> Interval:
+    """Return the mean of a few shares and Student's t interval of its logit, which ends neither at 0 nor at the whole.
+
+    Near an end the values of runs are skewed, and the interval is longer on the side that is far from the end. The
+    logit is taken of the mean, not of the values, whose mean logit is another number (delta method).
+
+    Args:
+        values: at least one, from 0 to ``whole``; where their mean is an end, the interval is that of ``t_interval``.
+        whole: the largest share, 100 for percent.
+        level: confidence level.
+    """
+    found = t_interval(values, level)
+    if not 0 < found.mean < whole or found.has_no_width or math.isinf(found.half_width):
+        return found
+    odds = found.mean / (whole - found.mean)
+    step = math.exp(min(found.half_width * whole / (found.mean * (whole - found.mean)), 700.0))
+    low, high = (whole * each / (1 + each) for each in (odds / step, odds * step))
+    return Interval(found.mean, low, high, found.samples)
+
+
 def bootstrap_interval(
     values: Sequence[float], level: float = 0.95, resamples: int = 10_000, seed: int = 0
 ) -> Interval:

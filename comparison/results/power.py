@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import median
 
 from comparison.results.effects import Effects
@@ -66,12 +67,17 @@ def smallest_effect(deviation: float, pairs: int, power: float = POWER, level: f
         power: probability of an interval that excludes zero on the right side.
         level: of the interval.
     """
+    return _noncentrality(pairs, power, level) * deviation / math.sqrt(pairs)
+
+
+@cache
+def _noncentrality(pairs: int, power: float, level: float) -> float:
+    """Return the noncentrality at which t rejects with a probability: the same for all differences of a page."""
     from scipy import optimize, stats
 
     critical = float(stats.t.isf((1 - level) / 2, pairs - 1))
     short = lambda shift: float(stats.nct.sf(critical, pairs - 1, shift)) - power  # noqa: E731
-    shift = optimize.brentq(short, 0.0, 10 * critical)
-    return float(shift) * deviation / math.sqrt(pairs)
+    return float(optimize.brentq(short, 0.0, 10 * critical))
 
 
 def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int | None:
@@ -156,13 +162,9 @@ def power_sentence(found: Effects) -> str:
 
 
 def _powers(found: Effects) -> Iterator[tuple[str, str, Power]]:
-    families = [[getattr(arm, kind) for arm in found.arms] for kind in ("baseline", "control", "scrambled")]
-    sizes = [sum(each is not None and each.adjusted is not None for each in family) for family in families]
     for arm in found.arms:
-        for size, effect in zip(sizes, (arm.baseline, arm.control, arm.scrambled), strict=True):
-            if effect is None:
-                continue
-            one = power(list(effect.by_seed.values()), _widths(found), max(size, 1))
+        for effect in arm.differences:
+            one = power(list(effect.by_seed.values()), _widths(found), found.family)
             if one is not None:
                 yield arm.name, effect.reference, one
 

@@ -201,7 +201,9 @@ def _opinion(
         missing = question.fewest - len(seen)
         return opinion("more", f"nothing is decided below {question.fewest}", None, _next(values, pair, missing))
     decision = decide(differences, question, metric)
-    said = f"{_said(decision, metric)} over {reference}, {decision.interval.samples} seeds, {_looks(pair['looks'])}"
+    said = (
+        f"{_said(decision, metric, level)} over {reference}, {decision.interval.samples} seeds, {_looks(pair['looks'])}"
+    )
     if decision.kind == "better":
         return opinion("keep", said, decision)
     if decision.kind == "worse":
@@ -220,9 +222,10 @@ def _opinion(
     return opinion("discard", f"not shown to be better with {most} seeds or fewer: {said}", decision)
 
 
-def _said(decision: Decision, metric: Metric) -> str:
+def _said(decision: Decision, metric: Metric, level: float) -> str:
     interval, unit = decision.interval, f" {metric.unit}" if metric.unit else ""
-    return f"{_number(interval.mean, '+')}{unit} ({_number(interval.low, '+')} to {_number(interval.high, '+')})"
+    ends = f"{_number(interval.low, '+')} to {_number(interval.high, '+')}"
+    return f"{_number(interval.mean, '+')}{unit} ({ends} at {100 * level:.4g} %)"
 
 
 def _number(value: float, sign: str = "") -> str:

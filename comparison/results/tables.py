@@ -58,13 +58,13 @@ class Table:
 
 
 def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
-    """Return ``mean ± half width``, both ends where the metric's range cuts it, the mean alone of one or two values."""
+    """Return ``mean ± half width``, both ends where the sides differ, the mean alone where there is no interval."""
     mean = number(interval.mean, digits, signed)
     if math.isinf(interval.half_width) or interval.samples < FEWEST_FOR_INTERVAL:
         return mean
-    if (
-        abs(interval.high + interval.low - 2 * interval.mean) > 1e-6 * interval.half_width
-    ):  # cut at an end of the metric
+    if interval.has_no_width:
+        return mean
+    if abs(interval.high + interval.low - 2 * interval.mean) > 0.1 * interval.half_width:
         return f"{mean} ({number(interval.low, digits, signed)} to {number(interval.high, digits, signed)})"
     return f"{mean} ± {number(interval.half_width, digits)}"
 

@@ -32,21 +32,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 READING = (
-    "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed, whose runs "
-    "share data order, augmentation and dropout. Final values, not best ones; the test split was read once."
+    "± is the half width of a 95 % Student t interval over seeds, of means of shares on the scale of logits; "
+    "differences are taken within a seed, whose runs share data order, augmentation and dropout. Final values, not "
+    "best ones; the test split was read once."
 )
 READING_ELSEWHERE = (
-    "± is the half width of a 95 % Student t interval over seeds; differences are taken within a seed: the more the "
-    "runs of a seed share, the narrower the interval. Final values, not best ones."
+    "± is the half width of a 95 % Student t interval over seeds, of means of shares on the scale of logits; "
+    "differences are taken within a seed: the more the runs of a seed share, the narrower the interval. Final values, "
+    "not best ones."
 )
 FAMILY = (
-    " p: paired t-test, adjusted by Holm’s method for all arms of its column. If no arm differs, one comparison in "
-    "twenty finds a difference in any of them."
+    " p: paired t-test, adjusted by Holm’s method for all differences of this page that are judged: to the baseline, "
+    "at every place of the grid, and of arms to their controls. If no arm differs, one page in twenty calls any of "
+    "them better or worse; up to one in five where arms are skewed and the baseline is steadier. Speed-ups are judged "
+    "among themselves, in the same way."
 )
 TYPE = " Bold: the adjusted p is below 0.05. Grey: it is not, the interval has no width, or an arm diverged."
 COUNTING = (
     "A run succeeds by its final value; a run that diverged has not succeeded. Each count has the exact 95 % interval "
-    "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all arms of its column. "
+    "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all that is judged. "
     "Steps are counted to the first validation that is as good, interpolated linearly between evaluations. A run that "
     "never gets there is censored (Kaplan and Meier) and ends at a tick in the picture. The interval of the median is "
     "that of Brookmeyer and Crowley."
@@ -54,7 +58,7 @@ COUNTING = (
 CONTROLS = {"control": "the same-positions control", "scrambled": "the same weights scrambled"}
 LABEL = 0.135  # inches that the name of an arm takes beside the lines
 POWER_HOW = (
-    "The probability is that of the verdict “better” or “worse” among all arms together, or a little less: paired "
+    "The probability is that of the verdict “better” or “worse” among all that is judged, or a little less: paired "
     "t-tests at Bonferroni's level (noncentral t distribution). The interval below it is due to that of the deviation, "
     "at 95 %. “Seeds” is how many it takes for a 95 % t interval of that half width."
 )

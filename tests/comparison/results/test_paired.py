@@ -151,6 +151,8 @@ def test_better_is_said_of_what_holds_among_all_arms():
     assert {name: effect.is_gain for name, effect in arms.items()} == {"strong": True, "weak": None, "none": None}
     said = " ".join(findings(found(values))).replace("\N{NO-BREAK SPACE}", " ")
     assert "Better than default: strong +4.0 ± 0.1 points" in said
-    assert "not told apart among 3 arms, though the interval alone excludes zero: weak +1.4 ± 1.1 points" in said
+    assert (
+        "not told apart, among 3 differences, though the interval alone excludes zero: weak +1.4 ± 1.1 points" in said
+    )
     alone = found({arm: values[arm] for arm in ("default", "weak")}).arms[1].baseline
     assert (alone.is_gain, alone.adjusted) == (True, pytest.approx(p["weak"]))

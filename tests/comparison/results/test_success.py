@@ -101,7 +101,8 @@ def test_the_table_and_the_sentences_say_who_succeeds_more_often():
     assert "More often than default: mimetic (adjusted p = 0.004); not told apart: half." in said
     few = findings(successes(found({arm: values[:3] for arm, values in arms.items()}), 0.8))
     assert (
-        few[-1] == "With 3 seeds even “all succeed” cannot be told from “none succeeds” among 2 arms: run at least 5."
+        few[-1]
+        == "With 3 seeds even “all succeed” cannot be told from “none succeeds” among 2 differences: run at least 5."
     )
 
 

@@ -1,4 +1,5 @@
 import math
+import shutil
 
 import numpy as np
 import pandas as pd
@@ -30,10 +31,12 @@ def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
         "test accuracy %, higher is better",
         *map("− {} (paired)".format, ("default", "its control")),
     ]
-    assert default == ["default", "3", "82.0 ± 5.0", "baseline", ""]  # t(0.975, 2) · 2 / √3 = 4.97
-    # Differences 5, 6, 4: 4.303 · 1 / √3; t = 8.66 has p = 0.013, twice that as the smaller of two.
-    assert sincos[3] == "+5.0 ± 2.5 (adjusted p = 0.026)"
-    assert mimetic[3:] == ["+5.7 ± 6.3 (adjusted p = 0.060)", "+0.7 ± 3.8 (− sincos)"]  # 6, 8, 3; 1, 2, −1
+    # log(82 / 18) ± t(0.975, 2) · 2 / √3 / (82 · 18 / 100) = 1.516 ± 0.337
+    assert default == ["default", "3", "82.0 (76.5 to 86.4)", "baseline", ""]
+    # Differences 5, 6, 4: 4.303 · 1 / √3; t = 8.66 has p = 0.013, three times that as the smallest of three.
+    assert sincos[3] == "+5.0 ± 2.5 (adjusted p = 0.039)"
+    # 6, 8, 3 and 1, 2, −1: twice 0.060, and 0.53
+    assert mimetic[3:] == ["+5.7 ± 6.3 (adjusted p = 0.12)", "+0.7 ± 3.8 (− sincos, adjusted p = 0.53)"]
 
 
 def test_intervals_of_the_table_cover_a_known_effect_at_the_stated_rate():
@@ -104,15 +107,19 @@ def test_steps_are_linear_between_evaluations():
     assert steps_to([(10, 2.0), (30, 1.0)], 1.5, "min") == pytest.approx(20)
 
 
-def test_speed_up_is_the_paired_ratio_and_a_lower_bound_where_the_baseline_falls_short():
+def test_speed_up_is_the_paired_ratio_of_steps_to_a_value_that_all_runs_of_both_reach():
     baseline = {0: [(10, 0.0), (110, 1.0)], 1: [(10, 0.0), (110, 0.4)]}
     arm = {0: [(10, 0.0), (35, 1.0), (110, 1.0)], 1: [(10, 0.0), (60, 1.0)]}
     found = reach(arm, baseline, 0.5)
-    # Seed 0: 60 / 22.5 steps; seed 1 takes the whole run of the baseline, 110 / 35.
     assert found.steps == {0: pytest.approx(22.5), 1: pytest.approx(35)}
-    assert found.speed_up.mean == pytest.approx(math.sqrt(60 / 22.5 * 110 / 35))
-    assert found.bounds == 1
-    assert reach(baseline, baseline, 0.5).speed_up is None  # one of its runs is never there
+    # All end at 0.4 or above: 50 and 20 steps to it in seed 0, 110 and 30 in seed 1.
+    assert found.shared == 0.4
+    assert found.speed_up.mean == pytest.approx(math.sqrt(50 / 20 * 110 / 30))
+    assert (found.p_value, found.is_faster) == (None, None)  # two seeds
+    turned = reach(baseline, arm, 0.5)  # what is faster one way is slower the other way
+    assert turned.speed_up.mean == pytest.approx(1 / found.speed_up.mean)
+    assert reach(baseline, {0: [(10, 0.0), (20, math.nan)]}, 0.5).speed_up is None
+    assert reach({0: [(10, 0.5), (20, 0.4)]}, {0: [(10, 0.6), (20, 0.4)]}, 0.5).speed_up is None  # there at once
 
 
 def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
@@ -125,7 +132,7 @@ def test_the_target_is_the_baselines_final_mean_on_validation(comparison):
     assert steps["sincos"][0] == pytest.approx(40 * 0.7 / 0.9)
     text = headline(folder, read_manifest(folder), {}, load_curves(folder))
     assert "not reached by 1 of 2" in text
-    assert "≥" in text
+    assert text.endswith("| 1.3× (2 seeds, no interval, to 60.0 %) |")  # √(40 · 40 / (40 · 2/3)² · 3/4)
 
 
 def test_two_seeds_show_no_interval_of_the_speed_up_and_a_range_of_steps_that_is_called_so(comparison):
@@ -134,6 +141,40 @@ def test_two_seeds_show_no_interval_of_the_speed_up_and_a_range_of_steps_that_is
     row = headline_table(found).rows[1]
     assert row[-1].note.startswith("2 seeds, no interval")
     assert row[-2].note.startswith("range ")
+
+
+def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
+    noise = (0.0, 0.004, -0.004, 0.002, -0.003)
+    values = {arm: {seed: each + noise[seed] for seed in range(5)} for arm, each in (("default", 0.60), ("a", 0.61))}
+    values["fast"] = {seed: 0.9 + noise[(seed + 2) % 5] for seed in range(5)}
+    folder = comparison(values, pieces=())
+    (found,) = effects(load_results(folder), read_manifest(folder), {}, load_curves(folder))
+    a, fast = (arm.reach for arm in found.arms[1:])
+    assert min(a.adjusted, fast.adjusted) == pytest.approx(2 * min(a.p_value, fast.p_value), abs=0)
+    assert (fast.is_faster, headline_table(found).rows[2][-1].kind) == (True, "gain")
+    assert "faster, adjusted p" in headline_table(found).rows[2][-1].note
+    assert max(a.adjusted, fast.adjusted) == pytest.approx(
+        max(2 * min(a.p_value, fast.p_value), a.p_value, fast.p_value)
+    )
+
+
+def test_means_of_shares_have_intervals_inside_of_the_whole_and_none_where_seeds_agree(comparison):
+    values = {"default": [1.0, 1.0, 1.0], "near": [0.99, 0.97, 1.0], "split": [0.99, 0.98, 0.97]}
+    folder = comparison({arm: dict(enumerate(of_arm)) for arm, of_arm in values.items()}, pieces=())
+    (found,) = effects(load_results(folder), read_manifest(folder))
+    default, near, _ = (row[2] for row in headline_table(found).rows)
+    assert (default.text, default.note) == ("100.0", "3 of 3 at 100.0 %")
+    interval = found.arms[1].value
+    odds = math.log(0.98667 / 0.01333) - 4.302653 * 0.015275 / math.sqrt(3) / (0.98667 * 0.01333)
+    assert interval.low == pytest.approx(100 / (1 + math.exp(-odds)), rel=1e-3)
+    assert interval.mean - interval.low > 2 * (interval.high - interval.mean)
+    assert near.text == f"98.7 ({interval.low:.1f} to {interval.high:.1f})"
+    for run in (folder / "runs").iterdir():
+        shutil.rmtree(run)
+    folder = comparison({"default": dict(enumerate([0.99, 0.98, 0.97, 0.1]))}, pieces=())
+    (found,) = effects(load_results(folder), read_manifest(folder))
+    assert "±" not in headline_table(found).markdown()
+    assert headline_table(found).rows[0][2].note == "3 of 4 with test accuracy ≥ 95 %"
 
 
 def test_a_mistyped_metric_or_an_empty_folder_says_that_nothing_is_complete(comparison):
