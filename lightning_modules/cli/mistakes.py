@@ -110,7 +110,9 @@ def _unknown_argument(mistake: Mistake) -> str:
     name = mistake.found[1]
     if not mistake.owners:
         return f"unknown key '{name}': {suggest(name, mistake.keys)}"
-    owner = mistake.owners[-1]
+    owner, section = mistake.owners[-1], name.partition(".")[0]
+    if section in SECTIONS and section not in set(_arguments(owner)):
+        return f"'{section}:' stands inside of '{mistake.key}:': it is a section of its own, beside '{mistake.key}:'"
     if name in REMOVED:
         return f"{owner.rpartition('.')[2]} takes no argument '{name}' any more: {REMOVED[name]}"
     return f"{owner.rpartition('.')[2]} takes no argument '{name}': {suggest(name, set(_arguments(owner)))}"
@@ -125,11 +127,16 @@ def _unknown_class(mistake: Mistake) -> str:
     key = name.replace(".init_args", "")
     base = next((base for start, base in BASES.items() if key.startswith(start)), None)
     valid = set() if base is None else set(_subclass_names(base))
+    if key == "model" and given[:1].islower() and "." not in given:
+        return f"model: '{given}' is no class of a task: a network is given with --model.network={given}"
     return f"{name or 'class_path'}: unknown class '{given}': {nearest(given, valid)}"
 
 
 def _unknown_key(mistake: Mistake) -> str:
     name = mistake.found[1].lstrip("-").partition("=")[0]
+    around, _, inner = name.rpartition(".")
+    if around in SECTIONS and inner in SECTIONS:
+        return f"'{inner}:' stands inside of '{around}:': it is a section of its own, beside '{around}:'"
     return f"unknown key '{name}': {suggest(name, [*mistake.keys, 'help', 'config'])}"
 
 
@@ -139,12 +146,30 @@ def _unrecognized(mistake: Mistake) -> str:
         return _unknown_key(mistake)
     if name.endswith((".yaml", ".yml", ".json")) or Path(name).is_file():
         return f"'{name}' belongs to no option: a configuration is given with -c {name}"
+    if re.match(r"[\w.]+=", name):
+        key, value = name.split("=", 1)
+        right = re.match(r"did you mean '(.*)'", suggest(key, mistake.keys))
+        return f"'{name}' belongs to no option: an option begins with two dashes, --{right[1] if right else key}={value}"
     return f"'{name}' belongs to no option: several values are joined by commas, without spaces"
 
 
 def _unknown_command(mistake: Mistake) -> str:
     meant = COMMANDS.get(mistake.found[1].lower(), mistake.found[1])
     return f"unknown command '{mistake.found[1]}': {nearest(meant, [*LIGHTNING, *added_commands()])}"
+
+
+def _unknown_path(mistake: Mistake) -> str:
+    path, missing = mistake.found.groups()
+    module, _, name = path.rpartition(".")
+    what = f"{mistake.key}: there is no class '{path}'"
+    if missing is None:
+        known = [key for key, each in vars(importlib.import_module(module)).items() if inspect.isclass(each)]
+        return f"{what}: {nearest(name, [key for key in known if not key.startswith('_')])}"
+    if missing != module.partition(".")[0]:
+        return f"{what}: there is no module '{missing}' in the present folder or among what is installed"
+    near = nearest(missing, [each.stem for each in Path().glob("*.py")])
+    also = f"; {near}" if near.startswith("did") else ""
+    return f"{what}: there is no module '{missing}' in the present folder or among what is installed{also}"
 
 
 def _required(mistake: Mistake) -> str:
@@ -204,6 +229,7 @@ def _no_section(mistake: Mistake) -> str:
 
 # What jsonargparse says, by a part of it; the first that is found counts. A text is filled with the groups found.
 PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
+    r"given class_path '([\w.]+)':\s*(?:No module named '([\w.]+)'|module '[\w.]+' has no attribute)": _unknown_path,
     r"Option '([\w.]+)' is not accepted": _unknown_argument,
     r"Expected a dot import path string: (\S+)": _unknown_class,
     r"does not accept option '([\w.]+)'": _unknown_key,
@@ -321,6 +347,11 @@ def suggest(name: str, valid: Collection[str]) -> str:
         within = f"{section}.{right}" if section else right
         if within in valid or _reaches(within, valid):
             return f"did you mean '{within}'?"
+    if right := next((each for each in CUSTOMARY.get(last, ()) if each in valid), None):
+        return f"did you mean '{right}'?"
+    for open_section, base in (("data", LightningDataModule), ("model", LightningModule)):
+        if not section and open_section in valid and last in _arguments_of_any(base):
+            return f"did you mean '{open_section}.{last}'?"
     for key in sorted(valid, key=len):
         if key.rpartition(".")[2] == last and key != name:
             return f"did you mean '{key}'?"
@@ -330,6 +361,15 @@ def suggest(name: str, valid: Collection[str]) -> str:
     return nearest(name.partition(".")[0], {key.partition(".")[0] for key in valid})  # a section may be misspelled
 
 
+def _arguments_of_any(base: type) -> set[str]:
+    """Return the names of all arguments of this project's classes of one kind."""
+    kinds = [base, *(each for each in base.__subclasses__())]
+    while more := [each for kind in kinds for each in kind.__subclasses__() if each not in kinds]:
+        kinds += more
+    ours = [each for each in kinds if each.__module__.startswith("lightning_modules.")]
+    return {name for each in ours for name in inspect.signature(each.__init__).parameters} - {"self", "args", "kwargs"}
+
+
 def _reaches(key: str, valid: Collection[str]) -> bool:
     """Tell whether a key lies below an argument whose own arguments depend on the class it is given."""
     first = key.partition(".")[0]
@@ -337,6 +377,7 @@ def _reaches(key: str, valid: Collection[str]) -> bool:
 
 
 OPEN = ("model", "data", "optimizer")
+SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
 
 
 ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError)

@@ -43,7 +43,7 @@ class Kind:
     is_one: Callable[[Any], bool]
     known: tuple[str, ...]
     embedded: Mapping[str, Callable[[], Mapping[str, Dataset]]]
-    local: str = "a folder of Parquet files (train-*.parquet, test-*.parquet;"
+    local: str = "a folder of Parquet files (train-*.parquet, test-*.parquet) or of images (train/CLASS/NAME.png;"
 
 
 def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Dataset]:
@@ -171,6 +171,8 @@ def _no_dataset(name: str, config: str | None, kind: Kind, error: BaseException)
     embedded = " or ".join(f"'{each}'" for each in kind.embedded)
     names = [*kind.embedded, *kind.known, *local]
     hint = "" if name in names else f"; {nearest(name, names)}"  # a right name that is not at hand needs none
+    if Path(name).is_dir():
+        return StructuredInitError(f"the folder '{name}' holds no dataset ({_line(error)}): it is {kind.local[:-1]})")
     wanted = f"'{name}' with config '{config}'" if config else f"'{name}'"
     return StructuredInitError(
         f"no dataset {wanted} ({_line(error)}): give a name of the Hugging Face hub, or {kind.local} "
