@@ -15,7 +15,7 @@ from pathlib import Path
 
 # A package adds a command by an entry point of this group; its function takes the command line after the command.
 GROUP = "structured_init.commands"
-LIGHTNING = {
+BUILT_IN = {
     "fit": "train a network from the initialization of the section init",
     "validate": "evaluate a checkpoint on the validation split",
     "test": "evaluate a checkpoint on the test split",
@@ -39,7 +39,7 @@ def added_commands() -> dict[str, EntryPoint]:
 
 def overview() -> str:
     """Return what ``structured-init --help`` prints."""
-    known = {**LIGHTNING, **{name: ADDED.get(name, each.value) for name, each in added_commands().items()}}
+    known = {**BUILT_IN, **{name: ADDED.get(name, each.value) for name, each in added_commands().items()}}
     width = max(map(len, known))
     return "\n".join([
         "usage: structured-init COMMAND …",
@@ -102,7 +102,7 @@ OWN = {
 def own_help(command: str) -> str:
     """Return the help of a command that Lightning runs: its own options; ``--help-all`` has every one."""
     by_name = " [MODEL [INIT]]" if "MODEL" in OWN[command] else ""
-    lines = [f"usage: structured-init {command}{by_name} [-c FILE]… [--option value]…", "", LIGHTNING[command], ""]
+    lines = [f"usage: structured-init {command}{by_name} [-c FILE]… [--option value]…", "", BUILT_IN[command], ""]
     for option, what in OWN[command].items():
         first, *others = what.split("\n")
         lines += [f"  {option:26} {first}", *(f"  {'':26} {other}" for other in others)]

@@ -28,7 +28,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_modules.cli.commands import LIGHTNING, PACKAGES, added_commands
+from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands
 from structured_init import Initializer
 from structured_init.errors import StructuredInitError, nearest, one_line
 
@@ -102,7 +102,7 @@ def explain(message: str, known_keys: Iterable[str]) -> str:
             mistake = Mistake(found, message[: found.start()], message[found.end() :], list(known_keys))
             if callable(answer):
                 return answer(mistake)
-            return answer.format(*found.groups(), key=mistake.key, commands=", ".join([*LIGHTNING, *added_commands()]))
+            return answer.format(*found.groups(), key=mistake.key, commands=", ".join([*BUILT_IN, *added_commands()]))
     return _deepest(message)
 
 
@@ -155,7 +155,7 @@ def _unrecognized(mistake: Mistake) -> str:
 
 def _unknown_command(mistake: Mistake) -> str:
     meant = COMMANDS.get(mistake.found[1].lower(), mistake.found[1])
-    return f"unknown command '{mistake.found[1]}': {nearest(meant, [*LIGHTNING, *added_commands()])}"
+    return f"unknown command '{mistake.found[1]}': {nearest(meant, [*BUILT_IN, *added_commands()])}"
 
 
 def _unknown_path(mistake: Mistake) -> str:
