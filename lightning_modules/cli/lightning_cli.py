@@ -252,6 +252,13 @@ class CLI(CommandLine, LightningCLI):
         return {"initializer": init.initializer, "seed": seed}
 
 
+class BuildOnly(CLI):
+    """Builds everything that a command line asks for, and runs nothing."""
+
+    def run_subcommand(self, subcommand: str) -> None:
+        """Run nothing."""
+
+
 class StartingAnew(Callback):
     """Say in one line that ``last`` has found no checkpoint; with one it says nothing.
 
