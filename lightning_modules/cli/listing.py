@@ -60,14 +60,18 @@ def list_command(args: Sequence[str]) -> None:
         epilog=documentation(),
         allow_abbrev=False,
     )
-    network = "say which fit: a configuration (vit_digits, mine.yaml), a model of timm or transformers, or a config.json"
+    network = (
+        "say which fit: a configuration (vit_digits, mine.yaml), a model of timm or transformers, or a config.json"
+    )
     parser.add_argument("--for", dest="network", metavar="MODEL", help=network)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(args)
     rows = initializations()
     if options.network is not None:
         found = fitting(options.network, [row["name"] for row in rows])
-        rows = [{"name": row["name"], "fits": found[row["name"]] == "", "why": found[row["name"]], **row} for row in rows]
+        rows = [
+            {"name": row["name"], "fits": found[row["name"]] == "", "why": found[row["name"]], **row} for row in rows
+        ]
     print(json.dumps(rows, indent=1, ensure_ascii=False) if options.json else table(rows))
 
 
@@ -105,7 +109,9 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
         initializer = preset(each)
         leave_out_iterations(initializer)
         try:
-            real = samples() if callable(samples) and (initializer.needs_batch or initializer.needs_batches) else samples
+            real = (
+                samples() if callable(samples) and (initializer.needs_batch or initializer.needs_batches) else samples
+            )
             batches = None if callable(real) else [real]
             report = initialize(model, initializer, batch=real, batches=batches, dry_run=True, progress=False)
             why[each] = "" if report.changed or each == "default" else "it changes nothing here"

@@ -149,7 +149,9 @@ def _unrecognized(mistake: Mistake) -> str:
     if re.match(r"[\w.]+=", name):
         key, value = name.split("=", 1)
         right = re.match(r"did you mean '(.*)'", suggest(key, mistake.keys))
-        return f"'{name}' belongs to no option: an option begins with two dashes, --{right[1] if right else key}={value}"
+        return (
+            f"'{name}' belongs to no option: an option begins with two dashes, --{right[1] if right else key}={value}"
+        )
     return f"'{name}' belongs to no option: several values are joined by commas, without spaces"
 
 

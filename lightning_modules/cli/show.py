@@ -29,6 +29,7 @@ from structured_init.errors import StructuredInitError, nearest, one_line
 from structured_init.files import replacing, write_text
 from structured_init.presets import CONTROLS, preset_names, split_overrides
 
+
 class NamedModel(LightningModule):
     """A model of timm or transformers by its name, with fresh weights, for the commands ``show`` and ``audit``.
 
@@ -76,7 +77,9 @@ def _of_transformers(name: str, layers: int | None) -> nn.Module:
     else:
         known = {*config_names(), *(each.partition("/")[2] for each in config_names()), *timm.list_models()}
         near = nearest(name, {*known, *transformers.CONFIG_MAPPING})
-        near = near if near.startswith("did") else "structured-init list names initializations, timm.list_models() models"
+        near = (
+            near if near.startswith("did") else "structured-init list names initializations, timm.list_models() models"
+        )
         raise StructuredInitError(f"there is no configuration or model '{name}': {near}")
     for key in ("num_hidden_layers", "n_layer", "num_layers") if layers is not None else ():
         if isinstance(getattr(config, key, None), int):
@@ -91,8 +94,10 @@ def _of_transformers(name: str, layers: int | None) -> nn.Module:
             raise StructuredInitError(f"'{name}' has {size:,} parameters: give a config.json with fewer layers")
         return build(config)
     except (ValueError, TypeError, ImportError) as error:
-        raise error if isinstance(error, StructuredInitError) else StructuredInitError(
-            f"transformers cannot build '{name}': {one_line(error)}"
+        raise (
+            error
+            if isinstance(error, StructuredInitError)
+            else StructuredInitError(f"transformers cannot build '{name}': {one_line(error)}")
         ) from error
 
 
@@ -112,7 +117,9 @@ def by_position(args: list[str]) -> list[str]:
         file = Path(stem).suffix in (".yaml", ".yml")
         preset = number and not file and (stem in preset_names() or any(stem.endswith(each) for each in CONTROLS))
         model = not number and not file and stem not in _configurations()
-        words += ["-c", f"init/{name}" if preset else name] if not model else [f"--model={NAMED}", f"--model.name={name}"]
+        words += (
+            ["-c", f"init/{name}" if preset else name] if not model else [f"--model={NAMED}", f"--model.name={name}"]
+        )
     if any(word.startswith("--model=") for word in words[2:]):
         raise StructuredInitError(f"'{args[0]}' takes one model, got {', '.join(names)}")
     return [args[0], *words, *rest]

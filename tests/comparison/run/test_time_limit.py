@@ -21,8 +21,8 @@ from comparison.run.launch import LocalLauncher, launch
 from comparison.run.run import execute, last_checkpoint, train
 from comparison.run.run_log import read_rows
 from comparison.run.time_limit import TimeLimit, command_began, now
-from lightning_modules.cli.commands import parse_duration
 from lightning_modules.cli import main
+from lightning_modules.cli.commands import parse_duration
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
 
