@@ -2,7 +2,8 @@
 
     python -m benchmarks.claims_page
 
-It writes ``docs/claims.md``, ``docs/claims_runs.md``, ``configs/gains.yaml`` and what stands between the two comments of the README.
+It writes ``docs/claims.md``, ``docs/claims_runs.md``, ``configs/gains.yaml`` and what stands between the two comments
+of the README.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def _halves(verdict: Verdict, *, numbers: bool = False) -> tuple[str, str]:
 
 
 def gains(verdicts: Sequence[Verdict]) -> str:
-    """Return ``configs/gains.yaml``: of every initialization what the first row about it says, which ``list`` prints."""
+    """Return ``configs/gains.yaml``: what the first row about every initialization says, for ``list``."""
     named, rows = {verdict.claim["name"]: verdict for verdict in verdicts}, {}
     for verdict in verdicts:
         first, claim = verdict.contrasts[0], verdict.claim

@@ -107,10 +107,8 @@ class InitReport:
         """Return one line: what was applied, how much of the model each part of it set, warnings, and what was left."""
         count, total = (sum(math.prod(entry.shape) for entry in some) for some in (self.changed, self.entries))
         frozen = sum(not entry.trainable for entry in self.entries)
-        line = (
-            f"{self.differs or self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)} tensors "
-            f"({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
-        )
+        line = f"{self.differs or self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)}"
+        line += f" tensors ({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
         parts = Counter(part for entry in self.changed for part in entry.set_by)
         line += "".join(f"; {part} in {number}" for part, number in parts.items())
         if self.warnings:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -295,7 +296,7 @@ def expand(args: list[str]) -> list[str]:
         args: a command line without the program's name.
     """
     expanded: list[str] = []
-    given = [value for option, value in zip(args, args[1:], strict=False) if option in OPTIONS]
+    given = [value for option, value in pairwise(args) if option in OPTIONS]
     experiments = [name for name in given if _is_experiment(name)]
     if len(set(experiments)) > 1:
         one, two = experiments[:2]

@@ -129,7 +129,7 @@ def test_the_report_survives_json(tiny_vit, tmp_path):
     assert loaded["entries"][0]["names"] == [report.entries[0].names[0]]
     assert set(loaded) == {
         "initializer", "seed", "entries", "skipped", "notes", "warnings", "trainable_parameters", "total_parameters",
-        "measures", "attention", "unset_positions", "made_by",
+        "measures", "attention", "unset_positions", "differs", "made_by",
     }  # fmt: skip
 
 
