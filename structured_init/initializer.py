@@ -108,13 +108,9 @@ def _called(value: object, *, whole: bool) -> str:
         return f"[{', '.join(_called(each, whole=whole) for each in value)}]"
     if not isinstance(value, Initializer) or (type(value).__repr__ is not Initializer.__repr__ and whole):
         return value.__qualname__ if inspect.isfunction(value) else repr(value)
-    taken = inspect.signature(type(value).__init__).parameters.items()
-    given = [
-        (name, each.default, getattr(value, name)) for name, each in taken if name != "self" and hasattr(value, name)
-    ]
-    shown = [
-        (name, own) for name, default, own in given if whole or (own is not default and repr(own) != repr(default))
-    ]
+    taken = inspect.signature(type(value).__init__).parameters
+    held = {name: getattr(value, name) for name in taken if name != "self" and hasattr(value, name)}
+    shown = [(name, own) for name, own in held.items() if whole or repr(own) != repr(taken[name].default)]
     return f"{type(value).__name__}({', '.join(f'{name}={_called(own, whole=whole)}' for name, own in shown)})"
 
 
