@@ -14,6 +14,7 @@ import os
 import re
 import tempfile
 import traceback
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands
+from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands, parse_duration
 from structured_init import Initializer
 from structured_init.errors import StructuredInitError, nearest, one_line
 
@@ -428,7 +429,7 @@ def _within_libraries(error: BaseException) -> bool:
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse values of the section ``trainer`` that Lightning answers badly, late, or not at all.
+    """Refuse values of the section ``trainer`` that Lightning answers badly, late, or not at all; read ``5min``.
 
     Args:
         trainer: the section.
@@ -444,6 +445,12 @@ def check_trainer(trainer: Any) -> None:
         if isinstance(given, str) and given not in known:
             raise StructuredInitError(f"trainer.{key}: unknown {key} '{given}': {nearest(given, known)}")
     _check_devices(trainer.get("devices"), trainer.get("accelerator"))
+    limit = trainer.get("max_time")
+    if isinstance(limit, str) and limit.count(":") != 3:  # 5min; Lightning's own form is DD:HH:MM:SS
+        try:
+            trainer.max_time = {"seconds": int(parse_duration(limit))}
+        except ArgumentTypeError as error:
+            raise StructuredInitError(f"trainer.max_time: {error}") from None
     for key, least in LEAST.items():
         given = trainer.get(key)
         if given is not None and given < least:
