@@ -30,6 +30,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands, parse_duration
+from lightning_modules.cli.configurations import config_names
 from structured_init import Initializer
 from structured_init.errors import StructuredInitError, nearest, one_line
 
@@ -114,6 +115,10 @@ def _unknown_argument(mistake: Mistake) -> str:
     owner, section = mistake.owners[-1], name.partition(".")[0]
     if section in SECTIONS and section not in set(_arguments(owner)):
         return f"'{section}:' stands inside of '{mistake.key}:': it is a section of its own, beside '{mistake.key}:'"
+    if owner.rpartition(".")[2] == "Compose":
+        return f"Compose takes no argument '{name}', its parts do: as in -c 'init/mimetic_host{{qk_alpha=0.3}}'"
+    if owner.rpartition(".")[2] == "Default":
+        return f"Default takes no argument '{name}': give an initialization first, as in -c init/mimetic_host"
     if name in REMOVED:
         return f"{owner.rpartition('.')[2]} takes no argument '{name}' any more: {REMOVED[name]}"
     return f"{owner.rpartition('.')[2]} takes no argument '{name}': {suggest(name, set(_arguments(owner)))}"
@@ -141,11 +146,16 @@ def _unknown_key(mistake: Mistake) -> str:
     return f"unknown key '{name}': {suggest(name, [*mistake.keys, 'help', 'config'])}"
 
 
+def is_config(name: str) -> bool:
+    """Say whether ``-c`` knows a name, with its folder or without."""
+    return any(name in (each, each.partition("/")[2]) for each in config_names())
+
+
 def _unrecognized(mistake: Mistake) -> str:
     name = mistake.found[1]
     if name.startswith("-"):
         return _unknown_key(mistake)
-    if name.endswith((".yaml", ".yml", ".json")) or Path(name).is_file():
+    if name.endswith((".yaml", ".yml", ".json")) or Path(name).is_file() or is_config(name):
         return f"'{name}' belongs to no option: a configuration is given with -c {name}"
     if re.match(r"[\w.]+=", name):
         key, value = name.split("=", 1)
@@ -225,7 +235,10 @@ def _other_class(mistake: Mistake) -> str:
 
 
 def _no_section(mistake: Mistake) -> str:
-    section = mistake.key.rpartition(".")[2]
+    section, given = mistake.key.rpartition(".")[2], mistake.found[1]
+    if section == "init":
+        way = f"-c init/{given}" if is_config(f"init/{given}") else f"init: {{initializer: {given}}}"
+        return f"'init' is a section, got {given}: an initialization is given as {way}"
     inside = [key for key in mistake.keys if key.startswith(f"{section}.")][:3]
     return f"'{section}' is a section with keys such as {', '.join(inside)}, got {mistake.found[1]}"
 
@@ -241,11 +254,14 @@ PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
     r"invalid choice: '([^']*)' \(choose from ([^)]*)\)": _unknown_command,
     r"arguments are required: ([\w.]+)": _required,
     r'expected "subcommand" to be one of {(.*?)}': "no command is given: choose from {commands}",
+    r"- Import path ([\w.]+) does not correspond to a subclass of (\w+)": "{key}: '{0}' is no {1}",
+    r"- (.*) \((\S+\.py), line (\d+)\)": "{key}: cannot import '{1}': {0} in line {2}",
     r"Expected a typing\.Literal\[(.*?)\]": _wrong_choice,
     r"(?:Expected(?: an?)? <class '(?!NoneType)(\w+)'>(?:\s*- (?=Expected))?)+(?:\. Got value: (.*))?": _wrong_type,
     r"No module named '([\w.]+)'": "{key}: there is no module '{0}' in the present folder or among what is installed",
     r"argument (?:\S*/)?(\S+): expected one argument": "{0} needs a value after it",
     r"Not a valid subclass of (\w+)\. Got value: (.*)": _not_a_class,
+    r"Not a valid subclass of (\w+)": "{key}: expected one {0}, as its name or as class_path and init_args",
     r"does not correspond to a subclass of (\w+)": _other_class,
     r"Expected a dot import path string:\s*$": "{key}: the name of a class is missing",
     r"Unable to load config ['\"](.*?)['\"]": _no_section,
@@ -350,6 +366,8 @@ def suggest(name: str, valid: Collection[str]) -> str:
         within = f"{section}.{right}" if section else right
         if within in valid or _reaches(within, valid):
             return f"did you mean '{within}'?"
+    if section == "optimizer" and "model" in valid:
+        return f"did you mean 'model.{name}'?"
     if right := next((each for each in CUSTOMARY.get(last, ()) if each in valid), None):
         return f"did you mean '{right}'?"
     for open_section, base in (("data", LightningDataModule), ("model", LightningModule)):
