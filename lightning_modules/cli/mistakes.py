@@ -140,15 +140,15 @@ def _unknown_class(mistake: Mistake) -> str:
 
 def _unknown_key(mistake: Mistake) -> str:
     name = mistake.found[1].lstrip("-").partition("=")[0]
-    around, _, inner = name.rpartition(".")
+    around, inner = [*name.split("."), ""][:2]
     if around in SECTIONS and inner in SECTIONS:
         return f"'{inner}:' stands inside of '{around}:': it is a section of its own, beside '{around}:'"
-    return f"unknown key '{name}': {suggest(name, [*mistake.keys, 'help', 'config'])}"
+    return f"unknown key '{name}': {suggest(name, [*mistake.keys, 'help', 'config', 'no-open'])}"
 
 
 def is_config(name: str) -> bool:
-    """Say whether ``-c`` knows a name, with its folder or without."""
-    return any(name in (each, each.partition("/")[2]) for each in config_names())
+    """Say whether ``-c`` knows a name with its folder, or an experiment without it."""
+    return name in config_names() or f"experiment/{name}" in config_names()
 
 
 def _unrecognized(mistake: Mistake) -> str:

@@ -228,8 +228,8 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
         has = kinds + (f" ({weights.found.unwatched})" if weights.found.unwatched else "")
     elif seen:
         has = "; ".join(seen)
-    elif weights.batch is not None:  # nothing that attends was seen
-        has = f"{what_the_model_has(weights.model)}, and none is seen on the batch: {WAY_OUT}"
+    elif weights.batch is not None or weights.found.ran is not None:  # nothing that attends was seen
+        has = f"{what_the_model_has(weights.model)}, and none is seen in a forward pass: {WAY_OUT}"
     else:
         why = f" ({weights.found.unwatched})" if weights.can_ask else ""
         has = f"{what_the_model_has(weights.model)}{why}: {GIVE_A_BATCH}, or {WAY_OUT}"

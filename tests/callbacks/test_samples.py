@@ -251,7 +251,7 @@ class WithoutForward(Model):
             AsDict,
             Numbers,
             "fit_start",
-            r"needs one tensor of real samples, such as images, .* AsDict\.probe_inputs\(batch\) gives dict",
+            r"one tensor of real samples, such as images, .* AsDict\.probe_inputs\(batch\) gives dict",
         ),
         (WithoutForward, Numbers, "fit_start", r"needs WithoutForward\.forward, through which real samples run"),
         (Model, Once, "fit_start", "would use up a one-time iterator: give a DataLoader"),

@@ -59,7 +59,7 @@ AT_WORK = [
     ("--model vit_tiny", "model: 'vit_tiny' is no class of a task: a network is given with --model.network=vit_tiny"),
     (
         "--data.name=folder",
-        "the folder 'folder' holds no dataset (*): it is a folder of Parquet files *CLASS/NAME.png)",
+        "the folder 'folder' holds no dataset (*): it is a folder of Parquet *CLASS/NAME.png)",
     ),
     ("--fraction=0.1", "unknown key 'fraction': did you mean 'data.fraction'?"),
     ("--label_smoothing=0.1", "unknown key 'label_smoothing': did you mean 'model.label_smoothing'?"),
@@ -241,7 +241,7 @@ FILES = [
     ("training.yaml", "training: {epochs: 5}", "unknown key 'training.epochs': did you mean 'trainer.max_epochs'?"),
     ("optimizer.yaml", "optimizer: {lr: 1}", "unknown key 'optimizer.lr': did you mean 'model.optimizer.lr'?"),
     ("sections.yaml", "data: [1, 2]", "data: expected one LightningDataModule, as its name or as class_path*"),
-    ("init.yaml", "init: Mimetic", "'init' is a section, got Mimetic: an initialization is given as init: {init*: Mim*}"),
+    ("init.yaml", "init: Mimetic", "'init' is a section, got Mimetic: an initialization is given as init: *"),
     ("none.yaml", "init: {initializer: {class_path: Compose, init_args: {initializers: []}}}",
      "Compose needs at least one initializer; for none, use Default"),
     ("stop.yaml", "trainer: {callbacks: [{class_path: EarlyStopping}]}", "EarlyStopping needs the argument 'monitor'"),
