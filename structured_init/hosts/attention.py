@@ -99,9 +99,11 @@ def attention_sites(
         (3, 192, 64)
     """
     weights = model if isinstance(model, Weights) else Weights(model, batch=batch)
-    while weights.found.sites is None or weights.found.sites[0] != _known_so_far(weights):
-        known = _known_so_far(weights)  # a search that runs the model finds positions too: then it is made again
-        weights.found.sites = (known, find_attention(weights))
+    if weights.found.sites is None or weights.found.sites[0] != _known_so_far(weights):
+        tokens, sites = token_layouts(weights), find_attention(weights)
+        if token_layouts(weights).keys() != tokens.keys():  # it ran the model, which has shown positions
+            sites = find_attention(weights)
+        weights.found.sites = (_known_so_far(weights), sites)
     sites = (site.through(weights) for site in weights.found.sites[1])
     return [site for site in sites if (cross or not site.cross) and selects(where, site.name, site)]
 
