@@ -2,7 +2,8 @@
 
     python -m benchmarks.claims_page
 
-It writes ``docs/claims.md``, ``docs/claims_runs.md`` and what stands between the two comments of the README.
+It writes ``docs/claims.md``, ``docs/claims_runs.md``, ``configs/gains.yaml`` and what stands between the two comments
+of the README.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from benchmarks.claims import CLAIMS, LEVEL, OWN, WORDS, Contrast, Verdict, among_all, judge
 from structured_init.files import write_text
@@ -129,6 +132,24 @@ def _halves(verdict: Verdict, *, numbers: bool = False) -> tuple[str, str]:
     return f"**{verdict.gain}**", f"**{verdict.structure}**{': ' if controls else ''}{', '.join(controls)}"
 
 
+def gains(verdicts: Sequence[Verdict]) -> str:
+    """Return ``configs/gains.yaml``: what the first row about every initialization says, for ``list``."""
+    named, rows = {verdict.claim["name"]: verdict for verdict in verdicts}, {}
+    for verdict in verdicts:
+        first, claim = verdict.contrasts[0], verdict.claim
+        today = _today(verdict, named).replace("*", "").partition(" (")[0]
+        if claim["arm"] in rows and rows[claim["arm"]]["today"] in ("–", "not run"):
+            rows[claim["arm"]]["today"] = today if today != "–" else rows[claim["arm"]]["today"]
+        if claim["arm"] not in rows and (ROOT / "configs" / "init" / f"{claim['arm']}.yaml").is_file():
+            rows[claim["arm"]] = {
+                "gain": f"{first.text}{_unit(verdict)} (− {first.name}): {verdict.gain}. {claim['setting']}",
+                "controls": ": ".join(part.replace("*", "") for part in _halves(verdict, numbers=True)[1:]),
+                "today": today,
+            }
+    text = yaml.safe_dump(rows, allow_unicode=True, sort_keys=True, width=1000)
+    return f"# Written by python -m benchmarks.claims_page, from the claims; structured-init list prints it.\n{text}"
+
+
 def into(readme: str, table: str) -> str:
     """Return the README with another table between its two comments."""
     head, _, rest = readme.partition(BEGIN)
@@ -197,7 +218,7 @@ def _hours(minutes: float) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write all three."""
+    """Write all four."""
     parser = argparse.ArgumentParser(description="Write the page of claims from committed comparisons.")
     parser.add_argument("--root", type=Path, default=ROOT, help="of the repository; else where this file is")
     options = parser.parse_args(arguments)
@@ -205,6 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     verdicts = [verdict for claim in claims["claims"] if (verdict := judge(claim)) is not None]
     write_text(options.root / "docs" / "claims.md", page(claims, verdicts))
     write_text(options.root / "docs" / "claims_runs.md", runs_page(claims, verdicts))
+    write_text(options.root / "configs" / "gains.yaml", gains(verdicts))
     readme = options.root / "README.md"
     write_text(readme, into(readme.read_text(encoding="utf-8"), short(verdicts)))
 

@@ -35,7 +35,7 @@ TARGETS, OF_TARGETS = (
     "comparison/results/targets.py",
     "comparison/results/test_tables.py comparison/report/test_report.py",
 )
-CLOCK, OF_CLOCK = "comparison/run/time_limit.py", "comparison/run/test_time_limit.py"
+CLOCK, OF_CLOCK = "lightning_modules/cli/commands.py", "comparison/run/test_time_limit.py"
 ALPHA, OF_ALPHA = "callbacks/alpha_schedule.py", "callbacks/test_alpha_schedule.py"
 REFEREE, OF_REFEREE = "comparison/results/referee.py", "comparison/results/test_referee.py"
 LOOKS, OF_LOOKS = "comparison/results/sequential.py", "comparison/results/test_sequential.py"
@@ -301,7 +301,7 @@ MUTATIONS = [
     Mutation(PAIRED, "set(arm) & set(baseline)", "set(arm)", OF_PAIRED),
     Mutation(TARGETS, 'sign = -1.0 if mode == "min" else 1.0', "sign = 1.0", OF_TARGETS),
     Mutation(TARGETS, "share * (steps - before[0])", "(steps - before[0])", OF_TARGETS),
-    Mutation(CLOCK, '"m": 60', '"m": 6', OF_CLOCK),
+    Mutation(CLOCK, '(?:ute)?s?)?": 60', '(?:ute)?s?)?": 6', OF_CLOCK),
     Mutation(
         "comparison/run/learning_rates.py",
         'sign = 1 if comparison.mode == "max" else -1',

@@ -228,7 +228,8 @@ def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int,
         inputs = inputs_of(pl_module, trainer.strategy.batch_to_device(batch, dataloader_idx=0))
     if not isinstance(inputs, Tensor):
         raise StructuredInitError(
-            f"{INITIALIZER} needs one tensor of real samples: {name}.probe_inputs(batch) gives {type(inputs).__name__}"
+            f"{INITIALIZER} needs one tensor of real samples, such as images, and {name} is no network of images:"
+            f" {name}.probe_inputs(batch) gives {type(inputs).__name__}"
         )
     weight = next(pl_module.parameters())  # in setup, not yet of the run's precision
     return inputs[:samples].to("cpu", weight.dtype if inputs.is_floating_point() else inputs.dtype)

@@ -17,17 +17,19 @@ class Draws:
     changes no other draw, and two ablations of one seed stay paired.
 
     Args:
-        seed: any integer.
+        seed: a whole number from 0.
 
     Raises:
-        StructuredInitError: it is none: 0.9 would be 0, and two seeds the same.
+        StructuredInitError: it is none: 0.9 would be 0, and two seeds the same. The command line refuses -1 as well.
     """
 
     def __init__(self, seed: int) -> None:
         try:
             self.seed = operator.index(seed)
         except TypeError:
-            raise StructuredInitError(f"seed must be a whole number such as 0, got {seed!r}") from None
+            self.seed = -1
+        if self.seed < 0:
+            raise StructuredInitError(f"seed must be a whole number from 0, got {seed!r}")
 
     def generator(self, name: str, part: str) -> torch.Generator:
         """Return a fresh CPU generator for one part of one named place.

@@ -96,14 +96,22 @@ class Initializer(metaclass=_Named):
         return ()
 
     def __repr__(self) -> str:
-        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
-        arguments = ", ".join(f"{name}={_shown(getattr(self, name))}" for name in names if hasattr(self, name))
-        return f"{type(self).__name__}({arguments})"
+        return _called(self, whole=True)
 
 
-def _shown(argument: object) -> str:
-    """Return an argument's ``repr``; a function by its name, since an address would differ between two equal runs."""
-    return argument.__qualname__ if inspect.isfunction(argument) else repr(argument)
+def _called(value: object, *, whole: bool) -> str:
+    """Return the call that makes an initializer, with every argument or with those that differ from their defaults.
+
+    A function goes by its name, since an address would differ between two equal runs.
+    """
+    if isinstance(value, list) and value and all(isinstance(each, Initializer) for each in value):
+        return f"[{', '.join(_called(each, whole=whole) for each in value)}]"
+    if not isinstance(value, Initializer) or (type(value).__repr__ is not Initializer.__repr__ and whole):
+        return value.__qualname__ if inspect.isfunction(value) else repr(value)
+    taken = inspect.signature(type(value).__init__).parameters
+    held = {name: getattr(value, name) for name in taken if name != "self" and hasattr(value, name)}
+    shown = [(name, own) for name, own in held.items() if whole or repr(own) != repr(taken[name].default)]
+    return f"{type(value).__name__}({', '.join(f'{name}={_called(own, whole=whole)}' for name, own in shown)})"
 
 
 class Compose(Initializer):
@@ -233,6 +241,7 @@ def initialize(
         for name, _ in quantized_layers(model):
             weights.skip(name, "quantized weights are out of reach: initialize the model before it is quantized")
         report = build_report(weights, initializer, draws.seed, changes)
+        report.differs = _called(initializer, whole=False)
         if strict and report.left:
             raise StructuredInitError(
                 f"{type(initializer).__name__}, strict: {report.left_alone()} (where= selects fewer layers)"

@@ -89,15 +89,17 @@ class Found:
         tokens: the same of the tokens of the model and its towers.
         watched: what one forward pass showed of attention; ``None`` before it was run.
         watched_mlps: and of MLPs.
+        added: parameters with a row for every token that it saw added to tokens.
         ran: the modules that it ran; ``None`` where there was no pass.
         unwatched: why there was none.
         mlps_run_alone: the MLPs that their modules, run alone, turned out to be; ``None`` before they were run.
     """
 
     sites: tuple[tuple, list] | None = None
-    tokens: tuple[int, dict] | None = None
+    tokens: tuple[tuple, dict] | None = None
     watched: list | None = None
     watched_mlps: list = field(default_factory=list)
+    added: list = field(default_factory=list)
     ran: set[str] | None = None
     unwatched: str | None = None
     mlps_run_alone: list | None = None

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -13,6 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from structured_init.errors import missing_extra
 from structured_init.files import made_by, write_json
 from structured_init.hosts.positions import position_sites
 from structured_init.hosts.shared import note_shared, stale_magnitudes
@@ -58,7 +60,8 @@ class InitReport:
     """What an initializer did to a model.
 
     Attributes:
-        initializer: its ``repr``.
+        initializer: its ``repr``, with every argument.
+        differs: the same with the arguments alone that differ from their defaults, with which the text begins.
         seed: the seed of its draws.
         entries: every parameter in the order of the model, then the buffers that were set.
         skipped: sites that were left alone, and why.
@@ -82,6 +85,7 @@ class InitReport:
     measures: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
     attention: dict[str, bool] = field(default_factory=dict)
     unset_positions: list[str] = field(default_factory=list)
+    differs: str = ""
 
     @property
     def changed(self) -> list[Entry]:
@@ -100,13 +104,15 @@ class InitReport:
         return f"{len(self.left)} of {len(self.attention)} attention layers left alone: {', '.join(first)}{more}"
 
     def summary(self, limit: int = 3) -> str:
-        """Return one line: what was applied, how much of the model it set, and what it skipped or left alone."""
+        """Return one line: what was applied, how much of the model each part of it set, warnings, and what was left."""
         count, total = (sum(math.prod(entry.shape) for entry in some) for some in (self.changed, self.entries))
         frozen = sum(not entry.trainable for entry in self.entries)
-        line = (
-            f"{self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)} tensors "
-            f"({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
-        )
+        line = f"{self.differs or self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)}"
+        line += f" tensors ({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
+        parts = Counter(part for entry in self.changed for part in entry.set_by)
+        line += "".join(f"; {part} in {number}" for part, number in parts.items())
+        if self.warnings:
+            line += f"; {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}: {self.warnings[0]}"
         others = [f"{name} ({why})" for name, why in self.skipped.items() if name not in self.left]
         if self.left:
             line += f"; {self.left_alone()}"
@@ -139,6 +145,35 @@ class InitReport:
             *(f"warning: {warning}" for warning in self.warnings),
         ]
         return "\n".join([self.summary(), self._trained(), "", *rows, *([""] if lists else []), *lists])
+
+    def plot(self) -> Any:
+        """Return a figure of the standard deviation of every tensor that was set, before and after, by who set it.
+
+        Raises:
+            MissingExtraError: matplotlib is not installed; the extra ``lightning`` brings it.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as error:
+            raise (missing_extra(error, "InitReport.plot", "lightning") or error) from None
+        figure = Figure(figsize=(max(6.0, min(16.0, 0.16 * len(self.changed) + 3)), 4), layout="constrained")
+        axis, groups = figure.add_subplot(), {}
+        for place, entry in enumerate(self.changed):
+            groups.setdefault("; ".join(entry.set_by), []).append((place, entry.after.std))
+        before = [entry.before.std for entry in self.changed]
+        axis.plot(range(len(before)), before, "o", color="0.6", markersize=4, label=f"{HOST_BUILT} it")
+        for who, points in groups.items():
+            axis.plot(*zip(*points, strict=True), "D", markersize=4, label=who)
+        blocks = [_block(entry.names[0]) for entry in self.changed]
+        first = {block: place for place, block in reversed(list(enumerate(blocks)))}
+        ticks = sorted(first.items(), key=lambda each: each[1])[:: max(1, len(first) // 24)]
+        axis.set_xticks([place for _, place in ticks], [block for block, _ in ticks], rotation=90, fontsize=7)
+        axis.set_yscale("symlog", linthresh=1e-4)
+        axis.set_ylabel("standard deviation")
+        axis.set_title(f"{self.differs or self.initializer}, seed {self.seed}", fontsize=9, wrap=True)
+        if groups:
+            axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        return figure
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain lists, dicts, strings and numbers."""

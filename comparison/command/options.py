@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from comparison.run.time_limit import parse_duration
-from structured_init.errors import StructuredInitError
+from lightning_modules.cli.commands import documentation, parse_duration
+from structured_init.errors import StructuredInitError, nearest
 
 CONTROL = (
     "control, for all arms or as INIT=CONTROL,…: a scrambled one if its name ends in _scrambled, else one with the same"
@@ -30,7 +30,14 @@ class _Parser(argparse.ArgumentParser):
             joined.append(argument)
         return super().parse_known_args(joined, namespace)
 
+    def format_help(self) -> str:
+        """Return the help, which ends with the address of the documentation."""
+        return f"{super().format_help()}\n{documentation()}\n"
+
     def error(self, message: str) -> NoReturn:
+        if unknown := re.match(r"unrecognized arguments: (--\S+)", message):
+            name = unknown[1].partition("=")[0]
+            message = f"unknown option '{name}': {nearest(name, self._option_string_actions)}"
         raise StructuredInitError(message)
 
 
@@ -41,7 +48,12 @@ def compare_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     inits = "initializations, such as default,wide=impulse{kernel_size=5},mine.yaml"
     add("--inits", required=True, metavar="A,B,…", help=inits)
-    add("--seeds", metavar="0,1,2", help="or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)")
+    add(
+        "--seeds",
+        type=_seeds,
+        metavar="0,1,2",
+        help="or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)",
+    )
     decide = "add seeds until every difference is better, worse, or equivalent within M, such as 0.5 points"
     add("--margin", type=_positive_number, metavar="M", help=decide)
     size = "add seeds until every difference is known to ± H, such as 0.5 points"
@@ -87,6 +99,7 @@ def find_parser() -> argparse.ArgumentParser:
     add("--max-seeds", type=_positive, default=40, metavar="N", help=f"--max-seeds {final}40)")
     shown = "controls of the final comparison, as --controls of compare (default: scrambled; none leaves it out)"
     add("--controls", choices=("auto", "scrambled", "none"), default="scrambled", help=shown)
+    add("--no-open", action="store_true", help="as of compare; this command never opens a browser")
     parts = "fractions of training at which candidates are dropped (default: 0.2,0.5,1); 1 trains all to the end"
     add("--shares", type=_shares, default="0.2,0.5,1", metavar="a,1", help=parts)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
@@ -116,6 +129,7 @@ def report_parser() -> argparse.ArgumentParser:
     add("--control", metavar="INIT", help=CONTROL)
     add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--output", metavar="FILE", help="file of the page (default: DIR/report.html, or table_report/report.html)")
+    add("--no-open", action="store_true", help="as of compare; this command never opens a browser")
     return parser
 
 
@@ -180,6 +194,13 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--gpus-per-run", type=_number, default=0, metavar="N", help="GPUs of each run (default: 0)")
     limit = "stop before this time, such as 55m, 2h or 01:30:00, with exit code 75; the same command continues"
     add("--time-limit", type=parse_duration, default=math.inf, metavar="T", help=limit)
+
+
+def _seeds(text: str) -> str:
+    """Return seeds as they are given; they are read later, by what takes seconds to import."""
+    if not all(re.fullmatch(r"\s*\d+(-\d+)?\s*", part) for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"cannot read the seeds '{text}': write 0,1,2 or 0-4")
+    return text
 
 
 def _shares(text: str) -> str:

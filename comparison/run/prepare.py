@@ -32,7 +32,7 @@ from comparison.run.resolve import (
     values_of,
 )
 from lightning_modules.cli.lightning_cli import CLI
-from lightning_modules.cli.show import two_samples
+from lightning_modules.cli.show import leave_out_iterations, two_samples
 from structured_init import Initializer, InitReport, initialize
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import split_outside_brackets
@@ -280,16 +280,6 @@ class _Offer:
         inputs = two_samples(self.model, self.datamodule)
         self.failed = False
         return inputs
-
-
-def leave_out_iterations(part: Any) -> None:
-    """Let solvers inside an initializer take no step: what they begin with fits where their solution does."""
-    if isinstance(getattr(part, "iterations", None), int):
-        part.iterations = 0
-    for each in vars(part).values() if hasattr(part, "__dict__") else ():
-        for inner in each if isinstance(each, (list, tuple)) else [each]:
-            if type(inner).__module__.startswith("structured_init."):
-                leave_out_iterations(inner)
 
 
 def _network_of(comparison: Comparison, label: str) -> str:

@@ -15,7 +15,7 @@ from torchmetrics import MetricCollection
 
 from callbacks import InitCallback
 from lightning_modules.cli.configurations import expand
-from lightning_modules.cli.lightning_cli import CLI, Parser
+from lightning_modules.cli.lightning_cli import CLI, BuildOnly, Parser
 from lightning_modules.cli.mistakes import original_error
 from structured_init import Initializer
 
@@ -24,13 +24,6 @@ ANYWHERE = [
     f"--trainer.{key}" for key in ("accelerator=cpu", "devices=1", "num_nodes=1", "strategy=auto", "precision=32")
 ]
 NOT_THE_EXPERIMENT = ("seed_everything", "ckpt_path", "weights_only", "trainer.logger")
-
-
-class BuildOnly(CLI):
-    """Builds everything that a command line asks for, and runs nothing."""
-
-    def run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
 
 
 class ParseOnly(BuildOnly):

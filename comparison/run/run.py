@@ -25,11 +25,10 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
 from comparison.results.folder import Run
-from comparison.run.resolve import BuildOnly
 from comparison.run.stopping import StopAfterShare, StopAtDeadline, Stopped, last_file
 from comparison.run.time_limit import now
 from lightning_modules.cli.configurations import expand
-from lightning_modules.cli.lightning_cli import CLI
+from lightning_modules.cli.lightning_cli import CLI, BuildOnly
 from lightning_modules.cli.show import Runner
 from lightning_modules.tasks.checkpoint import checkpoints_in, read_checkpoint
 from structured_init.errors import StructuredInitError, one_line

@@ -11,10 +11,8 @@ early, and the same command goes on later. Time in which the machine sleeps does
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
-import re
 import sys
 import time
 from dataclasses import dataclass
@@ -22,7 +20,6 @@ from pathlib import Path
 
 AHEAD = time.time() - time.monotonic()  # of 1970, when this process began
 LEFT = 75  # the exit code where runs are left: EX_TEMPFAIL of sysexits.h, "try again later"
-UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
 
 @dataclass(frozen=True)
@@ -48,22 +45,6 @@ class TimeLimit:
 
 
 UNLIMITED = TimeLimit(0.0)
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of ``55m``, ``2h``, ``1h30m``, ``01:30:00`` or ``600``."""
-    units = re.fullmatch(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
-    clock = re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d)", text)
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        seconds = float(text)
-    elif clock:
-        seconds = sum(int(part) * unit for part, unit in zip(clock.groups(), (3600, 60, 1), strict=True))
-    else:
-        parts = units.groups() if units else ()
-        seconds = sum(int(part) * unit for part, unit in zip(parts, UNITS.values(), strict=False) if part)
-    if not seconds:
-        raise argparse.ArgumentTypeError(f"cannot read '{text}': write 55m, 2h, 1h30m, 01:30:00 or a number of seconds")
-    return float(seconds)
 
 
 def command_began() -> float:

@@ -5,20 +5,24 @@ Standard library alone, so that ``--help`` is quick and nothing else is met befo
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
+import json
+import re
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 
 # A package adds a command by an entry point of this group; its function takes the command line after the command.
 GROUP = "structured_init.commands"
-LIGHTNING = {
+BUILT_IN = {
     "fit": "train a network from the initialization of the section init",
     "validate": "evaluate a checkpoint on the validation split",
     "test": "evaluate a checkpoint on the test split",
     "predict": "write the predictions of a checkpoint",
     "show": "apply an initialization and draw what it did, without training",
     "audit": "say what initialization a model really has, and what is suspicious about it",
+    "list": "list the initializations, and those that fit a network",
 }
 ADDED = {
     "compare": "train an experiment from several initializations with the same seeds, and report the differences",
@@ -35,7 +39,7 @@ def added_commands() -> dict[str, EntryPoint]:
 
 def overview() -> str:
     """Return what ``structured-init --help`` prints."""
-    known = {**LIGHTNING, **{name: ADDED.get(name, each.value) for name, each in added_commands().items()}}
+    known = {**BUILT_IN, **{name: ADDED.get(name, each.value) for name, each in added_commands().items()}}
     width = max(map(len, known))
     return "\n".join([
         "usage: structured-init COMMAND …",
@@ -46,7 +50,103 @@ def overview() -> str:
         "",
         "structured-init COMMAND --help lists the options of a command. Configurations are layered with -c, a shipped",
         "one by its name: structured-init fit -c vit_digits -c init/mimetic",
+        "",
+        documentation(),
     ])  # fmt: skip
+
+
+_NAMED = {
+    "MODEL": "a configuration (vit_digits), a model of timm (vit_tiny_patch16_224) or transformers (gpt2), or a\n"
+    "config.json of transformers; its weights are drawn, none are fetched",
+    "INIT": "an initialization (mimetic); structured-init list names them",
+    "-c, --config FILE": "a configuration, shipped or yours; later ones are layered over earlier ones",
+}
+_EVALUATED = {
+    "-c, --config FILE": "a configuration, as for fit",
+    "--ckpt_path FILE": "the checkpoint; or best, or last",
+}
+# The options of each command that are its own, before all those of Lightning.
+OWN = {
+    "fit": {
+        **{"-c, --config FILE": _NAMED["-c, --config FILE"]},
+        "--init.initializer CLASS": "the initialization, where no -c init/NAME gives one",
+        "--init.strict true": "refuse a network of which attention would be left alone",
+        "--model.network NAME": "a network of this project or of timm, or the path of your class",
+        "--data.name NAME": "a dataset of the hub, a folder, or digits",
+        "--seed_everything N": "seed of all draws (default: 0)",
+        "--trainer.max_epochs N": "how long to train",
+        "--trainer.max_time T": "stop after this time, such as 5min, 2h or DD:HH:MM:SS",
+        "--ckpt_path FILE": "go on from a checkpoint; last takes the newest of this run",
+    },
+    "validate": _EVALUATED,
+    "test": _EVALUATED,
+    "predict": _EVALUATED,
+    "show": {
+        **_NAMED,
+        "--plan": "only print what would be done, and touch nothing",
+        "--export FILE": "write the initialized network's weights to this file (.safetensors)",
+        "--checkpoint FILE": "a checkpoint of the same network, or exported weights, to draw beside it",
+        "--pretrained NAME": "a pretrained model of timm to draw beside it",
+        "--output DIR": "folder for the report and the figures (default: show)",
+        "--no-open": "as of compare; this command never opens anything",
+    },
+    "audit": {
+        **_NAMED,
+        "--checkpoint FILE": "a checkpoint of the same network, or exported weights, to look at instead",
+        "--output DIR": "folder for the table of parameters (CSV), the page (Markdown) and the picture (PNG)",
+        "--no-open": "as of compare; this command never opens anything",
+    },
+}
+
+
+def own_help(command: str) -> str:
+    """Return the help of a command that Lightning runs: its own options; ``--help-all`` has every one."""
+    by_name = " [MODEL [INIT]]" if "MODEL" in OWN[command] else ""
+    lines = [f"usage: structured-init {command}{by_name} [-c FILE]… [--option value]…", "", BUILT_IN[command], ""]
+    for option, what in OWN[command].items():
+        first, *others = what.split("\n")
+        lines += [f"  {option:26} {first}", *(f"  {'':26} {other}" for other in others)]
+    sections = "trainer, model, data, init, attention and filters"
+    return "\n".join([
+        *lines,
+        "",
+        f"Every key of a configuration is an option as well, in the sections {sections}:",
+        f"structured-init {command} --help-all lists them.",
+        "",
+        documentation(),
+    ])  # fmt: skip
+
+
+def documentation() -> str:
+    """Return the line that says where the documentation is: in this clone, or where the package was installed from."""
+    clone = Path(__file__).resolve().parents[2]
+    for page in ("build/site/index.html", "docs/index.md"):
+        if (clone / page).is_file():
+            return f"documentation: {clone / page}"
+    try:
+        origin = json.loads(distribution("structured-init").read_text("direct_url.json") or "{}").get("url", "")
+    except PackageNotFoundError:
+        origin = ""
+    return f"documentation: the folder docs of {origin or 'the repository of structured-init'}"
+
+
+UNITS = {"d(?:ays?)?": 86400, "h(?:(?:ou)?rs?)?": 3600, "m(?:in(?:ute)?s?)?": 60, "s(?:ec(?:ond)?s?)?": 1}
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``55m``, ``5min``, ``2 h``, ``1h30m``, ``01:30:00`` or ``600``."""
+    units = re.fullmatch(r"\s*".join(rf"(?:(\d+)\s*{unit})?" for unit in UNITS), text.strip().lower())
+    clock = re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d)", text)
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        seconds = float(text)
+    elif clock:
+        seconds = sum(int(part) * unit for part, unit in zip(clock.groups(), (3600, 60, 1), strict=True))
+    else:
+        parts = units.groups() if units else ()
+        seconds = sum(int(part) * unit for part, unit in zip(parts, UNITS.values(), strict=False) if part)
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"cannot read '{text}': write 55m, 2h, 1h30m, 01:30:00 or a number of seconds")
+    return float(seconds)
 
 
 PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -295,6 +296,11 @@ def expand(args: list[str]) -> list[str]:
         args: a command line without the program's name.
     """
     expanded: list[str] = []
+    given = [value for option, value in pairwise(args) if option in OPTIONS]
+    experiments = [name for name in given if _is_experiment(name)]
+    if len(set(experiments)) > 1:
+        one, two = experiments[:2]
+        raise StructuredInitError(f"'{one}' and '{two}' are both experiments: -c takes one; give one of the two")
     for index, argument in enumerate(args):
         option, equals, value = argument.partition("=")
         if index and args[index - 1] in OPTIONS:
@@ -307,6 +313,11 @@ def expand(args: list[str]) -> list[str]:
         else:
             expanded.append(argument)
     return expanded
+
+
+def _is_experiment(name: str) -> bool:
+    short = name.removeprefix("configs/").removesuffix(".yaml").removeprefix("experiment/")
+    return not Path(name).is_file() and f"experiment/{short}" in config_names()
 
 
 def _shipped_name(name: str) -> str:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_modules.cli.commands import ADDED, LIGHTNING, added_commands, overview, shadowing
+from lightning_modules.cli.commands import ADDED, BUILT_IN, OWN, added_commands, overview, own_help, shadowing
 
 if TYPE_CHECKING:
     from lightning_modules.cli.lightning_cli import CLI
@@ -91,15 +91,23 @@ def main(args: list[str] | None = None) -> CLI | None:
         raise SystemExit(2) from None
 
 
-def _lightning(args: list[str]) -> CLI:
-    """Run a command of Lightning's, ``show`` or ``audit``."""
-    from lightning_modules.cli.configurations import expand
-    from lightning_modules.cli.lightning_cli import CLI
+def _lightning(args: list[str]) -> CLI | None:
+    """Run a command of Lightning's, ``show``, ``audit`` or ``list``."""
     from structured_init.errors import StructuredInitError
 
-    if args and args[0].startswith("-") and (command := next((each for each in args if each in LIGHTNING), None)):
+    if args[:1] == ["list"]:
+        from lightning_modules.cli.listing import list_command
+
+        return list_command(args[1:])
+    if args and args[0] in OWN and {"--help", "-h"} & set(args):
+        return print(own_help(args[0]))
+    if args and args[0].startswith("-") and (command := next((each for each in args if each in BUILT_IN), None)):
         raise StructuredInitError(f"the command comes first: structured-init {command} {args[0]} …")
-    return CLI(expand(args))
+    from lightning_modules.cli.configurations import expand
+    from lightning_modules.cli.lightning_cli import CLI
+    from lightning_modules.cli.show import by_position
+
+    return CLI(expand(by_position(["--help" if each == "--help-all" else each for each in args])))
 
 
 def _answer(error: Exception) -> Exception | None:

@@ -14,6 +14,7 @@ import os
 import re
 import tempfile
 import traceback
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +29,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_modules.cli.commands import LIGHTNING, PACKAGES, added_commands
+from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands, parse_duration
+from lightning_modules.cli.configurations import config_names
 from structured_init import Initializer
 from structured_init.errors import StructuredInitError, nearest, one_line
 
@@ -102,7 +104,7 @@ def explain(message: str, known_keys: Iterable[str]) -> str:
             mistake = Mistake(found, message[: found.start()], message[found.end() :], list(known_keys))
             if callable(answer):
                 return answer(mistake)
-            return answer.format(*found.groups(), key=mistake.key, commands=", ".join([*LIGHTNING, *added_commands()]))
+            return answer.format(*found.groups(), key=mistake.key, commands=", ".join([*BUILT_IN, *added_commands()]))
     return _deepest(message)
 
 
@@ -110,7 +112,13 @@ def _unknown_argument(mistake: Mistake) -> str:
     name = mistake.found[1]
     if not mistake.owners:
         return f"unknown key '{name}': {suggest(name, mistake.keys)}"
-    owner = mistake.owners[-1]
+    owner, section = mistake.owners[-1], name.partition(".")[0]
+    if section in SECTIONS and section not in set(_arguments(owner)):
+        return f"'{section}:' stands inside of '{mistake.key}:': it is a section of its own, beside '{mistake.key}:'"
+    if owner.rpartition(".")[2] == "Compose":
+        return f"Compose takes no argument '{name}', its parts do: as in -c 'init/mimetic_host{{qk_alpha=0.3}}'"
+    if owner.rpartition(".")[2] == "Default":
+        return f"Default takes no argument '{name}': give an initialization first, as in -c init/mimetic_host"
     if name in REMOVED:
         return f"{owner.rpartition('.')[2]} takes no argument '{name}' any more: {REMOVED[name]}"
     return f"{owner.rpartition('.')[2]} takes no argument '{name}': {suggest(name, set(_arguments(owner)))}"
@@ -125,26 +133,56 @@ def _unknown_class(mistake: Mistake) -> str:
     key = name.replace(".init_args", "")
     base = next((base for start, base in BASES.items() if key.startswith(start)), None)
     valid = set() if base is None else set(_subclass_names(base))
+    if key == "model" and given[:1].islower() and "." not in given:
+        return f"model: '{given}' is no class of a task: a network is given with --model.network={given}"
     return f"{name or 'class_path'}: unknown class '{given}': {nearest(given, valid)}"
 
 
 def _unknown_key(mistake: Mistake) -> str:
     name = mistake.found[1].lstrip("-").partition("=")[0]
-    return f"unknown key '{name}': {suggest(name, [*mistake.keys, 'help', 'config'])}"
+    around, inner = [*name.split("."), ""][:2]
+    if around in SECTIONS and inner in SECTIONS:
+        return f"'{inner}:' stands inside of '{around}:': it is a section of its own, beside '{around}:'"
+    return f"unknown key '{name}': {suggest(name, [*mistake.keys, 'help', 'config', 'no-open'])}"
+
+
+def is_config(name: str) -> bool:
+    """Say whether ``-c`` knows a name with its folder, or an experiment without it."""
+    return name in config_names() or f"experiment/{name}" in config_names()
 
 
 def _unrecognized(mistake: Mistake) -> str:
     name = mistake.found[1]
     if name.startswith("-"):
         return _unknown_key(mistake)
-    if name.endswith((".yaml", ".yml", ".json")) or Path(name).is_file():
+    if name.endswith((".yaml", ".yml", ".json")) or Path(name).is_file() or is_config(name):
         return f"'{name}' belongs to no option: a configuration is given with -c {name}"
+    if re.match(r"[\w.]+=", name):
+        key, value = name.split("=", 1)
+        right = re.match(r"did you mean '(.*)'", suggest(key, mistake.keys))
+        return (
+            f"'{name}' belongs to no option: an option begins with two dashes, --{right[1] if right else key}={value}"
+        )
     return f"'{name}' belongs to no option: several values are joined by commas, without spaces"
 
 
 def _unknown_command(mistake: Mistake) -> str:
     meant = COMMANDS.get(mistake.found[1].lower(), mistake.found[1])
-    return f"unknown command '{mistake.found[1]}': {nearest(meant, [*LIGHTNING, *added_commands()])}"
+    return f"unknown command '{mistake.found[1]}': {nearest(meant, [*BUILT_IN, *added_commands()])}"
+
+
+def _unknown_path(mistake: Mistake) -> str:
+    path, missing = mistake.found.groups()
+    module, _, name = path.rpartition(".")
+    what = f"{mistake.key}: there is no class '{path}'"
+    if missing is None:
+        known = [key for key, each in vars(importlib.import_module(module)).items() if inspect.isclass(each)]
+        return f"{what}: {nearest(name, [key for key in known if not key.startswith('_')])}"
+    if missing != module.partition(".")[0]:
+        return f"{what}: there is no module '{missing}' in the present folder or among what is installed"
+    near = nearest(missing, [each.stem for each in Path().glob("*.py")])
+    also = f"; {near}" if near.startswith("did") else ""
+    return f"{what}: there is no module '{missing}' in the present folder or among what is installed{also}"
 
 
 def _required(mistake: Mistake) -> str:
@@ -197,13 +235,17 @@ def _other_class(mistake: Mistake) -> str:
 
 
 def _no_section(mistake: Mistake) -> str:
-    section = mistake.key.rpartition(".")[2]
+    section, given = mistake.key.rpartition(".")[2], mistake.found[1]
+    if section == "init":
+        way = f"-c init/{given}" if is_config(f"init/{given}") else f"init: {{initializer: {given}}}"
+        return f"'init' is a section, got {given}: an initialization is given as {way}"
     inside = [key for key in mistake.keys if key.startswith(f"{section}.")][:3]
     return f"'{section}' is a section with keys such as {', '.join(inside)}, got {mistake.found[1]}"
 
 
 # What jsonargparse says, by a part of it; the first that is found counts. A text is filled with the groups found.
 PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
+    r"given class_path '([\w.]+)':\s*(?:No module named '([\w.]+)'|module '[\w.]+' has no attribute)": _unknown_path,
     r"Option '([\w.]+)' is not accepted": _unknown_argument,
     r"Expected a dot import path string: (\S+)": _unknown_class,
     r"does not accept option '([\w.]+)'": _unknown_key,
@@ -212,11 +254,14 @@ PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
     r"invalid choice: '([^']*)' \(choose from ([^)]*)\)": _unknown_command,
     r"arguments are required: ([\w.]+)": _required,
     r'expected "subcommand" to be one of {(.*?)}': "no command is given: choose from {commands}",
+    r"- Import path ([\w.]+) does not correspond to a subclass of (\w+)": "{key}: '{0}' is no {1}",
+    r"- (.*) \((\S+\.py), line (\d+)\)": "{key}: cannot import '{1}': {0} in line {2}",
     r"Expected a typing\.Literal\[(.*?)\]": _wrong_choice,
     r"(?:Expected(?: an?)? <class '(?!NoneType)(\w+)'>(?:\s*- (?=Expected))?)+(?:\. Got value: (.*))?": _wrong_type,
     r"No module named '([\w.]+)'": "{key}: there is no module '{0}' in the present folder or among what is installed",
     r"argument (?:\S*/)?(\S+): expected one argument": "{0} needs a value after it",
     r"Not a valid subclass of (\w+)\. Got value: (.*)": _not_a_class,
+    r"Not a valid subclass of (\w+)": "{key}: expected one {0}, as its name or as class_path and init_args",
     r"does not correspond to a subclass of (\w+)": _other_class,
     r"Expected a dot import path string:\s*$": "{key}: the name of a class is missing",
     r"Unable to load config ['\"](.*?)['\"]": _no_section,
@@ -321,6 +366,13 @@ def suggest(name: str, valid: Collection[str]) -> str:
         within = f"{section}.{right}" if section else right
         if within in valid or _reaches(within, valid):
             return f"did you mean '{within}'?"
+    if section == "optimizer" and "model" in valid:
+        return f"did you mean 'model.{name}'?"
+    if right := next((each for each in CUSTOMARY.get(last, ()) if each in valid), None):
+        return f"did you mean '{right}'?"
+    for open_section, base in (("data", LightningDataModule), ("model", LightningModule)):
+        if not section and open_section in valid and last in _arguments_of_any(base):
+            return f"did you mean '{open_section}.{last}'?"
     for key in sorted(valid, key=len):
         if key.rpartition(".")[2] == last and key != name:
             return f"did you mean '{key}'?"
@@ -330,6 +382,15 @@ def suggest(name: str, valid: Collection[str]) -> str:
     return nearest(name.partition(".")[0], {key.partition(".")[0] for key in valid})  # a section may be misspelled
 
 
+def _arguments_of_any(base: type) -> set[str]:
+    """Return the names of all arguments of this project's classes of one kind."""
+    kinds = [base, *(each for each in base.__subclasses__())]
+    while more := [each for kind in kinds for each in kind.__subclasses__() if each not in kinds]:
+        kinds += more
+    ours = [each for each in kinds if each.__module__.startswith("lightning_modules.")]
+    return {name for each in ours for name in inspect.signature(each.__init__).parameters} - {"self", "args", "kwargs"}
+
+
 def _reaches(key: str, valid: Collection[str]) -> bool:
     """Tell whether a key lies below an argument whose own arguments depend on the class it is given."""
     first = key.partition(".")[0]
@@ -337,6 +398,7 @@ def _reaches(key: str, valid: Collection[str]) -> bool:
 
 
 OPEN = ("model", "data", "optimizer")
+SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
 
 
 ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError)
@@ -385,7 +447,7 @@ def _within_libraries(error: BaseException) -> bool:
 
 
 def check_trainer(trainer: Any) -> None:
-    """Refuse values of the section ``trainer`` that Lightning answers badly, late, or not at all.
+    """Refuse values of the section ``trainer`` that Lightning answers badly, late, or not at all; read ``5min``.
 
     Args:
         trainer: the section.
@@ -401,6 +463,12 @@ def check_trainer(trainer: Any) -> None:
         if isinstance(given, str) and given not in known:
             raise StructuredInitError(f"trainer.{key}: unknown {key} '{given}': {nearest(given, known)}")
     _check_devices(trainer.get("devices"), trainer.get("accelerator"))
+    limit = trainer.get("max_time")
+    if isinstance(limit, str) and limit.count(":") != 3:  # 5min; Lightning's own form is DD:HH:MM:SS
+        try:
+            trainer.max_time = {"seconds": int(parse_duration(limit))}
+        except ArgumentTypeError as error:
+            raise StructuredInitError(f"trainer.max_time: {error}") from None
     for key, least in LEAST.items():
         given = trainer.get(key)
         if given is not None and given < least:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import json
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -17,14 +19,118 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from callbacks.samples import collect, first_loader, inputs_of
+from lightning_modules.cli.configurations import config_names
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, attention_sites, initialize
 from structured_init.analysis import Audit, WeightProducts, audit, capture_attention, weight_products
 from structured_init.analysis.filters import depthwise_filters
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.errors import StructuredInitError, nearest, one_line
 from structured_init.files import replacing, write_text
+from structured_init.presets import CONTROLS, preset_names, split_overrides
 
+
+class NamedModel(LightningModule):
+    """A model of timm or transformers by its name, with fresh weights, for the commands ``show`` and ``audit``.
+
+    Args:
+        name: of a model of timm; a model type of transformers, such as ``gpt2``, whose configuration is then the
+            library's own; or a ``config.json`` of transformers, or the folder that holds one.
+        layers: build so many alone, of timm's and transformers' stacks, to see what fits.
+
+    Raises:
+        StructuredInitError: there is no such model, or one too large to be built here.
+    """
+
+    def __init__(self, name: str, layers: int | None = None) -> None:
+        super().__init__()
+        timms = timm.is_model(name) and not Path(name).exists()
+        self.network = _of_timm(name, layers) if timms else _of_transformers(name, layers)
+
+
+MOST = 3 * 10**9  # numbers of a model that is built to be looked at: 12 GB
+
+
+def _of_timm(name: str, layers: int | None) -> nn.Module:
+    if layers is not None:
+        try:
+            return timm.create_model(name, depth=layers)
+        except (TypeError, AssertionError, RuntimeError):  # a family without a depth: the whole of it
+            pass
+    return timm.create_model(name)
+
+
+def _of_transformers(name: str, layers: int | None) -> nn.Module:
+    import transformers
+
+    path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if path.is_file():
+        try:
+            given = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(given, dict) or "model_type" not in given:
+                raise ValueError("it has no key 'model_type'")
+            config = transformers.AutoConfig.for_model(**given)
+        except (ValueError, TypeError) as error:  # no JSON, or a value that the class refuses
+            raise StructuredInitError(f"'{path}' is no configuration of transformers: {one_line(error)}") from error
+    elif name in transformers.CONFIG_MAPPING:
+        config = transformers.AutoConfig.for_model(name)
+    else:
+        known = {*config_names(), *(each.partition("/")[2] for each in config_names()), *timm.list_models()}
+        near = nearest(name, {*known, *transformers.CONFIG_MAPPING})
+        near = (
+            near if near.startswith("did") else "structured-init list names initializations, timm.list_models() models"
+        )
+        raise StructuredInitError(f"there is no configuration or model '{name}': {near}")
+    for key in ("num_hidden_layers", "n_layer", "num_layers") if layers is not None else ():
+        if isinstance(getattr(config, key, None), int):
+            setattr(config, key, min(layers, getattr(config, key)))
+    named = getattr(transformers, (config.architectures or [""])[0], None)
+    causal = type(config) in transformers.AutoModelForCausalLM._model_mapping
+    build = named or (transformers.AutoModelForCausalLM if causal else transformers.AutoModel).from_config
+    try:
+        with torch.device("meta"):
+            size = sum(each.numel() for each in build(config).parameters())
+        if size > MOST:
+            raise StructuredInitError(f"'{name}' has {size:,} parameters: give a config.json with fewer layers")
+        return build(config)
+    except (ValueError, TypeError, ImportError) as error:
+        raise (
+            error
+            if isinstance(error, StructuredInitError)
+            else StructuredInitError(f"transformers cannot build '{name}': {one_line(error)}")
+        ) from error
+
+
+def by_position(args: list[str]) -> list[str]:
+    """Return a command line with the names after ``show`` and ``audit`` as options: of a model, then initializations.
+
+    Args:
+        args: a command line without the program's name.
+    """
+    names = list(itertools.takewhile(lambda word: not word.startswith("-"), args[1:]))
+    if args[:1] not in (["show"], ["audit"]):
+        return args
+    rest = [each for each in args[1 + len(names) :] if each != "--no-open"]
+    words = []
+    for number, name in enumerate(names):
+        stem = split_overrides(name)[0]
+        file = Path(stem).suffix in (".yaml", ".yml")
+        preset = number and not file and (stem in preset_names() or any(stem.endswith(each) for each in CONTROLS))
+        model = not number and not file and stem not in _configurations()
+        words += (
+            ["-c", f"init/{name}" if preset else name] if not model else [f"--model={NAMED}", f"--model.name={name}"]
+        )
+    if any(word.startswith("--model=") for word in words[2:]):
+        raise StructuredInitError(f"'{args[0]}' takes one model, got {', '.join(names)}")
+    return [args[0], *words, *rest]
+
+
+def _configurations() -> set[str]:
+    """Return the names by which ``-c`` knows a configuration, with their folder and without."""
+    return {each for name in config_names() for each in (name, name.partition("/")[2], f"configs/{name}.yaml")}
+
+
+NAMED = f"{NamedModel.__module__}.{NamedModel.__name__}"
 WHO = "the search for attention"
 SAMPLES = 2
 
@@ -45,6 +151,16 @@ def two_samples(model: LightningModule, datamodule: LightningDataModule | None) 
     datamodule.setup("fit")
     batch, _ = collect(first_loader(datamodule.train_dataloader()), SAMPLES, 0, WHO, to_train=True)
     return inputs_of(model, batch)
+
+
+def leave_out_iterations(part: Any) -> None:
+    """Let solvers inside an initializer take no step: what they begin with fits where their solution does."""
+    if isinstance(getattr(part, "iterations", None), int):
+        part.iterations = 0
+    for each in vars(part).values() if hasattr(part, "__dict__") else ():
+        for inner in each if isinstance(each, (list, tuple)) else [each]:
+            if type(inner).__module__.startswith("structured_init."):
+                leave_out_iterations(inner)
 
 
 TABLE, PAGE, PICTURE = "audit.csv", "audit.md", "audit.png"
@@ -102,9 +218,9 @@ class Runner(Trainer):
         """
         if initializer is None or figures is None:
             raise TypeError("show needs an initializer and the figures module")
-        samples = partial(two_samples, model, datamodule)
+        model, samples = _subject(model, datamodule)
         if plan:
-            print(initialize(model, initializer, seed=seed, batch=samples, dry_run=True).table())
+            print(initialize(model, initializer, seed=seed, batch=samples, dry_run=True))
             return
         _check_export(export)
         folder = Path(output)
@@ -117,7 +233,7 @@ class Runner(Trainer):
         report = initialize(model, initializer, seed=seed, batch=samples)
         views[label] = _view(model, probe)
         views.update({name: _view(other, probe if name == "checkpoint" else None) for name, other in others.items()})
-        print(report.table())
+        print(report)
         report.save(folder / "init_report.json")
         written = [folder / "init_report.json", *_draw(views, folder, figures)]
         if export:
@@ -149,16 +265,24 @@ class Runner(Trainer):
             raise TypeError("audit needs an initializer and the figures module")
         if output:
             refuse_unwritable(Path(output))
+        model, samples = _subject(model, datamodule)
         batch = _probe(model, datamodule, "activations and gradients are left out")
         if checkpoint:
             _load(model, checkpoint)
         else:
-            initialize(model, initializer, seed=seed, batch=partial(two_samples, model, datamodule))
+            initialize(model, initializer, seed=seed, batch=samples)
         # Without data the network is asked itself, whose host library the module around it hides.
         found = audit(model, batch) if batch is not None else audit(getattr(model, "network", model))
         print(found.summary())
         if output:
             print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output), figures))))
+
+
+def _subject(model: LightningModule, datamodule: LightningDataModule | None) -> tuple[Any, Any]:
+    """Return what is looked at, and what gives samples of it: of a model by name the host library's own example."""
+    if isinstance(model, NamedModel):
+        return model.network, None
+    return model, partial(two_samples, model, datamodule)
 
 
 class View(NamedTuple):

@@ -43,7 +43,7 @@ class Kind:
     is_one: Callable[[Any], bool]
     known: tuple[str, ...]
     embedded: Mapping[str, Callable[[], Mapping[str, Dataset]]]
-    local: str = "a folder of Parquet files (train-*.parquet, test-*.parquet;"
+    local: str = "a folder of Parquet files (train-*.parquet, test-*.parquet) or of images (train/CLASS/NAME.png;"
 
 
 def open_splits(name: str, config: str | None, kind: Kind) -> Mapping[str, Dataset]:
@@ -133,6 +133,10 @@ def _from_hub(name: str, config: str | None, kind: Kind) -> Mapping[str, Any]:
         embedded = " or ".join(f"'{each}'" for each in kind.embedded)
         names = [*kind.embedded, *kind.known, *local]
         hint = "" if name in names else f"; {nearest(name, names)}"  # a right name that is not at hand needs none
+        if Path(name).is_dir():
+            raise StructuredInitError(
+                f"the folder '{name}' holds no dataset ({_line(error)}): it is {kind.local[:-1]})"
+            ) from error
         wanted = f"'{name}' with config '{config}'" if config else f"'{name}'"
         raise StructuredInitError(
             f"no dataset {wanted} ({_line(error)}): give a name of the Hugging Face hub, or {kind.local} "
@@ -194,5 +198,6 @@ def find_column(
         raise StructuredInitError(
             f"dataset '{name}' has no column that looks like the {what}: name it with {what}_column, "
             f"{nearest('', features)}"
+            + ("; images lie in a folder for each class, train/CLASS/NAME.png" if Path(name).is_dir() else "")
         )
     return candidates[0]

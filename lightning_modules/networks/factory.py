@@ -81,8 +81,10 @@ def create_network(
         return _timm_network(name, in_chans=in_channels, **sizes, **network_args)
     except TypeError as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if not unknown or unknown[1] not in network_args:
+        if not network_args:
             raise
+        if not unknown or unknown[1] not in network_args:
+            raise StructuredInitError(f"network '{name}' cannot be built with {network_args}: {error}") from error
         raise StructuredInitError(
             f"network '{name}' takes no argument '{unknown[1]}': {nearest(unknown[1], _argument_names(name))}"
         ) from error
@@ -94,6 +96,8 @@ def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Modu
         near = nearest(name, network_names())
         known = ", ".join([*PRESETS, "cct_7_3x1_32", *CONVMIXERS, *CONVNEXTS, *LIPSCHITZ_NETWORKS])
         hint = near if near.startswith("did") else f"choose from {known}, or a model of timm"
+        if "." in name:
+            hint = f"a class of yours is given as --model.network.class_path={name}"
         raise StructuredInitError(f"unknown network '{name}': {hint}")
     try:
         network = timm.create_model(name, img_size=image_size, **network_args)

@@ -256,7 +256,7 @@ def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[list[str]
         return [], nothing  # it cannot be watched, so names alone say whether it attends
     try:
         with without_hooks(model):
-            found, _, _ = watch_model(model, args or kwargs)
+            found, *_ = watch_model(model, args or kwargs)
     except StructuredInitError:
         return [], nothing
     modules, names = dict(named_plain_modules(model)), []

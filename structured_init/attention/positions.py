@@ -19,7 +19,7 @@ from torch import Tensor
 from structured_init.arguments import check_flag, check_not_negative, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.positions import PositionSite, position_sites, required_position_sites
+from structured_init.hosts.positions import PositionSite, required_position_sites, sought_position_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
@@ -165,7 +165,7 @@ class Positions(Initializer):
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
         if self.trainable is None:
             return
-        for site in position_sites(weights, self.where):
+        for site in sought_position_sites(weights, self.where):
             if isinstance(site.tensor, torch.nn.Parameter):
                 yield site.tensor, self.trainable
 

@@ -100,7 +100,9 @@ def attention_sites(
     """
     weights = model if isinstance(model, Weights) else Weights(model, batch=batch)
     if weights.found.sites is None or weights.found.sites[0] != _known_so_far(weights):
-        sites = find_attention(weights)
+        tokens, sites = token_layouts(weights), find_attention(weights)
+        if token_layouts(weights).keys() != tokens.keys():  # it ran the model, which has shown positions
+            sites = find_attention(weights)
         weights.found.sites = (_known_so_far(weights), sites)
     sites = (site.through(weights) for site in weights.found.sites[1])
     return [site for site in sites if (cross or not site.cross) and selects(where, site.name, site)]
@@ -231,8 +233,8 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
         has = kinds + (f" ({weights.found.unwatched})" if weights.found.unwatched else "")
     elif seen:
         has = "; ".join(seen)
-    elif weights.batch is not None:  # nothing that attends was seen
-        has = f"{what_the_model_has(weights.model)}, and none is seen on the batch: {WAY_OUT}"
+    elif weights.batch is not None or weights.found.ran is not None:  # nothing that attends was seen
+        has = f"{what_the_model_has(weights.model)}, and none is seen in a forward pass: {WAY_OUT}"
     else:
         why = f" ({weights.found.unwatched})" if weights.can_ask else ""
         has = f"{what_the_model_has(weights.model)}{why}: {GIVE_A_BATCH}, or {WAY_OUT}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from math import prod
+from math import isqrt, prod
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.registry import Registry, Where, selects, what_the_model_has
+from structured_init.hosts.watched import watched_attention
 from structured_init.names import is_stack, within
 from structured_init.overlay import Weights
 
@@ -93,11 +94,13 @@ def register_positions(cls: type[nn.Module] | str) -> Callable[[Describe], Descr
 def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
     """Return the token layouts of a model by the modules' names: of known classes, and of others by rule."""
     weights = model if isinstance(model, Weights) else Weights(model)
-    if weights.found.tokens is None or weights.found.tokens[0] != TOKENS.version:
+    known_so_far = (TOKENS.version, weights.found.watched is None)
+    if weights.found.tokens is None or weights.found.tokens[0] != known_so_far:
         known = ((name, module, TOKENS.find(module)) for name, module in weights.modules.items())
         described = {name: describe(module) for name, module, describe in known if describe is not None}
         layouts = {name: layout for name, layout in described.items() if layout is not None}
-        weights.found.tokens = (TOKENS.version, layouts | layouts_by_rule(weights.modules, list(described)))
+        layouts |= layouts_by_rule(weights.modules, list(described))
+        weights.found.tokens = (known_so_far, layouts | watched_layouts(weights, [*described, *layouts]))
     return weights.found.tokens[1]
 
 
@@ -120,9 +123,16 @@ def position_sites(model: nn.Module | Weights, where: Where = None) -> list[Posi
     return sites
 
 
+def sought_position_sites(weights: Weights, where: Where = None) -> list[PositionSite]:
+    """Return the position sites; where none is known, the model is run once to see what it adds to its tokens."""
+    if not position_sites(weights) and not any(layout.positions is None for layout in token_layouts(weights).values()):
+        watched_attention(weights)
+    return position_sites(weights, where)
+
+
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
     """Return the position sites, and raise one line that says what the model has where there is none."""
-    sites = position_sites(weights, where)
+    sites = sought_position_sites(weights, where)
     if sites:
         return sites
     if everywhere := ", ".join(site.name for site in position_sites(weights)):
@@ -133,6 +143,38 @@ def required_position_sites(weights: Weights, where: Where, who: str) -> list[Po
         f"{who} found no position embedding that it recognizes; {what_the_model_has(weights.model)}:"
         " describe the model with structured_init.register_positions"
     )
+
+
+def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout]:
+    """Return, by the name of the module around them, the tokens to which a forward pass has added one learned table.
+
+    Its name does not matter. It is of shape (T, D) or (1, T, D), lies outside of lists of layers, and no other such
+    table is added in the same place. Of images the tokens are a grid: what the model says of its patches, else the
+    square of their number, which the report says. Class and register tokens are those that are parameters themselves.
+    """
+    stacks = [name for name, module in weights.modules.items() if is_stack(module)]
+    found: dict[str, list[TokenLayout]] = {}
+    for seen in weights.found.added:
+        name = weights.names(seen.parameter)[0]
+        owner = name.rpartition(".")[0]
+        while owner and not any(_inside(stack, owner) for stack in stacks):
+            owner = owner.rpartition(".")[0]
+        rows = seen.parameter.numel() // seen.parameter.shape[-1]
+        whole = seen.tokens == 0 or not seen.image or (rows == seen.first + seen.tokens and not seen.after)
+        if any(within(name, stack) for stack in stacks) or not whole or any(within(owner, each) for each in known):
+            continue
+        if not seen.image:
+            found.setdefault(owner, []).append(TokenLayout(None, positions=seen.parameter))
+            continue
+        beside = [module for each, module in weights.modules.items() if within(each, owner)]
+        side = isqrt(seen.tokens)
+        said = next((grid for grid in _grids(weights.modules, owner, beside) if prod(grid) == seen.tokens), None)
+        grid = said or ((side, side) if side**2 == seen.tokens else None)
+        how = "" if said or grid is None else ", the square of their number"
+        what = f"{seen.tokens} tokens behind {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{how}" if grid else "")
+        weights.note(name, f"seen to be added to the tokens: {what}")
+        found.setdefault(owner, []).append(TokenLayout(grid, seen.prefix, seen.parameter, seen.first))
+    return {name: layouts[0] for name, layouts in found.items() if len(layouts) == 1}
 
 
 # By rule: a table with a telling name outside of the layers, and the tokens that its shape says it serves.

@@ -34,7 +34,7 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
             batch, none = _asked(weights)
             if why := cannot_run(weights.model, asked=batch is not None):
                 raise StructuredInitError(why)
-            found.watched, found.watched_mlps, found.ran = watch_model(weights.model, batch)
+            found.watched, found.watched_mlps, found.added, found.ran = watch_model(weights.model, batch)
         except StructuredInitError as error:
             found.unwatched = none or str(error)
     return found.watched

@@ -12,10 +12,11 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+import yaml
 from scipy import stats
 
 from benchmarks.claims import CLAIMS, RESULTS, WORDS, among_all, judge, runs_for
-from benchmarks.claims_page import into, page, runs_page, short
+from benchmarks.claims_page import gains, into, page, runs_page, short
 from comparison.results.controls import SAME_POSITIONS, SCRAMBLED
 from comparison.results.targets import share
 from comparison.run.arms import parse_arms
@@ -134,9 +135,25 @@ def test_the_committed_page_is_the_one_of_the_committed_numbers():
     verdicts = list(VERDICTS.values())
     for name, text in (("claims", page(KNOWN, verdicts)), ("claims_runs", runs_page(KNOWN, verdicts))):
         assert (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") == text
+    assert (ROOT / "configs" / "gains.yaml").read_text(encoding="utf-8") == gains(verdicts)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert short(verdicts) in readme
     assert into(readme, short(verdicts)) == readme
+
+
+def test_what_list_says_of_an_initialization_is_what_the_claims_say():
+    shipped = yaml.safe_load((ROOT / "configs" / "gains.yaml").read_text(encoding="utf-8"))
+    first = {}
+    for claim in JUDGED.values():
+        first.setdefault(claim["arm"], claim)
+    assert shipped.keys() == {arm for arm in first if (ROOT / "configs" / "init" / f"{arm}.yaml").is_file()}
+    for arm, said in shipped.items():
+        claim = first[arm]
+        kind, *others = words_of(claim)
+        gain = {"better": "shown", "worse": "refuted", "equivalent": "none", "undecided": "not shown"}[kind]
+        assert said["gain"].endswith(f": {gain}. {claim['setting']}")
+        due = "shown" if others and set(others) == {"better"} else "no control" if not others else ""
+        assert kind != "better" or said["controls"].startswith(due or ("not shown", "refuted"))
 
 
 def test_a_claim_whose_comparison_is_not_there_has_no_verdict(tmp_path):

@@ -247,7 +247,12 @@ class WithoutForward(Model):
 @pytest.mark.parametrize(
     ("model", "data", "when", "message"),
     [
-        (AsDict, Numbers, "fit_start", r"needs one tensor of real samples: AsDict\.probe_inputs\(batch\) gives dict"),
+        (
+            AsDict,
+            Numbers,
+            "fit_start",
+            r"one tensor of real samples, such as images, .* AsDict\.probe_inputs\(batch\) gives dict",
+        ),
         (WithoutForward, Numbers, "fit_start", r"needs WithoutForward\.forward, through which real samples run"),
         (Model, Once, "fit_start", "would use up a one-time iterator: give a DataLoader"),
         (LateLoaders, None, "setup", r"in setup, where LateLoaders\.train_dataloader\(\) fails \(AttributeError\("),

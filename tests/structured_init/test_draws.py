@@ -46,7 +46,8 @@ def test_the_numbers_are_those_of_a_generator_with_that_seed():
 
 
 def test_each_of_seed_name_and_part_matters_and_none_runs_into_the_next():
-    keys = [(0, "a", "b"), (1, "a", "b"), (0, "b", "a"), (0, "ab", ""), (0, "", "ab"), (10, "a", "b"), (-1, "a", "b")]
+    keys = [(0, "a", "b"), (1, "a", "b"), (0, "b", "a"), (0, "ab", ""), (0, "", "ab"), (10, "a", "b")]
+    keys += [(2**70, "a", "b")]
     seeds = {Draws(seed).generator(name, part).initial_seed() for seed, name, part in keys}
     assert len(seeds) == len(keys)
 
@@ -70,14 +71,14 @@ def test_another_process_with_another_hash_seed_starts_alike(capsys):
     assert here == there
 
 
-@pytest.mark.parametrize("seed", [0.9, 1.0, "a", None])
+@pytest.mark.parametrize("seed", [-1, 0.9, 1.0, "a", None])
 def test_a_seed_that_is_no_whole_number_is_refused_in_one_line(as_installed, seed):
     """0.9 meant 0, without a word."""
     model = nn.Linear(2, 2)
     before = model.weight.clone()
     with pytest.raises(StructuredInitError) as caught:
         initialize(model, KaimingUniform(), seed=seed)
-    assert str(caught.value) == f"seed must be a whole number such as 0, got {seed!r}"
+    assert str(caught.value) == f"seed must be a whole number from 0, got {seed!r}"
     assert torch.equal(model.weight, before)
 
 

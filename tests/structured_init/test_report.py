@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from structured_init import (
     KaimingUniform,
     Mimetic,
     Positions,
+    Scrambled,
     StructuredInitError,
     initialize,
 )
@@ -75,9 +77,46 @@ def test_the_summary_counts_tensors_and_numbers(tiny_vit):
     model = tiny_vit()
     total = sum(parameter.numel() for parameter in model.parameters())
     report = initialize(model, Positions(trainable=False), seed=4)
-    assert report.summary().endswith(
-        f"seed 4: set 1 of {len(list(model.parameters()))} tensors (272 of {total:,} numbers), 1 frozen"
+    assert report.summary() == (
+        f"Positions(trainable=False), seed 4: set 1 of {len(list(model.parameters()))} tensors "
+        f"(272 of {total:,} numbers), 1 frozen; Positions: sincos in 1"
     )
+
+
+def test_a_printed_report_begins_with_what_differs_from_the_defaults_and_the_file_has_every_argument(tiny_vit):
+    report = initialize(
+        tiny_vit(), Compose([KaimingUniform(), Scrambled(Mimetic(qk_alpha=0.1, where="blocks.1.attn"))])
+    )
+    called = "Scrambled(initializer=Mimetic(qk_alpha=0.1, where='blocks.1.attn'))"
+    assert str(report).startswith(f"Compose(initializers=[KaimingUniform(), {called}]), seed 0: set ")
+    assert "qk_beta=0.7" in report.to_dict()["initializer"]
+    assert repr(Compose([Mimetic()])) == f"Compose(initializers=[{Mimetic()!r}])"
+    assert initialize(tiny_vit(), Mimetic()).summary().startswith("Mimetic(), seed 0: set ")
+
+
+def test_a_summary_says_what_each_part_set_and_what_to_look_at(tiny_vit):
+    model = tiny_vit(depth=3)
+    with torch.no_grad():
+        model.norm.weight.copy_(torch.rand(16))
+    said = initialize(model, Mimetic(positions="keep")).summary()
+    assert "; Mimetic: query_key in 3; Mimetic: value_output in 6; 1 warning: the weights look trained" in said
+
+
+def test_a_plot_shows_every_tensor_that_was_set_as_built_and_as_set(tiny_vit):
+    report = initialize(tiny_vit(depth=3), Mimetic())
+    (axis,) = report.plot().axes
+    before, *after = axis.lines
+    assert list(before.get_ydata()) == [entry.before.std for entry in report.changed]
+    shown = {int(x): y for line in after for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)}
+    assert [shown[place] for place in sorted(shown)] == [entry.after.std for entry in report.changed]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["pos_embed", "blocks.0", "blocks.1", "blocks.2"]
+
+
+def test_a_plot_without_matplotlib_names_the_extra(tiny_vit, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    report = initialize(tiny_vit(), Mimetic())
+    with pytest.raises(ModuleNotFoundError, match="needs matplotlib: pip install 'structured-init\\[lightning\\]'"):
+        report.plot()
 
 
 def test_the_table_is_markdown_with_a_row_per_parameter(tiny_vit):
@@ -102,7 +141,7 @@ def test_the_report_survives_json(tiny_vit, tmp_path):
     assert loaded["entries"][0]["names"] == [report.entries[0].names[0]]
     assert set(loaded) == {
         "initializer", "seed", "entries", "skipped", "notes", "warnings", "trainable_parameters", "total_parameters",
-        "measures", "attention", "unset_positions", "made_by",
+        "measures", "attention", "unset_positions", "differs", "made_by",
     }  # fmt: skip
 
 

@@ -217,7 +217,7 @@ def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int
 
 def find_positions(sites: list[AttentionSite], weights: Weights) -> dict[str, GridPositions | None]:
     """Return, by the name of each attention layer, the positions of the innermost module around it that is known."""
-    owners = {name: layout.positions for name, layout in token_layouts(weights.model).items()}
+    owners = {name: layout.positions for name, layout in token_layouts(weights).items()}
     known = {id(site.tensor): GridPositions(site) for site in position_sites(weights)}
     found = {}
     for site in sites:

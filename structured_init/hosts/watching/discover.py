@@ -15,7 +15,7 @@ from structured_init.hosts.watching.assemble import Watched, assemble, common
 from structured_init.hosts.watching.evidence import TOLERANCE, Evidence, FoundAttention, evidence, rotation_of, worst
 from structured_init.hosts.watching.forward_pass import watching
 from structured_init.hosts.watching.mlps import FoundMlp, found_mlps
-from structured_init.hosts.watching.records import ROWS, agreed
+from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
 from structured_init.names import named_plain_modules, plain_name
 from structured_init.overlay import Weights
 from structured_init.running import as_inputs, cpu_by_default, host_inputs, undisturbed
@@ -50,8 +50,10 @@ def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAtte
 
 
 @cpu_by_default()
-def watch_model(model: nn.Module, batch: object = None) -> tuple[list[FoundAttention], list[FoundMlp], set[str]]:
-    """Return the attention layers, the MLPs and the modules that ran; see :func:`discover_attention`."""
+def watch_model(
+    model: nn.Module, batch: object = None
+) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], set[str]]:
+    """Return attention layers, MLPs, added positions and the modules that ran; see :func:`discover_attention`."""
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:
         raise StructuredInitError(
@@ -70,7 +72,12 @@ def watch_model(model: nn.Module, batch: object = None) -> tuple[list[FoundAtten
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     weights = Weights(model)
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
-    return with_own_names(join_heads(layers), model), found_mlps(seen, owners), seen.ran
+    image = any(each.ndim > 3 and each.is_floating_point() for each in tensors((args, kwargs)))
+    added = [
+        replace(each, image=image, prefix=seen.sequences.get((each.tokens, each.parameter.shape[-1]), 0))
+        for each in {id(each.parameter): each for each in seen.added}.values()
+    ]
+    return with_own_names(join_heads(layers), model), found_mlps(seen, owners), added, seen.ran
 
 
 def _where(error: Exception, model: nn.Module) -> str:

@@ -25,6 +25,7 @@ from structured_init.hosts.watching.records import (
     LATE,
     MIXED,
     POOLED,
+    Added,
     Block,
     Linear,
     Other,
@@ -55,6 +56,8 @@ class WatchMode(TorchDispatchMode):
         pointwise: names of functions that were seen to act on single numbers.
         together: numbers of calls of one linear map → the linear map with the tokens of all.
         measure: is asked of every map, for what it gives to stand in its ``Sum``.
+        added: parameters with a row for every token that were added to tokens.
+        sequences: tokens of the input in a sequence and its width → how many that are parameters stand before them.
     """
 
     def __init__(self, model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -65,6 +68,8 @@ class WatchMode(TorchDispatchMode):
         self.pointwise: set[str] = set()
         self.together: dict[tuple[int, ...], Linear] = {}
         self._maps: dict[tuple, int] = {}
+        self.added: list[Added] = []
+        self.sequences: dict[tuple[int, int], int] = {}
         self.running: list[str] = [""]
         self.ran: set[str] = set()
         self._weights = ParameterViews(model)
@@ -123,7 +128,13 @@ class WatchMode(TorchDispatchMode):
             self.tags[result] = Tag(origins.pack(self._numbered(table), self._weights.rows(args[0], table, args[1])))
         elif name in MOVES:
             self._move(func, name, args, kwargs, result)
+            if name == "cat" and result.ndim == 3:
+                before, tokens, _ = self._of_the_input(result)
+                self.sequences[tokens, result.shape[-1]] = before
         else:
+            if name in ("add", "add_") and isinstance(result, Tensor) and result.ndim == 3:
+                self._add(args[0], args[1], result)
+                self._add(args[1], args[0], result)
             follow(self, name, args, result, lambda tag: function_name(self, (func, name, before, kwargs, result), tag))
 
     def _fused(self, result: Tensor, given: dict[str, object]) -> None:
@@ -162,6 +173,31 @@ class WatchMode(TorchDispatchMode):
             return
         for out, place, other in zip(tensors(result), tensors(first), tensors(second), strict=True):
             self.tags[out] = Tag(place, other if seconds else None, path, factors)
+
+    def _add(self, table: object, tokens: object, result: Tensor) -> None:
+        """Record a parameter with a row for every token that is added to tokens."""
+        if not isinstance(table, Tensor) or not isinstance(tokens, Tensor) or tokens.shape != result.shape:
+            return
+        parameter, (rows, width) = self._weights.parameter(table), result.shape[-2:]
+        alike = table.ndim > 1 and table.shape[-2:] == (rows, width) and table.stride()[-2:] == (width, 1)
+        if parameter is None or not alike or rows < 2 or self._weights.parameter(tokens) is not None:
+            return
+        if parameter.shape[-1] != width or parameter.ndim != 2 + (parameter.ndim == 3 and len(parameter) == 1):
+            return
+        if any(size > 1 and step for size, step in zip(table.shape[:-2], table.stride()[:-2], strict=True)):
+            return  # a row for every sample
+        before, own, after = self._of_the_input(tokens)
+        offset = (table.storage_offset() - parameter.storage_offset()) // width
+        self.added.append(Added(parameter, offset + before, own, after))
+
+    def _of_the_input(self, tokens: Tensor) -> tuple[int, int, int]:
+        """Return how many tokens come from the input, and how many that are parameters stand before and after them."""
+        tag, count = self.tags.get(tokens), tokens.shape[1]
+        if tag is None or tag.codes.shape != tokens.shape:
+            return 0, count, 0
+        numbers = origins.source(tag.codes[0, :, 0]).tolist()
+        own = [place for place, each in enumerate(numbers) if not isinstance(self.sources[each], nn.Parameter)]
+        return (own[0], len(own), count - own[-1] - 1) if own else (count, 0, 0)
 
     def _multiply(self, left: Tensor, right: Tensor, result: Tensor, factor: float | None = None) -> None:
         """Tell a linear map from a product of two activations."""

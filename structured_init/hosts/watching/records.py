@@ -106,6 +106,27 @@ class Block:
         return Block(self.parameter, self.starts[:, :1] + self.offsets, offsets)
 
 
+@dataclass(frozen=True, eq=False)
+class Added:
+    """A parameter with a row for every token, seen to be added to tokens.
+
+    Attributes:
+        parameter: of shape (T, D) or (1, T, D).
+        first: the row of it that the first token of the input is given.
+        tokens: how many tokens of the input are given one; of a text all are rows of a table themselves, and 0 here.
+        after: how many tokens that are parameters, such as registers, stand behind those of the input in the same sum.
+        prefix: how many of them stand before those of the input where attention sees them.
+        image: whether the model was given images.
+    """
+
+    parameter: nn.Parameter
+    first: int
+    tokens: int
+    after: int
+    prefix: int = 0
+    image: bool = False
+
+
 @dataclass(eq=False)
 class Linear:
     """y = x W + b, seen.

@@ -13,8 +13,9 @@ import torch
 from comparison.results.folder import write_manifest
 from comparison.run.arms import ENDINGS, parse_arms, with_controls
 from comparison.run.comparison import Comparison, locked, point_name
-from comparison.run.prepare import Plans, leave_out_iterations
+from comparison.run.prepare import Plans
 from comparison.run.resolve import initializer_of, parse, values_of
+from lightning_modules.cli.show import leave_out_iterations
 from structured_init import (
     AdamSolver,
     Compose,

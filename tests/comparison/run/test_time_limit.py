@@ -20,8 +20,9 @@ from comparison.run.comparison import Comparison
 from comparison.run.launch import LocalLauncher, launch
 from comparison.run.run import execute, last_checkpoint, train
 from comparison.run.run_log import read_rows
-from comparison.run.time_limit import TimeLimit, command_began, now, parse_duration
+from comparison.run.time_limit import TimeLimit, command_began, now
 from lightning_modules.cli import main
+from lightning_modules.cli.commands import parse_duration
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
 
@@ -203,6 +204,7 @@ def test_a_run_that_is_killed_after_it_went_on_does_not_go_back_to_where_it_was_
 
 DURATIONS = {
     **{"55m": 3300, "9m": 540, "2h": 7200, "1h30m": 5400, "1d2h": 93600, "90s": 90},
+    **{"5min": 300, "2 h": 7200, "1 h 30 min": 5400, "3 hours": 10800, "5 m": 300, "10 SEC": 10},
     **{"01:30:00": 5400, "26:00:01": 93601, "600": 600, "0.5": 0.5},
 }
 
@@ -212,7 +214,7 @@ def test_durations_are_read_as_they_are_written(text):
     assert parse_duration(text) == DURATIONS[text]
 
 
-@pytest.mark.parametrize("text", ["", "0", "0m", "-5", "5 m", "55min", "m", "30m1h", "1:30", "1:60:00", "nan", "inf"])
+@pytest.mark.parametrize("text", ["", "0", "0m", "-5", "5 5", "2hx", "m", "30m1h", "1:30", "1:60:00", "nan", "inf"])
 def test_what_is_no_duration_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="write 55m, 2h, 1h30m, 01:30:00 or a number of seconds"):
         parse_duration(text)

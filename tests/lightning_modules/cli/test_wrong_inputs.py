@@ -41,6 +41,47 @@ REPORTED = [
     ("-c folder", "'folder' is a folder: name a file in it, choose from folder/inside.yaml"),
 ]  # fmt: skip
 
+# Said by people who tried five tasks; the folder holds my_net.py, tiny.yaml and what ``place`` makes.
+AT_WORK = [
+    (
+        "--model.network.class_path=my_net2.MyVit",
+        "model.network: there is no class 'my_net2.MyVit': there is no module 'my_net2' *; did you mean 'my_net'?",
+    ),
+    (
+        "--model.network.class_path=my_net.MyVitt",
+        "model.network: there is no class 'my_net.MyVitt': did you mean 'MyVit'?",
+    ),
+    ("--model.network.class_path=my_net.NoNet", "model.network: 'my_net.NoNet' is no Module"),
+    (
+        "--model.network=my_net.MyVit",
+        "unknown network 'my_net.MyVit': a class of yours is given as --model.network.class_path=my_net.MyVit",
+    ),
+    ("--model vit_tiny", "model: 'vit_tiny' is no class of a task: a network is given with --model.network=vit_tiny"),
+    (
+        "--data.name=folder",
+        "the folder 'folder' holds no dataset (*): it is a folder of Parquet *CLASS/NAME.png)",
+    ),
+    ("--fraction=0.1", "unknown key 'fraction': did you mean 'data.fraction'?"),
+    ("--label_smoothing=0.1", "unknown key 'label_smoothing': did you mean 'model.label_smoothing'?"),
+    ("seed=-1", "'seed=-1' belongs to no option: an option begins with two dashes, --seed_everything=-1"),
+    ("vit_digits", "'vit_digits' belongs to no option: a configuration is given with -c vit_digits"),
+    (
+        "-c vit_digits -c vit_cifar10",
+        "'vit_digits' and 'vit_cifar10' are both experiments: -c takes one; give one of the two",
+    ),
+    ("--init mimetic", "'init' is a section, got mimetic: an initialization is given as -c init/mimetic"),
+    (
+        "--init.initializer.qk_alpha=0.3",
+        "Default takes no argument 'qk_alpha': give an initialization first, as in -c init/mimetic_host",
+    ),
+    (
+        "-c init/mimetic --init.initializer.init_args.qk_alpha=0.3",
+        "Compose takes no argument 'qk_alpha', its parts do: as in -c 'init/mimetic_host{qk_alpha=0.3}'",
+    ),
+    ("--model.network_args.depth=[1,2]", "network 'vit_nano_patch2_8' cannot be built with {*'list' object cannot*"),
+    ("--trainer.max_time=1x", "trainer.max_time: cannot read '1x': write 55m, 2h*"),
+]
+
 # Of other kinds, and of our own choosing.
 COMMAND_LINE = [
     ("-c", "--config needs a value after it"),
@@ -81,7 +122,7 @@ TRAINER = [
     ("--trainer.min_epochs=5 --trainer.max_epochs=2", "trainer.min_epochs is 5, more than trainer.max_epochs, 2"),
     ("--trainer.logger=TensorBoardLoger", "*unknown class 'TensorBoardLoger': did you mean 'TensorBoardLogger'?"),
     ("--trainer.profiler=simpl", "*it can only be one of ['simple', 'advanced', 'pytorch', 'xla']"),
-    ("--trainer.max_time=1h", "*is not a valid duration. Expected a string in the format DD:HH:MM:SS."),
+    ("--trainer.max_time=soon", "trainer.max_time: cannot read 'soon': write 55m, 2h, 1h30m, 01:30:00 or a number of*"),
     ("--trainer.fast_dev_run=maybe", "trainer.fast_dev_run: expected int or bool, got maybe"),
     ("--trainer.deterministic=wran", "trainer.deterministic: expected warn or bool, got wran"),
     ("--trainer.detect_anomaly=2", "trainer.detect_anomaly: expected bool, got 2"),
@@ -194,6 +235,13 @@ FILES = [
      "model.optimizer.lr: expected float, got 1e-3x"),
     ("inits.yaml", "init: {initializer: [Mimetic, Default]}",
      "init.initializer: expected one Initializer, got ['Mimetic', 'Default']: several of them go into Compose*"),
+    ("inside.yaml", "model: {init: {initializer: Mimetic}}",
+     "'init:' stands inside of 'model:': it is a section of its own, beside 'model:'"),
+    ("within.yaml", "trainer: {init: {initializer: Mimetic}}", "'init:' stands inside of 'trainer:': *"),
+    ("training.yaml", "training: {epochs: 5}", "unknown key 'training.epochs': did you mean 'trainer.max_epochs'?"),
+    ("optimizer.yaml", "optimizer: {lr: 1}", "unknown key 'optimizer.lr': did you mean 'model.optimizer.lr'?"),
+    ("sections.yaml", "data: [1, 2]", "data: expected one LightningDataModule, as its name or as class_path*"),
+    ("init.yaml", "init: Mimetic", "'init' is a section, got Mimetic: an initialization is given as init: *"),
     ("none.yaml", "init: {initializer: {class_path: Compose, init_args: {initializers: []}}}",
      "Compose needs at least one initializer; for none, use Default"),
     ("stop.yaml", "trainer: {callbacks: [{class_path: EarlyStopping}]}", "EarlyStopping needs the argument 'monitor'"),
@@ -218,11 +266,14 @@ def matches(said, expected):
 
 
 @pytest.fixture
-def place(folder):
+def place(folder, monkeypatch):
     """The folder of the small experiment, with a few things that are easily taken for others."""
     (folder / "folder").mkdir()
     (folder / "folder" / "inside.yaml").write_text("{}")
     (folder / "callbacks").mkdir()
+    (folder / "my_net.py").write_text("from torch import nn\n\nclass MyVit(nn.Module): pass\n\nclass NoNet: pass\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "my_net", raising=False)
     (folder / "bad.parquet").write_bytes(b"no")
     torch.save({"weight": torch.ones(2)}, folder / "other.ckpt")
     return folder
@@ -231,7 +282,7 @@ def place(folder):
 @pytest.mark.filterwarnings("ignore::UserWarning")  # Lightning's, of a run that comes as far as its first steps
 @pytest.mark.parametrize(
     ("arguments", "answer"),
-    [*REPORTED, *COMMAND_LINE, *TRAINER, *DATA, *MODEL, *INIT, *CHECKPOINT],
+    [*REPORTED, *AT_WORK, *COMMAND_LINE, *TRAINER, *DATA, *MODEL, *INIT, *CHECKPOINT],
     ids=lambda each: each.split()[-1][:50] if each.startswith("-") else "",
 )
 def test_a_wrong_command_line_is_answered_in_one_line(cli, complaint, place, arguments, answer):
@@ -250,6 +301,14 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
+        ("report noarm.csv", "'noarm.csv' has no column 'arm': name it with --arm, choose from accuracy, seed"),
+        ("report nosuch", "there is no 'nosuch': choose from *"),
+        ("report tiny.yaml --opne", "unknown option '--opne': did you mean '--no-open'?"),
+        (
+            "compare -c tiny.yaml --output o --inits default --seeds a,b",
+            "*cannot read the seeds 'a,b': write 0,1,2 or*",
+        ),
+        ("compare -c tiny.yaml --output o --inits default --budget 5x", "*cannot read '5x': write 55m, 2h*"),
         ("train -c tiny.yaml", "unknown command 'train': did you mean 'fit'?"),
         ("FIT", "unknown command 'FIT': did you mean 'fit'?"),
         ("-c tiny.yaml fit", "the command comes first: structured-init fit -c …"),
@@ -268,15 +327,16 @@ def test_a_wrong_file_is_answered_in_one_line(cli, complaint, folder, name, text
         ("show -c tiny.yaml --plan perhaps", "plan: expected bool, got perhaps"),
         ("show -c tiny.yaml --outptu x", "unknown key 'outptu': did you mean 'output'?"),
         ("compare -c tiny.yaml --output o --inits default sincos", "'sincos' belongs to no option: *by commas*"),
-        ("compare -c tiny.yaml --output o --inits default --seeds -1,0", "cannot read the seeds '-1,0': write 0,1,2*"),
+        ("compare -c tiny.yaml --output o --inits default --seeds -1,0", "*cannot read the seeds '-1,0': write 0,1,2*"),
     ],
     ids=lambda each: each[:50],
 )
 def test_a_wrong_use_of_another_command_is_answered_in_one_line(complaint, folder, arguments, answer):
     (folder / "taken.safetensors").mkdir()
+    (folder / "noarm.csv").write_text("seed,accuracy\n0,0.5\n1,0.6\n")
     said = complaint(main, arguments.split(" "))
     assert matches(said, answer), said
-    assert sorted(path.name for path in folder.iterdir()) == ["taken.safetensors", "tiny.yaml"]
+    assert sorted(path.name for path in folder.iterdir()) == ["noarm.csv", "taken.safetensors", "tiny.yaml"]
 
 
 def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint):

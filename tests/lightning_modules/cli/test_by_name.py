@@ -1,0 +1,135 @@
+"""Models of timm and transformers by their names, initializations by theirs; the list of what fits; short help."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+import timm
+import torch
+
+import structured_init
+from lightning_modules.cli import main
+from lightning_modules.cli.commands import BUILT_IN, OWN
+from lightning_modules.cli.lightning_cli import CLI
+from lightning_modules.cli.listing import fitting, initializations
+from lightning_modules.cli.show import by_position
+from structured_init.presets import preset_names
+
+GPT = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+
+
+@pytest.fixture
+def config(folder):
+    (folder / "gpt.json").write_text(json.dumps({**GPT, "architectures": ["GPT2LMHeadModel"]}))
+    return "gpt.json"
+
+
+def test_a_model_of_timm_is_audited_with_the_size_that_it_has(capsys):
+    main(["audit", "test_vit"])
+    said = capsys.readouterr().out
+    numbers = sum(parameter.numel() for parameter in timm.create_model("test_vit").parameters())
+    assert f"VisionTransformer: {numbers:,} numbers" in said
+    assert "activations" in said  # it was run on images of its own size
+
+
+def test_a_config_of_transformers_is_audited_as_the_class_that_it_names(config, capsys):
+    main(["audit", config])
+    said = capsys.readouterr().out
+    assert "GPT2LMHeadModel" in said
+    assert "GPT-2 depth scale" in said
+
+
+def test_show_by_name_gives_the_weights_of_the_one_line_of_python(folder, capsys):
+    main(["show", "test_vit", "mimetic_host", "--export", "mine.safetensors", "--no-open"])
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit")
+    structured_init.initialize(model, "mimetic_host", seed=0)
+    from safetensors.torch import load_file
+
+    shown = load_file("mine.safetensors")
+    assert torch.equal(shown["pos_embed"], model.pos_embed)
+    assert torch.equal(shown["blocks.1.attn.qkv.weight"], model.blocks[1].attn.qkv.weight)
+
+
+def test_names_become_options_and_everything_else_stays():
+    assert by_position(["show", "vit_digits", "mimetic{qk_alpha=0.1}", "--plan"]) == [
+        *("show", "-c", "vit_digits", "-c", "init/mimetic{qk_alpha=0.1}", "--plan")
+    ]
+    assert by_position(["audit", "mine.yaml"]) == ["audit", "-c", "mine.yaml"]
+    assert by_position(["fit", "vit_digits"]) == ["fit", "vit_digits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answer"),
+    [
+        ("audit test_vti", "there is no configuration or model 'test_vti': did you mean 'test_vit'?"),
+        ("audit gpt3000.json", "there is no configuration or model 'gpt3000.json'"),
+        ("audit bad.json", "'bad.json' is no configuration of transformers: it has no key 'model_type'"),
+        ("show vit_digits mimtic", "there is no file 'mimtic', nor a shipped configuration: did you mean 'mimetic'?"),
+        ("show test_vit induction", "Induction: 'blocks.0.attn'"),
+        ("audit llama", "'llama' has 6,738,415,616 parameters: give a config.json with fewer layers"),
+        ("list --fro x", "'--fro' is no option of list: did you mean '--for'?"),
+        ("list vit_digits", "'vit_digits' is no option of list: "),
+        ("list --for nosuch_vit", "there is no configuration or model 'nosuch_vit'"),
+    ],
+)
+def test_a_wrong_name_is_answered_in_one_line(complaint, folder, arguments, answer):
+    (folder / "bad.json").write_text("{}")
+    before = sorted(folder.iterdir())
+    assert answer in complaint(main, arguments.split(" "))
+    assert sorted(folder.iterdir()) == before
+
+
+def test_every_initialization_is_listed_with_what_it_is_and_for_whom(capsys):
+    main(["list", "--json"])
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows.keys() <= set(preset_names())
+    assert "mimetic_host" in rows
+    assert all(row["what"].endswith(".") and row["networks"] for row in rows.values())
+    assert rows["covariance"]["controls"].startswith("shown")
+    main(["list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(rows) + 2
+    assert {line.count(" | ") for line in lines if not line.startswith("|---")} == {5}
+
+
+def test_what_fits_a_network_is_what_can_be_planned_on_it(config):
+    names = ["default", "mimetic_host", "impulse", "previous_token", "mimetic_state_space", "patch_whitening"]
+    vision, language = fitting("test_vit", names), fitting(config, names)
+    assert [name for name in names if not vision[name]] == ["default", "mimetic_host", "impulse", "patch_whitening"]
+    assert vision["previous_token"].endswith("use Impulse")
+    assert not language["previous_token"]
+    assert "no state-space layer" in language["mimetic_state_space"]
+
+
+def test_a_table_for_a_network_says_first_what_fits(folder, capsys):
+    main(["list", "--for", "tiny.yaml"])
+    fit, others = capsys.readouterr().out.split("\n\n")
+    assert "| mimetic_host |" in fit
+    assert "| covariance | FilterCovariance found no depthwise convolution" in others
+    assert len(fit.splitlines()) + len(others.splitlines()) == len(initializations()) + 4
+
+
+@pytest.mark.parametrize("command", OWN)
+def test_a_commands_own_options_come_first_and_the_parser_knows_them(command, capsys):
+    assert main([command, "--help"]) is None
+    said = capsys.readouterr().out
+    assert said.startswith(f"usage: structured-init {command}")
+    assert len(said.splitlines()) < 30
+    assert said.splitlines()[-1].startswith("documentation: ")
+    own = [option.split()[0].strip(",") for option in OWN[command] if option.startswith("-")]
+    with pytest.raises(SystemExit):
+        CLI([command, "--help"])
+    everything = capsys.readouterr().out
+    dependent = ("--model.", "--data.", "--no-open")  # of a class, and what has nothing to do
+    assert [option for option in own if not option.startswith(dependent) and option not in everything] == []
+
+
+def test_every_command_has_help_that_names_the_documentation(capsys):
+    for command in (["--help"], ["list", "--help"], ["compare", "--help"], ["judge", "--help"]):
+        with contextlib.suppress(SystemExit):
+            main(command)
+        assert capsys.readouterr().out.rstrip().splitlines()[-1].startswith("documentation: "), command
+    assert "list" in BUILT_IN

@@ -1,0 +1,183 @@
+"""A learned table of any name that is added to the tokens, found by the forward pass that finds attention."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from structured_init import (
+    Impulse,
+    Mimetic,
+    Positions,
+    StructuredInitError,
+    attention_sites,
+    initialize,
+    position_sites,
+)
+from structured_init.attention.positions import sincos_2d
+from structured_init.overlay import Weights
+
+DIM, SIDE = 16, 4
+
+
+class Attend(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.to_q, self.to_k, self.to_v, self.back = (nn.Linear(DIM, DIM) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (m(x).unflatten(-1, (2, -1)).transpose(1, 2) for m in (self.to_q, self.to_k, self.to_v))
+        out = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1) @ v
+        return self.back(out.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.mix = nn.LayerNorm(DIM), Attend()
+
+    def forward(self, x):
+        return x + self.mix(self.one(x))
+
+
+class Foreign(nn.Module):
+    """A ViT by hand; ``where`` its table is added and what stands before the patches vary."""
+
+    def __init__(self, table=(1, SIDE**2, DIM), leading=0, late=0, patch="conv"):
+        super().__init__()
+        self.stem = nn.Conv2d(3, DIM, 2, 2) if patch == "conv" else nn.Linear(12, DIM)
+        self.kringle = nn.Parameter(0.02 * torch.randn(table))
+        self.lead = nn.Parameter(torch.randn(1, leading, DIM)) if leading else None
+        self.late = nn.Parameter(torch.randn(late, DIM)) if late else None
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(DIM, 5)
+
+    def tokens(self, x):
+        if isinstance(self.stem, nn.Conv2d):
+            return self.stem(x).flatten(2).mT
+        return self.stem(x.unfold(2, 2, 2).unfold(3, 2, 2).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2))
+
+    def forward(self, x):
+        x = self.tokens(x)
+        if self.lead is not None:
+            x = torch.cat([self.lead.expand(len(x), -1, -1), x], 1)
+        x = x + self.kringle
+        if self.late is not None:
+            x = torch.cat([self.late.expand(len(x), -1, -1), x], 1)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(1))
+
+
+def images(batch=2, side=2 * SIDE):
+    return torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+CASES = {
+    "odd name": ({}, 0, 0),
+    "without an axis for samples": ({"table": (SIDE**2, DIM)}, 0, 0),
+    "patches by a linear map": ({"patch": "linear"}, 0, 0),
+    "class token and registers in the table": ({"table": (1, 5 + SIDE**2, DIM), "leading": 5}, 5, 5),
+    "registers behind the table": ({"late": 3}, 3, 0),
+    "both": ({"table": (1, 1 + SIDE**2, DIM), "leading": 1, "late": 4}, 5, 1),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_stay(case):
+    changes, prefix, first = CASES[case]
+    model = Foreign(**changes)
+    before = model.kringle.detach().clone().view(-1, DIM)
+    report = initialize(model, Mimetic(), seed=0, batch=images())
+    after = model.kringle.detach().view(-1, DIM)
+    assert torch.equal(after[:first], before[:first])
+    assert torch.allclose(after[first:], sincos_2d((SIDE, SIDE), DIM).float())
+    weights = Weights(model, batch=images())
+    sites = attention_sites(weights)
+    assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), prefix)] * 2
+    said = f"seen to be added to the tokens: 16 tokens behind {prefix}, a grid of 4×4, the square of their number"
+    assert report.notes["kringle"] == said
+    assert report.unset_positions == []
+
+
+def test_positions_alone_are_found_and_frozen_too():
+    model = Foreign()
+    initialize(model, Positions(trainable=False), batch=images())
+    assert torch.allclose(model.kringle[0], sincos_2d((SIDE, SIDE), DIM).float())
+    assert not model.kringle.requires_grad
+
+
+def test_an_impulse_finds_the_grid():
+    report = initialize(Foreign(), Impulse(), batch=images())
+    assert any(entry.names == ("kringle",) and entry.set_by for entry in report.entries)
+
+
+class Two(Foreign):
+    """Two tables of one shape: the second one scales the tokens, or is added as well."""
+
+    def __init__(self, both):
+        super().__init__()
+        self.krongle, self.both = nn.Parameter(torch.ones(1, SIDE**2, DIM)), both
+
+    def tokens(self, x):
+        x = super().tokens(x)
+        return x + self.krongle if self.both else x * self.krongle
+
+
+def test_of_two_tables_the_one_that_is_added_is_taken():
+    model = Two(both=False)
+    initialize(model, Positions(), batch=images())
+    assert torch.equal(model.krongle, torch.ones(1, SIDE**2, DIM))
+    assert torch.allclose(model.kringle[0], sincos_2d((SIDE, SIDE), DIM).float())
+
+
+def test_two_tables_that_are_both_added_are_left_alone():
+    with pytest.raises(StructuredInitError, match="found no position embedding that it recognizes"):
+        initialize(Two(both=True), Positions(), batch=images())
+
+
+def test_tokens_of_no_square_number_are_positions_without_a_grid():
+    model = Foreign(table=(1, 8, DIM))
+    batch = torch.randn(2, 3, 4, 8)
+    with pytest.raises(StructuredInitError, match="'kringle' is a sequence without a grid"):
+        initialize(model, Positions(), batch=batch)
+    model.image_size, model.patch_size = (4, 8), 2
+    initialize(model, Positions(), batch=batch)
+    assert torch.allclose(model.kringle[0], sincos_2d((2, 4), DIM).float())
+
+
+class Text(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.kringle = nn.Embedding(11, DIM), nn.Parameter(torch.zeros(1, 25, DIM))
+        self.layers = nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, ids):
+        x = self.words(ids) + self.kringle[:, : ids.shape[1]]
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_table_of_a_text_is_a_sequence_even_of_a_square_number():
+    ids = torch.randint(0, 11, (2, 9), generator=torch.Generator().manual_seed(0))
+    weights = Weights(Text(), batch=ids)
+    assert attention_sites(weights)
+    (site,) = position_sites(weights)
+    assert (site.name, site.grid, site.num_tokens) == ("kringle", None, 25)
+
+
+def test_a_bias_of_every_layer_is_no_position():
+    class Biased(Block):
+        def __init__(self):
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(1, SIDE**2, DIM))
+
+        def forward(self, x):
+            return super().forward(x + self.shift)
+
+    model = Foreign()
+    model.layers = nn.ModuleList(Biased() for _ in range(2))
+    report = initialize(model, Mimetic(), batch=images())
+    assert [entry.names[0] for entry in report.changed if "shift" in entry.names[0]] == []
