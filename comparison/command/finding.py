@@ -82,9 +82,8 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     files = {name: _write_arm(folder, *names[name]) for name in (reference, winner)}
     left, price = options.budget - found.spent, FIRST_LOOK * found.cost(1.0)
     if left < ROUNDING * 2 * price:  # seconds of the first look at the evidence: a default and a winner
-        enough = (
-            f"a first look at the evidence takes about {duration(2 * price)}, and {duration(max(left, 0))} are left"
-        )
+        enough = f"a first look at the evidence takes about {duration(2 * price)}"
+        enough = f"{enough}, and {duration(max(left, 0))} are left"
         text = f"Best of the {len(found.reached)} tried: {winner} ({files[winner]}); nothing is shown: {enough}"
         text = f"{tried}. Keep your default. {text}. The same command goes on with a larger --budget."
         _end(folder, record, found.spent, text, console)
@@ -154,7 +153,7 @@ class _Racing:
         seeds = ", then ".join(f"{rung.seeds} seeds to {rung.share:.0%}" for rung in stages)
         text = (
             f"A whole run takes about {duration(price)}, measured on {state.reference}. {duration(state.spent)} of "
-            f"{duration(state.budget)} are spent. The rest{evidence}, buys a race of {number} candidates: {seeds}; "
+            f"{duration(state.budget)} are spent. The rest{evidence} buys a race of {number} candidates: {seeds}; "
             f"{len(state.waiting) + len(state.arms) - number} wait."
         )
         self.console.print(text, markup=False, soft_wrap=True)

@@ -170,9 +170,9 @@ MANY = ",".join(["sincos", "codes", *(f"v{number}=sincos" for number in range(18
 @pytest.mark.parametrize(
     ("budget", "said", "found"),
     [  # a run takes 100 s
-        ("1000", r"^(\d+) of 21 candidates not tried: a budget of 17 min did not reach them\. Keep your default\. Best of "
-         r"the \d+ tried: sincos \(candidates/sincos\.yaml\); nothing is shown: a first look at the evidence takes about "
-         r"17 min, and \d+ s are left\. The same command goes on with a larger --budget\.", False),
+        ("1000", r"^(\d+) of 21 candidates not tried: a budget of 17 min did not reach them\. Keep your default\. "
+         r"Best of the \d+ tried: sincos \(candidates/sincos\.yaml\); nothing is shown: a first look at the evidence "
+         r"takes about 17 min, and \d+ s are left\. The same command goes on with a larger --budget\.", False),
         ("2500", r"^(\d+) of 21 candidates not tried: a budget of 42 min did not reach them\. Use sincos: -c ", True),
     ],
 )  # fmt: skip
