@@ -242,8 +242,8 @@ def _path(state: Race, arms: Sequence[str], stages: Sequence[Rung], seeds: Seque
 
 def _price(state: Race, arms: Sequence[str], seeds: Sequence[int], share: float) -> float:
     """Return the seconds that it will take to bring runs to a share of the training."""
-    had = [state.trained.get((arm, seed), (0.0, 0.0)) for arm in arms for seed in seeds]
-    return math.fsum(max(state.cost(share) - seconds, 0.0) for reached, seconds in had if reached < share)
+    had, price = [state.trained.get((arm, seed), (0.0, 0.0)) for arm in arms for seed in seeds], state.cost(share)
+    return math.fsum(max(price - seconds, 0.0) for reached, seconds in had if reached < share)
 
 
 def _kept(rung: Rung, number: int) -> int:

@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from comparison.results.decisions import Question, decide
+from comparison.results.metric import Metric
 from comparison.results.race import MOST, RUNGS, Outcome, Request, Rung, race
 
 SEEDS = list(range(MOST))
@@ -150,3 +152,19 @@ def test_what_showing_the_winner_takes_is_left_for_it_unless_nothing_looks_bette
     found, _ = drive(race([f"arm-{n}" for n in range(1, 30)], "default", SEEDS, budget=3000.0, evidence=15), steady)
     assert (found.winner, found.waiting) == (None, [])
     assert found.spent > 1500  # what is not needed for a winner goes to the others
+
+
+@pytest.mark.parametrize("budget", [20, 40])  # whole runs
+def test_where_no_candidate_is_better_fresh_seeds_seldom_say_that_one_is(budget):
+    """Simulated as in ``benchmarks/results/find_races.md``."""
+    wrong = 0
+    for number in range(100):
+        rng = np.random.default_rng([budget, number])
+        noise, slower = rng.normal(0, 0.7, (30, MOST)), np.exp(rng.normal(0, 0.2, 30))
+        asking = race([str(arm) for arm in range(1, 30)], "0", SEEDS, budget=budget, evidence=15)
+        found, _ = drive(asking, lambda r, n=noise: n[int(r.arm), r.seed], lambda r, s=slower: s[int(r.arm)] * r.share)
+        pairs = int((budget - found.spent) / (3 * found.cost(1.0)) + 0.1)
+        if found.winner and pairs >= 5:
+            question = Question(margin=0.5, most=40, horizon=40)
+            wrong += decide(list(rng.normal(0, 1, pairs)), question, Metric("score")).kind == "better"
+    assert wrong <= 10
