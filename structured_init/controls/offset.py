@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from structured_init.attention.impulse.impulse import Impulse
-from structured_init.attention.sequence.previous_token import PreviousToken, prepare, towers
+from structured_init.attention import Impulse, PreviousToken
 from structured_init.controls.control import Control, members
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -82,9 +81,7 @@ class _RandomImpulse(Impulse):
 
 def _looking_elsewhere(other: PreviousToken, weights: Weights, rng: Draws) -> PreviousToken:
     """Return a ``PreviousToken`` with an offset drawn for each head that the other one writes."""
-    first, *_ = towers("PreviousToken", weights, other.where)
-    settings = {"offsets": other.offsets, "share": other.share, "context": other.context, "causal": other.causal}
-    layer = prepare(first[0], weights, rng, **settings)
+    layer, *_ = other.layers(weights, rng)
     rows, columns = (size // 2 for size in layer.size)
     taken = {*layer.offsets, (0, 0)}
     far = [
@@ -93,7 +90,7 @@ def _looking_elsewhere(other: PreviousToken, weights: Weights, rng: Draws) -> Pr
         for column in range(1 if layer.causal else -columns, columns + 1)
         if (row, column) not in taken
     ]
-    drawn = iter(_drawn(far, len(layer.offsets), rng.generator(first[0].name, "RandomOffset"), first[0]))
+    drawn = iter(_drawn(far, len(layer.offsets), rng.generator(layer.site.name, "RandomOffset"), layer.site))
     elsewhere = copy(other)
     elsewhere.offsets = [None if each is None else list(next(drawn)) for each in layer.offsets]
     return elsewhere
