@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.committed import Committed, committed
+from comparison.results.controls import GAINS, due_to_structure
 from comparison.results.decisions import judged
 from comparison.results.metric import Metric
 from comparison.results.paired import holm, p_value, paired_values, t_interval
@@ -28,7 +29,6 @@ LEVEL = 0.05
 HORIZON = 40  # seeds: what ``compare --max-seeds`` has unless another is given before the first look
 OWN = "holds"  # what has not been published cannot be replicated
 WORDS = {"better": "replicates", "worse": "contrary", "equivalent": "equivalent to zero", "undecided": "undecided"}
-GAINS = {"better": "shown", "worse": "refuted", "equivalent": "none", "undecided": "not shown"}
 Run = tuple[int | str, ...]  # its seed and its place of the grid
 
 
@@ -87,10 +87,7 @@ class Verdict:
         """The second half: whether the gain is due to the structure, so that no control gains as much."""
         if self.gain != "shown":
             return "–"
-        if len(self.contrasts) == 1:
-            return "no control"
-        gained_as_much = any(each.kind in ("worse", "equivalent") for each in self.contrasts[1:])
-        return "refuted" if gained_as_much else "not shown" if self.missing else "shown"
+        return due_to_structure({each.name: each.kind for each in self.contrasts[1:]})[0]
 
     @property
     def word(self) -> str:

@@ -17,7 +17,7 @@ from .attention import (
 )
 from .attention.conditioned import Conditioned
 from .attention.skipless import Skipless
-from .controls import SamePositions, Scrambled, Sharpened
+from .controls import RandomOffset, SamePositions, Scrambled, Sharpened
 from .conv import (
     DeltaOrthogonal,
     FilterCovariance,
@@ -104,6 +104,7 @@ __all__ = [
     "PreviousToken",
     "ProceduralWarmup",
     "Projection",
+    "RandomOffset",
     "RelativeBias",
     "Rotary",
     "SamePositions",

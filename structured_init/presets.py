@@ -19,7 +19,12 @@ FOLDERS = (PACKAGE / "configs", PACKAGE.parent / "configs")
 SHIPPED = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0])
 ALIASES = "aliases.yaml"
 # What stands behind the name of any initialization to mean a control of it: mimetic_scrambled.
-CONTROLS = {"_scrambled": "Scrambled", "_sharpened": "Sharpened", "_positions": "SamePositions"}
+CONTROLS = {
+    "_scrambled": "Scrambled",
+    "_sharpened": "Sharpened",
+    "_offset": "RandomOffset",
+    "_positions": "SamePositions",
+}
 
 
 def preset_names() -> list[str]:

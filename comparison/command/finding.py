@@ -24,8 +24,9 @@ from comparison.results.tables import interval_text
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.candidates import automatic
 from comparison.run.comparison import LEARNING_RATE, Comparison, locked
+from comparison.run.deciding import seconds_of
 from comparison.run.launch import Launcher, launch
-from comparison.run.prepare import parse_rates, prepare, refuse_further
+from comparison.run.prepare import parse_rates, parse_seeds, prepare, refuse_further
 from comparison.run.progress import duration
 from comparison.run.resolve import ANYWHERE
 from comparison.run.run import set_aside
@@ -35,11 +36,12 @@ from structured_init.errors import StructuredInitError, begin_writing
 from structured_init.files import write_json, write_text
 
 RACE = "race"  # folder of the runs that choose
-RACING = 0.5  # the part of the budget that the race may take
 Name = str  # of a candidate: an arm, or an arm at a learning rate
 EVIDENCE = "evidence"  # folder of the runs that show
 FRESH = "100-104"  # seeds of the evidence, which no race takes
+FIRST_LOOK = len(parse_seeds(FRESH))
 DIGITS = 2
+ROUNDING = 0.9  # of the price of the evidence, which is an estimate
 
 
 def run_find(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
@@ -49,8 +51,8 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     rates = parse_rates(options.learning_rates) or [None]
     names = {
         label if rate is None else f"{label}@{rate:g}": (arm, rate)
-        for rate in rates
         for label, arm in comparison.arms.items()
+        for rate in rates
     }
     console.print(
         f"{len(names)} candidates, the default among them. {len(left_out)} others do not fit: find.json will say why."
@@ -63,30 +65,55 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
             manifest = comparison.manifest() if known is None else comparison.grown(known)
             write_manifest(comparison.folder, manifest)
             racing = _Racing(comparison, names, manifest["identity"], launcher, console, limit)
-            found = racing.run(options.budget * RACING, _rungs(options.shares))
+            arms = 2 if options.controls == "none" else 3  # of the evidence: the default, the winner, and it scrambled
+            found = racing.run(options.budget, FIRST_LOOK * arms, _rungs(options.shares))
     except KeyboardInterrupt:
         console.print("\nStopped. Run the same command again to continue.")
         raise SystemExit(130) from None
     finally:
         launcher.close()
     record = {"command": command, "candidates": list(names), "left_out": left_out, **_plain(found, comparison)}
+    tried = _tried(found, names, options.budget)
     if found.winner is None:
-        _end(folder, record, "Keep your default: nothing raced looked better on the validation split.", console)
+        said = "nothing raced looked better on the validation split" if len(found.reached) > 1 else "nothing was raced"
+        _end(folder, record, found.spent, f"{tried}. Keep your default: {said}.", console)
         return
     reference, winner = _best_default(found, names, options.baseline), found.winner
     files = {name: _write_arm(folder, *names[name]) for name in (reference, winner)}
+    left, price = options.budget - found.spent, FIRST_LOOK * found.cost(1.0)
+    if left < ROUNDING * 2 * price:  # seconds of the first look at the evidence: a default and a winner
+        enough = f"a first look at the evidence takes about {duration(2 * price)}"
+        enough = f"{enough}, and {duration(max(left, 0))} are left"
+        text = f"Best of the {len(found.reached)} tried: {winner} ({files[winner]}); nothing is shown: {enough}"
+        text = f"{tried}. Keep your default. {text}. The same command goes on with a larger --budget."
+        _end(folder, record, found.spent, text, console)
+        return
+    if left < ROUNDING * 3 * price and options.controls != "none":
+        console.print("The budget does not reach to the winner scrambled: it is compared with the default alone.")
+        options = argparse.Namespace(**{**vars(options), "controls": "none"})
     alone = "" if options.controls == "none" else ", and with itself scrambled where it has structure to scramble"
     console.print(f"The evidence: {winner} is compared with {reference} on fresh seeds and the test split{alone}.")
     arms = {label_of(name): folder / file for name, file in files.items()}
-    show(options, further, command, limit, arms, _training(options), options.budget - found.spent)
-    better, text = verdict(folder, label_of(winner), winner, reference)
-    if not better:
-        _end(folder, record, f"Keep your default. The best of the race: {text}.", console)
+    show(options, further, command, limit, arms, _training(options), left)
+    kind, text = verdict(folder, label_of(winner), winner, reference)
+    spent = found.spent + math.fsum(seconds_of(folder / EVIDENCE))
+    if kind != "better":
+        shown = "; nothing is shown" if kind == "undecided" else ""
+        text = f"Keep your default. Best of the {len(found.reached)} tried{shown}: {text}"
+        _end(folder, record, spent, f"{tried}. {text}.", console)
         return
     content = (folder / files[winner]).read_text(encoding="utf-8")
-    comment = f"# Found by: {command}\n# {text}. The evidence: {EVIDENCE}/report.html\n"
+    comment = f"# {tried}. Found by: {command}\n# {text}. The evidence: {EVIDENCE}/report.html\n"
     write_text(folder / "found.yaml", comment + content)
-    _end(folder, record, f"Use {winner}: -c {folder / 'found.yaml'} ({text}).", console)
+    _end(folder, record, spent, f"{tried}. Use {winner}: -c {folder / 'found.yaml'} ({text}).", console)
+
+
+def _tried(found: Race, names: Mapping[Name, Any], budget: float) -> str:
+    """Return how many candidates were not tried, and why; or that all of them were."""
+    left = len(names) - len(found.reached)
+    if not left:
+        return f"All {len(names)} candidates tried"
+    return f"{left} of {len(names)} candidates not tried: a budget of {duration(budget)} did not reach them"
 
 
 class _Racing:
@@ -105,17 +132,31 @@ class _Racing:
         self.launcher, self.console, self.limit = launcher, console, limit
         self.metric = Metric(comparison.metric, comparison.mode)
 
-    def run(self, budget: float, rungs: Sequence[Rung]) -> Race:
-        """Return the race at its end."""
+    def run(self, budget: float, evidence: int, rungs: Sequence[Rung]) -> Race:
+        """Return the race at its end, of which a budget leaves so many whole runs for the evidence."""
         first, *others = self.names
-        seeds = list(self.comparison.seeds)
-        asking = race(others, first, seeds, mode=self.comparison.mode, budget=budget, rungs=rungs)
+        given = {"budget": budget, "evidence": evidence, "rungs": rungs, "tell": self._plan}
+        asking = race(others, first, list(self.comparison.seeds), mode=self.comparison.mode, **given)
         try:
             wanted = next(asking)
             while True:
                 wanted = asking.send(self._answers(wanted))
         except StopIteration as ended:
             return ended.value
+
+    def _plan(self, state: Race, stages: Sequence[Rung], number: int) -> None:
+        """Say what the budget buys, by the time that runs have taken so far."""
+        if math.isinf(state.budget):
+            return
+        price = state.cost(1.0)
+        evidence = f", but {duration(state.evidence * price)} for the evidence," if state.evidence else ""
+        seeds = ", then ".join(f"{rung.seeds} seeds to {rung.share:.0%}" for rung in stages)
+        text = (
+            f"A whole run takes about {duration(price)}, measured on {state.reference}. {duration(state.spent)} of "
+            f"{duration(state.budget)} are spent. The rest{evidence} buys a race of {number} candidates: {seeds}; "
+            f"{len(state.waiting) + len(state.arms) - number} wait."
+        )
+        self.console.print(text, markup=False, soft_wrap=True)
 
     def _answers(self, wanted: Sequence[Request]) -> dict[Request, Outcome]:
         runs = {request: self._run(request) for request in wanted}
@@ -238,6 +279,7 @@ def _plain(found: Race, comparison: Comparison) -> dict[str, Any]:
         "gains_are": f"{unit} over {found.reference}, paired by seed, above 0 is better; at the last stage of each",
         "winner": found.winner,
         "tried": list(found.reached),
+        "not_tried": found.waiting,
         "in_the_race_to_the_end": found.arms,
         "dropped": found.dropped,
         "gains": found.gains,
@@ -245,16 +287,9 @@ def _plain(found: Race, comparison: Comparison) -> dict[str, Any]:
     }
 
 
-def _end(folder: Path, record: Mapping[str, Any], text: str, console: Console) -> None:
-    write_json(folder / "find.json", {**record, "verdict": text})
-    count, tried = len(record["candidates"]), len(record["tried"])
-    what = (
-        f"{count} candidates"
-        if tried == count
-        else f"{tried} of {count} candidates tried, the budget did not reach the others"
-    )
-    text = f"{what}; {duration(record['seconds'])} of training. {text}"
-    console.print(text, markup=False, soft_wrap=True)
+def _end(folder: Path, record: Mapping[str, Any], spent: float, text: str, console: Console) -> None:
+    write_json(folder / "find.json", {**record, "seconds_with_evidence": spent, "verdict": text})
+    console.print(f"{text} ({duration(spent)} of training.)", markup=False, soft_wrap=True)
 
 
 def show(
@@ -275,14 +310,14 @@ def show(
     run_comparison(compare_parser().parse_args(words), further, command, limit)
 
 
-def verdict(folder: Path, label: str, name: str, reference: str) -> tuple[bool, str]:
-    """Return whether the winner is better than the default, and what the evidence says in words."""
+def verdict(folder: Path, label: str, name: str, reference: str) -> tuple[str, str]:
+    """Return what the evidence says of the winner against the default: the kind of decision, and in words."""
     manifest = read_manifest(folder / EVIDENCE)
     (found,) = look(folder / EVIDENCE, manifest)
     arm = next((arm for arm in found.arms if arm.name == label), None)
     effect = arm.baseline if arm else None
     if arm is None or effect is None or effect.decision is None:
-        return False, f"{name} against {reference}: no seed has both, undecided"
+        return "undecided", f"{name} against {reference}: no seed has both, undecided"
     seeds = f"{effect.interval.samples} fresh seeds"
     text = f"{name} against {reference}: {_size(effect, found)} on the test split, {seeds}, {effect.decision.kind}"
     if arm.scrambled is not None and arm.scrambled.decision is not None:
@@ -291,7 +326,7 @@ def verdict(folder: Path, label: str, name: str, reference: str) -> tuple[bool, 
         text += "" if kind == "better" else " (it is not shown that its structure matters)"
     elif label + SCRAMBLED not in manifest["arms"]:
         text += "; not compared with itself scrambled"
-    return effect.decision.kind == "better", text
+    return effect.decision.kind, text
 
 
 def _size(effect: Effect, found: Effects) -> str:

@@ -66,8 +66,8 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
     add("--control", metavar="INIT", help=CONTROL)
     added = (
-        "auto: add a same-positions and a scrambled control for every structured arm; sharpened: also one that is"
-        " scrambled and as sharp; scrambled: that alone (default: none)"
+        "auto: add to every structured arm the same positions alone, itself scrambled, and where these can be had, it"
+        " scrambled but as sharp, and with heads at random offsets; scrambled: that alone (default: none)"
     )
     add("--controls", choices=("auto", "sharpened", "scrambled", "none"), default="none", help=added)
     places = "repeat the comparison at each value, such as optim=adamw,muon; several options are crossed"

@@ -1,24 +1,29 @@
-"""Which arm is a control of which, as the init reports say: the same positions, or the same weights scrambled.
+"""Which arm is a control of which, as the init reports say, and what the controls leave of a gain.
 
 A structured initialization writes positions as well as attention, and positions alone give much of what it gives. Its
-control writes the same positions and no attention. The other control keeps positions and the size of all weights, and
-destroys their alignment.
+control writes the same positions and no attention. Another control keeps positions and the size of all weights, and
+destroys their alignment. Two more keep how sharp attention is: scrambled and then scaled, and heads at random offsets.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from comparison.results.decisions import decide, judged
 from comparison.results.folder import Manifest, Run, read_json
+from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, paired_values, t_interval
+from comparison.results.targets import fisher
 from structured_init.errors import StructuredInitError, nearest
 
 # Who may have written a control: positions, and what the literature calls its baselines.
 POSITIONS = ("Positions", "SamePositions")
 PLAIN = (*POSITIONS, "KaimingUniform", "TruncatedNormal", "UniformProjections")
 STATISTICS = ("mean", "std", "rms")
-SCRAMBLED, SHARPENED, SAME_POSITIONS = "_scrambled", "_sharpened", "_positions"  # how the names of controls end
+# How the names of controls end.
+SCRAMBLED, SHARPENED, OFFSET, SAME_POSITIONS = "_scrambled", "_sharpened", "_offset", "_positions"
+GAINS = {"better": "shown", "worse": "refuted", "equivalent": "none", "undecided": "not shown"}
 
 Report = Mapping[str, Any]
 
@@ -57,6 +62,74 @@ def find_scrambled(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
 def named(manifest: Manifest) -> dict[str, str]:
     """Return arm → control as the user named them; one whose name ends in ``_scrambled`` is a scrambled one."""
     return check_controls(manifest.get("controls"), manifest)
+
+
+def as_sharp(arm: str, arms: Collection[str]) -> list[str]:
+    """Return the controls of an arm, among several arms, whose attention is as sharp as its own."""
+    return [name for ending in (SHARPENED, OFFSET) if (name := arm + ending) in arms]
+
+
+def due_to_structure(kinds: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Return whether a gain is due to the structure, and the controls that decide it.
+
+    Args:
+        kinds: control → what the arm is beside it: better, worse, equivalent or undecided.
+
+    Returns:
+        ``"shown"`` where every control is exceeded; ``"refuted"`` where one gains as much, or more; ``"not shown"``
+        where a difference to one is undecided; ``"no control"``.
+    """
+    as_good = [name for name, kind in kinds.items() if kind in ("worse", "equivalent")]
+    missing = [name for name, kind in kinds.items() if kind != "better"]
+    if not kinds:
+        return "no control", []
+    return ("refuted", as_good) if as_good else ("not shown", missing) if missing else ("shown", [*kinds])
+
+
+def verdicts(found: Any) -> dict[str, tuple[str, str, list[str]]]:
+    """Return of every arm with controls: is a gain over the baseline shown, is it due to structure, what decides that.
+
+    Differences to controls that are as sharp hold together among themselves (Bonferroni).
+
+    Args:
+        found: the ``Effects`` of one place of the grid; that module imports this one.
+    """
+    arms = {arm.name: arm for arm in found.arms}
+    pairs = [(name, other) for name in arms for other in as_sharp(name, arms)]
+    sharp = {pair: _beside(arms[pair[0]], arms[pair[1]], found, len(pairs)) for pair in pairs}
+    kinds = {}
+    for name, arm in arms.items():
+        own = {each.reference: _kind(each) for to in ("control", "scrambled") if (each := getattr(arm, to))}
+        kinds[name] = {**own, **{other: kind for (of, other), kind in sharp.items() if of == name}}
+    taken = {control for of in kinds.values() for control in of}
+    said = {}
+    for name, own in kinds.items():
+        if own and name not in taken and arms[name].baseline is not None:
+            gain = GAINS[_kind(arms[name].baseline)]
+            said[name] = (gain, *due_to_structure(own)) if gain == "shown" else (gain, "–", [])
+    return said
+
+
+def _kind(effect: Any) -> str:
+    """Return what an arm is beside another, by a difference that was judged."""
+    decision = getattr(effect, "decision", None)
+    return decision.kind if decision else {True: "better", False: "worse", None: "undecided"}[effect.is_gain]
+
+
+def _beside(arm: Any, other: Any, found: Any, number: int) -> str:
+    """Return what an arm is beside another, among so many differences."""
+    if found.threshold is not None:
+        more = arm.share.count * other.share.runs > other.share.count * arm.share.runs
+        return (
+            ("better" if more else "worse") if fisher(arm.share, other.share) < FAMILY_LEVEL / number else "undecided"
+        )
+    values = list(paired_values(arm.by_seed, other.by_seed).values())
+    if len(values) < FEWEST_FOR_INTERVAL or arm.diverged or other.diverged:
+        return "undecided"
+    if found.question is not None:
+        return decide(values, found.question.of_family(number), found.metric).kind
+    interval = t_interval(values, 1 - FAMILY_LEVEL / number)
+    return "undecided" if interval.has_no_width else judged(interval, None, found.metric)
 
 
 def check_controls(controls: Mapping[str, str] | str | None, manifest: Manifest) -> dict[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, SHARPENED, named
+from comparison.results.controls import OFFSET, SAME_POSITIONS, SCRAMBLED, SHARPENED, named
 from comparison.results.decisions import Decision, Question, decide, question_of
 from comparison.results.folder import Manifest, Point, choice_name, points
 from comparison.results.metric import Metric
@@ -154,7 +154,7 @@ def effects(
 ) -> list[Effects]:
     """Return the effects at every place of the grid, with verdicts that hold together."""
     chosen, controls, scrambled, arms = choices or {}, controls or {}, scrambled or {}, manifest["arms"]
-    ends = (f"{arm}{end}" for arm in arms for end in (SCRAMBLED, SHARPENED, SAME_POSITIONS))
+    ends = (f"{arm}{end}" for arm in arms for end in (SCRAMBLED, SHARPENED, OFFSET, SAME_POSITIONS))
     no_competitors = {*named(manifest).values(), *scrambled.values(), *ends} - {manifest["baseline"]}
     pairs = {(arm, manifest["baseline"]) for arm in arms if arm not in {*no_competitors, manifest["baseline"]}}
     pairs |= {*controls.items(), *scrambled.items()}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from comparison.results.controls import find_controls, find_scrambled
+from comparison.results.controls import find_controls, find_scrambled, verdicts
 from comparison.results.decisions import Decision
 from comparison.results.effects import (
     ArmResult,
@@ -89,6 +89,7 @@ def headline_table(found: Effects) -> Table:
     else:
         columns = ["arm", "seeds", *(["learning rate"] if with_rates else [])]
         columns += [f"{found.metric.label}, {found.metric.better}", *(f"− {name} (paired)" for name in names)]
+    columns += ["gain; due to structure"] if (said := verdicts(found)) else []
     columns += [f"steps to {target_text(found, digits)}", "speed-up"] if with_steps else []
     columns += ["steps until half have it"] if with_times else []
     rows, fewer, solved = [], {} if counted else fewer_seeds(found), dict[str, str]()
@@ -107,6 +108,7 @@ def headline_table(found: Effects) -> Table:
         cells = [_contrast_cell(arm, to) if counted else effect_cell(arm, found, digits, to) for to in to_controls]
         first = _contrast_cell(arm) if counted else effect_cell(arm, found, digits)
         row += [Cell("baseline") if arm.name == found.baseline else first, *cells]
+        row += [_verdict_cell(*said.get(arm.name, ("", "", [])))] if said else []
         row += [_steps_cell(arm.reach), _speed_up_cell(arm, found, digits)] if with_steps else []
         row += [_median_cell(arm.times)] if with_times else []
         rows.append(row)
@@ -220,6 +222,11 @@ def threshold_text(found: Effects) -> str:
 def share_text(share: Share) -> str:
     """Return a count: ``3 of 5``."""
     return f"{share.count} of {share.runs}"
+
+
+def _verdict_cell(gain: str, structure: str, decisive: list[str]) -> Cell:
+    kind = {"shown": "gain", "refuted": "loss"}.get(structure, "open")
+    return Cell(f"{gain}; {structure}", ", ".join(decisive), kind) if gain else Cell("")
 
 
 def _contrast_cell(arm: ArmSuccess, to: str = "baseline") -> Cell:

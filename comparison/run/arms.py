@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, SHARPENED, is_control
+from comparison.results.controls import OFFSET, SAME_POSITIONS, SCRAMBLED, SHARPENED, is_control
 from lightning_modules.cli.configurations import config_names, of_control
 from structured_init import Initializer, InitReport
 from structured_init.controls import is_structured
@@ -17,8 +17,8 @@ from structured_init.presets import split_outside_brackets, split_overrides
 LONGEST = 150  # bytes of a label: most file systems end at 255, and endings of controls and files follow
 # What each choice of ``--controls`` adds, by how the names of these controls end.
 ENDINGS = {
-    "auto": (SAME_POSITIONS, SCRAMBLED),
-    "sharpened": (SAME_POSITIONS, SCRAMBLED, SHARPENED),
+    "auto": (SAME_POSITIONS, SCRAMBLED, SHARPENED, OFFSET),
+    "sharpened": (SAME_POSITIONS, SCRAMBLED, SHARPENED, OFFSET),  # an older name of it
     "scrambled": (SCRAMBLED,),
     "none": (),
 }
@@ -131,9 +131,8 @@ def with_controls(
                 remarks.append(f"{label} needs samples to be planned: give its same-positions control yourself")
             else:
                 try:
-                    if ending == SHARPENED and not _turns_queries(plan(arm.control(SCRAMBLED))):
-                        raise StructuredInitError(f"{label} writes no queries and keys")
-                    plan(control)
+                    if plan(control) is None and ending == SHARPENED:
+                        raise StructuredInitError("there are no samples here to measure attention on: name it yourself")
                 except StructuredInitError as refusal:
                     remarks.append(f"no {control.label}: {refusal}")
                 else:
@@ -141,12 +140,6 @@ def with_controls(
     if added := [label for label in found if label not in arms]:
         remarks.insert(0, f"added {', '.join(added)}")
     return found, remarks
-
-
-def _turns_queries(scrambled: InitReport | None) -> bool:
-    """Tell whether there are queries and keys among what was scrambled; yes where it could not be planned."""
-    turned = {"initializer": "Scrambled", "part": "query_key"}
-    return scrambled is None or any(turned in entry.writers for entry in scrambled.entries)
 
 
 def _same_positions(label: str, reports: Mapping[str, InitReport | None]) -> str:

@@ -10,6 +10,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
+from comparison.results.controls import as_sharp
 from comparison.results.decisions import Decision, Question, question_of
 from comparison.results.effects import Effect, Effects
 from comparison.results.folder import Manifest, Point, asked_runs, asked_seeds, choice_name, find_runs
@@ -65,7 +66,7 @@ def further_runs(
 ) -> list[Added]:
     """Return the runs to add before the next look; none where all is decided, or more seeds would not help.
 
-    An arm that is undecided takes the next seed that it has not had, with its baseline or control beside it. Where
+    An arm that is undecided takes the next seed that it has not had, with its baseline and controls beside it. Where
     several runs are trained at a time, it takes as many as keep them busy; where that number is not known, half of
     those that it seems to need.
     """
@@ -84,8 +85,9 @@ def further_runs(
         had = {seed for name, seed, place in asked if name == arm and place == point}
         several = min(question.most - len(had), max(_step(effect, question, places, at_once) for effect in of_arm))
         seeds = (seed for seed in chain(pool, count(max(pool) + 1)) if seed not in had)
+        beside = [*(effect.reference for effect in of_arm), *as_sharp(arm, {*manifest["arms"]} - {*left_out})]
         for seed in islice(seeds, max(several, 0)):
-            new |= {(name, seed, point): None for name in (arm, *(effect.reference for effect in of_arm))}
+            new |= {(name, seed, point): None for name in (arm, *beside)}
     return [
         {"arm": arm, "seed": seed, "point": dict(point), "learning_rate": _rate(choices, point, arm)}
         for arm, seed, point in sorted(new, key=lambda run: run[1])

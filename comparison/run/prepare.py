@@ -33,7 +33,7 @@ from comparison.run.resolve import (
 )
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.show import leave_out_iterations, two_samples
-from structured_init import Initializer, InitReport, initialize
+from structured_init import Initializer, InitReport, Sharpened, initialize
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import split_outside_brackets
 
@@ -253,7 +253,8 @@ class Plans:
                 arguments = comparison.arm_arguments(comparison.arms[label], place)
                 self.models[network] = build([*arguments, *self.further]).model
             model = self.models[network]
-            real = initializer.needs_batch or initializer.needs_batches
+            inner = initializer.initializer if isinstance(initializer, Sharpened) else initializer  # two samples do
+            real = inner.needs_batch or inner.needs_batches
             if real or next(model.parameters(), None) is None:
                 return None
             leave_out_iterations(initializer)

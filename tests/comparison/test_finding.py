@@ -3,13 +3,17 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from timm.models.convmixer import ConvMixer
+from timm.models.vision_transformer import VisionTransformer
+from transformers import GPT2Config, GPT2Model
 
+from benchmarks.claims import CLAIMS, judge
 from comparison.command import comparing, find, finding
 from comparison.command.options import compare_parser
 from comparison.results.race import RUNGS
@@ -153,10 +157,39 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
     gains = {**GAIN, "sincos": 0.1}  # the race sees noise; the evidence does not confirm it
     monkeypatch.setattr(Pretend, "gains", gains)
     search("--max-seeds", "10")
-    assert "Keep your default." in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "All 3 candidates tried. Keep your default. Best of the 3 tried; nothing is shown: sincos" in printed
     said = json.loads((folder / "out" / "find.json").read_text())
     assert sorted(said["tried"]) == sorted(said["candidates"])
     assert not (folder / "out" / "found.yaml").exists()
+
+
+MANY = ",".join(["sincos", "codes", *(f"v{number}=sincos" for number in range(18))])  # 21 with the default
+
+
+@pytest.mark.parametrize(
+    ("budget", "said", "found"),
+    [  # a run takes 100 s
+        ("1000", r"^(\d+) of 21 candidates not tried: a budget of 17 min did not reach them\. Keep your default\. "
+         r"Best of the \d+ tried: sincos \(candidates/sincos\.yaml\); nothing is shown: a first look at the evidence "
+         r"takes about 17 min, and \d+ s are left\. The same command goes on with a larger --budget\.", False),
+        ("2500", r"^(\d+) of 21 candidates not tried: a budget of 42 min did not reach them\. Use sincos: -c ", True),
+    ],
+)  # fmt: skip
+def test_what_the_budget_did_not_reach_is_said_first(search, folder, capsys, monkeypatch, budget, said, found):
+    monkeypatch.setattr(Pretend, "gains", {**GAIN, **{f"v{number}": -1.0 for number in range(18)}})
+    search("--among", MANY, "--budget", budget, "--max-seeds", "8")
+    answer = capsys.readouterr().out.splitlines()[-1]
+    record = json.loads((folder / "out" / "find.json").read_text())
+    assert int(re.match(said, answer)[1]) == len(record["not_tried"]) > 0
+    assert record["tried"] == record["candidates"][: len(record["tried"])]  # the order is kept, the default first
+    assert 0.8 * int(budget) <= record["seconds_with_evidence"] <= 1.1 * int(budget)
+    file = folder / "out" / "found.yaml"
+    assert file.is_file() == found
+    if found:
+        assert file.read_text().startswith(f"# {len(record['not_tried'])} of 21 candidates not tried: ")
+        search("--among", MANY, "--budget", "5000", "--max-seeds", "8")  # the same folder, a larger budget
+        assert capsys.readouterr().out.splitlines()[-1].startswith("All 21 candidates tried. Use sincos")
 
 
 @pytest.mark.parametrize(
@@ -199,6 +232,40 @@ def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(fold
     assert list(left_out) == ["mimetic_state_space", "structured_2404", "truncated_normal"]  # no state in a transformer
     assert "only draws the host's default anew" in left_out["truncated_normal"]  # timm's own distribution
     assert "its solver takes 10,000 steps" in left_out["structured_2404"]
+
+
+def test_candidates_come_in_the_order_of_what_has_helped_on_such_networks():
+    arms = parse_arms(
+        "conditioned,mimetic_host,separable,half=mimetic_host{qk_alpha=0.3},sincos,uniform_projections,mlp_mean"
+    ).values()
+    order = {key: [arm.label for arm in candidates.in_order(arms, *key)] for key in candidates.PRIOR}
+    rest = ["conditioned", "uniform_projections", "mlp_mean"]
+    assert order["images", "AdamW"] == ["separable", "mimetic_host", "sincos", "half", *rest]
+    assert order["images", "Muon"] == ["separable", "sincos", *rest, "mimetic_host", "half"]  # the last were worse
+    assert order["text", "Muon"][0] == "uniform_projections"
+
+
+def test_the_order_of_candidates_is_what_committed_claims_say():
+    rows = {row["name"]: row for row in json.loads(CLAIMS.read_text())["claims"]}
+    for helped, worse in candidates.PRIOR.values():
+        for names, kind in ((helped, "better"), (worse, "worse")):
+            for name, row in names.items():
+                own = rows[row]["references"]
+                reference = {"default": "default"} if "default" in own else dict([next(iter(own.items()))])
+                assert judge({**rows[row], "arm": name, "references": reference}).contrasts[0].kind == kind, name
+
+
+@pytest.mark.parametrize(
+    ("build", "kind"),
+    [
+        (lambda: VisionTransformer(img_size=8, patch_size=4, embed_dim=8, depth=1, num_heads=2), "images"),
+        (lambda: GPT2Model(GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=8, vocab_size=5)), "text"),
+        (lambda: ConvMixer(8, 1, kernel_size=3, patch_size=4, num_classes=3), "convolutions"),
+        (lambda: torch.nn.Linear(2, 2), ""),
+    ],
+)
+def test_the_kind_of_a_network_is_what_its_layers_are(build, kind):
+    assert candidates.kind_of(build()) == kind
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,8 @@ class PreviousToken(Initializer):
         self.causal = causal
         self.where = where
 
-    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+    def layers(self, weights: Weights, rng: Draws) -> list[Layer]:
+        """Return what is to be done in each layer that is written; nothing is written yet."""
         settings = {"offsets": self.offsets, "share": self.share, "context": self.context, "causal": self.causal}
         found = towers("PreviousToken", weights, self.where)
         groups = [[site] for tower in found for site in (tower if self.where is not None else tower[:1])]
@@ -129,7 +130,10 @@ class PreviousToken(Initializer):
         def layer_of(sites: list[AttentionSite]) -> Layer:
             return prepare(sites[0], weights, rng, **settings)
 
-        layers = prepare_each("PreviousToken", weights, groups, layer_of, every=self.where is not None)
+        return prepare_each("PreviousToken", weights, groups, layer_of, every=self.where is not None)
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
+        layers = self.layers(weights, rng)
         gains: dict[str, float | None] = {}  # of the positions written so far: layers that share them share their gain
         written = []
         for layer in weights.each(layers):

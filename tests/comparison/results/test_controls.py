@@ -1,10 +1,21 @@
 import copy
 import json
 
+import pandas as pd
 import pytest
 
-from comparison.results.controls import check_controls, find_controls, find_scrambled, is_control
+from comparison.results.controls import (
+    check_controls,
+    due_to_structure,
+    find_controls,
+    find_scrambled,
+    is_control,
+    verdicts,
+)
+from comparison.results.decisions import Question
+from comparison.results.effects import effects
 from comparison.results.folder import find_runs, read_manifest
+from comparison.results.headline import headline_table, look
 from structured_init import (
     Compose,
     Impulse,
@@ -102,3 +113,62 @@ def test_an_unknown_control_is_one_line_with_the_nearest():
 def test_an_unknown_control_of_all_is_refused_where_there_is_only_the_baseline():
     with pytest.raises(StructuredInitError, match="did you mean 'default'"):
         check_controls("defualt", {"arms": {"default": {}}, "baseline": "default"})
+
+
+@pytest.mark.parametrize(
+    ("beside", "verdict"),
+    [
+        ({}, ("no control", [])),
+        ({"sincos": "better", "itself scrambled": "better"}, ("shown", ["sincos", "itself scrambled"])),
+        ({"sincos": "better", "itself scrambled": "undecided"}, ("not shown", ["itself scrambled"])),
+        ({"sincos": "undecided", "itself scrambled": "equivalent"}, ("refuted", ["itself scrambled"])),
+        ({"sincos": "worse", "itself scrambled": "better"}, ("refuted", ["sincos"])),
+    ],
+)
+def test_a_gain_is_due_to_structure_where_every_control_is_exceeded(beside, verdict):
+    assert due_to_structure(beside) == verdict
+
+
+GAINED = [80.1, 81.2, 79.8, 80.6, 80.3]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"_scrambled": 4.0}, ("shown", "shown", ["mine_scrambled"])),
+        ({"_scrambled": 4.0, "_sharpened": 0.0}, ("shown", "not shown", ["mine_sharpened"])),
+        ({"_scrambled": 4.0, "_sharpened": 4.0, "_offset": -4.0}, ("shown", "refuted", ["mine_offset"])),
+        ({"_scrambled": 4.0, "_offset": 4.0}, ("shown", "shown", ["mine_scrambled", "mine_offset"])),
+    ],
+)
+@pytest.mark.parametrize("margin", [None, 0.5])
+def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said, margin):
+    """The arm is 5 points above the default, and so many above each control, but for noise of a tenth of a point."""
+    noise = [[0.09, -0.06, 0.03, -0.09, 0.03], [-0.03, 0.09, -0.09, 0.06, -0.03]]
+    arms = {"default": [value - 5 + off for value, off in zip(GAINED, noise[0], strict=True)], "mine": GAINED}
+    for number, (ending, gain) in enumerate(values.items()):
+        arms["mine" + ending] = [v - gain + off for v, off in zip(GAINED, noise[number % 2], strict=True)]
+    question = None if margin is None else Question(margin=margin).plain()
+    manifest = {"metric": "test/accuracy", "mode": "max", "baseline": "default", "learning_rates": [], "grid": {}}
+    manifest |= {"arms": dict.fromkeys(arms), "question": question, "seeds": list(range(5))}
+    rows = [
+        {"arm": arm, "seed": seed, "test/accuracy": value / 100, "chosen": True, "learning_rate": None}
+        for arm, of_arm in arms.items()
+        for seed, value in enumerate(of_arm)
+    ]
+    (found,) = effects(pd.DataFrame(rows), manifest, scrambled={"mine": "mine_scrambled"})
+    if margin is not None and said[1] == "not shown":
+        said = ("shown", "refuted", said[2])  # within half a point a control gains as much
+    assert verdicts(found) == {"mine": said}
+    table = headline_table(found)
+    place = table.columns.index("gain; due to structure")
+    cells = {row[0].text: row[place] for row in table.rows}
+    assert (cells["mine"].text, cells["mine"].note) == (f"{said[0]}; {said[1]}", ", ".join(said[2]))
+    assert cells["default"].text == cells["mine_scrambled"].text == ""
+
+
+def test_where_nothing_is_gained_nothing_is_due_to_structure(comparison, known_effects):
+    base = known_effects["default"]
+    folder = comparison({"default": base, "mimetic": dict(base), "mimetic_sharpened": dict(base)}, pieces=())
+    (found,) = look(folder, read_manifest(folder))
+    assert verdicts(found) == {"mimetic": ("not shown", "–", [])}

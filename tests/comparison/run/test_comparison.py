@@ -9,6 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from timm.models.convmixer import ConvMixer
+from timm.models.vision_transformer import VisionTransformer
+from torch.utils.data import DataLoader, TensorDataset
 
 from comparison.results.folder import write_manifest
 from comparison.run.arms import ENDINGS, parse_arms, with_controls
@@ -26,13 +29,14 @@ from structured_init import (
     Mimetic,
     Positions,
     ProceduralWarmup,
+    RandomOffset,
+    SamePositions,
     Scrambled,
     Sharpened,
     Skipless,
     StructuredInitError,
 )
 from structured_init.files import made_by
-from structured_init.report import Entry
 
 REPORT = InitReport("Skipless()", 0, [])
 
@@ -206,8 +210,12 @@ def test_a_control_that_cannot_be_is_left_out_with_the_reason():
     found, remarks = with_controls(
         parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}, {"skipless": REPORT}, plan
     )
-    assert list(found) == ["default", "skipless", "skipless_scrambled"]
-    assert remarks == ["added skipless_scrambled", "no skipless_positions: it writes no positions"]
+    assert list(found) == ["default", "skipless", "skipless_scrambled", "skipless_offset"]
+    assert remarks == [
+        "added skipless_scrambled, skipless_offset",
+        "no skipless_positions: it writes no positions",
+        "no skipless_sharpened: there are no samples here to measure attention on: name it yourself",
+    ]
 
 
 def test_the_scrambled_control_can_be_had_alone():
@@ -217,21 +225,37 @@ def test_the_scrambled_control_can_be_had_alone():
     assert remarks == ["added skipless_scrambled"]
 
 
-def test_a_control_as_sharp_is_added_where_queries_and_keys_are_scrambled():
-    arms = parse_arms("default,skipless,covariance")
-    initializers = {"default": Default(), "skipless": Skipless(), "covariance": FilterCovariance()}
-    turned = {"skipless_scrambled": "Scrambled: query_key", "covariance_scrambled": "Scrambled: filters"}
+@pytest.mark.parametrize("asked", ["auto", "sharpened"])
+def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path, asked):
+    names = {"skipless": Skipless(), "covariance": FilterCovariance(), "impulse": Impulse(positions="keep")}
+    model = torch.nn.Module()
+    model.vit = VisionTransformer(img_size=8, patch_size=2, embed_dim=16, depth=1, num_heads=2, num_classes=3)
+    model.mixer = ConvMixer(8, 1, kernel_size=3, patch_size=2, num_classes=3)
+    model.forward, batch = model.vit.forward, TensorDataset(torch.randn(2, 3, 8, 8), torch.zeros(2))
+    data = SimpleNamespace(prepare_data=bool, setup=bool, train_dataloader=lambda: DataLoader(batch, 2))
+    makers = {"_sharpened": Sharpened, "_offset": RandomOffset, "_scrambled": Scrambled, "_positions": SamePositions}
+    begun = comparison(tmp_path, ",".join(names))
+    plans = Plans(begun, SimpleNamespace(model=model, datamodule=data), [])
 
     def plan(arm):
-        by = (turned[arm.label],) if arm.label in turned else ()
-        return InitReport("", 0, [Entry(("w",), (1,), by, None, None, True)])
+        (ending,) = (each for each in makers if arm.label.endswith(each))
+        control = makers[ending](names[arm.label.removesuffix(ending)])
+        arms = {**begun.arms, arm.label: arm}
+        changes = {**begun.changes, arm.label: begun.changes["skipless"]}
+        return plans.plan(dataclasses.replace(begun, arms=arms, changes=changes), arm.label, control)
 
-    found, remarks = with_controls(arms, initializers, dict.fromkeys(arms, REPORT), plan, ENDINGS["sharpened"])
-    assert [label for label in found if "sharpened" in label] == ["skipless_sharpened"]
-    assert "no covariance_sharpened: covariance writes no queries and keys" in remarks
+    found, remarks = with_controls(
+        parse_arms(",".join(names)), names, dict.fromkeys(names, REPORT), plan, ENDINGS[asked]
+    )
+    added = ["skipless_scrambled", "skipless_sharpened", "covariance_scrambled"]
+    added += ["impulse_scrambled", "impulse_sharpened", "impulse_offset"]
+    assert remarks[0] == f"added {', '.join(added)}"
+    said = {remark.partition(":")[0]: remark for remark in remarks}
+    assert "writes no queries and keys of this model" in said["no covariance_sharpened"]
+    assert "has no heads that look at offsets" in said["no skipless_offset"]
     assert found["skipless_sharpened"].configuration == "init/skipless_sharpened"
-    made = initializer_of(parse(["-c", "vit_digits", "-c", found["skipless_sharpened"].configuration]))
-    assert (type(made), type(made.initializer)) == (Sharpened, Skipless)
+    made = initializer_of(parse(["-c", "vit_digits", "-c", found["impulse_offset"].configuration]))
+    assert (type(made), type(made.initializer)) == (RandomOffset, Impulse)
 
 
 def test_a_label_that_a_control_would_have_is_refused_where_it_means_something_else():

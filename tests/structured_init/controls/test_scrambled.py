@@ -1,4 +1,4 @@
-"""Scrambled keeps sizes and destroys alignment; SamePositions keeps positions alone."""
+"""Scrambled keeps sizes and destroys alignment; SamePositions keeps positions alone; RandomOffset looks elsewhere."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from structured_init import (
     KaimingUniform,
     Mimetic,
     PreviousToken,
+    RandomOffset,
     SamePositions,
     Scrambled,
     Sharpened,
@@ -223,3 +224,60 @@ def test_sharpened_says_in_one_line_what_it_cannot_do():
         block.attn.fused_attn = False
     with pytest.raises(StructuredInitError, match=r"'blocks.0.attn' does not compute its attention by F.scaled_dot"):
         initialize(by_hand, Sharpened(Mimetic()), batch=images)
+
+
+def peaks(model, inputs, columns=0):
+    """How far each head of the first layer looks, from a query in the middle: (rows, columns), or tokens back."""
+    first = next(iter(capture_attention(model, inputs).values())).double().mean(0)
+    prefix = first.shape[-1] - columns**2 if columns else 0  # a class token stands first
+    maps = first[:, prefix:, prefix:]
+    query = maps.shape[-1] - 1 if not columns else columns * (columns // 2) + columns // 2
+    found = maps[:, query].argmax(-1)
+    return {tuple(divmod(int(at), columns)) if columns else query - int(at) for at in found}
+
+
+def test_heads_of_an_impulse_look_outside_of_its_kernel_as_sharply():
+    images, sharp = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)), {}
+    impulse = Impulse(solver="separable")
+    for control in (impulse, RandomOffset(impulse), Scrambled(impulse)):
+        model = built(vit)
+        initialize(model, control, seed=1)
+        sharp[type(control)] = entropies(model, images)[0].mean()
+        distances = {max(abs(row - 4), abs(column - 4)) for row, column in peaks(model, images, columns=8)}
+        if control is impulse:
+            assert max(distances) <= 1
+        elif isinstance(control, RandomOffset):
+            assert min(distances) >= 2
+    assert sharp[RandomOffset] - sharp[Impulse] < 0.5 * (sharp[Scrambled] - sharp[Impulse])
+
+
+@pytest.mark.parametrize("make", [gpt2, grouped_llama])
+def test_heads_that_looked_at_the_tokens_before_look_further_back(make):
+    tokens = torch.randint(1, 11, (4, 24), generator=torch.Generator().manual_seed(0))
+    looking, model, plain = PreviousToken(context=24), built(make), built(make)
+    initialize(plain, looking, seed=1)
+    initialize(model, RandomOffset(looking), seed=1)
+    assert peaks(plain, tokens) == {1, 2, 3, 4}
+    assert min(peaks(model, tokens)) > 4
+    assert max(peaks(model, tokens)) <= 12  # at most half of the tokens
+    for one, other in zip(attention_sites(plain), attention_sites(model), strict=True):
+        assert torch.equal(one.value, other.value)
+
+
+def test_what_is_composed_with_heads_that_look_elsewhere_is_as_it_was():
+    both = Compose([Impulse(solver="separable"), Mimetic(query_key=False, positions="keep")])
+    plain, control = built(vit), built(vit)
+    initialize(plain, both, seed=1)
+    initialize(control, RandomOffset(both), seed=1)
+    assert torch.equal(position_sites(plain)[0].value, position_sites(control)[0].value)
+    for one, other in zip(attention_sites(plain), attention_sites(control), strict=True):
+        assert torch.equal(one.value, other.value)
+        assert not torch.equal(one.query, other.query)
+
+
+def test_random_offsets_say_in_one_line_what_they_cannot_do():
+    with pytest.raises(StructuredInitError, match=r"^RandomOffset: Mimetic\(.*\) has no heads that look at off"):
+        RandomOffset(Mimetic())
+    small = VisionTransformer(img_size=6, patch_size=2, embed_dim=32, depth=1, num_heads=2)  # 3×3 tokens
+    with pytest.raises(StructuredInitError, match=r"^RandomOffset: the tokens of 'blocks.0.attn' leave no other"):
+        initialize(small, RandomOffset(Impulse()))
