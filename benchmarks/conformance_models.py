@@ -98,9 +98,7 @@ def transformers_with_heads() -> dict[str, Build]:
     return {name: partial(_of_transformers, name, model, None) for name, model in sorted(models.items())}
 
 
-def _of_transformers(
-    name: str, model: str | tuple[str, ...], spread: float | None = SPREAD
-) -> tuple[nn.Module, None]:
+def _of_transformers(name: str, model: str | tuple[str, ...], spread: float | None = SPREAD) -> tuple[nn.Module, None]:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
