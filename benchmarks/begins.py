@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import inspect
 import json
 import os
+import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -23,7 +25,7 @@ from torch import nn
 
 from benchmarks.conformance import in_a_fork
 from benchmarks.conformance_models import LIBRARIES, Build, installed_versions, transformers_with_heads
-from structured_init.testing import check_initialized
+from structured_init.testing import _bare, _poisoned, check_initialized
 
 MODELS: dict[str, Callable[[], dict[str, Build]]] = {**LIBRARIES, "transformers": transformers_with_heads}
 
@@ -51,26 +53,79 @@ def row_of(build: Build) -> dict[str, object]:
             return build()[0]
 
         checked = check_initialized(fresh, batch)
-    return {
-        "class": place,
-        "failures": {each.name: [line[:240] for line in each.failures] for each in checked.checks if each.failures},
-        "left out": {each.name: each.left_out[:80] for each in checked.checks if each.left_out},
-    }
+        row = {
+            "class": place,
+            "failures": {each.name: [line[:240] for line in each.failures] for each in checked.checks if each.failures},
+            "left out": {each.name: each.left_out[:80] for each in checked.checks if each.left_out},
+        }
+        if row["failures"]:
+            model = fresh()
+            names = {line.split(": ")[0] for lines in row["failures"].values() for line in lines}
+            known = names & dict(_all(model)).keys()
+            bare = bare_after_loading(model)
+            row["places"] = {name: [created(model, name), written(model, name), name in bare] for name in known}
+    return row
+
+
+def _all(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+
+
+def created(model: nn.Module, name: str) -> str:
+    """Return file and line of the library where a tensor, or else the torch layer that holds it, is created."""
+    while name:
+        name, _, key = name.rpartition(".")
+        if name.endswith("parametrizations") or key == "parametrizations":
+            continue
+        for cls in type(model.get_submodule(name)).__mro__:
+            if cls.__module__.startswith(("torch.", "builtins")):
+                continue
+            lines, first = inspect.getsourcelines(cls)
+            text = rf"self\.{key}\b[^=(]*=[^=]|register_(parameter|buffer)\(\s*[\"']{key}[\"']"
+            for number, line in enumerate(lines, first):
+                if re.search(text, line):
+                    return f"{_file(cls)}:{number}"
+    return ""
+
+
+def written(model: nn.Module, name: str) -> str:
+    """Return file and line of the method by which the part of a model that holds a tensor writes its weights."""
+    while True:
+        name = name.rpartition(".")[0]
+        for method in ("_init_weights", "init_weights"):
+            if found := getattr(type(model.get_submodule(name)), method, None):
+                found = inspect.unwrap(found)
+                return f"{_file(found)}:{inspect.getsourcelines(found)[1]}"
+        if not name:
+            return ""
+
+
+def _file(thing: object) -> str:
+    return inspect.getsourcefile(thing).partition("site-packages/")[2]
+
+
+def bare_after_loading(model: nn.Module) -> list[str]:
+    """Return tensors of a model of transformers that ``from_pretrained`` leaves bare where a checkpoint lacks them."""
+    if not hasattr(type(model), "from_pretrained") or not hasattr(model, "initialize_weights"):
+        return []
+    with _poisoned():
+        loaded = type(model).from_pretrained(None, config=model.config, state_dict={})
+    return [name for name, _ in _bare(loaded)]
 
 
 def main(args: list[str] | None = None) -> int:
     """Check the models and return 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=Path, default=Path("build/begins.json"), help="what is kept between runs")
     parser.add_argument("--output", type=Path, help="folder for begins.json and begins.md")
     parser.add_argument("--libraries", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--only", nargs="+", default=[""], help="parts of models' names")
-    parser.add_argument("--resume", action="store_true", help="leave out models that the output has rows of")
+    parser.add_argument("--resume", action="store_true", help="leave out models that have rows")
     given = parser.parse_args(args)
     torch.set_num_threads(1)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     versions = installed_versions()
-    path = None if given.output is None else given.output / "begins.json"
-    rows = json.loads(path.read_text(encoding="utf-8"))["models"] if path and path.exists() else {}
+    rows = json.loads(given.rows.read_text(encoding="utf-8")) if given.rows.exists() else {}
     for library in given.libraries:
         if library not in versions:
             print(f"{library} is not installed and left out", file=sys.stderr)
@@ -79,21 +134,14 @@ def main(args: list[str] | None = None) -> int:
         row_of(models.get("bert", next(iter(models.values()))))  # imports once what every fork needs
         for name, build in models.items():
             key = f"{library}/{name}"
-            if (given.resume and key in rows) or not any(part in name for part in given.only):
+            done = given.resume and key in rows and (not rows[key].get("failures") or "places" in rows[key])
+            if done or not any(part in name for part in given.only):
                 continue
             rows[key] = in_a_fork(lambda build=build: row_of(build), TIME_LIMIT)
             print(key, json.dumps(rows[key]), flush=True)
-            if path:
-                write(path, {"versions": versions, "models": rows})
+            given.rows.parent.mkdir(parents=True, exist_ok=True)
+            given.rows.write_text(json.dumps(rows, indent=0), encoding="utf-8")
     return 0
-
-
-def write(path: Path, result: dict) -> None:
-    """Write the numbers, a line a model."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in sorted(result["models"].items()))
-    text = f'{{"versions": {json.dumps(result["versions"])}, "models": {{\n{lines}\n}}}}\n'
-    path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

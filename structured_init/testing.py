@@ -348,8 +348,8 @@ def _disagreements(
         larger = max(each.std, other.std)
         spread = abs(each.std - other.std) > (CLOSE + ERRORS * slack) * larger and each.size >= FEWEST
         constant = min(each.std, other.std) <= 1e-6 * larger and larger > 0 and each.size > 1
-        error = ERRORS * larger / math.sqrt(each.size) + 1e-5 * max(abs(each.mean), abs(other.mean))
-        if spread or constant or (abs(each.mean - other.mean) > error and (each.size >= FEWEST or not larger)):
+        error = ERRORS * larger * math.sqrt(2 / each.size) + 1e-5 * max(abs(each.mean), abs(other.mean))
+        if spread or constant or (abs(each.mean - other.mean) > error and (each.size >= FEWEST or each.name in fixed)):
             yield each.name, f"{own} gives {in_words(other)}; a fresh model has {in_words(each)}"
     for name in sorted(fixed - seen - set(bare)):
         if name in theirs and not _equal(values[name], theirs[name], close=True):
