@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.analysis.audit import findings
-from structured_init.analysis.audit.depth import Depth, measure_depth
+from structured_init.analysis.audit.depth import measure_depth
 from structured_init.analysis.audit.records import Record, in_words, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
@@ -149,10 +149,11 @@ def check_initialized(
         _known(like, STANDARDS, "standard")
     wanted = [name for name in CHECKS if name not in skip and (name != "like" or like is not None)]
     rows: dict[str, Check] = {}
+    fixed: set[str] = set()
     build = None if isinstance(model, nn.Module) else model
     fresh = model if build is None else _built(build, seed)
     refuse_lazy(fresh)
-    found = records(fresh, _blocks(fresh))
+    found = records(fresh, list(_blocks(fresh)))
 
     def row(name: str, failures: Iterable[str] = (), left_out: str = "") -> None:
         if name in wanted:
@@ -164,10 +165,13 @@ def check_initialized(
             row(name, left_out="it needs a function that builds the model")
     else:
         row("memory", _folded((name, f"{_unwritten(each)} never written") for name, each in _bare(fresh)))
-        for name, each in _against_builds(build, fresh, found, wanted, seed):
+        other = _built(build, seed + 1)
+        fixed = {name for name, each in _tensors(other).items() if _equal(_tensors(fresh)[name], each)}
+        for name, each in _against_builds(build, fresh, other, found, fixed, wanted, seed):
             row(name, **each)
     values = _tensors(fresh)
-    row("copies", (each.text for each in findings.copied(found, {each.name: values[each.name] for each in found})))
+    drawn = [each for each in found if each.name not in fixed]  # tables that are computed may be the same in all blocks
+    row("copies", (each.text for each in findings.copied(drawn, {each.name: values[each.name] for each in drawn})))
     if {"loss", "bfloat16", "depth"} & set(wanted):
         for name, each in _run(fresh, batch, classes, loss_tolerance, growth, seed):
             row(name, **each)
@@ -183,11 +187,11 @@ def _known(name: str, names: Iterable[str], what: str) -> None:
         raise StructuredInitError(f"there is no {what} '{name}'{hint}")
 
 
-def _blocks(model: nn.Module) -> list[str]:
+def _blocks(model: nn.Module) -> dict[str, nn.Module]:
     try:
-        return list(repeated_blocks(model))
+        return repeated_blocks(model)
     except StructuredInitError:
-        return []
+        return {}
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -250,17 +254,20 @@ def _folded(lines: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _against_builds(
-    build: Callable[[], nn.Module], fresh: nn.Module, found: list[Record], wanted: list[str], seed: int
+    build: Callable[[], nn.Module],
+    fresh: nn.Module,
+    other: nn.Module,
+    found: list[Record],
+    fixed: set[str],
+    wanted: list[str],
+    seed: int,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Compare a fresh model with others that the same function builds."""
+    """Compare a fresh model with others that the same function builds; ``fixed`` is the same under two seeds."""
     values = _tensors(fresh)
     if "seed" in wanted:
         again = _tensors(_built(build, seed))
         text = f"differs between two models of seed {seed}"
         yield "seed", {"failures": _folded((name, text) for name in values if not _equal(values[name], again[name]))}
-    other = _built(build, seed + 1)
-    theirs = _tensors(other)
-    fixed = {name for name, each in values.items() if _equal(each, theirs[name])}
     drawn = ("normal", "truncated normal", "uniform")  # a table that is computed looks like none of these
     same = (
         (each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}")
@@ -372,7 +379,7 @@ def _run(
     inputs = host_inputs(model, seed) if batch is None else as_inputs(batch)
     why = "no batch was given and the host names none"
     try:
-        depth = None if inputs is None else measure_depth(model, inputs, _named_blocks(model), seed, classes=classes)
+        depth = None if inputs is None else measure_depth(model, inputs, _blocks(model), seed, classes=classes)
     except Exception as error:
         if batch is not None:
             raise
@@ -380,23 +387,10 @@ def _run(
     if depth is None:
         yield from ((name, {"left_out": why}) for name in ("loss", "bfloat16", "depth"))
         return
-    yield "loss", _loss(depth, tolerance)
+    unknown = "" if depth.loss else "its output does not say how many classes it has: give classes="
+    yield "loss", {"failures": [each.text for each in findings.first_loss(depth, tolerance)], "left_out": unknown}
     yield "bfloat16", _in_bfloat16(model, inputs, seed)
     yield "depth", {"failures": [each.text for each in findings.through_depth(depth.blocks, growth)]}
-
-
-def _named_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    try:
-        return repeated_blocks(model)
-    except StructuredInitError:
-        return {}
-
-
-def _loss(depth: Depth, tolerance: float) -> dict[str, Any]:
-    if depth.loss is None:
-        return {"left_out": "its output does not say how many classes it has: give classes="}
-    found = findings.first_loss(depth, tolerance)
-    return {"failures": [each.text for each in found]}
 
 
 def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
