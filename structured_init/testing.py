@@ -395,11 +395,11 @@ def _run(
 
 def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
     """Run a copy in bfloat16; an error, as of an operation without bfloat16, leaves the check out."""
-    narrow = copy.deepcopy(model).to(torch.bfloat16)
     cast = tree_map(
         lambda leaf: leaf.bfloat16() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, inputs
     )
     try:
+        narrow = copy.deepcopy(model).to(torch.bfloat16)
         with undisturbed(narrow, seed):
             output = narrow(*cast[0], **cast[1])
     except Exception as error:
