@@ -104,13 +104,13 @@ def captured(model: nn.Module, args: tuple, kwargs: dict) -> dict[str, object] |
     return {"maps": len(maps), "compared": number, "difference": float(f"{difference:.1e}")}
 
 
-def in_a_fork(work: Callable[[], dict[str, object]]) -> dict[str, object]:
+def in_a_fork(work: Callable[[], dict[str, object]], limit: int = TIME_LIMIT) -> dict[str, object]:
     """Do something in a forked process, and return what it returns; a crash or the time limit is a row too."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(reading)
-        signal.alarm(TIME_LIMIT)
+        signal.alarm(limit)
         try:
             row = work()
         except BaseException as error:
@@ -123,7 +123,7 @@ def in_a_fork(work: Callable[[], dict[str, object]]) -> dict[str, object]:
         text += part
     os.close(reading)
     os.waitpid(child, 0)
-    return json.loads(text) if text else {"failed": f"more than {TIME_LIMIT} s or out of memory"}
+    return json.loads(text) if text else {"failed": f"more than {limit} s or out of memory"}
 
 
 def row_of(build: Callable[[], tuple[nn.Module, object]]) -> dict[str, object]:

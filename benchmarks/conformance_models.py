@@ -84,11 +84,25 @@ def transformers_models() -> dict[str, Build]:
     return {name: partial(_of_transformers, name, model) for name, model in sorted(MODEL_MAPPING_NAMES.items())}
 
 
-def _of_transformers(name: str, model: str | tuple[str, ...]) -> tuple[nn.Module, None]:
+def transformers_with_heads() -> dict[str, Build]:
+    """Return the model with a head for text, else for images, else the base model, with the host's own scales."""
+    from transformers.models.auto import modeling_auto as auto
+
+    heads = {
+        **auto.MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES,
+        **auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+        **auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        **auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    }
+    models = {**auto.MODEL_MAPPING_NAMES, **{name: heads[name] for name in auto.MODEL_MAPPING_NAMES if name in heads}}
+    return {name: partial(_of_transformers, name, model, None) for name, model in sorted(models.items())}
+
+
+def _of_transformers(name: str, model: str | tuple[str, ...], spread: float | None = SPREAD) -> tuple[nn.Module, None]:
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    config = small(CONFIG_MAPPING[name]())
+    config = small(CONFIG_MAPPING[name](), spread=spread)
     cls = getattr(transformers, model if isinstance(model, str) else model[0])
     return cls(config), None
 

@@ -77,20 +77,22 @@ def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, s
     notes += [*without, *why, *_delayed(found, depth)]
     weights = Weights(model)
     values = {weights.names(parameter)[0]: parameter for parameter in parameters}
+    trained = trained_norm(weights)
     said = [
         *findings.never_initialized(found),
         *findings.copied(found, values),
         *findings.without_gradient(depth),
         *([] if depth.blocks else findings.zero_products(products)),
+        *([] if trained else findings.first_loss(depth)),
         *findings.through_depth(depth.blocks),
         *findings.overflow(depth, found),
         *findings.outliers(found),
         *findings.depth_scale(found, num_layers(model)),
         *findings.steps(found, values),
-        *findings.not_drawn(found, trained_norm(weights)),
+        *findings.not_drawn(found, trained),
     ]
     said.sort(key=lambda finding: not finding.problem)
-    return Audit(type(model).__name__, found, said, depth.blocks, products, depth.gradients, notes)
+    return Audit(type(model).__name__, found, said, depth.blocks, products, depth.gradients, notes, depth.loss)
 
 
 @dataclass
@@ -105,6 +107,8 @@ class Audit:
         products: attention layer → diagonals of its products.
         gradients: parameter → root mean square of its gradient; empty without a batch.
         notes: what was left out, and why.
+        loss: first loss in nats, as the cross-entropy that uniform targets are expected to have, and the number of
+            classes C; guessing has ln C. ``None`` where no logits were seen.
     """
 
     model: str
@@ -114,6 +118,7 @@ class Audit:
     products: dict[str, dict[str, float]] = field(default_factory=dict)
     gradients: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    loss: tuple[float, int] | None = None
 
     @property
     def recognized(self) -> float:
@@ -128,7 +133,10 @@ class Audit:
         """Return one line: the model, its size and how much of it was recognized."""
         size = sum(record.size for record in self.records)
         known = sum(record.recognized for record in self.records)
-        return f"{self.model}: {size:,} numbers in {len(self.records)} parameters, {known} of them recognized"
+        line = f"{self.model}: {size:,} numbers in {len(self.records)} parameters, {known} of them recognized"
+        if self.loss is not None:
+            line += f"; first loss {self.loss[0]:.3g}, ln {self.loss[1]:,} = {math.log(self.loss[1]):.3g}"
+        return line
 
     def summary(self) -> str:
         """Return a line per block, the findings and what was left out, as text."""

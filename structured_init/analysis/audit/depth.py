@@ -50,20 +50,25 @@ class Depth:
         gradients: parameter → root mean square of its gradient; parameters without a part in the output are not there.
         stuck: parameters whose gradient is exactly zero and stays so when all others have moved.
         largest: the module with the largest number in its output, and that number.
+        loss: expected cross-entropy of uniform targets in nats, and the number of classes; ``None`` without logits.
     """
 
     blocks: list[BlockScale] = field(default_factory=list)
     gradients: dict[str, float] = field(default_factory=dict)
     stuck: list[str] = field(default_factory=list)
     largest: tuple[str, float] = ("", 0.0)
+    loss: tuple[float, int] | None = None
 
 
-def measure_depth(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Module], seed: int = 0) -> Depth:
+def measure_depth(
+    model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Module], seed: int = 0, classes: int | None = None
+) -> Depth:
     """Run a model forward and back once, or up to ``STEPS`` times more where a gradient is zero.
 
     The model is left as it was: parameters and buffers are lent to each pass and come back unchanged. Dropout is off;
     batch norms take the statistics of the batch, as in training. What is differentiated is the network's output in a
-    random direction of length one per number.
+    random direction of length one per number. ``classes`` is the length of the last axis of logits; without it, what
+    the model says.
 
     Raises:
         Exception: whatever the model raises on these inputs.
@@ -74,7 +79,7 @@ def measure_depth(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Modu
     seen, peaks = {}, {}
     with undisturbed(model, seed), torch.enable_grad(), _batch_statistics(model):
         with _watched(model, blocks, seen, peaks):
-            gradients, behind = _gradients(model, parameters, inputs, seed, seen)
+            gradients, behind, output = _gradients(model, parameters, inputs, seed, seen)
         alive = {name for name, each in gradients.items() if each is not None and bool((each != 0).any())}
         used = {name for name, each in gradients.items() if each is not None}
         rms = {name: _rms(gradients[name]) for name in gradients if name in used}
@@ -83,7 +88,7 @@ def measure_depth(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Modu
             if alive >= used:
                 break
             moved = {name: _nudged(each, seed) if name in alive else each for name, each in moved.items()}
-            later, _ = _gradients(model, moved, inputs, seed, {})
+            later, _, _ = _gradients(model, moved, inputs, seed, {})
             used &= {name for name, each in later.items() if each is not None}  # the host kept what it had computed
             grown = {name for name, each in later.items() if each is not None and bool((each != 0).any())} - alive
             if not grown:
@@ -96,13 +101,33 @@ def measure_depth(model: nn.Module, inputs: Inputs, blocks: Mapping[str, nn.Modu
         gradients={plain_name(name, model): value for name, value in rms.items()},
         stuck=[plain_name(name, model) for name in parameters if name in used - alive],
         largest=(top, peaks.get(top, 0.0)),
+        loss=_first_loss(model, output, classes),
     )
+
+
+def _first_loss(model: nn.Module, output: Any, classes: int | None) -> tuple[float, int] | None:
+    """Return E_y[−log p(y)] = log Σ exp z − mean z, averaged over places, and the number of classes.
+
+    Logits z are ``output.logits`` (transformers), else a tensor whose last axis is ``classes`` or the model's own
+    ``num_classes`` long. Classes that a model rules out by a logit of −∞ or nearly so are left out.
+    """
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    if not isinstance(logits, Tensor):
+        length = classes or getattr(model, "num_classes", None)
+        logits = next((each for each in tree_leaves(output) if isinstance(each, Tensor) and each.ndim > 1), None)
+        if logits is None or logits.shape[-1] != length:
+            return None
+    logits = logits.detach().double().flatten(0, -2)
+    logits = logits[:, (logits > -1e30).all(0) | logits.isnan().any(0)]
+    if logits.shape[-1] < 2 or not len(logits):
+        return None
+    return (logits.logsumexp(-1) - logits.mean(-1)).mean().item(), logits.shape[-1]
 
 
 def _gradients(
     model: nn.Module, parameters: Mapping[str, Tensor], inputs: Inputs, seed: int, seen: dict[str, Tensor]
-) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
-    """Return the gradient of every parameter, and of the outputs that hooks have put into ``seen``."""
+) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None], Any]:
+    """Return the gradient of every parameter, and of the outputs that hooks have put into ``seen``; and the output."""
     lent = {name: each.clone().requires_grad_() for name, each in parameters.items()}
     buffers = {name: each.clone() for name, each in model.named_buffers()}
     args, kwargs = inputs
@@ -119,7 +144,7 @@ def _gradients(
     outputs = {name: each for name, each in seen.items() if each.requires_grad}
     found = torch.autograd.grad(total, [*lent.values(), *outputs.values()], allow_unused=True)
     behind = dict.fromkeys(seen) | dict(zip(outputs, found[len(lent) :], strict=True))
-    return dict(zip(lent, found, strict=False)), behind
+    return dict(zip(lent, found, strict=False)), behind, output
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from structured_init.names import folded_name
 from structured_init.writer import full_value
 
 GROWTH = 1e3  # of activations or gradients from the first block to the last
+LOSS = 0.1  # share of ln C by which the first loss may differ from it
 HALF = 65504.0  # the largest number of float16
 RESIDUAL = re.compile(r"(^|\.)c_proj\.weight$")  # what GPT-2 and those after it call outputs into the residual stream
 SCALED = 0.8  # of the σ of the other matrices: below, outputs are scaled with depth
@@ -31,7 +32,7 @@ class Finding:
 
     Attributes:
         kind: ``"memory"``, ``"copied"``, ``"stuck"``, ``"explodes"``, ``"vanishes"``, ``"dead"``, ``"overflow"``,
-            ``"depth scale"``, ``"step"``, ``"trained"``, ``"outliers"``.
+            ``"loss"``, ``"depth scale"``, ``"step"``, ``"trained"``, ``"outliers"``.
         names: the parameters or blocks that it is about.
         text: the line.
         problem: whether training suffers from it; else it is an observation.
@@ -100,7 +101,16 @@ def zero_products(products: Mapping[str, Mapping[str, float]]) -> Iterator[Findi
                 yield Finding("stuck", (name,), f"{name}: {factors} are both zero, so neither gets a gradient")
 
 
-def through_depth(blocks: Sequence[BlockScale]) -> Iterator[Finding]:
+def first_loss(depth: Depth, tolerance: float = LOSS) -> Iterator[Finding]:
+    """Find a first loss that differs from ln C, that of guessing, by more than a share of it."""
+    if depth.loss is not None:
+        loss, classes = depth.loss
+        if not abs(loss / math.log(classes) - 1) <= tolerance:  # nan too
+            text = f"the first loss is {loss:.3g}; guessing among {classes:,} classes has {math.log(classes):.3g}"
+            yield Finding("loss", (), text, problem=False)
+
+
+def through_depth(blocks: Sequence[BlockScale], growth: float = GROWTH) -> Iterator[Finding]:
     """Find activations and gradients that die out, explode or vanish from the first block to the last."""
     dead = [each.name for each in blocks if each.activation == 0]
     if dead:
@@ -122,7 +132,7 @@ def through_depth(blocks: Sequence[BlockScale]) -> Iterator[Finding]:
         ("gradients", last.gradient * last.activation, first.gradient * first.activation, (last.name, first.name)),
     ):
         ratio = end / begin if begin and end else 1.0  # where a gradient is zero, another finding or note says why
-        if ratio > GROWTH or ratio < 1 / GROWTH:
+        if ratio > growth or ratio < 1 / growth:
             kind, verb = ("explodes", "grow") if ratio > 1 else ("vanishes", "shrink")
             text = f"{what} {verb} {max(ratio, 1 / ratio):.1e}-fold from {source[0]} to {source[1]}"
             yield Finding(kind, source, text)

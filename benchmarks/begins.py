@@ -1,0 +1,248 @@
+"""Do the models of other libraries begin as they should?
+
+    python -m benchmarks.begins --output benchmarks/results --resume
+    python -m benchmarks.begins --libraries timm --only swin   # a look at a few
+
+The models of the conformance table with their libraries' own scales, each checked by ``structured_init.testing`` in a
+process of its own. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import inspect
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from benchmarks.conformance import in_a_fork
+from benchmarks.conformance_models import LIBRARIES, Build, installed_versions, transformers_with_heads
+from structured_init.testing import _bare, _poisoned, check_initialized
+
+MODELS: dict[str, Callable[[], dict[str, Build]]] = {**LIBRARIES, "transformers": transformers_with_heads}
+
+
+LARGE = 25e6  # parameters from which on a model is left out
+TIME_LIMIT = 90  # seconds for one model
+
+
+# What reading the library gave: a part of "model check tensor" → verdict. Anything else is not called a defect.
+READ = {
+    r"/mt5 loss": "defect: the output is tied to embeddings of σ 1 and not scaled by 1/√d_model as T5's is",
+    r"/d_fine copies|/deformable_detr copies|/deimv2 copies": "intended: a fixed grid",
+}
+
+
+def row_of(build: Build) -> dict[str, object]:
+    """Check a model and return what fails, a list of lines per check, and which checks were left out."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            with contextlib.suppress(Exception), torch.device("meta"):
+                size = sum(parameter.numel() for parameter in build()[0].parameters())
+                if size > LARGE:
+                    return {"unbuilt": f"{size / 1e6:.0f} million parameters"}
+            model, batch = build()
+        except Exception as error:
+            return {"unbuilt": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"[:120]}
+        place = f"{type(model).__module__}.{type(model).__name__}"
+        del model
+
+        def fresh() -> nn.Module:
+            return build()[0]
+
+        checked = check_initialized(fresh, batch)
+        row = {
+            "class": place,
+            "failures": {each.name: [line[:240] for line in each.failures] for each in checked.checks if each.failures},
+            "left out": {each.name: each.left_out[:80] for each in checked.checks if each.left_out},
+        }
+        if row["failures"]:
+            model = fresh()
+            names = {line.split(": ")[0] for lines in row["failures"].values() for line in lines}
+            known = names & dict(_all(model)).keys()
+            bare = bare_after_loading(model)
+            row["places"] = {name: [created(model, name), written(model, name), name in bare] for name in known}
+    return row
+
+
+def _all(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+
+
+def created(model: nn.Module, name: str) -> str:
+    """Return file and line of the library where a tensor, or else the torch layer that holds it, is created."""
+    while name:
+        name, _, key = name.rpartition(".")
+        if name.endswith("parametrizations") or key == "parametrizations":
+            continue
+        for cls in type(model.get_submodule(name)).__mro__:
+            if cls.__module__.startswith(("torch.", "builtins")):
+                continue
+            lines, first = inspect.getsourcelines(cls)
+            text = rf"self\.{key}\b[^=(]*=[^=]|register_(parameter|buffer)\(\s*[\"']{key}[\"']"
+            for number, line in enumerate(lines, first):
+                if re.search(text, line):
+                    return f"{_file(cls)}:{number}"
+    return ""
+
+
+def written(model: nn.Module, name: str) -> str:
+    """Return file and line of the method by which the part of a model that holds a tensor writes its weights."""
+    while True:
+        name = name.rpartition(".")[0]
+        for method in ("_init_weights", "init_weights"):
+            if found := getattr(type(model.get_submodule(name)), method, None):
+                found = inspect.unwrap(found)
+                return f"{_file(found)}:{inspect.getsourcelines(found)[1]}"
+        if not name:
+            return ""
+
+
+def _file(thing: object) -> str:
+    return inspect.getsourcefile(thing).partition("site-packages/")[2]
+
+
+def bare_after_loading(model: nn.Module) -> list[str]:
+    """Return tensors of a model of transformers that ``from_pretrained`` leaves bare where a checkpoint lacks them."""
+    if not hasattr(type(model), "from_pretrained") or not hasattr(model, "initialize_weights"):
+        return []
+    with _poisoned():
+        loaded = type(model).from_pretrained(None, config=model.config, state_dict={})
+    return [name for name, _ in _bare(loaded)]
+
+
+def verdict(key: str, check: str, name: str, bare: bool) -> str:
+    """Return what reading the library's code gave, else whether ``from_pretrained`` confirms a finding."""
+    for pattern, said in READ.items():
+        if re.search(pattern, f"{key} {check} {name}"):
+            return said
+    return "defect: bare memory where a checkpoint lacks it" if bare else "unconfirmed"
+
+
+def found(rows: dict[str, dict]) -> list[tuple[str, ...]]:
+    """Return a line per model, check and method: model, check, first tensor and what, created, written, verdict."""
+    lines: dict[tuple[str, ...], list[tuple[str, str]]] = {}
+    for key, row in sorted(rows.items()):
+        for check, failures in row.get("failures", {}).items():
+            for line in failures:
+                name, _, what = line.partition(": ") if line.split(": ")[0] in row["places"] else ("", "", line)
+                made, writes, bare = row["places"].get(name, ("", "", False))
+                group = (key, check, writes, verdict(key, check, name, bare))
+                lines.setdefault(group, []).append((f"{name}: {what}" if name else what, made))
+    return [
+        (key, check, _short(all_[0][0]) + (f"; {len(all_) - 1} others" if len(all_) > 1 else ""), _merged(all_), *rest)
+        for (key, check, *rest), all_ in lines.items()
+    ]
+
+
+def _merged(lines: list[tuple[str, str]]) -> str:
+    """Return ``file:1, 2, 3`` for places in one file; of several files those of the first."""
+    first = lines[0][1].rpartition(":")[0]
+    numbers = sorted({int(made.rpartition(":")[2]) for _, made in lines if made.startswith(f"{first}:")})
+    return f"{first}:{', '.join(map(str, numbers[:4]))}{' …' if len(numbers) > 4 else ''}" if first else ""
+
+
+def _short(line: str) -> str:
+    for long, short in (
+        (" numbers were not written by initialize_weights() after to_empty()", " not written"),
+        (" numbers were not written by init_weights() after to_empty()", " not written"),
+        (" numbers were not written by reset_parameters() after to_empty()", " not written"),
+        ("; a fresh model has ", "; fresh: "),
+    ):
+        line = line.replace(long, short)
+    return line.replace("|", "/")[:130]
+
+
+def page(rows: dict[str, dict], versions: dict[str, str]) -> str:
+    """Return the findings as a page of Markdown."""
+    checked = [row for row in rows.values() if "failures" in row]
+    lines = found(rows)
+    defects = [each for each in lines if each[-1].startswith("defect")]
+    head = [
+        "# Do models of other libraries begin as they should?",
+        "",
+        f"{len(checked)} models of {', '.join(f'{name} {versions[name]}' for name in versions)} were checked by",
+        "`structured_init.testing`, small and with their libraries' own scales; "
+        f"{sum(not row['failures'] for row in checked)} pass every",
+        f"check. {len({each[0] for each in defects})} models have {len(defects)} true defects, "
+        f"{sum(each[-1] == 'unconfirmed' for each in lines)} findings are unconfirmed.",
+        "",
+        "`python -m benchmarks.begins --resume --output benchmarks/results`. A tensor is *created* in the line that is",
+        "named, and should be *written* by the method that begins at the other. A defect of the check `meta` is",
+        "confirmed by `from_pretrained`, without weights and with memory filled with NaN: it stays NaN. So it does",
+        "where a checkpoint lacks the tensor. All other defects were read in the code. The rest is unconfirmed.",
+        "",
+    ]
+    for said, title in (("defect", "Defects"), ("intended", "Intended"), ("unconfirmed", "Unconfirmed")):
+        some = [each for each in lines if each[-1].startswith(said)]
+        head += [f"## {title}", "", "| model | check | tensor | created | written | |", "|---|---|---|---|---|---|"]
+        head += [
+            f"| {key} | {check} | {text} | {_at(made)} | {_at(writes)} | {why.partition(': ')[2]} |"
+            for key, check, text, made, writes, why in some
+        ] + [""]
+    left = [f"{key.partition('/')[2]} ({row.get('unbuilt') or row['failed']})" for key, row in rows.items()
+            if "failures" not in row]  # fmt: skip
+    return (
+        "\n".join([*head, "## Not checked", "", f"{len(left)} models: {'; '.join(each[:70] for each in left)}."]) + "\n"
+    )
+
+
+def _at(place: str) -> str:
+    return re.sub(r"^transformers/(models/\w+/)?|^timm/", "", place)
+
+
+def main(args: list[str] | None = None) -> int:
+    """Check the models and return 0."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=Path, default=Path("build/begins.json"), help="what is kept between runs")
+    parser.add_argument("--output", type=Path, help="folder for begins.json and begins.md")
+    parser.add_argument("--libraries", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--only", nargs="+", default=[""], help="parts of models' names")
+    parser.add_argument("--resume", action="store_true", help="leave out models that have rows")
+    given = parser.parse_args(args)
+    torch.set_num_threads(1)
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    versions = installed_versions()
+    rows = json.loads(given.rows.read_text(encoding="utf-8")) if given.rows.exists() else {}
+    for library in given.libraries:
+        if library not in versions:
+            print(f"{library} is not installed and left out", file=sys.stderr)
+            continue
+        models = MODELS[library]()
+        row_of(models.get("bert", next(iter(models.values()))))  # imports once what every fork needs
+        for name, build in models.items():
+            key = f"{library}/{name}"
+            done = given.resume and key in rows and (not rows[key].get("failures") or "places" in rows[key])
+            if done or not any(part in name for part in given.only):
+                continue
+            rows[key] = in_a_fork(lambda build=build: row_of(build), TIME_LIMIT)
+            print(key, json.dumps(rows[key]), flush=True)
+            given.rows.parent.mkdir(parents=True, exist_ok=True)
+            given.rows.write_text(json.dumps(rows, indent=0), encoding="utf-8")
+    if given.output:
+        write(given.output, rows, versions)
+    return 0
+
+
+def write(folder: Path, rows: dict[str, dict], versions: dict[str, str]) -> None:
+    """Write the page, and as JSON its findings and the names of models that pass."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "begins.md").write_text(page(rows, versions), encoding="utf-8")
+    findings = ",\n".join(json.dumps(each, ensure_ascii=False) for each in found(rows))
+    passed = json.dumps([key for key, row in rows.items() if row.get("failures") == {}])
+    text = f'{{"versions": {json.dumps(versions)},\n"findings": [\n{findings}],\n"passed": {passed}}}\n'
+    (folder / "begins.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    sys.exit(main())

@@ -1,0 +1,435 @@
+"""Does a model begin as it should? Checks for whoever writes models; ``pytest --initialized`` runs them."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import io
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from structured_init.analysis.audit import findings
+from structured_init.analysis.audit.depth import measure_depth
+from structured_init.analysis.audit.records import Record, in_words, records
+from structured_init.analysis.audit.references import num_layers
+from structured_init.analysis.blocks import repeated_blocks
+from structured_init.errors import StructuredInitError
+from structured_init.names import plain_names
+from structured_init.overlay import tensor_names
+from structured_init.running import Inputs, as_inputs, host_inputs, own_random_state, undisturbed
+from structured_init.storage import refuse_lazy
+
+CHECKS = ("memory", "seed", "seeds", "save", "meta", "own", "copies", "loss", "bfloat16", "depth", "like")
+ERRORS = 6.0  # standard errors beyond which two means or standard deviations are not of one distribution
+CLOSE = 0.02  # relative difference of standard deviations that is none
+SCALE = 1.25  # ratio to the scales of a reference
+FEWEST = 24  # numbers of which a standard deviation is compared
+# role of a parameter → names of references in the audit that a standard draws it from; other roles are not compared
+NORMS = {"norm": ("torch",), "norm bias": ("torch",)}
+STANDARDS: dict[str, dict[str, tuple[str, ...]]] = {
+    "gpt2": {
+        "weight": ("timm", "GPT-2 depth scale σ/√(2n)"),  # timm's is N(0, 0.02²), as GPT-2's
+        "embedding": ("timm",),
+        "bias": ("zeros",),
+        **NORMS,
+    },
+    "llama": {"weight": ("timm",), "embedding": ("timm",), "norm": ("torch",)},
+    "torch": {role: ("torch",) for role in ("weight", "bias", "embedding", "recurrent", *NORMS)},
+    "mamba": {role: ("mamba-ssm",) for role in ("decay", "step", "skip")},
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One row: a check by name, what fails (a line each), and why it was left out; empty where it passed."""
+
+    name: str
+    failures: tuple[str, ...] = ()
+    left_out: str = ""
+
+    def __str__(self) -> str:
+        said = f"left out: {self.left_out}" if self.left_out else "; ".join(self.failures[:1]) or "passed"
+        more = f" (and {len(self.failures) - 1} more)" if len(self.failures) > 1 else ""
+        return f"{self.name:9} {said}{more}"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was checked of one model; ``print`` shows a table, a row per check.
+
+    Attributes:
+        model: its class.
+        checks: a row per check, in the order of ``CHECKS``.
+    """
+
+    model: str
+    checks: tuple[Check, ...]
+
+    @property
+    def failures(self) -> list[str]:
+        """Return every failure as one line, which begins with the name of its check."""
+        return [f"{check.name}: {line}" for check in self.checks for line in check.failures]
+
+    def __str__(self) -> str:
+        return "\n".join([self.model, *map(str, self.checks)])
+
+
+def assert_initialized(model: nn.Module | Callable[[], nn.Module], batch: Any = None, **options: Any) -> Checked:
+    """Raise if a model does not begin as it should; the arguments are those of :func:`check_initialized`.
+
+    Raises:
+        AssertionError: a line per failure: the check, the parameter, and what is wrong with it.
+        StructuredInitError: an argument is wrong.
+
+    Example:
+        >>> from torch import nn
+        >>> from structured_init.testing import assert_initialized
+        >>> checked = assert_initialized(lambda: nn.Linear(8, 8), skip=("loss",))
+    """
+    checked = check_initialized(model, batch, **options)
+    if checked.failures:
+        lines = [f"{checked.model} does not begin as it should:", *checked.failures]
+        raise AssertionError("\n  ".join(lines))
+    return checked
+
+
+def check_initialized(
+    model: nn.Module | Callable[[], nn.Module],
+    batch: Any = None,
+    *,
+    skip: Collection[str] = (),
+    like: str | nn.Module | Mapping[str, Tensor] | None = None,
+    classes: int | None = None,
+    loss_tolerance: float = 0.1,
+    growth: float = findings.GROWTH,
+    seed: int = 0,
+) -> Checked:
+    """Check how a model begins, and return a row per check. Global random states are left alone.
+
+    - ``memory``: every parameter and buffer is written; memory that ``torch.empty`` gives is filled with NaN.
+    - ``seed``, ``seeds``: the same seed gives the same weights, and another seed other draws.
+    - ``save``: ``state_dict``, saved and loaded into a model of another seed, gives the same model.
+    - ``meta``: built on the meta device, ``to_empty``, then the model's own method: everything is written, and what
+      was tied is tied. The own method is ``initialize_weights`` (transformers), else ``init_weights``, else
+      ``reset_parameters`` of every module, children first.
+    - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
+    - ``copies``: no two blocks have the same draws.
+    - ``loss``: the expected cross-entropy of uniform targets is ln C; ``bfloat16``: all that the model gives is finite.
+    - ``depth``: activations and gradients change less than ``growth``-fold from the first block to the last.
+    - ``like``: scales are those of a reference.
+
+    Args:
+        model: a function without arguments that builds the model, or its class. Of a built model only ``memory`` (from
+            its numbers), ``copies``, ``loss``, ``bfloat16``, ``depth`` and ``like`` are checked.
+        batch: what the model is called with, as in :func:`structured_init.analysis.audit`; else what its host names.
+        skip: checks that are left out, by name.
+        like: a model, or a state dictionary, whose parameters of the same name, apart from numbers, have a standard
+            deviation within 25 %; or a standard: ``"gpt2"``, ``"llama"``, ``"torch"``, ``"mamba"``.
+        classes: length of the last axis of the output where that holds logits and the model does not say so.
+        loss_tolerance: share of ln C by which the loss may differ.
+        growth: ratio of the scales behind the last block and the first.
+        seed: of the draws.
+
+    Raises:
+        StructuredInitError: a check or a standard is unknown, ``model`` is neither a model nor builds one, or a layer
+            is lazy.
+        Exception: whatever the model raises while it is built, or on a batch that was given.
+    """
+    for name in skip:
+        _known(name, CHECKS, "check")
+    if isinstance(like, str):
+        _known(like, STANDARDS, "standard")
+    wanted = [name for name in CHECKS if name not in skip and (name != "like" or like is not None)]
+    rows: dict[str, Check] = {}
+    fixed: set[str] = set()
+    build = None if isinstance(model, nn.Module) else model
+    fresh = model if build is None else _built(build, seed)
+    refuse_lazy(fresh)
+    found = records(fresh, list(_blocks(fresh)))
+
+    def row(name: str, failures: Iterable[str] = (), left_out: str = "") -> None:
+        if name in wanted:
+            rows[name] = Check(name, tuple(dict.fromkeys(failures)), left_out)
+
+    if build is None:
+        row("memory", (str(each.text) for each in findings.never_initialized(found)))
+        for name in ("seed", "seeds", "save", "meta", "own"):
+            row(name, left_out="it needs a function that builds the model")
+    else:
+        row("memory", _folded((name, f"{_unwritten(each)} never written") for name, each in _bare(fresh)))
+        other = _built(build, seed + 1)
+        fixed = {name for name, each in _tensors(other).items() if _equal(_tensors(fresh)[name], each)}
+        for name, each in _against_builds(build, fresh, other, found, fixed, wanted, seed):
+            row(name, **each)
+    values = _tensors(fresh)
+    drawn = [each for each in found if each.name not in fixed]  # tables that are computed may be the same in all blocks
+    row("copies", (each.text for each in findings.copied(drawn, {each.name: values[each.name] for each in drawn})))
+    if {"loss", "bfloat16", "depth"} & set(wanted):
+        for name, each in _run(fresh, batch, classes, loss_tolerance, growth, seed):
+            row(name, **each)
+    if like is not None:
+        row("like", _unlike(found, like, num_layers(fresh)))
+    return Checked(type(fresh).__name__, tuple(rows[name] for name in CHECKS if name in rows))
+
+
+def _known(name: str, names: Iterable[str], what: str) -> None:
+    if name not in names:
+        near = difflib.get_close_matches(str(name), list(names), 1)
+        hint = f": did you mean '{near[0]}'?" if near else f": one of {', '.join(names)}"
+        raise StructuredInitError(f"there is no {what} '{name}'{hint}")
+
+
+def _blocks(model: nn.Module) -> dict[str, nn.Module]:
+    try:
+        return repeated_blocks(model)
+    except StructuredInitError:
+        return {}
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers by their first plain name."""
+    plain = plain_names(model)
+    return {plain(name): each.detach() for named in (model.named_parameters(), model.named_buffers())
+            for name, each in named}  # fmt: skip
+
+
+@contextmanager
+def _poisoned() -> Iterator[None]:
+    """Fill memory that torch hands out with NaN, and with the largest number of an integer dtype."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+def _built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    if not callable(build):
+        raise StructuredInitError(f"give a model or a function that builds one, not {type(build).__name__}")
+    with own_random_state(nn.Module(), seed), _poisoned():
+        model = build()
+    if not isinstance(model, nn.Module):
+        raise StructuredInitError(f"what was given builds no nn.Module, but {type(model).__name__}")
+    return model
+
+
+def _unwritten(tensor: Tensor) -> str:
+    """Say how many numbers are those of poisoned memory; empty where none is."""
+    if tensor.is_meta:
+        return "has no memory and was"
+    if tensor.is_floating_point() or tensor.is_complex():
+        count = int(tensor.isnan().sum())
+    elif tensor.dtype == torch.bool or not tensor.numel():
+        return ""
+    else:  # a table of integers is written as a whole
+        count = tensor.numel() if bool((tensor == torch.iinfo(tensor.dtype).max).all()) else 0
+    return f"{count:,} of {tensor.numel():,} numbers were" if count else ""
+
+
+def _bare(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from ((name, each) for name, each in _tensors(model).items() if _unwritten(each))
+
+
+def _folded(lines: Iterable[tuple[str, str]]) -> list[str]:
+    """Return a line per parameter; those that differ in numbers alone share one."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, text in lines:
+        groups.setdefault((re.sub(r"\d+", "#", name), re.sub(r"[\d.,e+-]+", "#", text)), []).append((name, text))
+    return [
+        f"{group[0][0]}: {group[0][1]}" + (f" (and {len(group) - 1} more like it)" if len(group) > 1 else "")
+        for group in groups.values()
+    ]
+
+
+def _against_builds(
+    build: Callable[[], nn.Module],
+    fresh: nn.Module,
+    other: nn.Module,
+    found: list[Record],
+    fixed: set[str],
+    wanted: list[str],
+    seed: int,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Compare a fresh model with others that the same function builds; ``fixed`` is the same under two seeds."""
+    values = _tensors(fresh)
+    if "seed" in wanted:
+        again = _tensors(_built(build, seed))
+        text = f"differs between two models of seed {seed}"
+        yield "seed", {"failures": _folded((name, text) for name in values if not _equal(values[name], again[name]))}
+    drawn = ("normal", "truncated normal", "uniform")  # a table that is computed looks like none of these
+    same = (
+        (each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}")
+        for each in found
+        if each.name in fixed and each.distribution.kind in drawn and each.size >= FEWEST and each.trainable
+    )
+    yield "seeds", {"failures": _folded(same)}
+    if {"meta", "own"} & set(wanted):
+        yield from _by_meta(build, fresh, found, fixed, seed)
+    if "save" in wanted:
+        file = io.BytesIO()
+        torch.save(fresh.state_dict(), file)
+        file.seek(0)
+        other.load_state_dict(torch.load(file))
+        text = "does not come back with the state_dict"
+        lost = ((name, text) for name, each in _tensors(other).items() if not _equal(values[name], each))
+        yield "save", {"failures": _folded(lost)}
+
+
+def _by_meta(
+    build: Callable[[], nn.Module], fresh: nn.Module, found: list[Record], fixed: set[str], seed: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Build on the meta device, call the model's own method, and compare with a fresh model."""
+    try:
+        with torch.device("meta"):
+            empty = _built(build, seed)
+        with own_random_state(nn.Module(), seed), _poisoned():
+            empty.to_empty(device="cpu")
+            own = initialize_by_own_method(empty)
+    except Exception as error:  # whatever a host raises where it does not know the meta device
+        why = f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        yield from (("meta", {"left_out": why}), ("own", {"left_out": why}))
+        return
+    values, theirs = _tensors(fresh), _tensors(empty)
+    bare = {name: _unwritten(each) for name, each in _bare(empty)}
+    here = {name: _unwritten(each) for name, each in _bare(fresh)}  # "memory" says so
+    lost = [(name, f"{text} not written by {own} after to_empty()") for name, text in bare.items() if name not in here]
+    ties = {names for names in tensor_names(fresh).values() if len(names) > 1}
+    untied = ties - {names for names in tensor_names(empty).values() if len(names) > 1}
+    lost += [(names[0], f"no longer tied to {names[1]} after to_empty() and {own}") for names in sorted(untied)]
+    yield "meta", {"failures": _folded(lost)}
+    others = {each.name: each for each in records(empty, [])}
+    yield (
+        "own",
+        {"failures": _folded(_disagreements(found, others, bare.keys() | here.keys(), own, values, theirs, fixed))},
+    )
+
+
+def initialize_by_own_method(model: nn.Module) -> str:
+    """Let a model write its weights by its own method, and return what that is called."""
+    if hasattr(model, "initialize_weights") and hasattr(model, "tie_weights"):  # transformers
+        model.initialize_weights()
+        model.tie_weights()
+        return "initialize_weights()"
+    if callable(getattr(model, "init_weights", None)):
+        model.init_weights()
+        return "init_weights()"
+    for module in reversed(list(model.modules())):
+        for name in ("reset_parameters", "_reset_parameters"):
+            if callable(getattr(module, name, None)):
+                getattr(module, name)()
+                break
+    return "reset_parameters()"
+
+
+def _disagreements(
+    found: list[Record],
+    others: dict[str, Record],
+    bare: Collection[str],
+    own: str,
+    values: dict[str, Tensor],
+    theirs: dict[str, Tensor],
+    fixed: set[str],
+) -> Iterator[tuple[str, str]]:
+    """Find tensors that the own method gives other moments, and tables that it gives other numbers."""
+    seen = set()
+    for each in found:
+        seen.update(each.names)
+        other = others.get(each.name)
+        if other is None or each.name in bare or math.isnan(each.std + other.std):
+            continue
+        slack = 0.0
+        for record in (each, other):
+            slack = max(slack, math.sqrt(max(record.kurtosis - 1, 0.8) / (2 * record.size)))
+        larger = max(each.std, other.std)
+        spread = abs(each.std - other.std) > (CLOSE + ERRORS * slack) * larger and each.size >= FEWEST
+        constant = min(each.std, other.std) <= 1e-6 * larger and larger > 0 and each.size > 1
+        error = ERRORS * larger * math.sqrt(2 / each.size) + 1e-5 * max(abs(each.mean), abs(other.mean))
+        if spread or constant or (abs(each.mean - other.mean) > error and (each.size >= FEWEST or each.name in fixed)):
+            yield each.name, f"{own} gives {in_words(other)}; a fresh model has {in_words(each)}"
+    for name in sorted(fixed - seen - set(bare)):
+        if name in theirs and not _equal(values[name], theirs[name], close=True):
+            yield name, f"the buffer has other numbers after {own} than in a fresh model"
+
+
+def _equal(one: Tensor, other: Tensor, close: bool = False) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    if one.is_floating_point():
+        tolerance = 1e-5 if close else 0.0
+        return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
+    return torch.equal(one, other)
+
+
+def _run(
+    model: nn.Module, batch: Any, classes: int | None, tolerance: float, growth: float, seed: int
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run the model once, and once in bfloat16; an error on inputs that nobody gave leaves the checks out."""
+    inputs = host_inputs(model, seed) if batch is None else as_inputs(batch)
+    why = "no batch was given and the host names none"
+    try:
+        depth = None if inputs is None else measure_depth(model, inputs, _blocks(model), seed, classes=classes)
+    except Exception as error:
+        if batch is not None:
+            raise
+        depth, why = None, f"the model does not run on its host's own inputs: {str(error).splitlines()[:1]}"
+    if depth is None:
+        yield from ((name, {"left_out": why}) for name in ("loss", "bfloat16", "depth"))
+        return
+    unknown = "" if depth.loss else "its output does not say how many classes it has: give classes="
+    yield "loss", {"failures": [each.text for each in findings.first_loss(depth, tolerance)], "left_out": unknown}
+    yield "bfloat16", _in_bfloat16(model, inputs, seed)
+    yield "depth", {"failures": [each.text for each in findings.through_depth(depth.blocks, growth)]}
+
+
+def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
+    """Run a copy in bfloat16; an error, as of an operation without bfloat16, leaves the check out."""
+    cast = tree_map(
+        lambda leaf: leaf.bfloat16() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, inputs
+    )
+    try:
+        narrow = copy.deepcopy(model).to(torch.bfloat16)
+        with undisturbed(narrow, seed):
+            output = narrow(*cast[0], **cast[1])
+    except Exception as error:
+        return {"left_out": f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"}
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    broken = sum(int(leaf.isnan().sum()) for leaf in leaves)
+    return {"failures": [f"{broken:,} numbers of the output are NaN"] if broken else []}
+
+
+def _unlike(found: list[Record], like: str | nn.Module | Mapping[str, Tensor], layers: int) -> list[str]:
+    """Compare scales with a standard, or with those of parameters of the same name apart from numbers."""
+    if isinstance(like, str):
+        wrong = [
+            (each.name, f"{in_words(each)}, not as {like} draws a {each.role}")
+            for each in found
+            if (names := STANDARDS[like].get(each.role))
+            and each.distribution.kind != "unclear"
+            and not any(reference.name in names for reference in each.references)
+        ]
+        more = findings.depth_scale(found, layers) if like == "gpt2" else ()
+        return [*_folded(wrong), *(each.text for each in more)]
+    given = _tensors(like) if isinstance(like, nn.Module) else like
+    scales: dict[str, list[float]] = {}
+    for name, value in given.items():
+        scales.setdefault(re.sub(r"\d+", "#", name), []).append(value.detach().double().square().mean().sqrt().item())
+    wrong = []
+    for each in found:
+        others = scales.get(re.sub(r"\d+", "#", each.name), [])
+        if others and each.size >= FEWEST:
+            mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
+            if max(mine, wanted) > SCALE * min(mine, wanted):
+                wrong.append((each.name, f"root mean square {mine:.2g}; the reference has {wanted:.2g}"))
+    return _folded(wrong)

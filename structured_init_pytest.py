@@ -1,0 +1,55 @@
+"""A pytest plugin: ``pytest --initialized my_package.models:build`` checks how the models begin that functions build.
+
+It is no part of the package ``structured_init``, so that pytest imports neither that nor torch where nobody asks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the command."""
+    group = parser.getgroup("structured-init")
+    group.addoption(
+        "--initialized",
+        action="append",
+        default=[],
+        metavar="MODULE:FUNCTION",
+        help="check how the model begins that a function without arguments builds; may be given repeatedly",
+    )
+    group.addoption("--initialized-skip", default="", metavar="CHECKS", help="checks to leave out, such as loss,meta")
+
+
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Add one test per function."""
+    items += [BeginsAsItShould.from_parent(session, name=name) for name in config.getoption("initialized")]
+
+
+class BeginsAsItShould(pytest.Item):
+    """One model."""
+
+    def runtest(self) -> None:
+        from structured_init.testing import assert_initialized
+
+        module, _, function = self.name.partition(":")
+        if not (module and function):
+            raise pytest.UsageError(
+                f"--initialized takes MODULE:FUNCTION, such as my_package.models:build: '{self.name}'"
+            )
+        if str(self.config.rootpath) not in sys.path:
+            sys.path.append(str(self.config.rootpath))
+        skip = [name.strip() for name in self.config.getoption("initialized_skip").split(",") if name.strip()]
+        assert_initialized(getattr(importlib.import_module(module), function), skip=skip)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        if excinfo.errisinstance((AssertionError, pytest.UsageError)):
+            return str(excinfo.value)
+        return super().repr_failure(excinfo, style)
+
+    def reportinfo(self) -> tuple[Any, None, str]:
+        return self.config.rootpath, None, f"{self.name} begins as it should"

@@ -1,0 +1,258 @@
+"""``assert_initialized`` names every planted defect, and passes a model that begins as it should."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from structured_init import StructuredInitError
+from structured_init.analysis import audit
+from structured_init.testing import CHECKS, assert_initialized, check_initialized
+
+WORDS, WIDTH = 60, 32
+TOKENS = torch.randint(0, WORDS, (2, 6), generator=torch.Generator().manual_seed(0))
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+class Gate(nn.Module):
+    """Adds a parameter to a model, written by ``write`` when it is built and by ``again`` afterwards."""
+
+    def __init__(self, write, again=None, size=WIDTH):
+        super().__init__()
+        self.gate = nn.Parameter(torch.empty(size))
+        with torch.no_grad():
+            write(self.gate)
+        self.again = again
+
+    def forward(self, x):
+        return x * (1 + 0 * self.gate.mean())
+
+
+class Written(Gate):
+    def reset_parameters(self):
+        with torch.no_grad():
+            self.again(self.gate)
+
+
+class Net(nn.Module):
+    num_classes = WORDS
+
+    def __init__(self, extra=None, blocks=None, head=1.0):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.Sequential(*(blocks or [Block() for _ in range(3)]))
+        self.extra = extra() if extra else nn.Identity()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.scale = head
+
+    def forward(self, tokens):
+        return self.head(self.norm(self.extra(self.blocks(self.embed(tokens))))) * self.scale
+
+
+def failures(build, **options):
+    return check_initialized(build, TOKENS, **options).failures
+
+
+def test_a_model_that_begins_as_it_should_passes_every_check():
+    checked = assert_initialized(Net, TOKENS, like=Net())
+    assert [check.name for check in checked.checks] == list(CHECKS)
+    assert not any(check.left_out for check in checked.checks)
+    assert str(checked).splitlines()[1:] == [f"{name:9} passed" for name in CHECKS]
+
+
+def of_no_generator(tensor):
+    tensor.uniform_(generator=torch.Generator().manual_seed(torch.Generator().seed() % 2**31))
+
+
+def of_one_seed(tensor):
+    tensor.normal_(generator=torch.Generator().manual_seed(1))
+
+
+class Cache(nn.Module):
+    """A random table that is in no state dictionary."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("table", torch.randn(WIDTH), persistent=False)
+
+    def forward(self, x):
+        return x + self.table
+
+
+class Unsettled(nn.Module):
+    """0/0 where 1 + 1/1000 is rounded to 1, as in bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x):
+        step = self.norm.weight * 1.001 - 1
+        return self.norm(x) * (step / step)
+
+
+class Grow(nn.Linear):
+    def __init__(self):
+        super().__init__(WIDTH, WIDTH, bias=False)
+
+    def reset_parameters(self):
+        nn.init.normal_(self.weight, std=5)
+
+
+def copied():
+    block = Block()
+    return [block, *(copy.deepcopy(block) for _ in range(2))]
+
+
+class Tied(Net):
+    def __init__(self):
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+
+NOTHING, ONES, SMALL = (lambda tensor: None), nn.init.ones_, (lambda tensor: nn.init.normal_(tensor, std=0.02))
+FLAT = "not written by reset_parameters() after to_empty()"
+PLANTED = {
+    "memory: extra.gate: 32 of 32 numbers were never written": lambda: Net(lambda: Gate(NOTHING)),
+    "seed: extra.gate: differs between two models of seed 0": lambda: Net(lambda: Written(of_no_generator, ONES)),
+    "seeds: extra.gate: normal σ": lambda: Net(lambda: Written(of_one_seed, of_one_seed, (64, 64))),
+    "save: extra.table: does not come back with the state_dict": lambda: Net(Cache),
+    f"meta: extra.gate: 32 of 32 numbers were {FLAT}": lambda: Net(lambda: Gate(ONES)),
+    f"meta: extra.table: 32 of 32 numbers were {FLAT}": lambda: Net(Cache),
+    "meta: embed.weight: no longer tied to head.weight": Tied,
+    "own: extra.gate: reset_parameters() gives ones; a fresh model has zeros": lambda: Net(
+        lambda: Written(nn.init.zeros_, ONES)
+    ),
+    "own: extra.gate: reset_parameters() gives normal": lambda: Net(lambda: Written(nn.init.normal_, SMALL, (64, 64))),
+    "copies: 4 parameters are equal in blocks.0–2": lambda: Net(blocks=copied()),
+    "loss: the first loss is ": lambda: Net(head=10.0),
+    "bfloat16: 720 numbers of the output are NaN": lambda: Net(Unsettled),
+    "depth: activations grow 7.8e+02-fold from blocks.0 to blocks.2": lambda: Net(blocks=[Grow() for _ in range(3)]),
+}
+
+
+@pytest.mark.parametrize("line", PLANTED)
+def test_a_planted_defect_is_named(line):
+    rows = check_initialized(PLANTED[line], TOKENS, growth=100.0).checks
+    own = next(row for row in rows if row.name == line.partition(":")[0])
+    assert [found for found in own.failures if f"{own.name}: {found}".startswith(line)], own
+
+
+@pytest.mark.parametrize("line", PLANTED)
+def test_a_check_that_is_skipped_has_no_row(line):
+    name = line.partition(":")[0]
+    assert name not in [row.name for row in check_initialized(PLANTED[line], TOKENS, skip=(name,)).checks]
+
+
+def test_the_error_lists_all_failures_one_line_each():
+    with pytest.raises(AssertionError) as caught:
+        assert_initialized(lambda: Net(lambda: Gate(NOTHING), blocks=copied()), TOKENS)
+    first, *lines = str(caught.value).splitlines()
+    assert first == "Net does not begin as it should:"
+    assert {"memory", "copies"} <= {line.split(":")[0].strip() for line in lines}
+
+
+def test_scales_are_compared_with_those_of_a_reference():
+    def wide():
+        model = Net()
+        nn.init.normal_(model.blocks[1].up.weight, std=0.5)
+        return model
+
+    (line,) = failures(wide, like=Net().state_dict(), skip=("own",))
+    assert line.startswith("like: blocks.1.up.weight: root mean square 0.49; the reference has 0.1")
+    assert [each for each in failures(Net, like="gpt2") if each.startswith("like: blocks.0.up.weight: uniform")]
+    assert failures(Net, like="torch") == []
+
+
+def test_gpt2_of_transformers_begins_as_gpt2_and_one_without_its_depth_scale_does_not():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=3, n_embd=64, n_head=2, vocab_size=500, n_positions=32)
+
+    class Gated(transformers.GPT2LMHeadModel):
+        def __init__(self, config):
+            super().__init__(config)
+            self.gate = nn.Parameter(torch.ones(64))
+
+    def build():
+        model = Gated(config)
+        for name, weight in model.named_parameters():
+            if name.endswith("c_proj.weight"):
+                nn.init.normal_(weight, std=0.02)
+        return model
+
+    assert assert_initialized(lambda: transformers.GPT2LMHeadModel(config), like="gpt2").failures == []
+    found = check_initialized(build, like="gpt2").failures
+    assert "meta: gate: 64 of 64 numbers were not written by initialize_weights() after to_empty()" in found
+    assert any(line.startswith("like: no depth scale: the 6 c_proj have σ 0.02") for line in found)
+
+
+def test_timms_skip_is_memory():
+    timm = pytest.importorskip("timm")
+    assert assert_initialized(lambda: timm.create_model("test_vit")).failures == []
+    found = check_initialized(lambda: timm.create_model("test_vit", weight_init="skip"), skip=("own", "meta")).failures
+    assert any(line.startswith("memory: pos_embed: ") for line in found)
+
+
+def test_copies_in_torchs_own_encoder_are_found_in_a_built_model():
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, batch_first=True), num_layers=2)
+    rows = {row.name: row for row in check_initialized(encoder, torch.randn(2, 8, 32)).checks}
+    assert rows["copies"].failures[0].startswith("6 parameters are equal in layers.0–1")
+    assert rows["seed"].left_out == "it needs a function that builds the model"
+    assert rows["loss"].left_out.endswith("give classes=")
+
+
+def test_what_is_wrong_with_the_arguments_is_said_in_one_line():
+    with pytest.raises(StructuredInitError, match="no check 'los': did you mean 'loss'"):
+        check_initialized(Net, skip=("los",))
+    with pytest.raises(StructuredInitError, match="no standard 'gtp2': did you mean 'gpt2'"):
+        check_initialized(Net, like="gtp2")
+    with pytest.raises(StructuredInitError, match=r"builds no nn\.Module, but int"):
+        check_initialized(lambda: 3)
+
+
+def test_states_of_torch_are_left_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    check_initialized(Net, TOKENS)
+    assert torch.equal(before, torch.get_rng_state())
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_audit_says_the_first_loss():
+    found = audit(Net(head=10.0), TOKENS)
+    logits = Net.forward(net := Net(), TOKENS).detach()
+    every = torch.stack([-logits.log_softmax(-1)[..., word] for word in range(WORDS)])  # each target in turn
+    assert audit(net, TOKENS).loss == (pytest.approx(every.mean().item(), rel=1e-5), WORDS)
+    assert f"ln {WORDS} = 4.09" in found.headline()
+    assert [each for each in found.findings if each.kind == "loss" and not each.problem]
+
+
+def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import torch\nfrom torch import nn\n\ndef good():\n    return nn.Linear(8, 8)\n\n"
+        "def bad():\n    model = nn.Linear(8, 8)\n    model.gate = nn.Parameter(torch.empty(8))\n    return model\n"
+    )
+    asked = [each for name in ("good", "bad") for each in ("--initialized", f"mine:{name}")]
+    command = [sys.executable, "-m", "pytest", "-p", "structured_init_pytest", "-p", "no:cacheprovider", "-q"]
+    done = subprocess.run(
+        [*command, *asked, "--initialized-skip", "meta"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "memory: gate: 8 of 8 numbers were never written" in done.stdout, done.stdout + done.stderr
+    assert "1 failed, 1 passed" in done.stdout
+    code = "import structured_init_pytest, sys; print('torch' in sys.modules, 'structured_init' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False False\n"
