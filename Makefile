@@ -43,7 +43,7 @@ fast-test: $(READY)  ## run the tests that take seconds
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) -q -m "not slow and not distributed" $(ARGS)
 
 # The first environment with the oldest torch, transformers, timm and lightning that pyproject.toml admits over it: what
-# else they need is there, CUDA's libraries too. 1.4 GB, half a minute of a processor.
+# else they need is there, CUDA's libraries too, but for cuRAND, which torch 2.15 does without. 1.4 GB, half a minute of a processor.
 OLDEST := build/oldest
 OLD = $(shell sed -nE 's/^ *"(torch|torchvision|timm|lightning)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
 OLD_TRANSFORMERS = $(shell sed -nE 's/^ *"(transformers)>=([0-9.]+).*/\1==\2/p' pyproject.toml)
@@ -51,7 +51,7 @@ $(OLDEST)/.ready: $(READY) pyproject.toml
 	@rm -rf $(OLDEST) && $(BIN)/python -m venv --without-pip $(OLDEST)
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(OLDEST)/bin/python -c \
 	  'import sysconfig; print(sysconfig.get_path("purelib"))')/first.pth"
-	@$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-deps --ignore-installed $(OLD)
+	@$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet --no-deps --ignore-installed $(OLD) nvidia-curand
 	@$(BIN)/python -m pip --python $(OLDEST)/bin/python install --quiet $(OLD_TRANSFORMERS)
 	@touch $@
 
