@@ -60,17 +60,17 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--precision", type=_positive_number, metavar="H", help=size)
     most = "most seeds that --margin or --precision may use (default: 40)"
     add("--max-seeds", type=_positive, metavar="N", help=most)
-    total = "most training time that --margin or --precision may use, summed over all runs, such as 3h"
+    total = "most training time of --margin or --precision, over all runs, such as 3h"
     add("--budget", type=parse_duration, metavar="T", help=total)
     add("--output", required=True, metavar="DIR", help="folder of the comparison")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
     add("--control", metavar="INIT", help=CONTROL)
     added = (
-        "auto: add to every structured arm the same positions alone, itself scrambled, and where these can be had, it"
-        " scrambled but as sharp, and with heads at random offsets; scrambled: that alone (default: none)"
+        "auto: add to each structured arm its positions alone, itself scrambled, and where these can be had, as sharp"
+        " and at random offsets; scrambled: that alone (default: none)"
     )
     add("--controls", choices=("auto", "sharpened", "scrambled", "none"), default="none", help=added)
-    places = "repeat the comparison at each value, such as optim=adamw,muon; several options are crossed"
+    places = "compare at each value, such as optim=adamw,muon; several options are crossed"
     add("--grid", action="append", default=[], metavar="KEY=a,b", help=places)
     rates = "choose the best for each initialization on the validation split"
     add("--learning-rates", default="", metavar="a,b", help=rates)

@@ -198,6 +198,6 @@ def find_column(
         raise StructuredInitError(
             f"dataset '{name}' has no column that looks like the {what}: name it with {what}_column, "
             f"{nearest('', features)}"
-            + ("; images lie in a folder for each class, train/CLASS/NAME.png" if Path(name).is_dir() else "")
+            + ("; images lie in a folder for each class, train/CLASS/NAME.png" if what != "text" and Path(name).is_dir() else "")
         )
     return candidates[0]

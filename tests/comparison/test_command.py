@@ -110,7 +110,13 @@ def test_controls_are_added_to_what_is_structured_and_found_in_the_folder(compar
     said = capsys.readouterr().out
     assert "controls: sincos is the same-positions control of mimetic_host" in said
     manifest, runs = read_manifest(folder / "out"), find_runs(folder / "out")
-    assert list(manifest["arms"]) == ["default", "sincos", "mimetic_host", "mimetic_host_scrambled"]
+    assert list(manifest["arms"]) == [
+        "default",
+        "sincos",
+        "mimetic_host",
+        "mimetic_host_scrambled",
+        "mimetic_host_sharpened",
+    ]
     assert find_scrambled(manifest, runs) == {"mimetic_host": "mimetic_host_scrambled"}
     assert find_controls(manifest, runs)["mimetic_host"] == "sincos"
     inner = initializer_report(folder, "mimetic_host")["initializer"]
