@@ -195,9 +195,9 @@ def find_column(
     typed = [column for column, feature in features.items() if is_one(feature)]
     candidates = [column for column in usual if column in features] + typed
     if not candidates:
+        folders = "; images lie in a folder for each class, train/CLASS/NAME.png"
         raise StructuredInitError(
             f"dataset '{name}' has no column that looks like the {what}: name it with {what}_column, "
-            f"{nearest('', features)}"
-            + ("; images lie in a folder for each class, train/CLASS/NAME.png" if what != "text" and Path(name).is_dir() else "")
+            f"{nearest('', features)}{folders if what != 'text' and Path(name).is_dir() else ''}"
         )
     return candidates[0]
