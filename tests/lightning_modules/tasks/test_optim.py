@@ -170,7 +170,7 @@ TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
         ),
         (
             lambda: LanguageModel("mamba2", {"hidden_size": 16, "num_hidden_layers": 1, "head_dim": 8, "num_heads": 4}),
-            r"backbone\.layers\.0\.mixer\.((in|out)_proj|conv1d)\.weight",
+            r"backbone\.layers\.0\.mixer\.(in|out)_proj\.weight",
         ),
     ],
     ids=["vit", "convmixer", "gpt2", "llama", "mamba2"],
