@@ -40,9 +40,9 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
         decay_all: all decay but those of state-space layers, as in recipes that give the optimizer
             ``model.parameters()``.
         fallback: set what is no hidden matrix apart, for an optimizer such as Muon that orthogonalizes its updates:
-            all of the above, embeddings (tied heads with them), the head, which is the last linear layer, and
-            depthwise filters over a sequence, whose channels make no matrix. Hidden are linear layers and other
-            convolutions, patch embeddings among them.
+            all of the above, embeddings (tied heads with them), the head, which is the last linear layer, layers of
+            one output, and depthwise filters over a sequence, whose channels make no matrix. Hidden are linear layers
+            and other convolutions, patch embeddings among them.
 
     Returns:
         Up to three groups for an optimizer's constructor: what decays, with ``use_fallback: True`` where it is set
@@ -65,7 +65,7 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
         if parameter.requires_grad:
             known = id(parameter)
             weight = _decays(name, parameter) and name not in declared and known not in positions | never
-            apart = fallback and (not weight or known in ends)
+            apart = fallback and (not weight or known in ends or len(parameter) == 1)
             groups.setdefault(((decay_all and known not in never) or weight, apart), []).append(parameter)
     return [
         {
