@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,9 @@ from structured_init.errors import StructuredInitError, begin_writing
 from structured_init.files import write_json, write_text
 
 RACE = "race"  # folder of the runs that choose
-Name = str  # of a candidate: an arm, or an arm at a learning rate
+OPTIMIZERS = "optim"  # folder of their configurations, and the key of a grid
+Name = str  # of a candidate: an arm, under an optimizer or at a learning rate where these are raced
+Candidate = tuple[Arm, str | None, float | None]  # arm, optimizer, learning rate
 EVIDENCE = "evidence"  # folder of the runs that show
 FRESH = "100-104"  # seeds of the evidence, which no race takes
 FIRST_LOOK = len(parse_seeds(FRESH))
@@ -49,10 +52,10 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     console, folder = Console(highlight=False), Path(options.output)
     comparison, left_out = _prepared(options, further, command)
     rates = parse_rates(options.learning_rates) or [None]
+    optimizers = comparison.grid.get(OPTIMIZERS, [None])
     names = {
-        label if rate is None else f"{label}@{rate:g}": (arm, rate)
-        for label, arm in comparison.arms.items()
-        for rate in rates
+        "@".join([label, *filter(None, [optimizer]), *([] if rate is None else [f"{rate:g}"])]): (arm, optimizer, rate)
+        for (label, arm), optimizer, rate in itertools.product(comparison.arms.items(), optimizers, rates)
     }
     console.print(
         f"{len(names)} candidates, the default among them. {len(left_out)} others do not fit: find.json will say why."
@@ -79,7 +82,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         _end(folder, record, found.spent, f"{tried}. Keep your default: {said}.", console)
         return
     reference, winner = _best_default(found, names, options.baseline), found.winner
-    files = {name: _write_arm(folder, *names[name]) for name in (reference, winner)}
+    files = {name: _write_arm(folder, name, names[name]) for name in (reference, winner)}
     left, price = options.budget - found.spent, FIRST_LOOK * found.cost(1.0)
     if left < ROUNDING * 2 * price:  # seconds of the first look at the evidence: a default and a winner
         enough = f"a first look at the evidence takes about {duration(2 * price)}"
@@ -122,7 +125,7 @@ class _Racing:
     def __init__(
         self,
         comparison: Comparison,
-        names: Mapping[Name, tuple[Arm, float | None]],
+        names: Mapping[Name, Candidate],
         identity: str,
         launcher: Launcher,
         console: Console,
@@ -177,8 +180,9 @@ class _Racing:
         return {request: self._outcome(run) for request, run in runs.items()}
 
     def _run(self, request: Request) -> Run:
-        arm, rate = self.names[request.arm]
-        asked = {"arm": arm.label, "seed": request.seed, "point": {}, "learning_rate": rate}
+        arm, optimizer, rate = self.names[request.arm]
+        point = {} if optimizer is None else {OPTIMIZERS: optimizer}
+        asked = {"arm": arm.label, "seed": request.seed, "point": point, "learning_rate": rate}
         (run,) = self.comparison.added_runs([asked], identity=self.identity)
         return dataclasses.replace(run, tested=False, share=request.share)
 
@@ -207,6 +211,7 @@ def _prepared(options: argparse.Namespace, further: Sequence[str], command: str)
     inits = options.baseline if options.among == "auto" else f"{options.baseline},{options.among}"
     words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
     words += ["--seeds", f"0-{MOST - 1}", "--output", str(Path(options.output) / RACE), *_training(options)]
+    words += ["--grid", f"{OPTIMIZERS}={options.optimizers}"] if options.optimizers else []
     comparing = compare_parser().parse_args(words)
     _refuse_options(further, options, comparing)
     comparison = prepare(comparing, further, command)
@@ -238,29 +243,32 @@ def _training(options: argparse.Namespace) -> list[str]:
     return [*words, *(word for name, value in given.items() if value is not None for word in (name, value))]
 
 
-def _best_default(found: Race, names: Mapping[Name, tuple[Arm, float | None]], baseline: str) -> Name:
-    """Return the default that the winner is held against: at its own best learning rate, where rates were raced.
+def _best_default(found: Race, names: Mapping[Name, Candidate], baseline: str) -> Name:
+    """Return the default that the winner is held against: at its own best, where optimizers or rates were raced.
 
-    A winner that is the default at another rate is held against the first rate.
+    A winner that is the default under another optimizer or rate is held against the first.
     """
     label, *_ = parse_arms(baseline)
     if found.winner is not None and names[found.winner][0].label == label:
         return found.reference
-    own = [name for name, (arm, _) in names.items() if arm.label == label and name in found.gains]
+    own = [name for name, (arm, *_) in names.items() if arm.label == label and name in found.gains]
     return max(own, key=lambda name: (found.reached.get(name, 0.0), found.gains[name]))
 
 
-def _write_arm(folder: Path, arm: Arm, rate: float | None) -> str:
+def _write_arm(folder: Path, name: Name, candidate: Candidate) -> str:
     """Write a candidate as a configuration of its own; return its file inside the folder."""
+    arm, optimizer, rate = candidate
     content = find_config(arm.configuration).content()
+    if optimizer is not None:
+        content = merged(content, find_config(f"{OPTIMIZERS}/{optimizer}").content())
     if rate is not None:
         nested: Any = rate
         for key in reversed(LEARNING_RATE.split(".")):
             nested = {key: nested}
         content = merged(content, nested)
-    name = arm.label if rate is None else f"{arm.label}_at_{rate:g}"
-    write_text(folder / "candidates" / f"{name}.yaml", yaml.safe_dump(content, sort_keys=False))
-    return f"candidates/{name}.yaml"
+    file = f"candidates/{label_of(name)}.yaml"
+    write_text(folder / file, yaml.safe_dump(content, sort_keys=False))
+    return file
 
 
 def _rungs(shares: str) -> list[Rung]:

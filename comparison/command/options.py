@@ -94,6 +94,8 @@ def find_parser() -> argparse.ArgumentParser:
     add("--budget", type=parse_duration, default=math.inf, metavar="T", help=total)
     add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")
     add("--learning-rates", default="", metavar="a,b", help="race every candidate and the baseline at each")
+    others = "race every candidate and the baseline under each, such as adamw,muon (default: the experiment's alone)"
+    add("--optimizers", default="", metavar="A,B", help=others)
     final = "of the final comparison (default: "
     add("--margin", type=_positive_number, default=0.5, metavar="M", help=f"--margin {final}0.5)")
     add("--max-seeds", type=_positive, default=40, metavar="N", help=f"--max-seeds {final}40)")

@@ -21,7 +21,7 @@ from lightning_modules.networks.compact_transformer import (
 )
 from lightning_modules.networks.convolutional import CONVMIXERS, CONVNEXTS, convmixer, convmixer_sizes, convnext
 from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS, choose
-from lightning_modules.networks.token_mixing import mix_before_attention
+from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.token_softmax import place_token_softmax
 from lightning_modules.networks.vision_transformer import PRESETS, vision_transformer
 from structured_init.errors import StructuredInitError, nearest
@@ -47,7 +47,7 @@ def create_network(
         network_args: arguments of :func:`vision_transformer`, :func:`compact_transformer`, :func:`convmixer`,
             :func:`convnext`, of the 1-Lipschitz network (``conv``, ``width``, …) or of the timm model; they win over
             what the name says. Two work on all that attend: ``token_softmax``, arguments of
-            :func:`place_token_softmax`, and ``token_mixing``, a kind of :func:`mix_before_attention`.
+            :func:`place_token_softmax`, and ``token_mixing``, a kind of :func:`mix_tokens`.
 
     Raises:
         StructuredInitError: the name or an argument is unknown (the nearest is named), or the sizes do not fit.
@@ -62,7 +62,7 @@ def create_network(
     sizes = {"num_classes": num_classes, "image_size": image_size}
     if (token_mixing := network_args.pop("token_mixing", None)) is not None:
         network = create_network(name, **sizes, in_channels=in_channels, **network_args)
-        mix_before_attention(network, token_mixing)
+        mix_tokens(network, token_mixing)
         return network
     if compact_arguments(name) is None and (token_softmax := network_args.pop("token_softmax", None)) is not None:
         network = create_network(name, **sizes, in_channels=in_channels, **network_args)

@@ -40,15 +40,17 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
         decay_all: all decay but those of state-space layers, as in recipes that give the optimizer
             ``model.parameters()``.
         fallback: set what is no hidden matrix apart, for an optimizer such as Muon that orthogonalizes its updates:
-            all of the above, embeddings (tied heads with them) and the head, which is the last linear layer. Hidden
-            are linear layers and convolutions, patch embeddings among them.
+            all of the above, embeddings (tied heads with them), the head, which is the last linear layer, layers of
+            one output, and depthwise filters over a sequence, whose channels make no matrix. Hidden are linear layers
+            and other convolutions, patch embeddings among them.
 
     Returns:
         Up to three groups for an optimizer's constructor: what decays, with ``use_fallback: True`` where it is set
             apart, and what does not, which carries ``weight_decay: 0.0``.
 
     Source: of what is hidden, KellerJordan/modded-nanogpt and karpathy/nanochat (embeddings, heads and scalars go to
-    Adam), KellerJordan/cifar10-airbench (every filter that is trained goes to Muon).
+    Adam), KellerJordan/cifar10-airbench (every filter that is trained goes to Muon), AI-Hypercomputer/maxtext, #4843
+    (depthwise filters over a sequence go to AdamW; torch.optim.Muon does not take them either).
     """
     declared = set(_declared_undecayed(module))
     positions = {id(site.tensor) for site in position_sites(module)}
@@ -56,13 +58,14 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
     never = {id(tensor) for layout in layouts for tensor in (layout.A_log, layout.dt_bias, layout.D)}
     embeddings = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
     heads = [id(each.weight) for each in module.modules() if isinstance(each, nn.Linear)]
-    ends = embeddings | set(heads[-1:])
+    sequences = (each for each in module.modules() if isinstance(each, nn.Conv1d) and each.groups == each.in_channels)
+    ends = embeddings | set(heads[-1:]) | {id(each.weight) for each in sequences}
     groups: dict[tuple[bool, bool], list[nn.Parameter]] = {}
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             known = id(parameter)
             weight = _decays(name, parameter) and name not in declared and known not in positions | never
-            apart = fallback and (not weight or known in ends)
+            apart = fallback and (not weight or known in ends or len(parameter) == 1)
             groups.setdefault(((decay_all and known not in never) or weight, apart), []).append(parameter)
     return [
         {

@@ -43,9 +43,10 @@ class Stream:
 def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None = None) -> Stream:
     """Look at what is added up before the layers around an attention layer.
 
-    Embeddings of the tokens' width outside of lists of layers count with their ``embed_scale``, the ``positions`` do
-    not; without any, a convolution of the width does, as it would put out pixels of mean square 1 that are unrelated.
-    They are looked for in the module that holds the list of layers, then in those around it.
+    Embeddings of the tokens' width outside of lists of layers count with their ``embed_scale``; the ``positions`` do
+    not, nor does a table inside of another (a bigram hash). Without any, a convolution of the width does, as it would
+    put out pixels of mean square 1 that are unrelated. They are looked for in the module that holds the list of layers,
+    then in those around it.
     """
     modules = dict(named_plain_modules(weights.model))
     stacks = {name for name, module in modules.items() if is_stack(module)}
@@ -57,10 +58,12 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
             and not any(name != stack and within(name, stack) for stack in stacks)
         }
         normalized = any("embed" in name and _is_norm(module) for name, module in outside.items())
+        lookups = [name for name, module in outside.items() if isinstance(module, nn.Embedding)]
         tables = [
             module
-            for module in outside.values()
+            for name, module in outside.items()
             if isinstance(module, nn.Embedding)
+            and not any(name != table and within(name, table) for table in lookups)
             and module.weight is not positions
             and module.embedding_dim == site.embed_dim
         ]

@@ -21,7 +21,7 @@ from comparison.run import candidates
 from comparison.run.arms import ENDINGS, parse_arms, with_controls
 from comparison.run.comparison import Comparison
 from comparison.run.deciding import question_from
-from comparison.run.prepare import parse_seeds, prepare
+from comparison.run.prepare import parse_grid, parse_seeds, prepare
 from comparison.run.run import train
 from structured_init import Default, KaimingUniform, Mimetic, SpatialFilters, TruncatedNormal, initialize
 
@@ -51,7 +51,8 @@ class Pretend:
             raise KeyboardInterrupt
         arm, seed = run.arm, run.seed
         Pretend.trained.append((arm, seed, run.share, run.tested))
-        value = (50 + seed % 7 + Pretend.gains[arm] + NOISE[(seed + len(arm)) % 7]) / 100
+        gain = Pretend.gains[arm] + sum(Pretend.gains[place] for _, place in run.point)
+        value = (50 + seed % 7 + gain + NOISE[(seed + len(arm)) % 7]) / 100
         run.folder.mkdir(parents=True, exist_ok=True)
         run.write_settings()
         if run.share < 1:
@@ -78,7 +79,8 @@ def prepared(options, further, command):
     arms = parse_arms(options.inits)
     initializers = {label: Mimetic() if label.startswith("mimetic") else Default() for label in arms}
     arms, _ = with_controls(arms, initializers, dict.fromkeys(arms), lambda arm: None, ENDINGS[options.controls])
-    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, parse_seeds(options.seeds))
+    grid = parse_grid(options.grid)
+    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, parse_seeds(options.seeds), grid=grid)
     references = {"metric": "test/accuracy", "mode": "max", "baseline": options.baseline}
     references |= {"changes": {arm: {} for arm in arms}, "question": question_from(options, comparison.known() or {})}
     return dataclasses.replace(comparison, **references)
@@ -129,6 +131,31 @@ def test_the_winner_is_also_compared_with_itself_scrambled_unless_that_is_refuse
     printed = capsys.readouterr().out
     assert said in printed
     assert ("with itself scrambled where it has structure" in printed) == (not words)
+
+
+@pytest.mark.parametrize(
+    ("sincos", "winner", "reference"),
+    [(4.0, "sincos@muon", "default@muon"), (-9.0, "default@muon", "default@adamw")],
+)
+def test_optimizers_are_raced_beside_initializations_and_the_winner_is_held_against_the_best_default(
+    search, folder, monkeypatch, sincos, winner, reference
+):
+    gains = {**GAIN, "sincos": sincos, "adamw": 0.0, "muon": 7.0}
+    labels = {name: name.replace("@", "_at_") for name in (winner, reference)}
+    gains |= {label: sum(gains[part] for part in name.split("@")) for name, label in labels.items()}
+    monkeypatch.setattr(Pretend, "gains", gains)
+    search("--optimizers", "adamw,muon", "--max-seeds", "8")
+    assert {arm for arm, *_, tested in Pretend.trained if tested} == set(labels.values())
+    said = json.loads((folder / "out" / "find.json").read_text())
+    arms = ("default", "sincos", "codes")
+    assert said["candidates"] == [f"{arm}@{optimizer}" for arm in arms for optimizer in ("adamw", "muon")]
+    assert (said["winner"], f"{winner} against {reference}: +" in said["verdict"]) == (winner, True)
+    found = yaml.safe_load((folder / "out" / "found.yaml").read_text())
+    assert found["model"]["init_args"]["optimizer"]["class_path"] == "timm.optim.Muon"
+    assert found["init"]["initializer"]["class_path"] == ("Positions" if sincos > 0 else "Default")
+    (settings,) = (folder / "out" / "race" / "runs" / "sincos" / "optim_muon").glob("*0*settings.json")
+    words = json.loads(settings.read_text())["arguments"]
+    assert words.index("optim/muon") < words.index("init/sincos")
 
 
 def test_structure_that_is_worth_nothing_over_itself_scrambled_is_said(search, monkeypatch, capsys):

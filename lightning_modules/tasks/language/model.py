@@ -16,7 +16,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import Metric, MetricCollection
 
-from lightning_modules.networks.token_mixing import mix_before_attention
+from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.transformers_network import first_position, transformers_network
 from lightning_modules.tasks.language.checks import check_batch, check_data, enable_gradient_checkpointing
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
@@ -90,8 +90,8 @@ class LanguageModel(NetworkTask):
         sample_temperature: divides the logits of a sample; 0 takes the likeliest token.
         sample_top_k: a sample draws among so many likeliest tokens; all where null.
         sample_seed: of the samples' own generator: training is the same bit by bit with and without them.
-        token_mixing: let attention of a causal network read a mixing of each token with those before it:
-            ``token_shift`` or ``short_convolution``; a change of the network, to compare initializations with.
+        token_mixing: let a causal network mix each token with those before it, by a kind of :func:`mix_tokens`, such as
+            ``smear`` or ``canon``; a change of the network, to compare initializations with.
         gradient_checkpointing: keep no activations inside the layers; compute them again.
         optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
         task: of :class:`Task`: ``warmup_epochs``, ``lr_schedule``, ``compile``, ….
@@ -143,7 +143,7 @@ class LanguageModel(NetworkTask):
         self.sample_temperature, self.sample_top_k = sample_temperature, sample_top_k
         super().__init__(network, network_args, optimizer=optimizer, **task)
         if token_mixing:
-            mix_before_attention(self.network, token_mixing)
+            mix_tokens(self.network, token_mixing)
         if gradient_checkpointing:
             enable_gradient_checkpointing(self.network)
         self.set_metrics(token_metrics)

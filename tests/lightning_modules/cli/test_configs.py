@@ -278,6 +278,19 @@ def test_a_variant_that_sets_no_initializer_has_no_control():
         expand(["-c", "token_softmax/replace_scrambled"])
 
 
+def test_an_optimizer_for_language_has_the_learning_rates_of_the_modern_experiment():
+    own, again, adamw = (
+        parsed(*names)["model"]["init_args"]["optimizer"]
+        for names in (
+            ["llama_modern_short"],
+            ["llama_modern_short", "optim/adamw_language", "optim/muon_language"],
+            ["llama_modern_short", "optim/adamw_language"],
+        )
+    )
+    assert again == own
+    assert (adamw["init_args"]["lr"], adamw["init_args"]["betas"]) == (0.003, [0.9, 0.95])
+
+
 def test_a_variant_hides_no_file_and_stands_for_one():
     assert not aliases().keys() & shipped_configs().keys()
     for name in aliases():

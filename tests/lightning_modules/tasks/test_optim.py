@@ -9,7 +9,7 @@ import torch
 from timm.optim import Muon
 from torch import nn
 
-from lightning_modules import ImageClassifier, LanguageModel
+from lightning_modules import ImageClassifier, LanguageModel, TextClassifier
 from lightning_modules.tasks.optim import (
     build_optimizer,
     learning_rate,
@@ -170,10 +170,18 @@ TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
         ),
         (
             lambda: LanguageModel("mamba2", {"hidden_size": 16, "num_hidden_layers": 1, "head_dim": 8, "num_heads": 4}),
-            r"backbone\.layers\.0\.mixer\.((in|out)_proj|conv1d)\.weight",
+            r"backbone\.layers\.0\.mixer\.(in|out)_proj\.weight",
+        ),
+        (
+            lambda: ImageClassifier("cct_2_3x2_32", image_size=32),  # its pooling has a score, one number a token
+            r"tokenizer\.conv_layers\.[01]\.0\.weight|encoder\.blocks\.[01]\.(attn\.(qkv|proj)|mlp\.fc[12])\.weight",
+        ),
+        (
+            lambda: TextClassifier("bert", {**TINY, "intermediate_size": 24}),
+            r"backbone\.encoder\.layer\.0\..*(query|key|value|dense)\.weight",
         ),
     ],
-    ids=["vit", "convmixer", "gpt2", "llama", "mamba2"],
+    ids=["vit", "convmixer", "gpt2", "llama", "mamba2", "cct", "bert"],
 )
 def test_muon_gets_hidden_matrices_and_its_fallback_all_else(build, hidden):
     """What the field does: embeddings, heads, norms, positions, tokens and state-space parameters go to AdamW."""
