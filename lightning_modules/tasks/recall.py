@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lightning_modules.networks.sequence import create_backbone
+from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.transformers_network import number_of_positions
 from lightning_modules.tasks.language.metrics import NatsPerToken, token_loss
 from lightning_modules.tasks.task import NetworkTask
@@ -96,6 +97,8 @@ class SequenceRecall(NetworkTask):
         vocab_size: token numbers; taken from the data on the command line.
         block_size: the longest input; taken from the data on the command line.
         solved: share of exact matches from which a length counts as solved.
+        token_mixing: let the network mix each token with those before it, by a kind of :func:`mix_tokens`, such as
+            ``canon``; a change of the network, to compare initializations with.
         optimizer: builds the optimizer from parameter groups; its ``lr`` is the peak of the schedule.
         task: of :class:`Task`: ``warmup_epochs``, ``lr_schedule``, ``decay_all``, ….
 
@@ -113,6 +116,7 @@ class SequenceRecall(NetworkTask):
         vocab_size: int = 30,
         block_size: int = 402,
         solved: float = 0.95,
+        token_mixing: str | None = None,
         optimizer: OptimizerCallable = lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, weight_decay=0.1),
         **task: Any,
     ) -> None:
@@ -120,6 +124,8 @@ class SequenceRecall(NetworkTask):
             raise StructuredInitError(f"solved must be in (0, 1], got {solved}")
         self.vocab_size, self.block_size, self.solved = vocab_size, block_size, solved
         super().__init__(network, network_args, optimizer=optimizer, **task)
+        if token_mixing:
+            mix_tokens(self.network, token_mixing)
         self.losses = nn.ModuleDict({f"{part}_loss": NatsPerToken() for part in ("train", "val", "test")})
 
     def named_network(self, name: str) -> nn.Module:
