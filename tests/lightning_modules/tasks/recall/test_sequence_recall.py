@@ -122,6 +122,18 @@ def test_the_loss_is_that_of_the_answers_alone():
     torch.testing.assert_close(task.training_step(batch, 0), expected)
 
 
+def test_a_mixing_of_tokens_changes_the_network_and_none_of_its_draws():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        plain = model("llama").network
+        torch.manual_seed(3)
+        mixed = model("llama", token_mixing="canon").network
+    added = mixed.state_dict().keys() - plain.state_dict().keys()
+    assert added
+    assert all("token_mixing" in name for name in added)
+    assert all(torch.equal(mixed.state_dict()[name], value) for name, value in plain.state_dict().items())
+
+
 def test_lengths_are_solved_up_to_the_first_that_is_not():
     metric = RecallByLength([2, 4, 8], solved=0.5)
     scored = torch.ones(6, 2, dtype=torch.bool)
