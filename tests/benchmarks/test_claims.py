@@ -81,8 +81,8 @@ def test_a_verdict_is_what_the_values_per_seed_say(name):
     assert verdict.word == ("holds" if own else WORDS[verdict.contrasts[0].kind])
 
 
-# Two runs are of one task where these and the steps are the same, whatever the network and the optimizer. To have no skip
-# connections, tokens of another size or another state is a question of its own.
+# Two runs are of one task where these and the steps are the same, whatever the network and the optimizer. To have no
+# skip connections, tokens of another size or another state is a question of its own.
 DATA = ("name", "config", "tokenizer", "vocab_size", "block_size", "fraction", "batch_size")
 DATA += ("task", "task_args", "min_length", "max_length", "context_length")
 QUESTIONS = ("attention_skip", "patch_size", "state_size")
