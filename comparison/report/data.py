@@ -6,6 +6,7 @@ import os
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from comparison.report.theme import Style, styles
+from comparison.results.aggregate import Aggregate, aggregate
 from comparison.results.controls import check_controls, find_controls, find_scrambled, named
 from comparison.results.effects import Effects, check_success, effects, judge_together, successes
 from comparison.results.elsewhere import Elsewhere, comparison_of, read_elsewhere
@@ -121,6 +123,11 @@ class ReportData:
         """Arm → the run whose weights and maps are shown, in the order of the arms."""
         of_seed = {run.arm: run for run in self.complete if run.seed == self.seed}
         return {arm: of_seed[arm] for arm in self.manifest["arms"] if arm in of_seed}
+
+    @cached_property
+    def whole_grid(self) -> Aggregate | None:
+        """What all places of the grid say together; None without a grid that all arms have runs on."""
+        return aggregate(self.effects)
 
     def place_text(self, point: Point) -> str:
         """Return a place of the grid for reading; empty where there is one alone."""

@@ -1,4 +1,7 @@
-"""The three sentences on top of a report: which and by how much, how sure, and what in the network goes with it.
+"""The sentences on top of a report: which and by how much, how sure, and what in the network goes with it.
+
+Over a grid they begin with what moves the result more, the initialization or what the grid changes, and whether the two
+interact.
 
 What goes with the result over arms and seeds: Spearman's rank correlation of a property with it, both without the mean
 of their seed. Runs of an arm resemble each other, so arms are permuted as a whole; and of many properties one goes with
@@ -48,6 +51,38 @@ Values = dict[Property, dict[tuple[str, int], float]]  # → (arm, seed) → mea
 
 def summary(data: ReportData) -> list[str]:
     """Return what a reader wants to know first; fewer sentences where less is known."""
+    return [*_what_moves_more(data), *_at_its_place(data)]
+
+
+def _what_moves_more(data: ReportData) -> list[str]:
+    """Say whether the initialization or what the grid changes moves the result more, and whether they interact."""
+    whole = data.whole_grid
+    if whole is None or whole.fewest < 2:
+        return []
+    keys = [key.rpartition(".")[2] for key in data.manifest["grid"]]
+    grid = listed(["the optimizer" if key == "optim" else key for key in keys])
+    digits = max(map(decimals, data.effects))
+    words, unit = whole.metric.words, f" {whole.metric.unit}" if whole.metric.unit else ""
+    sizes = {"the initialization": whole.between_arms, grid: whole.between_places}
+    (more, one), (less, other) = sorted(sizes.items(), key=lambda each: -each[1].mean)
+    ends = [
+        f"{number(each.mean, digits)}{unit} ({number(each.low, digits)} to {number(each.high, digits)})"
+        for each in (one, other)
+    ]
+    apart = f"means of {more} lie {ends[0]} apart, those of {less} {ends[1]}"
+    said = f"{more[0].upper()}{more[1:]} moves {words} more than {less}: {apart}."
+    if one.low <= other.high:
+        said = f"Whether the initialization or {grid} moves {words} more is not known: {apart}."
+    shown = {arm: p for arm, p in whole.interacting.items() if p < FAMILY_LEVEL}
+    if not shown:
+        return [f"{said} That they interact is not shown."]
+    arms = [unbroken(f"{arm} (adjusted {p_text(p)})") for arm, p in list(shown.items())[:FEW_NAMES]]
+    more_of = f" and of {len(shown) - FEW_NAMES} others" if len(shown) > FEW_NAMES else ""
+    return [f"{said} They interact: the difference to {whole.baseline} depends on {grid} for {listed(arms)}{more_of}."]
+
+
+def _at_its_place(data: ReportData) -> list[str]:
+    """Return what was found at the place of the grid that is shown."""
     found = next((each for each in data.effects if each.point == data.point), None)
     if found is None or not found.arms:
         return []

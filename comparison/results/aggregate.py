@@ -7,14 +7,15 @@ for all arms at once, so that runs stay paired.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from comparison.results.effects import Effects
 from comparison.results.metric import Metric
-from comparison.results.paired import Interval
+from comparison.results.paired import Interval, holm, p_value, paired_values
 
 RESAMPLES = 2000
 LEVEL = 0.95
@@ -50,6 +51,9 @@ class Aggregate:
     between_arms: Interval  # how far apart the means of arms over all places are
     between_places: Interval  # how far apart the means of places over all arms are
     interaction: Interval  # the most that an arm's mean at a place is off the sum of both
+    # arm → p that its difference to the baseline is the same at every two places, paired by seed, adjusted for all arms
+    # and pairs of places (Holm); empty without the baseline
+    interacting: dict[str, float]
 
 
 def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate | None:
@@ -84,7 +88,29 @@ def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate
     tables = [np.stack(of_place, -1) for of_place in zip(*scores.values(), strict=True)]
     moves = _resampled(tables, drawn, lambda each: moves_of(np.stack([place.mean(-2) for place in each], -1)))
     parts = (Interval(*map(float, ends), samples=len(places)) for ends in zip(*moves, strict=True))
-    return Aggregate(metric, baseline, len(places), thresholds, min(map(len, seeds)), arms, *parts)
+    crossing = interactions(places, baseline)
+    return Aggregate(metric, baseline, len(places), thresholds, min(map(len, seeds)), arms, *parts, crossing)
+
+
+def interactions(places: Sequence[Mapping[str, Mapping[int, float]]], baseline: str) -> dict[str, float]:
+    """Return for every arm how likely its difference to the baseline varies as much between two places by chance.
+
+    Args:
+        places: of each, arm → final value by seed.
+        baseline: the arm that differences refer to.
+
+    Returns:
+        Arm → the least p of its pairs of places by Student's t-test of differences of differences, paired by seed,
+        adjusted for all arms and pairs by Holm's method.
+    """
+    found = {}
+    for arm in {name: None for place in places for name in place if name != baseline and baseline in place}:
+        for pair in itertools.combinations(range(len(places)), 2):
+            one, other = (paired_values(places[number][arm], places[number][baseline]) for number in pair)
+            common = sorted(one.keys() & other.keys())
+            found[arm, pair] = p_value([one[seed] - other[seed] for seed in common])
+    adjusted = holm(found)
+    return {arm: min(p for (name, _), p in adjusted.items() if name == arm) for arm, _ in found}
 
 
 def moves_of(means: np.ndarray) -> np.ndarray:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from timm.layers import build_sincos2d_pos_embed
+from timm.layers import HybridEmbed, build_sincos2d_pos_embed
 from timm.models.vision_transformer import Block, VisionTransformer
+from timm.models.vision_transformer_hybrid import ConvStem
 from torch import Tensor
 
 from structured_init.errors import StructuredInitError, nearest
 
 POSITIONS = ("learned", "sincos", "none")
+STEMS = ("patchify", "convolutional")
 
 #                                   image  patch  width  layers  heads
 PRESETS: dict[str, dict[str, int]] = {
@@ -54,6 +57,7 @@ def vision_transformer(
     pool: str = "avg",
     positions: str = "learned",
     attention_skip: bool = True,
+    stem: str = "patchify",
     **timm_args: Any,
 ) -> VisionTransformer:
     """Build a vision transformer of the papers on structured initialization: no class token, mean pooling, ``fc_norm``.
@@ -73,6 +77,8 @@ def vision_transformer(
         pool: ``avg``, ``token`` (needs the class token), or another of timm's poolings.
         positions: ``learned`` (timm's start, N(0, .02²)), ``sincos`` (timm's code of the grid, frozen), or ``none``.
         attention_skip: add the tokens to what attention makes of them; ``False`` leaves that skip connection out.
+        stem: ``patchify``, one linear map of a patch, or ``convolutional``, 3×3 convolutions of stride 2 to the same
+            grid, with batch norm and ReLU between them (Xiao et al., 2106.14881; timm's ``ConvStem``).
         timm_args: further arguments of timm's ``VisionTransformer``: ``mlp_ratio``, ``qk_norm``, ``drop_path_rate``, …
 
     Raises:
@@ -87,6 +93,17 @@ def vision_transformer(
         raise StructuredInitError("pool 'token' needs class_token: true")
     if positions not in POSITIONS:
         raise StructuredInitError(f"unknown positions '{positions}': {nearest(positions, POSITIONS)}")
+    if stem not in STEMS:
+        raise StructuredInitError(f"unknown stem '{stem}': {nearest(stem, STEMS)}")
+    if stem == "convolutional":
+        halvings = patch_size.bit_length() - 1
+        if patch_size < 2 or patch_size != 2**halvings:
+            raise StructuredInitError(
+                f"stem 'convolutional' halves the image: patch_size {patch_size} is no 2, 4, 8, …"
+            )
+        convolutions = ConvStem(in_channels, halvings, embed_dim, stride=(2,) * halvings)
+        timm_args = {"embed_layer": partial(HybridEmbed, backbone=convolutions, proj=False), **timm_args}
+        patch_size = 1  # of the stem's pixels
     if timm_args.get("weight_init") == "skip":
         raise StructuredInitError(
             "weight_init='skip' leaves timm's positions as uninitialized memory: "

@@ -10,7 +10,7 @@ import numpy as np
 from comparison.report.data import ReportData
 from comparison.report.registry import Piece, note, register_panel, table
 from comparison.report.theme import Drawing, Style, figure_settings, label_ends, new_figure
-from comparison.results.aggregate import Aggregate, ArmAggregate, aggregate
+from comparison.results.aggregate import Aggregate, ArmAggregate
 from comparison.results.headline import decimals
 from comparison.results.paired import Interval
 from comparison.results.tables import Cell, Table, number
@@ -29,7 +29,7 @@ WHAT = (
 @register_panel("Over the whole grid", label="Grid", after="result")
 def grid(data: ReportData) -> list[Piece] | None:
     """Return a table and the profiles; None without a grid that all arms have runs on."""
-    found = aggregate(data.effects)
+    found = data.whole_grid
     if found is None:
         return None
     figure = profile_figure(found, data.styles)

@@ -6,6 +6,7 @@ import torch
 
 from lightning_modules.networks import PRESETS, create_network, vision_transformer
 from structured_init import StructuredInitError
+from structured_init.hosts import attention_sites
 
 SMALL = {"image_size": 8, "patch_size": 2, "embed_dim": 16, "depth": 1, "num_heads": 2}
 
@@ -44,6 +45,16 @@ def test_sincos_positions_are_frozen_and_have_equal_norms():
     assert not positions.requires_grad
     # sin² + cos² = 1 for each of embed_dim / 2 pairs
     torch.testing.assert_close(positions[0].square().sum(-1), torch.full((16,), 8.0))
+
+
+def test_a_convolutional_stem_sees_three_pixels_before_its_patch_and_keeps_the_grid():
+    network = create_network("vit_micro_patch4_32", stem="convolutional", register_tokens=4, qk_norm=True).eval()
+    (site, *_) = attention_sites(network)
+    assert (site.grid, site.prefix_tokens) == ((8, 8), 4)
+    images = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    network.patch_embed(images)[0, 27].sum().backward()  # row 3, column 3: its patch begins at pixel 12
+    seen = images.grad[0].abs().sum(0).nonzero()
+    assert (seen.min().item(), seen.max().item()) == (9, 15)  # 4·3 − 2 − 1 to 4·3 + 2 + 1
 
 
 def test_without_its_skip_a_block_keeps_nothing_of_its_tokens_but_what_attention_makes_of_them():
@@ -89,6 +100,16 @@ def test_a_network_without_an_image_size_takes_any():
         ("vit_tiny_patch2_32", {"num_heads": 5}, "num_heads 5 does not divide embed_dim 192"),
         ("vit_tiny_patch2_32", {"depht": 5}, "takes no argument 'depht': did you mean 'depth'?"),
         ("vit_tiny_patch2_32", {"pool": "token"}, "pool 'token' needs class_token: true"),
+        (
+            "vit_tiny_patch2_32",
+            {"stem": "convolutoinal"},
+            "unknown stem 'convolutoinal': did you mean 'convolutional'?",
+        ),
+        (
+            "vit_nano_patch1_8",
+            {"stem": "convolutional"},
+            "stem 'convolutional' halves the image: patch_size 1 is no 2, 4",
+        ),
         ("vit_tiny_patch2_32", {"positions": "sincso"}, "unknown positions 'sincso': did you mean 'sincos'?"),
     ],
 )
