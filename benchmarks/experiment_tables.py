@@ -159,7 +159,7 @@ def recall(found: Mapping[str, pd.DataFrame], state: str) -> str:
     """
     parts = [line for name, results in found.items() for line in (f"## {TITLES[name]}", "", *exact(results, state), "")]
     note = (
-        f"Percent of test answers that are right in every token, at one, two and four times the length of training; "
+        "Percent of test answers that are right in every token, at one, two and four times the length of training; "
         "mean, and how many have 95 % or more, over seeds; differences within a seed at one length, ± half of their "
         "95 % t interval. The learning rate of each initialization is the one with the best validation."
     )

@@ -201,7 +201,7 @@ def coverage() -> Iterator[Case]:
                 shares += [float(low) <= 80 <= float(high) for low, high in COUNT.findall(text)]
             return [
                 Rate("95 % interval of a mean", 0.95, means, of=2 * tables),
-                Rate("of runs that succeed", 0.95, shares),
+                Rate("95 % interval of a count, --success", 0.95, shares),
             ]
 
         return Case(f"exact match, all or nothing, 80 % solve, {seeds} seeds", rates)
