@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from benchmarks.claims import CLAIMS, LEVEL, OWN, WORDS, Contrast, Verdict, among_all, judge
+from comparison.results.controls import GAINS
 from structured_init.files import write_text
 
 ROOT = Path(__file__).parents[1]
@@ -66,9 +67,11 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "",
         "A verdict has two halves. *Gain*: over the first reference. *Due to structure*: every control of the row is "
         "exceeded as well. It is refuted where a control gains as much, within δ, or more, and not shown where a "
-        "difference to a control is undecided. p is that of the first difference, adjusted for all rows (Holm 1979).",
+        "difference to a control is undecided. *All rows together*: what the gain is where all rows of this page are "
+        f"judged as one family, and the p of the first difference, adjusted for them (Holm 1979): {kept} of "
+        f"{halves.total()} gains are shown there.",
         "",
-        "| claim | published | here | − the first reference | p | controls | gain | due to structure | "
+        "| claim | published | here | − the first reference | gain | all rows together | due to structure | controls | "
         "baseline of today | |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *(_row(each, adjusted[each.claim["name"]], _today(each, named)) for each in _ordered(verdicts)),
@@ -169,14 +172,17 @@ def _row(verdict: Verdict, adjusted: float, today: str) -> str:
     claim, (first, *others) = verdict.claim, verdict.contrasts
     rule = [] if "success" in claim else [_bound(claim)]
     rule += [] if claim["rule_written"] == "after" else [f"rule {claim['rule_written']}"]
+    gain, structure = _halves(verdict)
+    together = verdict.gain if adjusted < LEVEL else GAINS["undecided"]
     cells = [
         f"{claim['claim']} ({claim['source']})",
         claim["published"] or "–",
         f"{claim['setting']}, {verdict.seeds} seeds",
         f"{first.text}{_unit(verdict)} (− {first.name})",
-        _p(adjusted),
+        gain,
+        f"{together}, p = {_p(adjusted)}".replace("= <", "< "),
+        structure,
         "; ".join(f"{each.text} (− {each.name}, {each.kind})" for each in others) or "–",
-        *_halves(verdict),
         today,
         ", ".join([verdict.word, *rule]),
     ]

@@ -14,7 +14,8 @@ import json
 import math
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,9 @@ NAMES = ["default", *(f"arm{arm}" for arm in range(1, 13))]
 RESULTS = Path(__file__).parent / "results"
 VERDICT = re.compile(r"\b([Bb]etter|[Ww]orse) than ")
 ENDS = re.compile(r"([+−]?[\d.]+) (?:± ([\d.]+)|\(([+−]?[\d.]+) to ([+−]?[\d.]+)\))")
+COUNT = re.compile(r"\d+ of \d+ \(([\d.]+) to ([\d.]+) %\)")
+BATCH = 50  # tables, after which both files are written
+MORE = 5  # times as many tables where an error of 5 % is counted
 Say = Callable[[Effects], str]
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -41,19 +45,29 @@ class Rate(NamedTuple):
     """A rate that is printed, beside what was seen in each of several tables."""
 
     about: str  # what is printed
-    case: str  # what was simulated
     printed: float
     found: Sequence[bool]
     at_most: bool = False  # whether fewer are as right as many: an error, no coverage
+    of: int = 0  # how many there would be if every page printed it; 0 where it is said of every table
 
-    def plain(self) -> dict[str, Any]:
-        """Return both rates, the Monte Carlo error, and whether they agree to a tenth or one is on the safe side."""
-        seen, tables = float(np.mean(self.found)), len(self.found)
-        error = math.sqrt(max(each * (1 - each) for each in (self.printed, seen)) / tables)
-        agrees = abs(seen - self.printed) <= 0.1 * self.printed + 2 * error
-        verdict = "agrees" if agrees else "safe" if (seen < self.printed) == self.at_most else "**off**"
-        known = {"about": self.about, "case": self.case, "printed": self.printed, "seen": seen, "tables": tables}
-        return known | {"error": error, "verdict": verdict}
+
+class Case(NamedTuple):
+    """Tables of one kind, and the rates that they show."""
+
+    name: str
+    rates: Callable[[np.random.Generator, int, Path], list[Rate]]  # of so many tables
+    more: int = 1
+
+
+def verdict(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was seen, its Monte Carlo error, and whether it agrees to a tenth or is on the safe side."""
+    if not row["count"]:
+        return {"seen": None, "error": None, "verdict": "agrees"}  # none is printed
+    seen = row["hits"] / row["count"]
+    error = math.sqrt(max(each * (1 - each) for each in (row["printed"], seen)) / row["count"])
+    agrees = abs(seen - row["printed"]) <= 0.1 * row["printed"] + 2 * error
+    said = "agrees" if agrees else "safe" if (seen < row["printed"]) == row["at_most"] else "**off**"
+    return {"seen": seen, "error": error, "verdict": said}
 
 
 def tested(spread: float, images: int) -> Draw:
@@ -63,16 +77,18 @@ def tested(spread: float, images: int) -> Draw:
 
 
 normal: Draw = lambda rng, shape: 0.7 + 0.01 * rng.standard_normal(shape)  # noqa: E731
+solved: Draw = lambda rng, shape: np.where(  # noqa: E731
+    rng.random(shape) < 0.8, rng.beta(98, 2, shape), rng.beta(5, 95, shape)
+)
 NEAR: dict[str, Draw] = {
     "normal, 70 ± 1 %": normal,
     "98 % of 359 images": tested(0.3, 359),
     "98 % of 10,000 images": tested(0.3, 10_000),
     "97 % of 359 images, logits ± 1": tested(1.0, 359),
     "beta, mean 98 %, size 50": lambda rng, shape: rng.beta(49, 1, shape),
-    "all or nothing, 80 % solve": lambda rng, shape: np.where(
-        rng.random(shape) < 0.8, rng.beta(98, 2, shape), rng.beta(5, 95, shape)
-    ),
+    "all or nothing, 80 % solve": solved,
 }
+ALIKE = (98.0, 5.0)  # means of the runs that solve it, and of those that do not
 
 
 def said(found: Effects) -> str:
@@ -80,15 +96,22 @@ def said(found: Effects) -> str:
     return "\n\n".join([*findings(found), headline_table(found).markdown()]).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def of_table(arms: Mapping[str, np.ndarray], place: Path, controls: Mapping[str, str] = {}, say: Say = said) -> str:
+def of_table(
+    arms: Mapping[str, np.ndarray],
+    place: Path,
+    controls: Mapping[str, str] = {},
+    say: Say = said,
+    metric: str = "accuracy",
+    success: float | None = None,
+) -> str:
     """Return what the page of a table says: arm → (seeds,), or (seeds, steps) of a curve."""
-    lines = ["arm,seed,step,val/accuracy,test/accuracy"]
+    lines = [f"arm,seed,step,val/{metric},test/{metric}"]
     for arm, runs in arms.items():
         for seed, run in enumerate(np.atleast_2d(runs.T).T):
             lines += [f"{arm},{seed},{step + 1},{value:.6f},{value:.6f}" for step, value in enumerate(run)]
     table = place / "table.csv"
     table.write_text("\n".join(lines) + "\n")
-    return "\n".join(map(say, read_report_data(table, controls=controls or None).judged))
+    return "\n".join(map(say, read_report_data(table, controls=controls or None, success=success).judged))
 
 
 def of_results(values: np.ndarray, question: Mapping[str, float] | None = None) -> str:
@@ -116,47 +139,79 @@ def printed(text: str, column: int) -> list[tuple[float, float]]:
     return [known for cells in rows if len(cells) > 3 and (known := ends(cells[column]))]
 
 
-def verdicts(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
+def verdicts() -> Iterator[Case]:
     """Pages on which no arm differs, and any is called better or worse."""
 
-    def rate(case: str, texts: Iterable[str], printed: float = 0.05) -> Rate:
-        found = [bool(VERDICT.search(text)) for text in texts]
-        return Rate("no arm differs: any is better or worse", case, printed, found, at_most=True)
+    def case(name: str, page: Callable[[np.random.Generator, Path], str], printed: float = 0.05) -> Case:
+        def rates(rng: np.random.Generator, tables: int, place: Path) -> list[Rate]:
+            found = [bool(VERDICT.search(page(rng, place))) for _ in range(tables)]
+            return [Rate("no arm differs: any is better or worse", printed, found, at_most=True)]
 
-    def page(draw: Draw, arms: int, seeds: int, baseline: Draw | None = None, controls: bool = False) -> str:
+        return Case(name, rates, MORE)
+
+    def table(draw: Draw, arms: int, seeds: int, baseline: Draw | None = None, controls: bool = False) -> Any:
         first, *names = NAMES[:arms]
-        values = {first: (baseline or draw)(rng, (seeds,))}
         known = {name: f"{name}_scrambled" for name in names} if controls else {}
-        values |= {arm: draw(rng, (seeds,)) for name in names for arm in filter(None, (name, known.get(name)))}
-        return of_table(values, place, known)
+
+        def page(rng: np.random.Generator, place: Path) -> str:
+            values = {first: (baseline or draw)(rng, (seeds,))}
+            values |= {arm: draw(rng, (seeds,)) for name in names for arm in filter(None, (name, known.get(name)))}
+            return of_table(values, place, known)
+
+        return page
 
     for arms, seeds in ((2, 3), (2, 10), (4, 3), (4, 5), (13, 5)):
-        yield rate(f"normal, {arms} arms, {seeds} seeds", (page(normal, arms, seeds) for _ in range(tables)))
-    yield rate("normal, 4 arms, each scrambled too, 5 seeds", (page(normal, 4, 5, None, True) for _ in range(tables)))
+        yield case(f"normal, {arms} arms, {seeds} seeds", table(normal, arms, seeds))
+    yield case("normal, 4 arms, each scrambled too, 5 seeds", table(normal, 4, 5, None, True))
     for places in (2, 9):
-        texts = (of_results(normal(rng, (places, 3, 5))) for _ in range(tables))
-        yield rate(f"normal, 3 arms at {places} places of a grid, 5 seeds", texts)
-    for case in list(NEAR)[1::2]:
-        yield rate(f"{case}, 4 arms, 5 seeds", (page(NEAR[case], 4, 5) for _ in range(tables)))
+        yield case(
+            f"normal, 3 arms at {places} places of a grid, 5 seeds",
+            lambda rng, place, places=places: of_results(normal(rng, (places, 3, 5))),
+        )
+    for name in list(NEAR)[1::2]:
+        yield case(f"{name}, 4 arms, 5 seeds", table(NEAR[name], 4, 5))
     skewed: Draw = lambda rng, shape: 0.7 + 0.01 * (1 - rng.exponential(size=shape))  # noqa: E731
     steady: Draw = lambda rng, shape: 0.7 + 0.003 * rng.standard_normal(shape)  # noqa: E731
-    for arms in (4, 13):
-        texts = (page(skewed, arms, 5, steady) for _ in range(tables))
-        yield rate(f"skewed arms beside a steady baseline, {arms} arms, 5 seeds", texts, 0.2)  # as the page says
+    for arms in (4, 13):  # 20 % as the page says
+        name = f"skewed arms beside a steady baseline, {arms} arms, 5 seeds"
+        yield case(name, table(skewed, arms, 5, steady), 0.2)
 
 
-def coverage(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
+def coverage() -> Iterator[Case]:
     """Intervals of means and of differences, as they are printed, that hold the truth."""
-    for case, draw in NEAR.items():
+
+    def case(name: str, draw: Draw, truths: Sequence[float], seeds: int) -> Case:
+        def rates(rng: np.random.Generator, tables: int, place: Path) -> list[Rate]:
+            texts = [of_table({arm: draw(rng, (seeds,)) for arm in ("default", "arm1")}, place) for _ in range(tables)]
+            means = [any(low <= truth <= high for truth in truths) for t in texts for low, high in printed(t, 2)]
+            known = [low <= 0 <= high for text in texts for low, high in printed(text, 3)]
+            like = "95 % interval of a mean" + (" of runs like those on the page" if len(truths) > 1 else "")
+            return [Rate(like, 0.95, means, of=2 * tables), Rate("95 % interval of a difference", 0.95, known)]
+
+        return Case(f"{name}, {seeds} seeds", rates)
+
+    def counted(seeds: int) -> Case:
+        def rates(rng: np.random.Generator, tables: int, place: Path) -> list[Rate]:
+            names, means, shares = ("default", "arm1"), list[bool](), list[bool]()
+            for _ in range(tables):
+                values = {arm: solved(rng, (seeds,)) for arm in names}
+                text = of_table(values, place, metric="exact_match")
+                means += [low <= 0.794 <= high for low, high in printed(text, 2)]
+                text = of_table(values, place, metric="exact_match", success=0.5)
+                shares += [float(low) <= 80 <= float(high) for low, high in COUNT.findall(text)]
+            return [
+                Rate("95 % interval of a mean", 0.95, means, of=2 * tables),
+                Rate("95 % interval of a count, --success", 0.95, shares),
+            ]
+
+        return Case(f"exact match, all or nothing, 80 % solve, {seeds} seeds", rates)
+
+    for name, draw in NEAR.items():
         truth = 100 * float(draw(np.random.default_rng(1), (400_000,)).mean())
         for seeds in (3, 5, 10):
-            texts = [of_table({arm: draw(rng, (seeds,)) for arm in ("default", "arm1")}, place) for _ in range(tables)]
-            means = [low <= truth <= high for text in texts for low, high in printed(text, 2)]
-            known = [low <= 0 <= high for text in texts for low, high in printed(text, 3)]
-            shown = f"95 % interval of a mean (shown in {len(means) / 2 / tables:.0%})"
-            for about, held in ((shown, means), ("95 % interval of a difference", known)):
-                if held:
-                    yield Rate(about, f"{case}, {seeds} seeds", 0.95, held)
+            yield case(name, draw, ALIKE if draw is solved else [truth], seeds)
+    for seeds in (3, 5, 10):
+        yield counted(seeds)
 
 
 def able(found: Effects) -> str:
@@ -164,55 +219,76 @@ def able(found: Effects) -> str:
     return f"{said(found)}\n\n{power_sentence(found)}"
 
 
-def power(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
+def power() -> Iterator[Case]:
     """Pages on which one arm has the effect that is said to be seen with a probability of 80 %."""
-    for arms, seeds in ((2, 3), (4, 5), (13, 5)):
-        effect, seen, held = smallest_effect(0.01 * 2**0.5, seeds, level=1 - 0.05 / (arms - 1)), [], []
-        for _ in range(tables):
-            values = {name: normal(rng, (seeds,)) for name in NAMES[:arms]}
-            text = of_table(values | {"arm1": values["arm1"] + effect}, place, say=able).replace(",", "")
-            seen.append(bool(re.search(r"Better than default: [^;\n]*\barm1 ", text)))
-            found = re.search(r"have to be ([\d.]+) to ([\d.]+) points", text)
-            held.append(bool(found and float(found[1]) <= 100 * effect <= float(found[2])))
-        case = f"{arms} arms, {seeds} seeds"
-        yield Rate("probability of “better” at the effect named", case, 0.8, seen)
-        yield Rate("interval of that effect", case, 0.95, held)
+
+    def case(arms: int, seeds: int) -> Case:
+        def rates(rng: np.random.Generator, tables: int, place: Path) -> list[Rate]:
+            effect, seen, held = smallest_effect(0.01 * 2**0.5, seeds, level=1 - 0.05 / (arms - 1)), [], []
+            for _ in range(tables):
+                values = {name: normal(rng, (seeds,)) for name in NAMES[:arms]}
+                text = of_table(values | {"arm1": values["arm1"] + effect}, place, say=able).replace(",", "")
+                seen.append(bool(re.search(r"Better than default: [^;\n]*\barm1 ", text)))
+                found = re.search(r"have to be ([\d.]+) to ([\d.]+) points", text)
+                held.append(bool(found and float(found[1]) <= 100 * effect <= float(found[2])))
+            return [
+                Rate("probability of “better” at the effect named", 0.8, seen),
+                Rate("interval of that effect", 0.95, held),
+            ]
+
+        return Case(f"{arms} arms, {seeds} seeds, one with an effect", rates)
+
+    yield from (case(*each) for each in ((2, 3), (4, 5), (13, 5)))
 
 
-def speed(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
+def speed() -> Iterator[Case]:
     """Pages of curves of identical arms on which any is called faster or slower."""
-    steps = np.linspace(0.1, 1, 10)
-    for arms, seeds in ((2, 3), (2, 10), (4, 5)):
-        texts = []
-        for _ in range(tables):
-            paces = np.exp(0.1 * rng.standard_normal((arms, seeds, 1)))
-            curves = 0.7 - 0.6 * np.exp(-4 * paces * steps) + 0.01 * rng.standard_normal((arms, seeds, 1))
-            curves += 0.004 * rng.standard_normal(curves.shape)
-            texts.append(of_table(dict(zip(NAMES[:arms], curves, strict=True)), place))
-        found = [bool(re.search(r"× \(.*?, (faster|slower),", text)) for text in texts]
-        yield Rate("arms alike: any is faster or slower", f"{arms} arms, {seeds} seeds", 0.05, found, at_most=True)
+
+    def case(arms: int, seeds: int) -> Case:
+        def rates(rng: np.random.Generator, tables: int, place: Path) -> list[Rate]:
+            steps, texts = np.linspace(0.1, 1, 10), []
+            for _ in range(tables):
+                paces = np.exp(0.1 * rng.standard_normal((arms, seeds, 1)))
+                curves = 0.7 - 0.6 * np.exp(-4 * paces * steps) + 0.01 * rng.standard_normal((arms, seeds, 1))
+                curves += 0.004 * rng.standard_normal(curves.shape)
+                texts.append(of_table(dict(zip(NAMES[:arms], curves, strict=True)), place))
+            found = [bool(re.search(r"× \(.*?, (faster|slower),", text)) for text in texts]
+            return [Rate("arms alike: any is faster or slower", 0.05, found, at_most=True)]
+
+        return Case(f"curves, {arms} arms, {seeds} seeds", rates, MORE)
+
+    yield from (case(*each) for each in ((2, 3), (2, 10), (4, 5)))
 
 
-def decided(rng: np.random.Generator, tables: int, place: Path) -> Iterator[Rate]:
+def decided() -> Iterator[Case]:
     """Differences that ``--precision`` decided, and what the referee keeps when it is asked until it has decided."""
     verdict = re.compile(r"(?:[Bb]etter than|[Ww]orse than|[Ee]quivalent to) default: arm1 (.*)")
-    for width, printed in ((0.5, 0.95), (0.33, 0.931), (0.28, 0.859)):
-        question, known = {"precision": width, "most": 40, "horizon": 40}, []
-        for _ in range(tables):
-            text = of_results(0.7 + 0.01 / 2**0.5 * rng.standard_normal((1, 2, 40)), question)
-            known += [low <= 0 <= high for found in verdict.findall(text) for low, high in filter(None, [ends(found)])]
-        if known:
-            case = f"± {width} σ, {len(known) / tables:.0%} decided"
-            yield Rate("decided by --precision: covers", case, printed, known)
-    for effect, proposals in ((0.0, 1), (0.0, 10), (1.0, 1), (2.0, 1)):
-        answers = [_asked(rng, effect, proposals) for _ in range(tables)]
-        kept, case = [text.startswith("keep") for text in answers], f"effect {effect:g} σ, 1 of {proposals}"
-        if not effect:  # no rate is printed of others
-            yield Rate("judge keeps", case, 0.05 / proposals, kept, at_most=True)
-        found = [re.search(r"\((\S+) to (\S+) at (\S+) %\)", text) for text in answers]
-        known = [[float(each.replace("−", "-")) for each in match.groups()] for match in found if match]
-        covered = [low <= effect <= high for low, high, _ in known]
-        yield Rate(f"interval of judge (keeps {np.mean(kept):.0%})", case, known[0][2] / 100, covered)
+
+    def precise(width: float, printed: float) -> Case:
+        def rates(rng: np.random.Generator, tables: int, place: Path) -> list[Rate]:
+            question, known = {"precision": width, "most": 40, "horizon": 40}, list[bool]()
+            for _ in range(tables):
+                text = of_results(0.7 + 0.01 / 2**0.5 * rng.standard_normal((1, 2, 40)), question)
+                ours = [ends(found) for found in verdict.findall(text)]
+                known += [low <= 0 <= high for low, high in filter(None, ours)]
+            return [Rate("decided by --precision: covers", printed, known, of=tables)]
+
+        return Case(f"± {width} σ", rates, MORE)
+
+    def asked(effect: float, proposals: int) -> Case:
+        def rates(rng: np.random.Generator, tables: int, place: Path) -> list[Rate]:
+            answers = [_asked(rng, effect, proposals) for _ in range(tables)]
+            kept = [text.startswith("keep") for text in answers]
+            found = [re.search(r"\((\S+) to (\S+) at (\S+) %\)", text) for text in answers]
+            known = [[float(each.replace("−", "-")) for each in match.groups()] for match in found if match]
+            covered = [low <= effect <= high for low, high, _ in known]
+            keeps = [] if effect else [Rate("judge keeps", 0.05 / proposals, kept, at_most=True)]
+            return [*keeps, Rate("interval of judge", known[0][2] / 100, covered)]  # no rate is printed of effects
+
+        return Case(f"effect {effect:g} σ, 1 of {proposals}", rates, 1 if effect else MORE)
+
+    yield from (precise(*each) for each in ((0.5, 0.95), (0.33, 0.931), (0.28, 0.859)))
+    yield from (asked(*each) for each in ((0.0, 1), (0.0, 10), (1.0, 1), (2.0, 1)))
 
 
 def _asked(rng: np.random.Generator, effect: float, proposals: int) -> str:
@@ -231,34 +307,61 @@ def _asked(rng: np.random.Generator, effect: float, proposals: int) -> str:
 PARTS = (verdicts, coverage, power, speed, decided)
 
 
-def report(rates: Sequence[Mapping[str, Any]], command: str) -> str:
+def simulate(tables: int, place: Path, known: Sequence[Mapping[str, Any]] = ()) -> Iterator[list[dict[str, Any]]]:
+    """Yield all rows after every batch of tables, until each case has as many as asked for, or more where it counts.
+
+    Every batch has a generator of its own, so that what is known need not be drawn again.
+    """
+    rows = {(row["case"], row["about"]): dict(row) for row in known}
+    cases = [case for part in PARTS for case in part()]
+    for case in cases:
+        done = next((row["tables"] for key, row in rows.items() if key[0] == case.name), 0)
+        while done < tables * case.more:
+            size = min(BATCH, tables * case.more - done)
+            for rate in case.rates(np.random.default_rng((36, zlib.crc32(case.name.encode()), done)), size, place):
+                new = {"about": rate.about, "case": case.name, "printed": rate.printed, "at_most": rate.at_most}
+                row = rows.setdefault(
+                    (case.name, rate.about), new | dict.fromkeys(("hits", "count", "of", "tables"), 0)
+                )
+                more = {"hits": int(sum(rate.found)), "count": len(rate.found), "of": rate.of, "tables": size}
+                row.update({key: row[key] + value for key, value in more.items()})
+            done += size
+            yield [row for each in cases for key, row in rows.items() if key[0] == each.name]
+
+
+def report(rates: Sequence[Mapping[str, Any]]) -> str:
     """Return all rates in Markdown."""
-    lines = ["# What the pages print, and what simulated tables show", ""]
-    lines += [
-        f"`{command}`: so many tables of known effects a row, read by what `report` and `judge` call, and counted"
-    ]
-    lines += [
-        "in what their pages say. ± is one Monte Carlo error. *Agrees*: to a tenth of what is printed, or two Monte"
-    ]
-    lines += ["Carlo errors more. *Safe*: fewer errors, or more coverage.", ""]
-    lines += ["| what | simulated | printed | seen | |", "| --- | --- | --- | --- | --- |"]
-    for each in rates:
-        printed, seen = f"{100 * each['printed']:.3g} %", f"{100 * each['seen']:.1f} ± {100 * each['error']:.1f} %"
-        lines.append(f"| {each['about']} | {each['case']} | {printed} | {seen} | {each['verdict']} |")
-    return "\n".join(lines) + "\n"
+    text = """# What the pages print, and what simulated tables show
+
+`python -m benchmarks.rates`: tables of known effects, read by what `report` and `judge` call, and counted in what their
+pages say. ± is one Monte Carlo error. *Agrees*: to a tenth of what is printed, or two Monte Carlo errors more. *Safe*:
+fewer errors, or more coverage.
+
+| what | simulated | tables | printed | seen | |
+| --- | --- | --- | --- | --- | --- |
+"""
+    for row in rates:
+        told, shown = verdict(row), f" (in {row['count'] / row['of']:.0%} of pages)" if row["of"] else ""
+        seen = f"{100 * told['seen']:.1f} ± {100 * told['error']:.1f} %" if row["count"] else "–"
+        printed = f"{100 * row['printed']:.3g} %" if row["count"] else "none"
+        cells = [row["about"] + shown, row["case"], f"{row['tables']:,}", printed, seen, told["verdict"]]
+        text += f"| {' | '.join(cells)} |\n"
+    return text
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Simulate, and write both files."""
     parser = argparse.ArgumentParser(description="Print each rate of a page beside the one that is seen.")
-    parser.add_argument("--tables", type=int, default=100, help="of a row (default: 100)")
+    parser.add_argument("--tables", type=int, default=400, help=f"of a case; {MORE} times as many where errors count")
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--anew", action="store_true", help="draw again what is there already")
     options = parser.parse_args(arguments)
-    rng, command = np.random.default_rng(36), f"python -m benchmarks.rates --tables {options.tables}"
+    kept = options.output / "rates.json"
+    known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() and not options.anew else []
     with tempfile.TemporaryDirectory() as place:
-        rates = [rate.plain() for part in PARTS for rate in part(rng, options.tables, Path(place))]
-    write_text(options.output / "rates.json", json.dumps(rates, indent=1) + "\n")
-    write_text(options.output / "rates.md", report(rates, command))
+        for known in simulate(options.tables, Path(place), known):  # noqa: B020
+            write_text(kept, json.dumps(known, indent=1) + "\n")
+            write_text(options.output / "rates.md", report(known))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,16 +28,18 @@ from structured_init.files import replacing, write_text
 
 RESULTS = Path(__file__).parent / "results"
 PROPOSALS, SHARE = 50, 0.2
+MORE = 10  # times as many loops where the referee should keep nothing, which it rarely does
 
 
-class Log(NamedTuple):
+@dataclass(frozen=True)
+class Log:
     """Runs of one arm of a public or committed task, less is better, and where they were read."""
 
     metric: str
     values: tuple[float, ...]
     source: str
 
-    @property
+    @cached_property
     def deviation(self) -> float:
         """The standard deviation between runs: of the values, from which runs are drawn again."""
         return float(np.std(self.values))
@@ -112,7 +117,8 @@ def referee(runs: Runs, changes: Mapping[str, float], margin: float) -> list[str
             for seed in seeds:
                 runs.train(arm, seed), runs.train(baseline, seed)
             table = runs.table(baseline, arm)
-            said = judge(table, baseline, metric=runs.log.metric, margin=margin, proposals=PROPOSALS, state=state)
+            rule = {"metric": runs.log.metric, "mode": "min", "margin": margin, "proposals": PROPOSALS}
+            said = judge(table, baseline, **rule, state=state)
             state, seeds = said.state, said.opinions[0].seeds
             if said.answer != "more":
                 break
@@ -139,17 +145,27 @@ def loop(log: Log, way: str, seed: int, share: float) -> Kept:
     return Kept(len(kept) - true, true, int(sum(changes.values())), len(runs.trained))
 
 
-def measure(loops: int) -> list[dict[str, Any]]:
-    """Return a row for each log, way and share of real proposals."""
-    rows = []
-    for name, log in LOGS.items():
-        for share in (0.0, SHARE):
-            for way in WAYS:
-                found = [loop(log, way, seed, share) for seed in range(loops)]
-                total = {key: sum(getattr(each, key) for each in found) for key in Kept._fields}
-                rows.append({"log": name, "share": share, "way": way, "loops": loops, **total})
-                rows[-1]["loops_with_false"] = sum(each.false > 0 for each in found)
-    return rows
+def measure(loops: int, known: Sequence[dict[str, Any]] = ()) -> Iterator[list[dict[str, Any]]]:
+    """Yield all rows, one for each log, way and share of real proposals, whenever ten loops more are done.
+
+    Args:
+        loops: of a row; of the referee's where no proposal has an effect, ten times as many.
+        known: rows of earlier loops, which are not repeated.
+    """
+    rows = {(row["log"], row["share"], row["way"]): dict(row) for row in known}
+    every = [(name, share, way) for name in LOGS for share in (0.0, SHARE) for way in WAYS]
+    none = {"loops": 0, **dict.fromkeys(Kept._fields, 0), "loops_with_false": 0}
+    for key in every:
+        rows.setdefault(key, dict(zip(("log", "share", "way"), key, strict=True)) | none)
+    for name, share, way in sorted(every, key=lambda key: ("referee" not in key[2], key[2])):
+        row, wanted = rows[name, share, way], loops * (MORE if not share and way.startswith("referee") else 1)
+        while row["loops"] < wanted:
+            found = [loop(LOGS[name], way, seed, share) for seed in range(row["loops"], min(row["loops"] + 10, wanted))]
+            for field in Kept._fields:
+                row[field] += sum(getattr(each, field) for each in found)
+            row["loops"] += len(found)
+            row["loops_with_false"] += sum(each.false > 0 for each in found)
+            yield [rows[key] for key in every]
 
 
 def page(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -161,7 +177,10 @@ def page(rows: Sequence[Mapping[str, Any]]) -> str:
     for row in rows:
         none, effects = row["loops"] * PROPOSALS - row["effects"], row["effects"]
         kept = f"{100 * row['true'] / effects:.0f} %" if effects else ""
-        cells = [row["log"], f"{row['share']:.0%}", row["way"], f"{row['loops_with_false']} of {row['loops']}"]
+        wrong = row["loops_with_false"] / row["loops"]
+        error = math.sqrt(max(wrong * (1 - wrong), 1 / row["loops"]) / row["loops"])
+        looped = f"{row['loops_with_false']} of {row['loops']:,} ({100 * wrong:.1f} ± {100 * error:.1f} %)"
+        cells = [row["log"], f"{row['share']:.0%}", row["way"], looped]
         cells += [f"{100 * row['false'] / none:.2g}", kept, f"{row['runs'] / row['loops']:,.0f}"]
         table.append("| " + " | ".join(cells) + " |")
     return f"""# A referee beside greedy search
@@ -172,6 +191,7 @@ A loop makes {PROPOSALS} proposals; each changes what was kept last. A run is on
 and moved by the effect of its arm. *Greedy* trains each proposal once, or three times, and keeps what looks better
 than the best so far. The *referee* is [`judge`](../../comparison/results/referee.py), asked after every batch of seeds
 that it names, with the smallest gain worth keeping as margin. An effect is one σ, the standard deviation between runs.
+± is one Monte Carlo error. Of loops without an effect the referee may spoil 5 %.
 
 ![False keeps and effects kept](referee.png)
 
@@ -210,10 +230,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Replay, and write the page."""
     parser = argparse.ArgumentParser(description="Replay loops of proposals with and without a referee.")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--loops", type=int, default=100)
+    parser.add_argument("--loops", type=int, default=100, help="of a row; those that are there are not repeated")
+    parser.add_argument("--anew", action="store_true", help="repeat them")
     options = parser.parse_args(arguments)
-    rows = measure(options.loops)
-    write_text(options.output / "referee.json", json.dumps(rows, indent=1) + "\n")
+    kept = options.output / "referee.json"
+    known = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() and not options.anew else []
+    rows = known
+    for rows in measure(options.loops, known):
+        write_text(kept, json.dumps(rows, indent=1) + "\n")
     draw(rows, options.output / "referee.png")
     write_text(options.output / "referee.md", page(rows))
 

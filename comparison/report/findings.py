@@ -307,6 +307,19 @@ def level_text(question: Question) -> str:
     )
 
 
+def unseen(found: Effects) -> str:
+    """Return how many runs of an arm may fail where none has, if means of shares have intervals; else nothing."""
+    means = [arm.value for arm in found.arms if arm.value is not None]
+    runs = min((mean.samples for mean in means if mean.samples >= FEWEST_FOR_INTERVAL), default=0)
+    if not runs or not found.metric.is_share([mean.mean for mean in means]):
+        return ""
+    most = 1 - FAMILY_LEVEL ** (1 / runs)  # Clopper and Pearson's upper end of none
+    return (
+        f" The interval of a mean is about runs like those that were seen: of {runs} runs all may succeed where up to "
+        f"{most:.0%} fail."
+    )
+
+
 def suggestion(found: Effects) -> list[str]:
     """Return a sentence where results look all or nothing and nothing counts them; none elsewhere."""
     threshold = None if found.threshold is not None else all_or_nothing(found)

@@ -216,13 +216,18 @@ def _effects(
         if arm in values or arm in without_rate
     ]
     found = Effects(point=point, metric=metric, baseline=baseline, target=target, arms=arms, question=question)
-    return replace(found, arms=_without_ends(arms)) if all_or_nothing(found) is not None else found
+    finals = [value for arm in arms for value in arm.by_seed.values()]
+    counts = all_or_nothing(found) is not None or metric.looks_solved(finals)
+    return replace(found, arms=_without_ends(arms)) if counts else found
 
 
 def _without_ends(arms: Sequence[ArmResult]) -> list[ArmResult]:
     """Return arms whose means have no interval: seeds that agree say nothing about those that fail now and then."""
-    means = [arm.value and replace(arm.value, low=-math.inf, high=math.inf) for arm in arms]
-    return [replace(arm, value=value) for arm, value in zip(arms, means, strict=True)]
+    known = [arm.value is not None and not arm.value.has_no_width for arm in arms]
+    return [
+        replace(arm, value=replace(arm.value, low=-math.inf, high=math.inf)) if ends else arm
+        for arm, ends in zip(arms, known, strict=True)
+    ]
 
 
 def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:

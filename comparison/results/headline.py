@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ALONE = "1 seed, no interval"
 TWO = "2 seeds, no interval: run at least 5"
+UNSOLVED = "no interval: a run solves it or does not"
 
 
 def look(folder: str | os.PathLike[str], manifest: Manifest) -> list[Effects]:
@@ -257,10 +258,12 @@ def _value_cell(arm: ArmResult, found: Effects, digits: int, fewer: str, solved:
     runs, alone = arm.value.samples, ""
     if runs < FEWEST_FOR_INTERVAL:
         alone = ALONE if arm.seeds == 1 and not fewer else "no interval"
+    elif solved:
+        alone = solved
     elif arm.value.has_no_width:
         alone = f"{runs} of {runs} at {_value(found, arm.value.mean, digits)}"
     elif math.isinf(arm.value.half_width):
-        alone = solved
+        alone = UNSOLVED
     return Cell(interval_text(arm.value, digits), ", ".join(filter(None, [fewer, kept, alone])))
 
 

@@ -45,6 +45,7 @@ FLAGS = {"max": "--more-is-better", "min": "--less-is-better"}
 SHARES = frozenset(
     {"accuracy", "acc", "precision", "recall", "f1", "iou", "miou", "dice", "match", "success", "solved"}
 )
+SOLVED, NEAR_END = frozenset({"match", "success", "solved"}), 0.05  # what a run of a task has all of or nothing
 NEVER_NEGATIVE = {"loss", "perplexity", "bits", "error"}
 
 
@@ -133,6 +134,15 @@ class Metric:
         """Tell whether values, as they are shown, are shares of a whole, which is ``factor``."""
         named = self.factor == 100 or (self.mode == "max" and SHARES & set(words_of(self.name)))
         return bool(named) and all(0 <= value <= self.factor for value in values)
+
+    def looks_solved(self, values: Collection[float]) -> bool:
+        """Tell whether values, as they are shown, are of runs that solve a task or do not, though none need differ.
+
+        The name says that it may be so, and a value within 5 % of an end that it is.
+        """
+        ends = (NEAR_END * self.factor, (1 - NEAR_END) * self.factor)
+        named = self.is_share(values) and SOLVED & set(words_of(self.name))
+        return bool(named) and not all(ends[0] < value < ends[1] for value in values)
 
     def mean(self, values: Collection[float]) -> Interval:
         """Return the mean of final values with its interval: Student's t, of shares on the scale of logits."""

@@ -78,7 +78,7 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     Raises:
         StructuredInitError: no value.
     """
-    from scipy import stats
+    from scipy import special  # its distributions are the same functions, and take fifty times as long
 
     n = len(values)
     if n == 0:
@@ -88,7 +88,7 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     mean = math.fsum(values) / n
     if n == 1:
         return Interval(mean, -math.inf, math.inf, 1)
-    half_width = float(stats.t.ppf(0.5 + level / 2, n - 1)) * deviation(values, of_mean=True)
+    half_width = float(special.stdtrit(n - 1, 0.5 + level / 2)) * deviation(values, of_mean=True)
     return Interval(mean, mean - half_width, mean + half_width, n)
 
 
@@ -189,7 +189,7 @@ def p_value(differences: Sequence[float]) -> float:
 
     It is 1 where the differences tell nothing: of one seed, or equal in all seeds but for rounding.
     """
-    from scipy import stats
+    from scipy import special
 
     n = len(differences)
     if n < 2 or not all(map(math.isfinite, differences)):
@@ -197,7 +197,7 @@ def p_value(differences: Sequence[float]) -> float:
     mean, spread = math.fsum(differences) / n, deviation(differences)
     if spread <= ROUNDING * abs(mean):
         return 1.0
-    return float(2 * stats.t.sf(abs(mean) / spread * math.sqrt(n), n - 1))
+    return float(2 * special.stdtr(n - 1, -abs(mean) / spread * math.sqrt(n)))
 
 
 def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:

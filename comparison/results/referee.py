@@ -56,7 +56,8 @@ class Opinion:
         if self.answer != "more":
             return f"{self.answer} {self.arm}: {self.why}"
         seeds = ", ".join(map(str, self.seeds))
-        return f"{len(self.seeds)} more seeds of {self.arm} and {self.baseline}: {seeds} ({self.why})"
+        many = "seed" if len(self.seeds) == 1 else "seeds"
+        return f"{len(self.seeds)} more {many} of {self.arm} and {self.baseline}: {seeds} ({self.why})"
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import json
 import math
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +16,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from benchmarks.claims import CLAIMS, RESULTS, WORDS, among_all, judge, runs_for
+from benchmarks.claims import CLAIMS, RESULTS, WORDS, Contrast, Verdict, among_all, judge, runs_for
 from benchmarks.claims_page import SHORT, gains, into, page, runs_page, short
 from comparison.results.controls import SAME_POSITIONS, SCRAMBLED
 from comparison.results.targets import share
@@ -261,11 +262,18 @@ def test_a_gain_says_which_controls_it_is_not_shown_to_exceed(tmp_path):
     manifest = {"metric": "test/accuracy", "mode": "max", "command": "compare"}
     (tmp_path / "x" / "comparison.json").write_text(json.dumps(manifest))
     (tmp_path / "x" / "results.json").write_text(json.dumps({"runs": [{}]}))
-    assert "| **shown** | **not shown**: same positions | – | holds" in page({"rule": ""}, [judge(claim, tmp_path)])
+    text = page({"rule": ""}, [judge(claim, tmp_path)])
+    assert "| **shown** | shown, p < 0.001 | **not shown**: same positions | −0.2 " in text
     wide = claim | {"margin": 1.0}
-    assert "| **shown** | **refuted**: same positions | – | holds" in page({"rule": ""}, [judge(wide, tmp_path)])
+    assert "| **shown** | shown, p < 0.001 | **refuted**: same positions | " in page(
+        {"rule": ""}, [judge(wide, tmp_path)]
+    )
     alone = claim | {"references": {"default": "a"}}
-    assert "| **shown** | **no control** | – | holds" in page({"rule": ""}, [judge(alone, tmp_path)])
+    verdict = judge(alone, tmp_path)
+    assert "| **shown** | shown, p < 0.001 | **no control** | – | – | holds" in page({"rule": ""}, [verdict])
+    weak = Verdict(claim, [Contrast("default", "better", "+1", p=0.02)], 4, 4, 1.0, verdict.committed)
+    row = f"| **shown** | not shown, p = {0.02 * 3:.3f} | **no control** | "  # the smallest of three, by Holm
+    assert row in page({"rule": ""}, [replace(weak, claim=claim | {"name": name}) for name in "xyz"])
     reverse = claim | {"references": {"same positions": "p"}}
     assert judge(reverse, tmp_path).structure == "–"
 

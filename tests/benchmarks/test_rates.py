@@ -58,23 +58,46 @@ def test_pages_without_an_effect_rarely_find_one(tmp_path):
 
 def test_a_rate_agrees_to_a_tenth_or_is_safe_or_off():
     def verdict(seen, at_most):
-        return rates.Rate("", "", 0.05, [True] * seen + [False] * (10**5 - seen), at_most).plain()["verdict"]
+        return rates.verdict({"printed": 0.05, "at_most": at_most, "hits": seen, "count": 10**5})["verdict"]
 
     assert [verdict(seen, True) for seen in (0, 4700, 5400, 6000)] == ["safe", "agrees", "agrees", "**off**"]
     assert verdict(6000, False) == "safe"
 
 
-def test_the_command_writes_numbers_and_a_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(rates, "PARTS", (rates.speed, rates.decided))
-    rates.main(["--tables", "2", "--output", str(tmp_path)])
-    rows = json.loads((tmp_path / "rates.json").read_text())
-    assert {row["about"] for row in rows} >= {"arms alike: any is faster or slower", "judge keeps"}
-    assert "| judge keeps | effect 0 σ, 1 of 10 | 0.5 % |" in (tmp_path / "rates.md").read_text()
+def test_the_command_writes_numbers_and_a_page_and_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    drawn = []
+
+    def parts():
+        def seen(rng, tables, place):
+            drawn.append(tables)
+            return [rates.Rate("a rate", 0.05, list(rng.random(tables) < 0.5), at_most=True)]
+
+        yield rates.Case("a case", seen, more=2)
+
+    monkeypatch.setattr(rates, "PARTS", (parts,))
+    rates.main(["--tables", "60", "--output", str(tmp_path)])
+    assert drawn == [50, 50, 20]
+    rates.main(["--tables", "100", "--output", str(tmp_path)])
+    assert drawn == [50, 50, 20, 50, 30]
+    (row,) = json.loads((tmp_path / "rates.json").read_text())
+    assert (row["tables"], row["count"]) == (200, 200)
+    assert 60 < row["hits"] < 140
+    assert "| a rate | a case | 200 | 5 % | " in (tmp_path / "rates.md").read_text()
 
 
-def test_every_committed_rate_agrees_is_safe_or_is_named_in_the_documentation():
+def test_a_speed_up_and_the_referee_are_counted(tmp_path):
+    cases = {case.name: case for part in (rates.speed, rates.decided) for case in part()}
+    (curves,) = cases["curves, 2 arms, 3 seeds"].rates(np.random.default_rng(0), 2, tmp_path)
+    assert len(curves.found) == 2
+    keeps, interval = cases["effect 0 σ, 1 of 10"].rates(np.random.default_rng(0), 2, tmp_path)
+    assert (keeps.printed, round(interval.printed, 3)) == (0.005, 0.991)
+
+
+def test_every_committed_rate_agrees_or_is_safe_and_no_mean_of_exact_matches_has_an_interval():
     rows = json.loads((rates.RESULTS / "rates.json").read_text())
-    assert len(rows) > 50
-    off = {row["case"].rpartition(",")[0] for row in rows if "off" in row["verdict"]}
-    assert off <= {"all or nothing, 80 % solve"}
+    assert len(rows) > 60
+    assert not [row for row in rows if "off" in rates.verdict(row)["verdict"]]
+    solved = [row for row in rows if row["about"] == "95 % interval of a mean" and "exact match" in row["case"]]
+    assert [row["count"] for row in solved] == [0, 0, 0]
+    assert (rates.RESULTS / "rates.md").read_text() == rates.report(rows)
     assert "where runs fail now and then" in (Path(rates.__file__).parents[1] / "docs" / "compare.md").read_text()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from comparison.report.data import ReportData
-from comparison.report.findings import findings, level_text, suggestion
+from comparison.report.findings import findings, level_text, suggestion, unseen
 from comparison.report.registry import Html, Piece, heading, note, register_panel, table
 from comparison.report.theme import FAINT, INK, Drawing, Style, figure_settings, label_ends, new_figure, plot_share
 from comparison.results.effects import FAMILIES, Effect, Effects
@@ -89,6 +89,7 @@ def result(data: ReportData) -> list[Piece]:
     asked = next((found.question for found in data.effects if found.question), None)
     reading = READING_ELSEWHERE if data.source else READING
     reading = f"{level_text(asked)} {reading}" if asked else reading + FAMILY
+    reading += next(filter(None, map(unseen, data.effects)), "")
     return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + TYPE), reading)]
 
 

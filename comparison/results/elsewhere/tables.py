@@ -65,6 +65,7 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
             name = row.cells[known["metric"]] if long else column
             if (before := places.setdefault((key, name, at), row.line)) != row.line:
                 how = "" if step else "add a column 'step', or "
+                how = "name the columns, --arm COLUMN --seed COLUMN, or " if by_name else how
                 there = "" if at is None else f", step {at:g}"
                 raise StructuredInitError(
                     f"'{path}', lines {before} and {row.line}: arm '{key[0]}', seed {key[1]}{there} occurs twice: "

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from scipy import stats
 
 import comparison
@@ -175,6 +179,41 @@ def test_the_command_answers_by_its_exit_status_and_reads_columns_by_name(tmp_pa
             main(["judge", str(tmp_path / arguments[0])])
         assert stop.value.code == status
     assert "this cannot be judged: " in capsys.readouterr().err
+
+
+def test_the_page_s_commands_workflow_loop_and_python_run_as_they_stand(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[3] / "docs" / "judge.md").read_text(encoding="utf-8")
+    blocks = {kind: block for kind, block in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE)}
+    steps = yaml.safe_load(blocks["yaml"])["jobs"]["judge"]["steps"]
+    lines = [line for line in (steps[-1]["run"], *text.splitlines()) if line.startswith("structured-init judge runs")]
+    assert len(lines) == 2
+
+    def judged(line: str, rows: pd.DataFrame) -> int:
+        rows.to_csv("runs.csv", index=False)
+        try:
+            main(shlex.split(line)[1:])
+        except SystemExit as stop:
+            return stop.code
+        return 0
+
+    def runs(seeds: int, gain: float) -> pd.DataFrame:
+        rows = [(arm, s, 3.28 - gain * i + 0.001 * NOISE[i, s]) for i, arm in enumerate(arms) for s in range(seeds)]
+        return pd.DataFrame(rows, columns=["arm", "seed", "val/loss"])
+
+    arms = ("main", "rotary")
+    assert judged(lines[0], runs(3, 0.01)) == 75
+    (loop,) = re.findall(r"until (structured-init judge .*?) >", blocks["bash"])
+    capsys.readouterr()
+    assert judged(loop, runs(3, 0.01)) == 75
+    named = re.search(r"jq -r '\.arms\[0\]\.(\w+) ", blocks["bash"])[1]
+    assert json.loads(capsys.readouterr().out)["arms"][0][named] == [3, 4]  # what the loop trains next
+    assert judged(loop, runs(8, 0.01)) == 0
+    names = {"frame": runs(8, 0.01)}
+    exec(blocks["python"], names)
+    assert names["said"].answer == "keep"
+    Path("runs.csv.judged.json").unlink()
+    assert judged(lines[1], runs(40, 0.0)) == 1
 
 
 def test_the_report_asks_whether_single_runs_are_seeds(tmp_path, capsys):

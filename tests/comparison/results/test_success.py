@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from comparison.report.findings import findings, suggestion
+from comparison.report.findings import findings, suggestion, unseen
 from comparison.results.effects import all_or_nothing, check_success, effects, successes
 from comparison.results.headline import headline_table
 from comparison.results.targets import Share, fewest_seeds, fisher, share, times_to
@@ -119,6 +119,38 @@ def test_results_that_look_all_or_nothing_suggest_a_threshold():
     apart = found({"default": [0.1, 0.12], "mimetic": [0.9, 0.92]})  # an arm that is better, no arm that is both
     assert (all_or_nothing(apart), suggestion(apart)) == (None, [])
     assert all_or_nothing(found({"default": [0.6, 0.7, 0.8]})) is None
+
+
+def test_means_of_tasks_that_runs_solve_or_do_not_have_no_interval_even_where_all_solve_them():
+    def cells(metric, values):
+        (judged,) = effects_of(metric, {"default": values, "other": values[::-1]})
+        return [row[2].note for row in headline_table(judged).rows]
+
+    alike = [0.98, 0.97, 0.99]
+    assert cells("test/exact_match", alike) == ["no interval: a run solves it or does not"] * 2
+    assert cells("test/solved", [0.01, 0.02, 0.0]) == ["no interval: a run solves it or does not"] * 2
+    assert cells("test/exact_match", [0.4, 0.5, 0.6]) == ["", ""]  # as of answers to questions
+    assert cells("test/exact_match", [1.0] * 3) == ["3 of 3 at 1.00"] * 2
+    assert cells("test/accuracy", alike) == ["", ""]
+    mixed = cells("test/exact_match", [0.98, 0.02, 0.97])
+    assert mixed == ["2 of 3 with test exact match ≥ 0.95"] * 2
+
+
+def effects_of(metric, values):
+    rows = [(a, seed, True, math.nan, v, False) for a, of_arm in values.items() for seed, v in enumerate(of_arm)]
+    manifest = {"arms": dict.fromkeys(values), "baseline": "default", "metric": metric, "mode": "max"}
+    return effects(
+        pd.DataFrame(rows, columns=[*COLUMNS[:4], metric, "diverged"]), manifest | {"grid": {}, "learning_rates": []}
+    )
+
+
+def test_a_page_of_shares_says_how_many_runs_may_fail_unseen():
+    arms = {"default": [0.98, 0.97, 0.99, 0.98, 0.98], "other": [0.97, 0.98, 0.98, 0.98, 0.99]}
+    said = unseen(found(arms))
+    assert "of 5 runs all may succeed where up to 45% fail" in said
+    assert stats.binom.pmf(0, 5, 0.4507) == pytest.approx(0.05, abs=1e-4)  # none of five fails one time in twenty
+    assert unseen(effects_of("test/loss", arms)[0]) == ""
+    assert unseen(effects_of("test/exact_match", {"default": [0.1, 0.9], "other": [0.9, 0.1]})[0]) == ""
 
 
 def test_a_threshold_in_percent_is_refused():
