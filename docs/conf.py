@@ -40,6 +40,7 @@ extensions = [
     "sphinx.ext.linkcode",
     "sphinx_copybutton",
     "sphinx_design",
+    "folded",
     "mathml",
     "presets",
     "source_pages",

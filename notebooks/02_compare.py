@@ -69,7 +69,7 @@ curves.head()
 # %% [markdown]
 # ## The figure
 #
-# A line is the mean over seeds; the band is its 95 % t interval, which takes three seeds to be of use.
+# A line is the mean over seeds, and the band its 95 % t interval, which is of use from three seeds on.
 
 # %%
 figure = Figure(figsize=(5.5, 2.8), layout="constrained")

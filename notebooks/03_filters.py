@@ -64,8 +64,8 @@ covariance_figure(moments)
 filter_figure(moments)
 
 # %% [markdown]
-# In numbers, for the first and the last layer: independent weights have a neighbour correlation of 0, and an energy of
-# 1/3 in PyTorch's default whatever the size.
+# In numbers, for the first and the last layer. Independent weights have a neighbour correlation of 0. PyTorch's default
+# has an energy of 1/3 at any size of the filter.
 
 # %%
 for label, layers in moments.items():
@@ -76,7 +76,7 @@ for label, layers in moments.items():
 # %% [markdown]
 # ## Frozen or trained
 #
-# A frozen initialization trains no filter, in this run and in one resumed from it: only channels are mixed.
+# A frozen initialization trains no filter, in this run or in one resumed from it. Training can only mix channels.
 
 
 # %%
@@ -123,11 +123,12 @@ trained, _ = results["default, trained"]
 variance_figure({"before": depthwise_filters(built), "after": depthwise_filters(trained)})
 
 # %% [markdown]
-# ## Why frozen filters can do
+# ## Why frozen filters can be enough
 #
 # Where D channels have rank k, fixed filters and channel mixing reach any f × f filter from D = k·f² on (2404.01139).
-# The embeddings of single gray pixels have rank 2, value and bias: random filters leave nothing from D = 18 on.
-# Impulses need more, until every place is drawn twice; one box for all channels never gets there.
+# The embeddings of single gray pixels have rank 2 (value and bias), so with random filters nothing is left to learn
+# from D = 18 on. Impulses need more channels, until every place is drawn twice. One box for all channels never gets
+# there.
 
 # %%
 data = ImageData(name="digits", batch_size=64)

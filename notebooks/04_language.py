@@ -86,7 +86,7 @@ reports = {name: initialize(started[name], start, seed=0) for name, start in sta
 print(reports["mimetic +"].summary())
 
 # %% [markdown]
-# GPT-2 starts its output projections smaller with depth; `Mimetic` replaces that, and its report says so.
+# GPT-2 draws its output projections smaller with depth. `Mimetic` replaces them, and its report says so.
 
 # %%
 for site, note in reports["mimetic +"].notes.items():
@@ -129,8 +129,8 @@ for name, (_, metrics) in trained.items():
 # %% [markdown]
 # ## The weight products before and after
 #
-# $W_qW_k^\top$ of the heads and $W_vW_o$ of the layers. Each moment has its own scale, which compares patterns and not
-# sizes.
+# $W_qW_k^\top$ of the heads and $W_vW_o$ of the layers. Before and after training have scales of their own: compare
+# patterns, not sizes.
 
 
 # %%
@@ -150,8 +150,8 @@ product_figure(moments["mimetic +"], side=32, same_scale=False)
 product_figure(moments["mimetic −"], side=32, same_scale=False)
 
 # %% [markdown]
-# In numbers, the mean of the diagonals of each layer: an identity times β has β. A head of half the width keeps half of
-# the directions, so less of its 0.7.
+# In numbers, the mean of the diagonals of each layer. The identity times β has a mean of β. A head that is half as wide
+# keeps half of the directions, and so less of the 0.7.
 
 # %%
 for name, of_start in moments.items():
@@ -181,7 +181,8 @@ token_figure({"before": maps(started["mimetic +"]), "after": maps(chosen)}, char
 # %% [markdown]
 # ## A sample
 #
-# Of the default initialization. `sample_tokens` writes samples during a training, from a generator of their own.
+# A text that the network from the default initialization writes. `sample_tokens` writes samples during training, from a
+# random generator of their own.
 
 # %%
 generator = torch.Generator().manual_seed(0)

@@ -16,9 +16,9 @@
 # %% [markdown]
 # # State spaces: one layer that recalls
 #
-# What the scan of Mamba-2 computes is a lower-triangular matrix, so it can be looked at like attention: as the library
-# starts it, under `MimeticStateSpace`, with each of the four components alone and with each left out, and after a short
-# training. No download.
+# The scan of Mamba-2 multiplies its inputs by a lower-triangular matrix, so it can be looked at like attention. Here it
+# is drawn as the library initializes it, under `MimeticStateSpace`, with each of the four components alone and with
+# each left out, and after a short training. No download.
 
 # %%
 # %matplotlib inline
@@ -41,7 +41,7 @@ steps = int(os.environ.get("NOTEBOOK_STEPS", 500))
 # %% [markdown]
 # ## The task
 #
-# Copying: behind the bar the string comes again, and each of its letters is predicted from all before it.
+# Copying: after the bar the string comes again. Each of its letters is predicted from all tokens before it.
 
 
 # %%
@@ -60,8 +60,9 @@ for row in ids[:3].tolist():
 # %% [markdown]
 # ## Both initializations
 #
-# The moduli of the scan's matrices, every row made to sum to one, averaged over 64 strings: `$`, 8 letters, `|`, and 8
-# letters. Heads of a layer share B and C; A and Δ are their own.
+# The pictures show the absolute values of the scan's matrices, averaged over 64 strings, with every row scaled to a sum
+# of one. A string is `$`, 8 letters, `|`, and the 8 letters again. Heads of a layer share B and C; each has an A and a
+# Δ of its own.
 
 
 # %%
@@ -92,9 +93,9 @@ print(report.summary())
 map_figure({"default": maps(default), "mimetic": maps(mimetic)})
 
 # %% [markdown]
-# Under the mimetic initialization every token looks at itself, and a letter behind the bar also at itself in the
-# string: the second diagonal, which the library's initialization has not. All heads do the same until training tells
-# them apart.
+# Under the mimetic initialization every token looks at itself. A letter after the bar also looks at the same letter in
+# the string. This is the second diagonal, which the library's initialization lacks. All heads do the same until
+# training makes them differ.
 #
 # What the report measured in the first layer:
 
@@ -105,8 +106,9 @@ for name, (before, after) in next(iter(report.measures.values())).items():
 # %% [markdown]
 # ## What each component does
 #
-# Each alone over the library's initialization, then all but one, in the first layer. `own letter` is what a letter
-# behind the bar pays to itself in the string, `size` what a row of moduli sums to before that is made one.
+# Each component alone over the library's initialization, then all but one, in the first layer. `own letter` is the
+# attention of a letter after the bar to the same letter in the string. `size` is the sum of a row of absolute values
+# before it is scaled.
 
 # %%
 components = ("decay", "step", "correlate", "convolution")
@@ -115,7 +117,7 @@ without = {f"no {one}": MimeticStateSpace(**{one: False}) for one in components}
 
 
 def paid(attention, back):
-    """From the letters behind the bar to the tokens so many places back, per head."""
+    """From the letters after the bar to the tokens so many places back, per head."""
     return attention.diagonal(-back, -2, -1)[..., -8:].mean(-1)
 
 
@@ -143,22 +145,22 @@ for name, (_, numbers) in looks.items():
 map_figure({name: {"0": looks[name][0][:1]} for name in ("default", *alone)})
 
 # %% [markdown]
-# Alone, none of them makes the second diagonal. The library's Δ is so small that the string is over before its memory
-# is: a slower decay changes nothing, and Δ = 1 with the library's decay forgets at once.
+# Alone, none of them makes the second diagonal. The library's Δ is so small that its memory outlasts the string, so a
+# slower decay changes nothing. Δ = 1 with the library's decay forgets at once.
 
 # %%
 map_figure({name: {"0": looks[name][0][:1]} for name in ("mimetic", *without)})
 
 # %% [markdown]
-# Three of them together make it: without the slow decay the string is forgotten, without correlation nothing is
-# matched, and the library's convolution mixes letters with their neighbours, in B otherwise than in C. Without Δ = 1
-# the pattern is there, in a matrix more than a hundred times smaller.
+# Three of them are needed. Without the slow decay the string is forgotten. Without correlation nothing is matched. The
+# library's convolution mixes letters with their neighbours, and does so differently in B and in C. Without Δ = 1 the
+# pattern is there, in a matrix more than a hundred times smaller.
 
 # %% [markdown]
 # ## Mamba-1
 #
-# There every channel has a Δ and 32 decays of its own, and all share B and C. A head is the mean of an eighth of the
-# channels.
+# In Mamba-1 every channel has a Δ and 32 decays of its own, and all channels share B and C. What is drawn as a head is
+# the mean of an eighth of the channels.
 
 # %%
 map_figure({name: maps(started(starts[name], "mamba")[0]) for name in ("default", "mimetic")}, max_heads=4)
@@ -193,8 +195,8 @@ for name, (_, results) in trained.items():
         print(f"{name:<8} {length:2} letters: {exact:5.1f} % of the strings and {right:5.1f} % of the letters right")
 
 # %% [markdown]
-# To say the next letter, the last one has to be found in the string, and what is behind it there. The most that any
-# head pays to either:
+# To predict the next letter, the network has to find the last letter in the string, and the letter that follows it
+# there. The largest attention of any head to each of the two:
 
 # %%
 moments = {
@@ -205,7 +207,7 @@ moments = {
 for label, layers in moments.items():
     for layer, attention in layers.items():
         itself, following = (paid(attention, back).max() for back in (9, 8))
-        print(f"{label:<16} layer {layer.split('.')[-2]}: itself {itself:.2f}, what is behind it {following:.2f}")
+        print(f"{label:<16} layer {layer.split('.')[-2]}: itself {itself:.2f}, what follows {following:.2f}")
 
 # %%
 map_figure({label: moments[label] for label in ("default, before", "default, after")})

@@ -145,8 +145,8 @@ after = {name: attention(model) for name, (model, _) in trained.items()}
 map_figure(after, max_heads=2)
 
 # %% [markdown]
-# The structure that an initialization begins with is still there at the end. The networks that began without have not
-# found it.
+# The structure that an initialization begins with is still there at the end. The networks that began without it have
+# not found it.
 #
 # In numbers: how far a patch looks on average, in patches, and how much of its attention it pays to itself.
 

@@ -17,7 +17,7 @@
 # # A certified radius
 #
 # A network of orthogonal layers changes its output by no more than its input changes. So the lead of the right class
-# certifies a radius: no perturbation that is smaller changes the prediction. Here a small one learns 8×8 digits. No
+# certifies a radius: no perturbation that is smaller changes the prediction. Here a small network learns 8×8 digits. No
 # download.
 
 # %%
@@ -66,7 +66,8 @@ trainer.fit(model, datamodule=data)
 # %% [markdown]
 # ## The bound
 #
-# Computed from the layers. Each of them is orthogonal or an activation that keeps distances, so their product is 1.
+# The bound is the product of the bounds of the layers. Each layer is orthogonal, or an activation that keeps distances,
+# so the product is 1.
 
 # %%
 model = model.cpu().eval()

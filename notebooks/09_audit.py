@@ -16,8 +16,8 @@
 # %% [markdown]
 # # Where the default goes wrong
 #
-# What a model was initialized from can be read off its numbers. `audit` names the distribution of every parameter,
-# whose default that is, and what in it will hurt. No training, no download.
+# What a model was initialized from can be read from its numbers. `audit` names the distribution of every parameter, the
+# library that draws it so by default, and what will hurt training. No training, no download.
 
 # %%
 # %matplotlib inline
@@ -75,8 +75,8 @@ for finding in audit(gated, torch.randn(4, 32)).findings:
 # %% [markdown]
 # ## A GPT whose depth was forgotten
 #
-# GPT-2 draws the projections into the residual stream smaller by √(2 · layers). Whoever writes an initialization of
-# their own forgets that easily.
+# GPT-2 draws the projections into the residual stream smaller by √(2 · layers). This is easily forgotten in an
+# initialization of one's own.
 
 # %%
 torch.manual_seed(0)

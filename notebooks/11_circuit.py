@@ -46,8 +46,8 @@ per_epoch = min(10, steps)
 # %% [markdown]
 # ## The text
 #
-# Random tokens that come again and again, after 6 to 20 of them, another number in every text. What comes next is known
-# from the second time on, to those who find the first; how far back it is, positions alone do not tell.
+# Every text repeats a random sequence of 6 to 20 tokens, each text with a length of its own. From the second time on,
+# the next token is known to a network that finds the first time. Positions alone do not tell how far back that is.
 
 
 # %%
@@ -103,7 +103,7 @@ for site, note in reports["induction"].notes.items():
 # %% [markdown]
 # ## Train
 #
-# `AttentionMapCallback` takes both scores of every head before training and after each epoch of ten steps, and logs
+# `AttentionMapCallback` measures both scores of every head before training and after each epoch of ten steps. It logs
 # those of the best head beside the loss.
 
 
@@ -137,8 +137,9 @@ trained = {name: train(name) for name in starts}
 # %% [markdown]
 # ## The two heads
 #
-# Of every network the head of layer 1 that looks most at the token before, and the head of layer 2 that looks most at
-# what followed an equal token, both chosen after training. The text has a period of 8, in letters.
+# For every network, the head of layer 1 that looks most at the token before, and the head of layer 2 that looks most at
+# what followed an equal token. Both are chosen after training. The text repeats every 8 tokens, which are shown as
+# letters.
 
 # %%
 unit = torch.randperm(26, generator=torch.Generator().manual_seed(1))[:8]

@@ -135,7 +135,7 @@ def check_initialized(
             deviation within 25 %; or a standard: ``"gpt2"``, ``"llama"``, ``"torch"``, ``"mamba"``.
         classes: length of the last axis of the output where that holds logits and the model does not say so.
         loss_tolerance: share of ln C by which the loss may differ.
-        growth: ratio of the scales behind the last block and the first.
+        growth: ratio of the scales after the last block and the first.
         seed: of the draws.
 
     Raises:

@@ -14,6 +14,7 @@ NOT_CARDS = {
     "benchmarks",
     "claims",
     "claims_runs",
+    "compare_clusters",
     "extending",
     "index",
     "methods",

@@ -97,7 +97,7 @@ def test_scripts_have_no_error_of_syntax(page):
 
 @pytest.mark.parametrize(("code", "requeued"), [(75, "requeue 41\n"), (0, ""), (1, "")])
 def test_the_script_for_slurm_goes_back_into_the_queue_while_runs_are_left(tmp_path, code, requeued):
-    (script,) = scripts(DOCS / "compare.md")
+    (script,) = scripts(DOCS / "compare_clusters.md")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "activate").write_text(f'PATH="{tmp_path}:$PATH"\n')
     programs = {"structured-init": f'printf "%s\\n" "$@" >asked\nexit {code}', "scontrol": 'echo "$@"'}

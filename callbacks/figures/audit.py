@@ -161,10 +161,10 @@ def _draw_cells(
 
 
 def _draw_scales(axis: Axes, audit: Audit) -> None:
-    """Draw activations and gradients behind every block."""
+    """Draw activations and gradients after every block."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    _frame(axis, "root mean square behind each block")
+    _frame(axis, "root mean square after each block")
     places = range(len(audit.blocks))
     first = next((each.gradient for each in audit.blocks if each.gradient > 0), 1.0)
     for index, (name, values) in enumerate((

@@ -72,7 +72,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--controls", choices=("auto", "sharpened", "scrambled", "none"), default="none", help=added)
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"
     add("--grid", action="append", default=[], metavar="KEY=a,b", help=places)
-    rates = "choose the best for each initialization on the validation split"
+    rates = "try these, and choose the best for each initialization on the validation split"
     add("--learning-rates", default="", metavar="a,b", help=rates)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
@@ -90,7 +90,7 @@ def find_parser() -> argparse.ArgumentParser:
     among = "candidates, as --inits of compare (default: auto, all that fit the network)"
     add("--among", default="auto", metavar="A,B,…", help=among)
     add("--output", required=True, metavar="DIR", help="folder of the search")
-    total = "training time, summed over all runs, half of it for the race, such as 2h (default: no limit)"
+    total = "training time, summed over all runs, such as 2h (default: no limit)"
     add("--budget", type=parse_duration, default=math.inf, metavar="T", help=total)
     add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")
     add("--learning-rates", default="", metavar="a,b", help="race every candidate and the baseline at each")
@@ -101,7 +101,7 @@ def find_parser() -> argparse.ArgumentParser:
     add("--max-seeds", type=_positive, default=40, metavar="N", help=f"--max-seeds {final}40)")
     shown = "controls of the final comparison, as --controls of compare (default: scrambled; none leaves it out)"
     add("--controls", choices=("auto", "scrambled", "none"), default="scrambled", help=shown)
-    add("--no-open", action="store_true", help="as of compare; this command never opens a browser")
+    add("--no-open", action="store_true", help="accepted as in compare; this command opens no browser")
     parts = "fractions of training at which candidates are dropped (default: 0.2,0.5,1); 1 trains all to the end"
     add("--shares", type=_shares, default="0.2,0.5,1", metavar="a,1", help=parts)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
@@ -131,7 +131,7 @@ def report_parser() -> argparse.ArgumentParser:
     add("--control", metavar="INIT", help=CONTROL)
     add("--success", type=_number, metavar="X", help=SUCCESS)
     add("--output", metavar="FILE", help="file of the page (default: DIR/report.html, or table_report/report.html)")
-    add("--no-open", action="store_true", help="as of compare; this command never opens a browser")
+    add("--no-open", action="store_true", help="accepted as in compare; this command opens no browser")
     return parser
 
 
@@ -148,9 +148,11 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--baseline", metavar="ARM", help="what the others would replace (default: default, baseline or the first)")
     margin = "the smallest gain worth keeping, such as 0.5 points (default: 0.5 points, or about 1 %% of the metric)"
     add("--margin", type=_positive_number, metavar="M", help=margin)
-    add("--precision", type=_positive_number, metavar="H", help="in its place: know every difference to ± H")
+    add("--precision", type=_positive_number, metavar="H", help="instead of --margin: know every difference to ± H")
     add("--max-seeds", type=_positive, metavar="N", help="seeds you would train at most (default: 40)")
-    proposals = "arms that you will judge in all (default: those of the first look); more may come, and find it harder"
+    proposals = (
+        "arms that you will judge in total (default: those of the first look); later ones are judged more strictly"
+    )
     add("--proposals", type=_positive, metavar="N", help=proposals)
     add("--metric", metavar="NAME", help="the metric, if there are several")
     _add_direction(parser, "by its name")
@@ -187,7 +189,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     """Add the options of where runs are trained and how long."""
     add = parser.add_argument
     add("--parallel", type=_positive, default=1, metavar="N", help="runs at a time on this machine (default: 1)")
-    threads = "CPU threads per run; other numbers give other bits (default: 1)"
+    threads = "CPU threads per run; another number changes the last digits (default: 1)"
     add("--threads", type=_positive, default=1, metavar="N", help=threads)
     add("--launcher", choices=("local", "ray"), default="local", help="where runs are trained (default: local)")
     add("--ray-address", metavar="A", help="address of a Ray cluster (default: start one here)")

@@ -135,7 +135,7 @@ def _fits(comparison: Comparison, arm: Arm, values: Mapping[str, Any], plans: Pl
     if not report.changed:
         return "it changes nothing here", comparison
     if is_independent(initializer) and only_redraws(report):
-        return "it only draws the host's default anew, which is a control: name it in --among", comparison
+        return "it draws the same distribution as the host's default: name it in --among to try it", comparison
     return "", comparison
 
 

@@ -27,8 +27,8 @@ BUILT_IN = {
 ADDED = {
     "compare": "train an experiment from several initializations with the same seeds, and report the differences",
     "find": "race initializations, and show the best on fresh seeds and the test split",
-    "report": "write the report of a comparison again, or of anybody's runs",
-    "judge": "say of anybody's runs: keep, discard, or so many more seeds",
+    "report": "write the report of a comparison, or of runs made elsewhere",
+    "judge": "judge any runs: keep, discard, or train more seeds",
 }
 
 
@@ -70,7 +70,7 @@ OWN = {
     "fit": {
         **{"-c, --config FILE": _NAMED["-c, --config FILE"]},
         "--init.initializer CLASS": "the initialization, where no -c init/NAME gives one",
-        "--init.strict true": "refuse a network of which attention would be left alone",
+        "--init.strict true": "refuse a network if any of its attention would be left alone",
         "--model.network NAME": "a network of this project or of timm, or the path of your class",
         "--data.name NAME": "a dataset of the hub, a folder, or digits",
         "--seed_everything N": "seed of all draws (default: 0)",
@@ -88,13 +88,13 @@ OWN = {
         "--checkpoint FILE": "a checkpoint of the same network, or exported weights, to draw beside it",
         "--pretrained NAME": "a pretrained model of timm to draw beside it",
         "--output DIR": "folder for the report and the figures (default: show)",
-        "--no-open": "as of compare; this command never opens anything",
+        "--no-open": "accepted as in compare; this command opens nothing",
     },
     "audit": {
         **_NAMED,
         "--checkpoint FILE": "a checkpoint of the same network, or exported weights, to look at instead",
         "--output DIR": "folder for the table of parameters (CSV), the page (Markdown) and the picture (PNG)",
-        "--no-open": "as of compare; this command never opens anything",
+        "--no-open": "accepted as in compare; this command opens nothing",
     },
 }
 

@@ -1,6 +1,6 @@
 """Scores of heads that trained language models have in common: pure functions of maps and tokens.
 
-Letters: B batch, H heads, N tokens, δ an offset. An offset of 1 is the token before, −1 the token behind.
+Letters: B batch, H heads, N tokens, δ an offset. An offset of 1 is the token before, −1 the token after.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def previous_token_score(maps: Maps, offset: int = 1, queries: Queries | None = 
 
     Args:
         maps: attention maps.
-        offset: δ, in tokens before; negative for tokens behind.
+        offset: δ, in tokens before; negative for tokens after.
         queries: which tokens are asked; all where ``None``.
 
     Returns:
@@ -71,7 +71,7 @@ def induction_score(
 
 
 def prefix_matches(tokens: Tokens, segments: Tokens | None = None) -> Marked:
-    """Mark, for every token t, the tokens s < t that stand behind an equal one: x_{s − 1} = x_t.
+    """Mark, for every token t, the tokens s < t that follow an equal one: x_{s − 1} = x_t.
 
     A token that equals the one before it would mark itself; looking at oneself is not looking back, so it does not
     (TransformerLens's pattern of induction heads has it, unless ``exclude_current_token`` is set).

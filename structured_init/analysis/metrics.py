@@ -372,7 +372,7 @@ class PreviousTokenScore(_Score):
 
     Args:
         num_heads: H.
-        offset: δ, in tokens before; negative for tokens behind.
+        offset: δ, in tokens before; negative for tokens after.
         **kwargs: see ``torchmetrics.Metric``.
     """
 

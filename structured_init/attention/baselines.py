@@ -32,7 +32,7 @@ Fill = Callable[[Tensor, int, torch.Generator], None]
 
 
 class Default(Initializer):
-    """Nothing, explicitly: the model starts as its host library built it."""
+    """Leaves every weight as the library drew it."""
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         """Write nothing."""

@@ -171,7 +171,7 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
         said = next((grid for grid in _grids(weights.modules, owner, beside) if prod(grid) == seen.tokens), None)
         grid = said or ((side, side) if side**2 == seen.tokens else None)
         how = "" if said or grid is None else ", the square of their number"
-        what = f"{seen.tokens} tokens behind {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{how}" if grid else "")
+        what = f"{seen.tokens} tokens after {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{how}" if grid else "")
         weights.note(name, f"seen to be added to the tokens: {what}")
         found.setdefault(owner, []).append(TokenLayout(grid, seen.prefix, seen.parameter, seen.first))
     return {name: layouts[0] for name, layouts in found.items() if len(layouts) == 1}

@@ -46,7 +46,7 @@ def test_scales_and_diagonals_stand_beside_and_findings_below(model):
         model.blocks[0].mlp.fc1.weight[0, 0] = torch.nan
     figure = audit_figure(audit(model))
     titles = [axis.get_title() for axis in figure.axes[1:]]
-    assert titles == ["root mean square behind each block", "mean diagonal / spread off the diagonal"]
+    assert titles == ["root mean square after each block", "mean diagonal / spread off the diagonal"]
     said = [text.get_text() for text in figure.texts]
     assert any(text.startswith("problem: blocks.0.mlp.fc1.weight was never initialized") for text in said)
 

@@ -257,7 +257,7 @@ def test_candidates_are_what_fits_the_network_and_say_why_the_others_do_not(fold
     assert list(found.arms) == ["default", "skipless", "kaiming_uniform", "skipless_half", "skipless_first_half"]
     assert found.arms["skipless_first_half"].overrides == {"where": "[network.blocks.0.attn]"}
     assert list(left_out) == ["mimetic_state_space", "structured_2404", "truncated_normal"]  # no state in a transformer
-    assert "only draws the host's default anew" in left_out["truncated_normal"]  # timm's own distribution
+    assert "draws the same distribution as the host's default" in left_out["truncated_normal"]  # as timm
     assert "its solver takes 10,000 steps" in left_out["structured_2404"]
 
 

@@ -36,13 +36,16 @@ MAPS_WHAT = (
     "Each map averages the probe’s samples: rows are queries, columns are keys. “By offset” averages over all pairs of "
     "patches, or tokens, at the same offset, the query in the centre: the convolution that a head resembles."
 )
-MAPS_SCALE = "One colour scale for all pictures of a view, its square root, so that weak structure shows beside peaks."
+MAPS_SCALE = (
+    "All pictures of a view have one colour scale: the square root of attention, so that weak structure is seen "
+    "beside peaks."
+)
 PRODUCTS_WHAT = Html(
     Markup(
-        "<p><i>W<sub>q</sub>W<sub>k</sub></i><sup>⊤</sup> decides which token attends to which, "
-        "<i>W<sub>v</sub>W<sub>o</sub></i> what is passed on.</p>"
+        "<p><i>W<sub>q</sub>W<sub>k</sub></i><sup>⊤</sup> decides which token attends to which; "
+        "<i>W<sub>v</sub>W<sub>o</sub></i> decides what is passed on.</p>"
     ),
-    "W_q W_kᵀ decides which token attends to which, W_v W_o what is passed on.",
+    "W_q W_kᵀ decides which token attends to which; W_v W_o decides what is passed on.",
 )
 PRODUCTS_SCALE = (
     "Upper left corners; red is positive, blue negative; each arm and moment has its own scale, named below it."

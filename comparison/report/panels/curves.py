@@ -304,8 +304,9 @@ def _steps_how(found: Effects) -> str:
         f"The target, {target_text(found, decimals(found))}, is the mean of {found.baseline}’s final "
         f"{found.metric.on_validation.replace('/', ' ')}{kept}{split}. Curves are linear between evaluations. The "
         "speed-up above is the baseline’s steps divided by the arm’s, paired within a seed, as a geometric mean with a "
-        "t interval of the logarithms. Its target is another, the worst final value of both, which all of their runs "
-        "reach: at one that only some reach, luck looks like speed. Two seeds give no interval. The range beside "
+        "t interval of the logarithms. Its target is a different one: the worst final value of both arms, which all of "
+        "their runs reach. With a target that only some runs reach, luck looks like speed. Two seeds give no interval. "
+        "The range beside "
         "the steps goes from the fewest to the most over the seeds; it is not a confidence interval."
     )
 

@@ -103,7 +103,7 @@ class Audit:
         model: its class.
         records: every parameter, in the order of the model; tied ones have one record.
         findings: what is suspicious, problems first.
-        blocks: scale of activations and gradients behind every block; empty without a batch.
+        blocks: scale of activations and gradients after every block; empty without a batch.
         products: attention layer → diagonals of its products.
         gradients: parameter → root mean square of its gradient; empty without a batch.
         notes: what was left out, and why.

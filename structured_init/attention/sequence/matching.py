@@ -1,4 +1,4 @@
-"""The second half of induction: heads that find the token behind an earlier occurrence of the present one.
+"""The second half of induction: heads that find the token after an earlier occurrence of the present one.
 
 They are solved on what the second layer reads, recorded in a forward pass of the whole network.
 

@@ -57,7 +57,7 @@ class PreviousToken(Initializer):
     pass, and what was predicted where that is another; it warns of heads with less than half of what was asked for.
 
     Args:
-        offsets: where the first heads look, in tokens before; negative for tokens behind, ``[rows, columns]`` up and
+        offsets: where the first heads look, in tokens before; negative for tokens after, ``[rows, columns]`` up and
             left on a grid, ``null`` for a head that is left to the host, as are all heads without one. ``None``: 1, 2,
             3, … over all heads; 1, −1, 2, −2, … where attention goes both ways; left, right, up, down, … on a grid; of
             ALiBi's heads that with the steepest slope.
@@ -69,7 +69,7 @@ class PreviousToken(Initializer):
             1, 1.25, 1.5, 2, 2.5, 3 and 4 that suffices.
         context: tokens for which it is solved; ``None``: the host's longest context, at most 4,096, or 512 where it
             has none. Codes are written for all positions of the host.
-        causal: whether tokens are kept from seeing those behind; ``None``: as a forward pass on the batch shows, or
+        causal: whether tokens are kept from seeing those after them; ``None``: as a forward pass on the batch shows, or
             else as the layout or the host's module says; of a host of which nothing says, no, with a note.
         where: which attention layers, by name; ``None``: the first of every tower.
 
