@@ -25,6 +25,7 @@ NO_POSITIONS = (
     "the model has no position embedding of a known class: describe it with structured_init.register_positions, or say "
     "positions='keep'"
 )
+FOUND_BY_WATCHING = "; given a batch, as batch=…, one forward pass finds a learned table"
 
 Describe = Callable[[Any], TokenLayout | None]
 
@@ -130,6 +131,11 @@ def sought_position_sites(weights: Weights, where: Where = None) -> list[Positio
     return position_sites(weights, where)
 
 
+def no_positions(weights: Weights) -> str:
+    """Say that a model has no positions that are known, and how they would be found where it could not be run."""
+    return NO_POSITIONS + (FOUND_BY_WATCHING if "batch=" in (weights.found.unwatched or "") else "")
+
+
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
     """Return the position sites, and raise one line that says what the model has where there is none."""
     sites = sought_position_sites(weights, where)
@@ -171,7 +177,7 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
         said = next((grid for grid in _grids(weights.modules, owner, beside) if prod(grid) == seen.tokens), None)
         grid = said or ((side, side) if side**2 == seen.tokens else None)
         how = "" if said or grid is None else ", the square of their number"
-        what = f"{seen.tokens} tokens behind {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{how}" if grid else "")
+        what = f"{seen.tokens} tokens after {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{how}" if grid else "")
         weights.note(name, f"seen to be added to the tokens: {what}")
         found.setdefault(owner, []).append(TokenLayout(grid, seen.prefix, seen.parameter, seen.first))
     return {name: layouts[0] for name, layouts in found.items() if len(layouts) == 1}

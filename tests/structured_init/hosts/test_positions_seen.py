@@ -96,9 +96,16 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     weights = Weights(model, batch=images())
     sites = attention_sites(weights)
     assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), prefix)] * 2
-    said = f"seen to be added to the tokens: 16 tokens behind {prefix}, a grid of 4×4, the square of their number"
+    said = f"seen to be added to the tokens: 16 tokens after {prefix}, a grid of 4×4, the square of their number"
     assert report.notes["kringle"] == said
     assert report.unset_positions == []
+
+
+def test_without_a_batch_the_report_says_that_one_would_find_them():
+    model = Foreign()
+    model.layers = nn.ModuleList(nn.TransformerEncoderLayer(DIM, 2, 32, batch_first=True) for _ in range(2))
+    report = initialize(model, Mimetic(), seed=0)
+    assert report.skipped["positions"].endswith("given a batch, as batch=…, one forward pass finds a learned table")
 
 
 def test_positions_alone_are_found_and_frozen_too():
