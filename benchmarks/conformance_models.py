@@ -32,6 +32,14 @@ _NAMES = {
     2: "num_experts_per_tok moe_top_k",
     120: "vocab_size",
 }
+MISSING = {  # settings that have no default, and that a model cannot do without
+    "vocab_size": 120,
+    "prediction_length": 4,
+    "context_length": 8,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "vocabulary_map": {"<image>": 4},
+}
 SPREAD = 0.2  # standard deviation of weights, so that maps of a width of 32 are not uniform
 SMALL = {name: size for size, names in _NAMES.items() for name in names.split()}
 
@@ -117,21 +125,25 @@ def small(config: object, layers: int = 2, factor: int = 1, spread: float | None
         spread: standard deviation of the weights; ``None`` for the host's own.
     """
     names = {config.attribute_map.get(name, name) for name in (*LAYERS, *SMALL)}
-    counts = (getattr(config, name, None) for name in ("num_attention_heads", "n_head"))
+    counts = (held(config, name) for name in ("num_attention_heads", "n_head"))
     heads = next((count for count in counts if isinstance(count, int)), 0)
-    groups = getattr(config, "num_key_value_heads", None)
+    groups = held(config, "num_key_value_heads")
+    for name, value in MISSING.items():
+        if hasattr(config, name) and getattr(config, name) is None:
+            put(config, name, value)
     for name in names:
-        value = getattr(config, name, None)
-        if isinstance(value, bool) or not isinstance(value, int):
+        value = held(config, name)
+        staged = isinstance(held(config, "depths"), list | tuple)  # of stages there are as many as depths
+        if isinstance(value, bool) or not isinstance(value, int) or (staged and name == "num_stages"):
             continue
         put(config, name, layers if name in LAYERS else _small(config, name, factor))
     if hasattr(config, "qk_rope_head_dim"):  # latent attention: part of a head is rotated, the other is not
         for name, size in (("qk_rope_head_dim", 4), ("qk_nope_head_dim", 4), ("qk_head_dim", 8), ("head_dim", 4)):
-            if hasattr(config, name):
+            if held(config, name) is not None:
                 put(config, name, factor * size)
         for name in ("kv_lora_rank", "q_lora_rank", "v_head_dim"):
-            if isinstance(getattr(config, name, None), int):
-                setattr(config, name, 8)
+            if isinstance(held(config, name), int):
+                put(config, name, 8)
     if isinstance(groups, int):
         config.num_key_value_heads = 4 if groups == heads else 2
     for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
@@ -140,6 +152,9 @@ def small(config: object, layers: int = 2, factor: int = 1, spread: float | None
     for name in ("initializer_range", "init_std"):
         if spread is not None and isinstance(getattr(config, name, None), float):
             put(config, name, spread)
+    if isinstance(held(config, "num_heads"), list | tuple) and isinstance(held(config, "embed_dim"), int):
+        put(config, "embed_dim", 8 * config.num_heads[0])
+    put_if_held(config, "num_kv_shared_layers", 0)
     types = getattr(config, "layer_types", None)
     if isinstance(types, list | tuple) and types:
         kinds = list(dict.fromkeys(types))
@@ -186,8 +201,22 @@ def calibrate(model: nn.Module, args: tuple, kwargs: dict) -> None:
 
 def put(config: object, name: str, value: object) -> None:
     """Set a setting that a configuration keeps; one that it computes from others stays."""
-    with contextlib.suppress(AttributeError):
+    with contextlib.suppress(AttributeError, NotImplementedError):
         setattr(config, name, value)
+
+
+def put_if_held(config: object, name: str, value: object) -> None:
+    """Set a setting that a configuration has."""
+    if held(config, name) is not None:
+        put(config, name, value)
+
+
+def held(config: object, name: str) -> object:
+    """Return a setting of a configuration; ``None`` where it has none, or another one in each layer."""
+    try:
+        return getattr(config, name, None)
+    except Exception:  # transformers' own class for settings that layers do not share
+        return None
 
 
 def _small(config: object, name: str, factor: int) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 from abc import ABCMeta, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -21,6 +22,8 @@ from structured_init.running import cpu_by_default
 from structured_init.storage import quantized_layers, refuse_flattened, refuse_lazy
 from structured_init.threads import one_thread
 from structured_init.writer import Writer
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class WrongArgumentError(StructuredInitError, TypeError):
@@ -39,17 +42,35 @@ class _Named(ABCMeta):
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        takes = cls.__signature__
-        try:
-            takes.bind(*args, **kwargs)
-        except TypeError as error:
-            unknown = next((name for name in kwargs if name not in takes.parameters), None)
-            if unknown is not None:
-                known = nearest(unknown, takes.parameters)
-                raise WrongArgumentError(f"{cls.__name__} has no argument '{unknown}': {known}") from None
-            names = ", ".join(takes.parameters)
-            raise WrongArgumentError(f"{cls.__name__}: {error}; its arguments are {names}") from None
+        _check_arguments(cls.__name__, cls.__signature__, args, kwargs)
         return super().__call__(*args, **kwargs)
+
+
+def _check_arguments(who: str, takes: inspect.Signature, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError as error:
+        unknown = next((name for name in kwargs if name not in takes.parameters), None)
+        if unknown is not None:
+            raise WrongArgumentError(
+                f"{who} has no argument '{unknown}': {nearest(unknown, takes.parameters)}"
+            ) from None
+        if len(args) > 1 and all(isinstance(each, Initializer) for each in args):
+            listed = ", ".join(f"{type(each).__name__}()" for each in args)
+            raise WrongArgumentError(f"{who}: several initializers go into one list: Compose([{listed}])") from None
+        raise WrongArgumentError(f"{who}: {error}; its arguments are {', '.join(takes.parameters)}") from None
+
+
+def answered(function: Function) -> Function:
+    """Answer arguments that a function does not have with the names of those that it has."""
+    takes = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _check_arguments(function.__name__, takes, args, kwargs)
+        return function(*args, **kwargs)
+
+    return cast(Function, call)
 
 
 class Initializer(metaclass=_Named):
@@ -157,6 +178,7 @@ class Compose(Initializer):
             yield from initializer.freezing(weights)
 
 
+@answered
 def initialize(
     model: nn.Module,
     initializer: Initializer | str,

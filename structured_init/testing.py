@@ -6,6 +6,7 @@ import copy
 import difflib
 import io
 import math
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.analysis.audit import findings
@@ -115,7 +118,8 @@ def check_initialized(
     """Check how a model begins, and return a row per check. Global random states are left alone.
 
     - ``memory``: every parameter and buffer is written; memory that ``torch.empty`` gives is filled with NaN.
-    - ``seed``, ``seeds``: the same seed gives the same weights, and another seed other draws.
+    - ``seed``, ``seeds``: the same seed gives the same weights, also on rank 1 of two (by ``torch.distributed`` and by
+      the environment; none is started), and another seed gives other draws.
     - ``save``: ``state_dict``, saved and loaded into a model of another seed, gives the same model.
     - ``meta``: built on the meta device, ``to_empty``, then the model's own method: everything is written, and what
       was tied is tied. The own method is ``initialize_weights`` (transformers), else ``init_weights``, else
@@ -225,6 +229,24 @@ def _built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     return model
 
 
+@contextmanager
+def _as_rank(rank: int) -> Iterator[None]:
+    """Let a process take itself for one of two ranks: by torch.distributed, where nobody uses it, and environment."""
+    told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    before = {name: os.environ.get(name) for name in told}
+    alone = dist.is_available() and not dist.is_initialized()
+    try:
+        os.environ.update(told)
+        if alone:
+            dist.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
+        yield
+    finally:
+        if alone and dist.is_initialized():
+            dist.destroy_process_group()
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
 def _unwritten(tensor: Tensor) -> str:
     """Say how many numbers are those of poisoned memory; empty where none is."""
     if tensor.is_meta:
@@ -267,7 +289,13 @@ def _against_builds(
     if "seed" in wanted:
         again = _tensors(_built(build, seed))
         text = f"differs between two models of seed {seed}"
-        yield "seed", {"failures": _folded((name, text) for name in values if not _equal(values[name], again[name]))}
+        unequal = [(name, text) for name in values if not _equal(values[name], again[name])]
+        with _as_rank(1):
+            other_rank = _tensors(_built(build, seed))
+        text = f"differs between ranks 0 and 1 of seed {seed}"
+        named = {name for name, _ in unequal}
+        unequal += [(name, text) for name in values if name not in named and not _equal(values[name], other_rank[name])]
+        yield "seed", {"failures": _folded(unequal)}
     drawn = ("normal", "truncated normal", "uniform")  # a table that is computed looks like none of these
     same = (
         (each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import re
 import shlex
+import socket
 import sys
 import types
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -32,6 +34,13 @@ def known_attention():
 
 
 @pytest.fixture
+def unused_port():
+    with socket.socket() as opened:
+        opened.bind(("localhost", 0))
+        return opened.getsockname()[1]
+
+
+@pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """Run all blocks of a page in order, in an empty folder; give the names that they define and what they print."""
     monkeypatch.chdir(tmp_path)
@@ -42,6 +51,8 @@ def run(tmp_path, monkeypatch, capsys):
         torch.manual_seed(0)
         text = (DOCS / name).read_text(encoding="utf-8")
         for block in re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            if "from peft" in block and find_spec("peft") is None:
+                continue
             exec(compile(block, name, "exec"), vars(module))
         return vars(module), capsys.readouterr().out
 
@@ -68,8 +79,16 @@ def test_the_first_page_prints_a_report(run):
     assert "blocks.0–11" in printed
 
 
-def test_each_recipe_is_short_and_mends_its_problem(run):
-    names, printed = run("guides/problems.md")
+@pytest.mark.filterwarnings("ignore")  # those of PEFT and Lightning
+def test_each_recipe_is_short_and_mends_its_problem(run, monkeypatch, unused_port):
+    for name, value in (("RANK", 0), ("WORLD_SIZE", 1), ("MASTER_ADDR", "localhost"), ("MASTER_PORT", unused_port)):
+        monkeypatch.setenv(name, str(value))
+    try:
+        names, printed = run("guides/problems.md")
+        heads = [site.query.shape for site in attention_sites(names["sharded"])]
+    finally:
+        torch.distributed.destroy_process_group()
+    assert heads == [(4, 64, 16)] * 4
     first, faulty = (float(number) for number in re.findall(r"(?:^loss|the fault) ([0-9.]+)", printed, re.MULTILINE))
     assert first == pytest.approx(math.log(512), rel=0.05)
     assert faulty > 5 * first
@@ -80,6 +99,16 @@ def test_each_recipe_is_short_and_mends_its_problem(run):
     assert all(not block.attn.proj.weight.any() and not block.mlp.fc2.weight.any() for block in names["deep"].blocks)
     for site in attention_sites(names["model"]):  # the last of the page's models: from the meta device
         assert diagonal(site, "value", "output") == pytest.approx(-0.4, abs=0.1)
+    data = torch.utils.data.DataLoader([(torch.zeros(3, 224, 224), 1)])
+    late = names["Late"]()
+    late.training_step = lambda batch, batch_idx: torch.nn.functional.cross_entropy(late.network(batch[0]), batch[1])
+    late.configure_optimizers = lambda: torch.optim.SGD(late.parameters(), lr=0.0)
+    names["trainer"].fit(late, data)
+    for site in attention_sites(late.network):
+        assert diagonal(site, "value", "output") == pytest.approx(-0.4, abs=0.1)
+    if find_spec("peft"):
+        assert len(names["runs"]) == 25
+        assert set(names["runs"]["arm"]) == {"True", "gaussian", "orthogonal", "pissa", "olora"}
     text = (DOCS / "guides/problems.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(?:python)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert len(blocks) >= 8
@@ -127,6 +156,7 @@ def test_the_hugging_face_trainer_trains_what_was_initialized(run):
     names, printed = run("guides/huggingface_trainer.md")
     assert float(printed.splitlines()[-1]) > 0
     assert names["result"].global_step == 2
+    assert torch.isfinite(names["own"](**names["batch"]).loss)
     given, built = (model.transformer.h[0].attn.c_attn.weight for model in (names["model"], names["build"]()))
     assert given.shape == built.shape
 

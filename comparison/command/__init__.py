@@ -50,7 +50,7 @@ def find(args: Sequence[str]) -> None:
 
 
 def report(args: Sequence[str]) -> None:
-    """Write the report of a comparison, finished or not, or of runs made elsewhere.
+    """Write the report of a comparison, finished or not, or of runs made elsewhere; print its verdict and its files.
 
     Args:
         args: the command line after ``report``.
@@ -76,8 +76,8 @@ def report(args: Sequence[str]) -> None:
         seed=options.seed,
         arm=options.arm,
     )
-    for path in written:
-        print(path)
+    title, *verdict = written[1].read_text(encoding="utf-8").partition("\n## ")[0].strip().split("\n\n")
+    print("\n\n".join([title.removeprefix("# "), *verdict, "\n".join(map(str, written))]))
 
 
 def judge(args: Sequence[str]) -> None:

@@ -37,30 +37,35 @@ class NamedModel(LightningModule):
         name: of a model of timm; a model type of transformers, such as ``gpt2``, whose configuration is then the
             library's own; or a ``config.json`` of transformers, or the folder that holds one.
         layers: build so many alone, of timm's and transformers' stacks, to see what fits.
+        args: what ``timm.create_model`` is given, such as ``num_classes``; of transformers, settings of the
+            configuration.
 
     Raises:
-        StructuredInitError: there is no such model, or one too large to be built here.
+        StructuredInitError: there is no such model, one too large to be built here, or one that does not take ``args``.
     """
 
-    def __init__(self, name: str, layers: int | None = None) -> None:
+    def __init__(self, name: str, layers: int | None = None, args: dict[str, Any] | None = None) -> None:
         super().__init__()
         timms = timm.is_model(name) and not Path(name).exists()
-        self.network = _of_timm(name, layers) if timms else _of_transformers(name, layers)
+        self.network = (_of_timm if timms else _of_transformers)(name, layers, args or {})
 
 
 MOST = 3 * 10**9  # numbers of a model that is built to be looked at: 12 GB
 
 
-def _of_timm(name: str, layers: int | None) -> nn.Module:
+def _of_timm(name: str, layers: int | None, args: dict[str, Any]) -> nn.Module:
     if layers is not None:
         try:
-            return timm.create_model(name, depth=layers)
+            return timm.create_model(name, **{"depth": layers, **args})
         except (TypeError, AssertionError, RuntimeError):  # a family without a depth: the whole of it
             pass
-    return timm.create_model(name)
+    try:
+        return timm.create_model(name, **args)
+    except (TypeError, AssertionError) as error:
+        raise StructuredInitError(f"timm cannot build '{name}' with {args}: {one_line(error)}") from error
 
 
-def _of_transformers(name: str, layers: int | None) -> nn.Module:
+def _of_transformers(name: str, layers: int | None, args: dict[str, Any]) -> nn.Module:
     import transformers
 
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
@@ -69,11 +74,11 @@ def _of_transformers(name: str, layers: int | None) -> nn.Module:
             given = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(given, dict) or "model_type" not in given:
                 raise ValueError("it has no key 'model_type'")
-            config = transformers.AutoConfig.for_model(**given)
+            config = transformers.AutoConfig.for_model(**{**given, **args})
         except (ValueError, TypeError) as error:  # no JSON, or a value that the class refuses
             raise StructuredInitError(f"'{path}' is no configuration of transformers: {one_line(error)}") from error
     elif name in transformers.CONFIG_MAPPING:
-        config = transformers.AutoConfig.for_model(name)
+        config = transformers.AutoConfig.for_model(name, **args)
     else:
         known = {*config_names(), *(each.partition("/")[2] for each in config_names()), *timm.list_models()}
         near = nearest(name, {*known, *transformers.CONFIG_MAPPING})

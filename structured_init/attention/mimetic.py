@@ -21,7 +21,7 @@ from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, required_attention_sites
-from structured_init.hosts.positions import NO_POSITIONS, sought_position_sites
+from structured_init.hosts.positions import no_positions, sought_position_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal, spread, truncated_svd
@@ -267,7 +267,7 @@ class Mimetic(Initializer):
         """Optional part: a model without positions on a grid is reported, not refused."""
         sites = sought_position_sites(weights)
         if not sites:
-            weights.skip("positions", NO_POSITIONS)
+            weights.skip("positions", no_positions(weights))
         for site in weights.each(sites):
             if site.grid is None:
                 weights.skip(site.name, "a sequence has no grid for sincos positions")

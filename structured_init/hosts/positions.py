@@ -25,6 +25,7 @@ NO_POSITIONS = (
     "the model has no position embedding of a known class: describe it with structured_init.register_positions, or say "
     "positions='keep'"
 )
+FOUND_BY_WATCHING = "; given a batch, as batch=…, one forward pass finds a learned table"
 
 Describe = Callable[[Any], TokenLayout | None]
 
@@ -128,6 +129,11 @@ def sought_position_sites(weights: Weights, where: Where = None) -> list[Positio
     if not position_sites(weights) and not any(layout.positions is None for layout in token_layouts(weights).values()):
         watched_attention(weights)
     return position_sites(weights, where)
+
+
+def no_positions(weights: Weights) -> str:
+    """Say that a model has no positions that are known, and how they would be found where it could not be run."""
+    return NO_POSITIONS + (FOUND_BY_WATCHING if "batch=" in (weights.found.unwatched or "") else "")
 
 
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:

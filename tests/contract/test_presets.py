@@ -119,11 +119,22 @@ def test_a_preset_initializes_as_its_object_does(tiny_vit):
         (lambda: preset("mimtic"), "there is no initialization 'mimtic': did you mean 'mimetic'?"),
         (lambda: preset("mimetic_host{vo_bet=1}"), "Mimetic has no argument 'vo_bet': did you mean 'vo_beta'?"),
         (lambda: Mimetic(strcit=True), "Mimetic has no argument 'strcit': "),
-        (lambda: Mimetic(alpha=0.7), "Mimetic has no argument 'alpha': did you mean 'vo_alpha'?"),
-        (lambda: Compose(Mimetic(), Positions()), "Compose: too many positional arguments; its arguments are init"),
+        (lambda: Mimetic(alpha=0.7), "Mimetic has no argument 'alpha': did you mean 'qk_alpha' or 'vo_alpha'?"),
+        (
+            lambda: Compose(Mimetic(), Positions()),
+            "Compose: several initializers go into one list: Compose([Mimetic(), Positions()])",
+        ),
+        (lambda: initialize(torch.nn.Linear(2, 2), "mimetic", strcit=True), "initialize has no argument 'strcit': did"),
+        (lambda: initialize(torch.nn.Linear(2, 2)), "initialize: missing a required argument: 'initializer'; its"),
     ],
 )
 def test_a_name_that_is_not_there_is_answered_with_the_nearest(wrong, said):
     with pytest.raises(StructuredInitError) as error:
         wrong()
     assert str(error.value).startswith(said)
+
+
+def test_a_preset_that_is_imported_is_answered_with_the_class_and_how_a_preset_is_given():
+    with pytest.raises(ImportError, match=r"did you mean 'Mimetic'\? A preset is a name: initialize\(model, 'm"):
+        from structured_init import mimetic  # noqa: F401
+    assert not hasattr(structured_init, "nothing_like_it")

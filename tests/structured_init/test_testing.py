@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 
@@ -79,6 +80,14 @@ def of_no_generator(tensor):
     tensor.uniform_(generator=torch.Generator().manual_seed(torch.Generator().seed() % 2**31))
 
 
+def of_the_rank(tensor):
+    tensor.normal_().mul_(1 + torch.distributed.get_rank() if torch.distributed.is_initialized() else 1)
+
+
+def of_the_environment(tensor):
+    tensor.normal_().mul_(1 + int(os.environ.get("LOCAL_RANK", "0")))
+
+
 def of_one_seed(tensor):
     tensor.normal_(generator=torch.Generator().manual_seed(1))
 
@@ -130,6 +139,8 @@ FLAT = "not written by reset_parameters() after to_empty()"
 PLANTED = {
     "memory: extra.gate: 32 of 32 numbers were never written": lambda: Net(lambda: Gate(NOTHING)),
     "seed: extra.gate: differs between two models of seed 0": lambda: Net(lambda: Written(of_no_generator, ONES)),
+    "seed: extra.gate: differs between ranks 0 and 1": lambda: Net(lambda: Written(of_the_rank, ONES)),
+    "seed: extra.gate: differs between ranks 0 and 1 of seed 0": lambda: Net(lambda: Written(of_the_environment, ONES)),
     "seeds: extra.gate: normal σ": lambda: Net(lambda: Written(of_one_seed, of_one_seed, (64, 64))),
     "save: extra.table: does not come back with the state_dict": lambda: Net(Cache),
     f"meta: extra.gate: 32 of 32 numbers were {FLAT}": lambda: Net(lambda: Gate(ONES)),
@@ -231,6 +242,8 @@ def test_states_of_torch_are_left_alone():
     check_initialized(Net, TOKENS)
     assert torch.equal(before, torch.get_rng_state())
     assert not torch.are_deterministic_algorithms_enabled()
+    assert not torch.distributed.is_initialized()
+    assert "LOCAL_RANK" not in os.environ
 
 
 def test_the_audit_says_the_first_loss():

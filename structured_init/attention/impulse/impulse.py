@@ -22,7 +22,7 @@ from structured_init.attention.positions import two_dimensional
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.attention import AttentionSite, attention_sites, required_attention_sites
-from structured_init.hosts.positions import NO_POSITIONS, position_sites, token_layouts
+from structured_init.hosts.positions import no_positions, position_sites, token_layouts
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.overlay import Weights
@@ -195,7 +195,7 @@ class Impulse(Initializer):
         """Optional part: a tower without positions is reported here, and refused by the solvers that need them."""
         for positions in weights.each(towers):
             if positions is None:
-                weights.skip("positions", NO_POSITIONS)
+                weights.skip("positions", no_positions(weights))
             else:
                 value = self._solver.own_positions().value(positions.site, rng)
                 positions.site.write(value, "Impulse: positions")

@@ -197,7 +197,10 @@ def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkey
     table = written(tmp_path / "mine.csv", "\n".join(rows))
     monkeypatch.chdir(tmp_path)
     main(["report", str(table)])
-    assert capsys.readouterr().out.splitlines()[0].endswith("mine_report/report.html")
+    said = capsys.readouterr().out.replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    (verdict,) = (line for line in said if line.startswith("mimetic is better than default: +5.25 ± 0.46 points"))
+    (page,) = (line for line in said if line.endswith("mine_report/report.html"))
+    assert said.index(verdict) < said.index(page)
     text = (tmp_path / "mine_report" / "report.md").read_text()
     assert "2 arms of" in text
     # Percent, as it was given: 5 and 5.5 above the default in two seeds each.

@@ -42,13 +42,17 @@ def test_a_config_of_transformers_is_audited_as_the_class_that_it_names(config, 
 
 
 def test_show_by_name_gives_the_weights_of_the_one_line_of_python(folder, capsys):
-    main(["show", "test_vit", "mimetic_host", "--export", "mine.safetensors", "--no-open"])
+    main(
+        ["show", "test_vit", "mimetic_host", "--model.args.num_classes=7", "--export", "mine.safetensors", "--no-open"]
+    )
     torch.manual_seed(0)
-    model = timm.create_model("test_vit")
+    model = timm.create_model("test_vit", num_classes=7)
     structured_init.initialize(model, "mimetic_host", seed=0)
     from safetensors.torch import load_file
 
     shown = load_file("mine.safetensors")
+    assert torch.equal(shown["head.weight"], model.head.weight)
+    assert timm.create_model("test_vit", num_classes=7, checkpoint_path="mine.safetensors").pos_embed.std() > 0.1
     assert torch.equal(shown["pos_embed"], model.pos_embed)
     assert torch.equal(shown["blocks.1.attn.qkv.weight"], model.blocks[1].attn.qkv.weight)
 

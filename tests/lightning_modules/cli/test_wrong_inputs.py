@@ -180,12 +180,15 @@ MODEL = [
     ("--model.lr_schedule=cosine", "model.lr_schedule: expected list, got cosine"),
     ("--model=Mimetic", "model: unknown class 'Mimetic': choose from *Classifier, *"),
     ("--model=torch.nn.Linear", "model: torch.nn.Linear is no LightningModule"),
-    ("--model=nothere.Model", "model: there is no module 'nothere' in the present folder or among what is installed"),
+    (
+        "--model=nothere.Model",
+        "model: there is no class 'nothere.Model': there is no module 'nothere' in the present folder or among *",
+    ),
     ("--model=callbacks.Mine", "model: 'callbacks' is a package of this project, which hides your own*rename yours"),
     ("--model.compile=maybe", "model.compile: expected bool, got maybe"),
 ]
 INIT = [
-    ("--init=Mimetic", "'init' is a section with keys such as init.initializer, *, got Mimetic"),
+    ("--init=Mimetic", "'init' is a section, got Mimetic: an initialization is given as init: {initializer: Mimetic}"),
     ("--init.initializer=mimetic", "init.initializer: unknown class 'mimetic': did you mean 'Mimetic'?"),
     ("--init.initializer=", "init.initializer: the name of a class is missing"),
     ("--init.initializer=null", "init.initializer: expected one Initializer, got None"),

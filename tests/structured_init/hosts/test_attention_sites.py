@@ -250,7 +250,8 @@ def test_a_users_class_works_after_ten_lines():
     assert [(site.name, site.grid, site.prefix_tokens) for site in sites] == [("0", (2, 3), 1), ("1", (2, 3), 1)]
     assert report.skipped == {
         "positions": "the model has no position embedding of a known class: describe it with "
-        "structured_init.register_positions, or say positions='keep'"
+        "structured_init.register_positions, or say positions='keep'; given a batch, as batch=…, one forward pass "
+        "finds a learned table"
     }
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     for site, module in zip(sites, model, strict=True):
