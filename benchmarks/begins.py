@@ -43,11 +43,19 @@ READ = {
     "have σ 0.02 rather than timm's own",
     r"/fastspeech2_conformer_with_hifigan depth": "intended: HiFi-GAN draws with σ 0.01 "
     "(`configuration_fastspeech2_conformer.py:316`), so its upsampling begins small",
+    r"/(t5|longt5|umt5|switch_transformers) loss": "intended: embeddings of σ 1, and an output tied to them and "
+    "scaled by 1/√d_model (`modeling_t5.py:1045`): logits of σ 1, and a loss of ln V + ½",
+    r"/minicpm3 loss": "ours: logits are divided by width / 256 (`configuration_minicpm3.py:149`), which a width of 32 "
+    "turns into a factor of 8",
+    r"/sam3_vision_model depth": "intended: the four are levels of a pyramid, side by side (`modeling_sam3.py:1060`)",
+    r"/csatv2 meta": "defect: `init_weights` resets what has a `reset_parameters`, and `GlobalResponseNorm` has none "
+    "(`layers/grn.py:41`)",
     r"/d_fine copies|/deformable_detr copies|/deimv2 copies": "intended: a fixed grid",
 }
 SECTIONS = {
     "defect": "Defects",
     "intended": "Intended",
+    "ours": "Of the small size, not of the library",
     "no method": "Models without a method that writes all weights",
     "unconfirmed": "Unconfirmed",
 }
@@ -190,12 +198,14 @@ def page(rows: dict[str, dict], versions: dict[str, str]) -> str:
     """Return the findings as a page of Markdown."""
     checked = {key: row for key, row in rows.items() if "failures" in row}
     table = [key for key in in_the_table() if key.partition("/")[0] in ("timm", "transformers")]
+    used = {"torch", *(key.partition("/")[0] for key in rows)}
+    named = ", ".join(f"{name} {versions[name]}" for name in versions if name in used)
     lines = found(rows)
     defects = [each for each in lines if each[-1].startswith("defect")]
     head = [
         "# Do models of other libraries begin as they should?",
         "",
-        f"{len(checked)} models of {', '.join(f'{name} {versions[name]}' for name in versions)} were checked by",
+        f"{len(checked)} models of {named} were checked by",
         "`structured_init.testing`, small and with their libraries' own scales; "
         f"{sum(not row['failures'] for row in checked.values())} pass every",
         f"check. {len({each[0] for each in defects})} models have {len(defects)} true defects, "
@@ -203,7 +213,7 @@ def page(rows: dict[str, dict], versions: dict[str, str]) -> str:
         f"{len({each[0] for each in lines if each[-1].startswith('no method')})} models have no method that writes all "
         "weights, so they cannot begin on the meta device.",
         f"Of the {len(table)} models of timm and transformers in the [conformance table](conformance.md) that have "
-        f"softmax attention {len(checked.keys() & set(table))} are among them.",
+        f"softmax attention, {len(checked.keys() & set(table))} are among them.",
         "",
         "`python -m benchmarks.begins --resume --output benchmarks/results`. A tensor is *created* in the line that is",
         "named, and should be *written* by the method that begins at the other. A defect of the check `meta` is",
@@ -275,8 +285,7 @@ def passed(file: Path, versions: dict[str, str]) -> dict[str, dict]:
     """Return rows of the models that passed in committed results of the same library; torch may be another one."""
     before = json.loads(file.read_text(encoding="utf-8"))
     ran = before["versions"].get("torch", versions["torch"])
-    if versions["torch"] not in ran:
-        versions["torch"] = f"{ran} and {versions['torch']}"
+    versions["torch"] = ran if versions["torch"] in ran else f"{ran} and {versions['torch']}"
     same = {name for name in versions if versions[name] == before["versions"].get(name)}
     return {key: {"failures": {}} for key in before["passed"] if key.partition("/")[0] in same}
 

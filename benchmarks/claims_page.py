@@ -26,12 +26,12 @@ ORDER = ("replicates", OWN, *tuple(WORDS.values())[1:])
 STRUCTURE = ("shown", "not shown", "refuted", "no control")
 # The claims of the README, in its order.
 SHORT = (
-    "patch_whitening_cifar10",
-    "covariance_convmixer",
-    "previous_token_bpe_2000",
-    "mimetic_vit_cifar10",
-    "mimetic_host_no_skip_6",
-    "mimetic_language_gpt",
+    "induction_modern_recall_16_convolution",
+    "induction_modern_recall",
+    "uniform_projections_modern_characters",
+    "previous_token_modern_characters",
+    "sincos_modern_digits",
+    "mimetic_modern_digits",
 )
 BEGIN, END = "<!-- claims: python -m benchmarks.claims_page -->", "<!-- end of claims -->"
 

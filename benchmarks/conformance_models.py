@@ -155,6 +155,7 @@ def small(config: object, layers: int = 2, factor: int = 1, spread: float | None
     if isinstance(held(config, "num_heads"), list | tuple) and isinstance(held(config, "embed_dim"), int):
         put(config, "embed_dim", 8 * config.num_heads[0])
     put_if_held(config, "num_kv_shared_layers", 0)
+    put_if_held(config, "dim_model_base", 8)  # the width at which logits are as they are; a model is wider
     types = getattr(config, "layer_types", None)
     if isinstance(types, list | tuple) and types:
         kinds = list(dict.fromkeys(types))

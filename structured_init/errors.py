@@ -46,9 +46,9 @@ def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     same_case = {each.lower(): each for each in reversed(names)}
     if name.lower() in same_case:
         return f"did you mean '{same_case[name.lower()]}'?"
-    parts = [each for each in names if name.lower() in each.lower().split("_")]
-    if 0 < len(parts) <= 3:
-        return f"did you mean {' or '.join(map(repr, parts))}?"
+    holding = [each for each in names if f"_{name.lower()}_" in f"_{each.lower()}_"]  # as whole words
+    if 0 < len(holding) <= 3 or (holding and "_" in name):
+        return f"did you mean {' or '.join(map(repr, sorted(holding, key=len)[:3]))}?"
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     close = close or difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
     if close:
