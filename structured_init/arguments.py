@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import math
+import re
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -79,3 +81,22 @@ def check_grid(who: str, grid: Any) -> None:
 
 def _or(null: bool) -> str:
     return " or null" if null else ""
+
+
+UNITS = {"d(?:ays?)?": 86400, "h(?:(?:ou)?rs?)?": 3600, "m(?:in(?:ute)?s?)?": 60, "s(?:ec(?:ond)?s?)?": 1}
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of ``55m``, ``5min``, ``2 h``, ``1h30m``, ``01:30:00`` or ``600``."""
+    units = re.fullmatch(r"\s*".join(rf"(?:(\d+)\s*{unit})?" for unit in UNITS), text.strip().lower())
+    clock = re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d)", text)
+    if re.fullmatch(r"\d+(\.\d+)?", text):
+        seconds = float(text)
+    elif clock:
+        seconds = sum(int(part) * unit for part, unit in zip(clock.groups(), (3600, 60, 1), strict=True))
+    else:
+        parts = units.groups() if units else ()
+        seconds = sum(int(part) * unit for part, unit in zip(parts, UNITS.values(), strict=False) if part)
+    if not seconds:
+        raise argparse.ArgumentTypeError(f"cannot read '{text}': write 55m, 2h, 1h30m, 01:30:00 or a number of seconds")
+    return float(seconds)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import NoReturn
 
-from lightning_modules.cli.commands import documentation, parse_duration
+from structured_init.arguments import parse_duration
 from structured_init.errors import StructuredInitError, nearest
 
 CONTROL = (
@@ -32,6 +32,8 @@ class _Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """Return the help, which ends with the address of the documentation."""
+        from lightning_modules.cli.commands import documentation  # a report itself needs nothing of that room
+
         return f"{super().format_help()}\n{documentation()}\n"
 
     def error(self, message: str) -> NoReturn:

@@ -5,10 +5,8 @@ Standard library alone, so that ``--help`` is quick and nothing else is met befo
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import json
-import re
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from pathlib import Path
@@ -128,25 +126,6 @@ def documentation() -> str:
     except PackageNotFoundError:
         origin = ""
     return f"documentation: the folder docs of {origin or 'the repository of structured-init'}"
-
-
-UNITS = {"d(?:ays?)?": 86400, "h(?:(?:ou)?rs?)?": 3600, "m(?:in(?:ute)?s?)?": 60, "s(?:ec(?:ond)?s?)?": 1}
-
-
-def parse_duration(text: str) -> float:
-    """Return the seconds of ``55m``, ``5min``, ``2 h``, ``1h30m``, ``01:30:00`` or ``600``."""
-    units = re.fullmatch(r"\s*".join(rf"(?:(\d+)\s*{unit})?" for unit in UNITS), text.strip().lower())
-    clock = re.fullmatch(r"(\d+):([0-5]\d):([0-5]\d)", text)
-    if re.fullmatch(r"\d+(\.\d+)?", text):
-        seconds = float(text)
-    elif clock:
-        seconds = sum(int(part) * unit for part, unit in zip(clock.groups(), (3600, 60, 1), strict=True))
-    else:
-        parts = units.groups() if units else ()
-        seconds = sum(int(part) * unit for part, unit in zip(parts, UNITS.values(), strict=False) if part)
-    if not seconds:
-        raise argparse.ArgumentTypeError(f"cannot read '{text}': write 55m, 2h, 1h30m, 01:30:00 or a number of seconds")
-    return float(seconds)
 
 
 PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")

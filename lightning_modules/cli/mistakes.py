@@ -29,9 +29,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.optim import Optimizer
 
-from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands, parse_duration
+from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands
 from lightning_modules.cli.configurations import config_names
 from structured_init import Initializer
+from structured_init.arguments import parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
 
 # What a section of the configuration may hold, by the start of its key; the first that fits counts.

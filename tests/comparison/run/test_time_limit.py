@@ -22,7 +22,7 @@ from comparison.run.run import execute, last_checkpoint, train
 from comparison.run.run_log import read_rows
 from comparison.run.time_limit import TimeLimit, command_began, now
 from lightning_modules.cli import main
-from lightning_modules.cli.commands import parse_duration
+from structured_init.arguments import parse_duration
 
 pytestmark = pytest.mark.filterwarnings("ignore:Checkpoint directory")  # that of a resumed run is not empty
 

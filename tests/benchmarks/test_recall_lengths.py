@@ -1,0 +1,24 @@
+import csv
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+
+from benchmarks import recall_lengths
+
+
+def test_a_line_is_the_mean_and_the_interval_of_the_committed_runs():
+    with (recall_lengths.RUNS / "recall_16" / "results.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["arm"] == "induction"]
+    values = np.array([float(row["test/exact_match_512"]) for row in rows])
+    interval = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    mean, half = recall_lengths.exact_matches("induction")[-1]
+    assert (mean - half, mean + half) == pytest.approx(tuple(interval))
+
+
+def test_the_picture_is_written_with_a_line_for_each_arm(tmp_path):
+    recall_lengths.main(["--output", str(tmp_path / "lengths.png")])
+    assert Image.open(tmp_path / "lengths.png").width == 640
+    labels = [text.get_text() for text in recall_lengths.figure().axes[0].get_legend().get_texts()]
+    assert labels == [label for label, _ in recall_lengths.ARMS.values()]
