@@ -80,7 +80,14 @@ class ExactResume(L.Callback):
         if self._loaded is None:
             return
         state, self._loaded = self._loaded, None
-        _warn_of_differences(trainer, state)
+        for what, then, now in (
+            ("threads", state["threads"], torch.get_num_threads()),
+            ("processes", len(state["ranks"]), trainer.world_size),
+        ):
+            if then != now:
+                rank_zero_warn(
+                    f"The checkpoint was made with {then} {what}, now there are {now}: the run is not exact."
+                )
         show_metrics(trainer, state["metrics"])
         if trainer.global_rank < len(state["ranks"]):
             _restore_rank(trainer, pl_module, state["ranks"][trainer.global_rank])
@@ -146,15 +153,6 @@ def restore_torchmetrics(module: L.LightningModule, states: State) -> None:
                 setattr(metric, key, moved(value, metric.device))
             metric._update_count = state["update_count"]
             metric._computed = None
-
-
-def _warn_of_differences(trainer: L.Trainer, state: State) -> None:
-    for what, then, now in (
-        ("threads", state["threads"], torch.get_num_threads()),
-        ("processes", len(state["ranks"]), trainer.world_size),
-    ):
-        if then != now:
-            rank_zero_warn(f"The checkpoint was made with {then} {what}, now there are {now}: the run is not exact.")
 
 
 def _rank_state(trainer: L.Trainer, module: L.LightningModule, moment: State) -> State:

@@ -75,7 +75,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         raise SystemExit(130) from None
     finally:
         launcher.close()
-    record = {"command": command, "candidates": list(names), "left_out": left_out, **_plain(found, comparison)}
+    record = {"command": command, "candidates": list(names), "left_out": left_out, **_record(found, comparison)}
     tried = _tried(found, names, options.budget)
     if found.winner is None:
         said = "nothing raced looked better on the validation split" if len(found.reached) > 1 else "nothing was raced"
@@ -277,7 +277,7 @@ def _rungs(shares: str) -> list[Rung]:
     return [dataclasses.replace(rung, share=share) for rung, share in zip(RUNGS[-len(given) :], given, strict=True)]
 
 
-def _plain(found: Race, comparison: Comparison) -> dict[str, Any]:
+def _record(found: Race, comparison: Comparison) -> dict[str, Any]:
     metric = Metric(comparison.metric, comparison.mode)
     unit = f"{metric.unit} of {metric.words}" if metric.unit else metric.words
     return {

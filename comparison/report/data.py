@@ -177,13 +177,19 @@ def read_report_data(
         raise StructuredInitError(
             f"the baseline '{baseline}' is not an arm of this comparison: {nearest(baseline, manifest['arms'])}"
         )
-    _refuse_unprintable(manifest, curves)
+    # No figure can show line breaks, other control characters or halves of a character.
+    grid = (text for key, values in manifest["grid"].items() for text in (key, *map(str, values)))
+    for name in (*manifest["arms"], manifest["metric"], *grid, *curves["metric"].unique()):
+        if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
+            raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
     success = manifest.get("success") if success is None else check_success(success, manifest["metric"])
     manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
     if controls:
         manifest = {**manifest, "controls": {**named(manifest), **check_controls(controls, manifest)}}
     known, scrambled = find_controls(manifest, runs), find_scrambled(manifest, runs)
     differences = effects(results, manifest, known, curves, chosen_learning_rates(folder), scrambled)
+    complete = {run.point for run in runs if run.result is not None}
+    places = points(manifest["grid"])
     data = ReportData(
         folder=Path(folder),
         manifest=manifest,
@@ -195,7 +201,7 @@ def read_report_data(
         effects=differences,
         successes=[] if success is None else judge_together([successes(each, success, curves) for each in differences]),
         styles=styles(list(manifest["arms"]), manifest["baseline"]),
-        point=_shown_point(manifest, runs),
+        point=next((place for place in places if place in complete), places[0]),
         seed=None,
     )
     return replace(data, seed=_shown_seed(data))
@@ -229,21 +235,6 @@ def _refuse_links(folder: Path) -> None:
         for link in (os.path.join(place, name) for name in (*folders, *files)):
             if os.path.islink(link) and not os.path.realpath(link).startswith(root):
                 raise StructuredInitError(f"'{link}' is a link out of the folder: put what it names there")
-
-
-def _refuse_unprintable(manifest: Manifest, curves: pd.DataFrame) -> None:
-    """Refuse names with line breaks, other control characters or halves of a character: no figure can show them."""
-    grid = (text for key, values in manifest["grid"].items() for text in (key, *map(str, values)))
-    for name in (*manifest["arms"], manifest["metric"], *grid, *curves["metric"].unique()):
-        if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
-            raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
-
-
-def _shown_point(manifest: Manifest, runs: list[Run]) -> Point:
-    """Return the first place of the grid that has complete runs."""
-    complete = {run.point for run in runs if run.result is not None}
-    places = points(manifest["grid"])
-    return next((place for place in places if place in complete), places[0])
 
 
 def _shown_seed(data: ReportData) -> int | None:

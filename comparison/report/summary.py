@@ -95,7 +95,8 @@ def _at_its_place(data: ReportData) -> list[str]:
         return [findings(data.effects[0])[-1]]
     if equal := equal_sentence(found):
         return [_at(data, [equal])]
-    best = _best(found, pairs)
+    sign = -1.0 if found.metric.mode == "min" else 1.0
+    best = max(pairs, key=lambda pair: (pair[1].is_gain is True, not pair[1].unjudged, sign * pair[1].interval.mean))
     over, which, sure = _over_controls(found, best[0]), _which(found, pairs, best), _sure(found, pairs, best)
     first = [over, f"{which} {sure}"] if over else [which, sure]
     return [_at(data, first[:1]), *first[1:], *explanation(data, found, best[0])]
@@ -197,12 +198,6 @@ def _over_controls(found: Effects, arm: ArmResult) -> str:
 
 def _difference(effect: Effect, found: Effects) -> str:
     return unbroken(interval_text(effect.interval, decimals(found), signed=True))
-
-
-def _best(found: Effects, pairs: list[Pair]) -> Pair:
-    """Return the arm with the largest gain; where none is shown, the one with the largest difference for the better."""
-    sign = -1.0 if found.metric.mode == "min" else 1.0
-    return max(pairs, key=lambda pair: (pair[1].is_gain is True, not pair[1].unjudged, sign * pair[1].interval.mean))
 
 
 def _at(data: ReportData, sentences: list[str]) -> str:

@@ -70,7 +70,9 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         configuration=experiment_of(values),
         added_callbacks=missing_callbacks(values, (ElapsedTime, RepresentationCallback, WeightProductsCallback)),
     )
-    initializers, changes = _initializations(comparison, values)
+    found = {label: initialization(comparison, arm, values) for label, arm in comparison.arms.items()}
+    initializers = {label: each for label, (each, _) in found.items()}
+    changes = {label: each for label, (_, each) in found.items()}
     comparison = dataclasses.replace(comparison, changes=changes)
     if known:
         comparison.grown(known)  # refuses another experiment
@@ -168,14 +170,6 @@ def _references(
     success = known.get("success") if options.success is None else check_success(options.success, metric)
     references = {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
     return {**references, "success": success}
-
-
-def _initializations(
-    comparison: Comparison, values: Mapping[str, Any]
-) -> tuple[dict[str, Initializer], dict[str, dict[str, Any]]]:
-    """Parse each arm; return its initializer, and the values by which it differs from the experiment."""
-    found = {label: initialization(comparison, arm, values) for label, arm in comparison.arms.items()}
-    return {label: each for label, (each, _) in found.items()}, {label: each for label, (_, each) in found.items()}
 
 
 def initialization(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) -> tuple[Initializer, dict[str, Any]]:

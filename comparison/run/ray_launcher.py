@@ -32,7 +32,14 @@ class RayLauncher:
             )
         except Exception as error:  # a refused connection has a dozen kinds
             raise StructuredInitError(f"cannot reach Ray at '{address or 'local'}': {one_line(error)}") from error
-        self._refuse_too_much(cpus, gpus, address)
+        # Ray would wait without end for what is not there; a cluster elsewhere may still grow.
+        there = self._ray.cluster_resources()
+        for name, wanted in (("CPU", cpus), ("GPU", gpus)):
+            if address is None and wanted > there.get(name, 0):
+                self._ray.shutdown()
+                raise StructuredInitError(
+                    f"--{name.lower()}s-per-run {wanted:g}: this machine has {there.get(name, 0):g}"
+                )
         self.places = 0 if address else self._places(cpus, gpus)
         self._task = ray.remote(  # max_calls: each run has a process of its own
             num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=1, runtime_env={"env_vars": environment}
@@ -62,16 +69,6 @@ class RayLauncher:
     def _places(self, cpus: float, gpus: float) -> int:
         there = self._ray.cluster_resources()
         return int(min(there.get(name, 0) // wanted for name, wanted in (("CPU", cpus), ("GPU", gpus)) if wanted))
-
-    def _refuse_too_much(self, cpus: float, gpus: float, address: str | None) -> None:
-        """Refuse what Ray would wait for without end; a cluster elsewhere may still grow."""
-        there = self._ray.cluster_resources()
-        for name, wanted in (("CPU", cpus), ("GPU", gpus)):
-            if address is None and wanted > there.get(name, 0):
-                self._ray.shutdown()
-                raise StructuredInitError(
-                    f"--{name.lower()}s-per-run {wanted:g}: this machine has {there.get(name, 0):g}"
-                )
 
 
 def _ours() -> dict[str, str]:

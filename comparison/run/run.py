@@ -180,15 +180,6 @@ def _renamed(path: Path) -> Path:
     return path.rename(next(name for name in names if not name.exists()))
 
 
-def _save_last(trainer: Trainer, last: Path) -> None:
-    """Make the checkpoint of the end of a training, where a run that ends inside an epoch has none."""
-    step = None
-    with contextlib.suppress(StructuredInitError):  # there is none, or it holds more than plain data
-        step = read_checkpoint(last)["global_step"]
-    if trainer.strategy.broadcast(step != trainer.global_step):
-        trainer.save_checkpoint(last)
-
-
 # On every rank --------------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +192,11 @@ def perform(
         last = last_file(cli.trainer)
         metrics: dict[str, float] = {}
         if "fit" in steps:
-            _save_last(cli.trainer, last)
+            step = None  # a run that ends inside an epoch has no checkpoint of its end
+            with contextlib.suppress(StructuredInitError):  # there is none, or it holds more than plain data
+                step = read_checkpoint(last)["global_step"]
+            if cli.trainer.strategy.broadcast(step != cli.trainer.global_step):
+                cli.trainer.save_checkpoint(last)
             values = cli.trainer.callback_metrics.items()
             metrics |= {name: float(value) for name, value in values if name.startswith("val/")}
             stops = [each for each in cli.trainer.callbacks if isinstance(each, StopAtDeadline)]

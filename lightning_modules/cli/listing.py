@@ -37,10 +37,10 @@ def initializations() -> list[dict[str, Any]]:
     rows = []
     for file in sorted((SHIPPED / "init").glob("*.yaml")):
         comment = [line[2:] for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
-        told = [line for line in comment if not re.match("(For|Card|Control of): ", line)]
+        text = [line for line in comment if not re.match("(For|Card|Control of): ", line)]
         networks = next(line.removeprefix("For: ") for line in comment if line.startswith("For: "))
-        what = re.match(r".*?\.(?= [A-Z]|$)", " ".join(told))
-        row = {"name": file.stem, "what": what[0] if what else told[0], "networks": networks}
+        what = re.match(r".*?\.(?= [A-Z]|$)", " ".join(text))
+        row = {"name": file.stem, "what": what[0] if what else text[0], "networks": networks}
         rows.append({**row, **gains.get(file.stem, {"gain": None, "controls": None, "today": None})})
     return rows
 

@@ -227,7 +227,10 @@ class Runner(Trainer):
         if plan:
             print(initialize(model, initializer, seed=seed, batch=samples, dry_run=True))
             return
-        _check_export(export)
+        if export and not export.endswith(".safetensors"):
+            raise StructuredInitError(f"--export writes safetensors: name the file '{Path(export).stem}.safetensors'")
+        if export and Path(export).is_dir():
+            raise StructuredInitError(f"cannot write to '{export}', a folder: name a file")
         folder = Path(output)
         for place in (folder, *([Path(export).parent] if export else [])):
             refuse_unwritable(place)
@@ -383,13 +386,6 @@ def _pretrained(name: str) -> nn.Module:
     except (OSError, RuntimeError) as error:  # no network, no such weights
         reason = str(error).splitlines()[0]
         raise StructuredInitError(f"cannot fetch the weights of '{name}': {reason}") from error
-
-
-def _check_export(export: str | None) -> None:
-    if export and not export.endswith(".safetensors"):
-        raise StructuredInitError(f"--export writes safetensors: name the file '{Path(export).stem}.safetensors'")
-    if export and Path(export).is_dir():
-        raise StructuredInitError(f"cannot write to '{export}', a folder: name a file")
 
 
 def _export(model: LightningModule, export: str, metadata: dict[str, str]) -> Path:

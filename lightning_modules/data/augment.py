@@ -68,7 +68,11 @@ class Augmentation:
             image = self.resized_crop(as_picture(image))
         array = as_array(image)
         if self.crop_padding:
-            array = _random_crop(array, self.crop_padding)
+            height, width, _ = array.shape
+            around = self.crop_padding
+            padded = np.pad(array, ((around, around), (around, around), (0, 0)))
+            top, left = random.randint(0, 2 * around), random.randint(0, 2 * around)
+            array = padded[top : top + height, left : left + width]
         if self.flip and random.random() < 0.5:
             array = array[:, ::-1]
         if self.policy is not None:
@@ -121,13 +125,6 @@ def augmentation_builder(given: AugmentationCallable | None, **arguments: Any) -
 
 def _without_mean(given: AugmentationCallable, image_size: int, mean: Sequence[float]) -> Augmentation:
     return given(image_size)
-
-
-def _random_crop(array: NDArray[np.uint8], padding: int) -> NDArray[np.uint8]:
-    height, width, _ = array.shape
-    padded = np.pad(array, ((padding, padding), (padding, padding), (0, 0)))
-    top, left = random.randint(0, 2 * padding), random.randint(0, 2 * padding)
-    return padded[top : top + height, left : left + width]
 
 
 def _resized_crop(image_size: int, scale: Sequence[float]):  # noqa: ANN202  timm's own class

@@ -326,19 +326,19 @@ def _scale(site: AttentionSite, factor: Float[Tensor, " heads"], weights: Weight
 
 def _measured(weights: Weights, sites: Sequence[AttentionSite], inputs: Inputs) -> dict[str, Entropies]:
     """Return, by layer, from factors on its logits to the entropy of each head, in one run of the planned network."""
-    tap = _Tap({site.name: site.module for site in sites})
-    with tap:
+    listener = _EntropyListener({site.name: site.module for site in sites})
+    with listener:
         run_planned(weights, inputs)
-    missing = next((site.name for site in sites if site.name not in tap.found), None)
+    missing = next((site.name for site in sites if site.name not in listener.found), None)
     if missing is not None:
         raise StructuredInitError(
             f"Sharpened: '{missing}' does not compute its attention by F.scaled_dot_product_attention, so its sharpness"
             " cannot be measured"
         )
-    return tap.found
+    return listener.found
 
 
-class _Tap(TorchFunctionMode):
+class _EntropyListener(TorchFunctionMode):
     """Keep what layers compute their attention from; calls pass through unchanged."""
 
     def __init__(self, modules: dict[str, nn.Module]) -> None:
@@ -346,7 +346,7 @@ class _Tap(TorchFunctionMode):
         self.modules, self.running, self.handles = modules, list[str](), list[Any]()
         self.found: dict[str, Entropies] = {}
 
-    def __enter__(self) -> _Tap:
+    def __enter__(self) -> _EntropyListener:
         for name, module in self.modules.items():
             self.handles.append(module.register_forward_pre_hook(lambda *_, name=name: self.running.append(name)))
             self.handles.append(module.register_forward_hook(lambda *_: self.running.pop() and None, always_call=True))

@@ -79,8 +79,11 @@ def runs(data: ReportData) -> list[Piece]:
     for title, found in (("Without a result", _unfinished(data)), ("Not captured", _not_captured(data))):
         shown += [*heading(title), table(data, found)] if found else []
     shown += heading("Command") if shown else []
-    shown.append(_command(data.manifest.get("command", "")))
-    shown += [table(data, _plain(["environment", ""], rows), "tight")] if rows else []
+    text = data.manifest.get("command", "")
+    whole = re.sub(r"--[\w.+-]+", lambda name: f"<span>{name[0]}</span>", str(escape(text))).replace(",", ",<wbr>")
+    markup = f'<div class="command"><pre><code>{whole}</code></pre><button type="button" data-copy>Copy</button></div>'
+    shown.append(Html(Markup(markup), f"```\n{text}\n```"))
+    shown += [table(data, _text_table(["environment", ""], rows), "tight")] if rows else []
     return [*shown, *([note(versions)] if (versions := _versions(data)) else []), note(_provenance(data))]
 
 
@@ -92,7 +95,7 @@ def _unfinished(data: ReportData) -> Table | None:
         if run.result is None
     ]
     rows += [[arm, point_label(p), _rate(rate), seed, "not started"] for arm, seed, p, rate in data.missing]
-    return _plain(["arm", "at", "learning rate", "seed", "what is known"], rows) if rows else None
+    return _text_table(["arm", "at", "learning rate", "seed", "what is known"], rows) if rows else None
 
 
 def _not_captured(data: ReportData) -> Table | None:
@@ -103,7 +106,7 @@ def _not_captured(data: ReportData) -> Table | None:
         for what, moments in run.missing.items()
         for moment, why in moments.items()
     ]
-    return _plain(["arm", "at", "learning rate", "seed", "what", "moment", "why not"], rows) if rows else None
+    return _text_table(["arm", "at", "learning rate", "seed", "what", "moment", "why not"], rows) if rows else None
 
 
 def _versions(data: ReportData) -> str:
@@ -118,13 +121,6 @@ def _versions(data: ReportData) -> str:
     return "Different versions of structured-init have trained these runs. " + " ".join(
         f"{by}: {'; '.join(sorted(set(names)))}." for by, names in runs.items()
     )
-
-
-def _command(text: str) -> Html:
-    """Return a command that breaks after commas and before options, never within an option's name."""
-    whole = re.sub(r"--[\w.+-]+", lambda name: f"<span>{name[0]}</span>", str(escape(text))).replace(",", ",<wbr>")
-    markup = f'<div class="command"><pre><code>{whole}</code></pre><button type="button" data-copy>Copy</button></div>'
-    return Html(Markup(markup), f"```\n{text}\n```")
 
 
 def _provenance(data: ReportData) -> str:
@@ -145,7 +141,7 @@ def _rate(rate: float | None) -> str:
     return "" if rate is None else f"{rate:g}"
 
 
-def _plain(columns: list[str], rows: list[list[Any]]) -> Table:
+def _text_table(columns: list[str], rows: list[list[Any]]) -> Table:
     """Return a table of plain texts, without the columns that are empty in every row."""
     kept = [place for place in range(len(columns)) if any(row[place] != "" for row in rows)]
     return Table([columns[i] for i in kept], [[Cell(str(row[i])) for i in kept] for row in rows])

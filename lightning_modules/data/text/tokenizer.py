@@ -218,7 +218,11 @@ def _wordpiece(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     made.normalizer = normalizers.BertNormalizer(lowercase=False, strip_accents=False)
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece()
-    alphabet = _alphabet(map(made.normalizer.normalize_str, texts))
+    counts: Counter[str] = Counter()
+    for text in map(made.normalizer.normalize_str, texts):
+        counts.update(text)
+    common = sorted((-count, character) for character, count in counts.items() if not character.isspace())
+    alphabet = sorted(character for _, character in common[:_ALPHABET])
     numbered = [*SPECIAL, *alphabet, *(f"##{character}" for character in alphabet)]
     _check_size("wordpiece", vocab_size, len(numbered))
     trainer = trainers.WordPieceTrainer(
@@ -234,14 +238,6 @@ def _wordpiece(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     plain = Tokenizer(models.WordPiece(found, unk_token=UNKNOWN))  # in which no character is a special token
     plain.normalizer, plain.pre_tokenizer, plain.decoder = made.normalizer, made.pre_tokenizer, made.decoder
     return plain
-
-
-def _alphabet(texts: Iterable[str]) -> list[str]:
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(text)
-    common = sorted((-count, character) for character, count in counts.items() if not character.isspace())
-    return sorted(character for _, character in common[:_ALPHABET])
 
 
 def _check_size(kind: str, vocab_size: int, least: int) -> None:

@@ -135,7 +135,7 @@ class Induction(Initializer):
             balance, seen, found = self._balanced(first, second, read, write)
             self._match(second, outcome, found, write)
             factors[first.site.name] = balance.heads
-            report_shares([(first, outcome)], balance.told(seen))
+            report_shares([(first, outcome)], balance.sentence(seen))
             self._report(second, first, found, seen)
         return factors
 
@@ -260,7 +260,7 @@ class Balance:
         most = limit * seen.stream
         return cls(*(min(1.0, most / size) if size else 1.0 for size in (seen.heads, seen.rest)))
 
-    def told(self, seen: Recorded) -> str:
+    def sentence(self, seen: Recorded) -> str:
         """Say for the report what was scaled."""
         if self == Balance():
             return ""

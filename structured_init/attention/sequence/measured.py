@@ -34,7 +34,7 @@ MOST = 2**25  # numbers in the maps of a layer, which a pass holds a few times: 
 SAMPLES = 4
 LITTLE = 1e-3  # of a mean square: less than that is noise
 NORMED = 2.0  # times larger or smaller than 1, up to which what a layer reads is taken for the outcome of a norm
-TOLD = 0.05  # from which difference on the prediction stands beside what was measured
+AGREE = 0.05  # from which difference on the prediction stands beside what was measured
 
 
 class Pass(NamedTuple):
@@ -336,8 +336,8 @@ def compared(measured: float | None, predicted: float) -> str:
     """Return a share for the report: what was measured, with what was predicted beside it where that is another."""
     if measured is None:
         return f"{predicted:.2f}"
-    told = f"{measured:.2f}"
-    return told if abs(measured - predicted) <= TOLD else f"{told} (predicted {predicted:.2f})"
+    text = f"{measured:.2f}"
+    return text if abs(measured - predicted) <= AGREE else f"{text} (predicted {predicted:.2f})"
 
 
 def report_shares(written: Sequence[tuple[Layer, Outcome]], more: str = "") -> None:

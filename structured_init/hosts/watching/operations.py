@@ -198,10 +198,12 @@ def proportional(x: Tensor, y: Tensor) -> bool:
     """Say whether y = c x for one number c: a clamp at a bound that nothing reaches, a cap that nothing comes near."""
     if x.numel() == 0 or not (x.is_floating_point() and y.is_floating_point()):
         return False
-    return _proportional(_few(x), _few(y)) and _proportional(x.detach().flatten(), y.detach().flatten())
+    return _proportional(_first_numbers(x), _first_numbers(y)) and _proportional(
+        x.detach().flatten(), y.detach().flatten()
+    )
 
 
-def _few(x: Tensor, count: int = FEW) -> Tensor:
+def _first_numbers(x: Tensor, count: int = FEW) -> Tensor:
     """Return the first numbers of a tensor; of one that lies in memory in another order, without a copy of it."""
     x = x.detach()
     while x.ndim > 1 and x[0].numel() >= count:
@@ -221,10 +223,12 @@ def pointwise(func: torch._ops.OpOverload, args: tuple, kwargs: dict[str, Any], 
     if kwargs or any(isinstance(other, Tensor) for other in others) or x.shape != result.shape:
         return False
     try:
-        again = func(_few(x, MANY).flip(0), *others)
+        again = func(_first_numbers(x, MANY).flip(0), *others)
     except (RuntimeError, IndexError, TypeError):  # a function that needs the axes
         return False
-    return torch.allclose(again.flip(0), _few(result, MANY), rtol=1e-4, atol=1e-6)  # vector units round on their own
+    return torch.allclose(
+        again.flip(0), _first_numbers(result, MANY), rtol=1e-4, atol=1e-6
+    )  # vector units round on their own
 
 
 # What a sum of two activations is: a rotation, a second term of logits, a convolution beside attention, a stream.
