@@ -19,6 +19,7 @@ def test_a_line_is_the_mean_and_the_interval_of_the_committed_runs():
 
 def test_the_picture_is_written_with_a_line_for_each_arm(tmp_path):
     recall_lengths.main(["--output", str(tmp_path / "lengths.png")])
-    assert Image.open(tmp_path / "lengths.png").width == 640
+    with Image.open(tmp_path / "lengths.png") as picture:
+        assert picture.width == 640
     labels = [text.get_text() for text in recall_lengths.figure().axes[0].get_legend().get_texts()]
     assert labels == [label for label, _ in recall_lengths.ARMS.values()]
