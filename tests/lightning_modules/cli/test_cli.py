@@ -240,7 +240,7 @@ def test_a_command_builds_the_parser_of_no_other(folder):
 def test_an_unknown_command_or_none_is_answered_in_one_line(complaint):
     assert complaint(main, ["fitt"]) == "unknown command 'fitt': did you mean 'fit'?"
     assert complaint(main, ["audits"]) == "unknown command 'audits': did you mean 'audit'?"
-    commands = "fit, validate, test, predict, show, audit, compare, find, judge, report"
+    commands = "fit, validate, test, predict, show, audit, list, compare, find, judge, report"
     assert complaint(main, []) == f"no command is given: choose from {commands}"
     assert complaint(main, ["fit"]).startswith("no model is given: add a configuration with -c")
 
