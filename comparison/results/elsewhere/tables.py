@@ -46,7 +46,7 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     for needed in () if by_name else ("arm", "seed"):
         if needed not in known:
             raise StructuredInitError(
-                f"'{path}' has no column '{needed}': name it with --{needed}, {nearest('', columns)}"
+                f"'{path}' has no column '{needed}': name it with --{needed}, {nearest(needed, columns)}"
             )
     step = next((known[name] for name in STEPS if name in known), None)
     kept = {known[name] for name in ("arm", "seed", RUN) if name in known} | {step}

@@ -144,7 +144,7 @@ def test_names_and_settings_tell_arm_and_seed(name, pattern, settings, expected)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("arms,seed,acc\na,0,1\n", r"has no column 'arm': name it with --arm, choose from acc, arms, seed"),
+        ("arms,seed,acc\na,0,1\n", r"no column 'arm': name it with --arm, did you mean 'arms'\?"),
         ("arm,seed,acc\na,x,1\n", "line 2: the seed 'x' is not a whole number"),
         ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is not a number"),
         ("arm,seed,acc\na,0,1\na,0,2\n", "lines 2 and 3: arm 'a', seed 0 occurs twice: add a column 'step', or give"),
