@@ -35,7 +35,7 @@ TARGETS, OF_TARGETS = (
     "comparison/results/targets.py",
     "comparison/results/test_tables.py comparison/report/test_report.py",
 )
-CLOCK, OF_CLOCK = "lightning_modules/cli/commands.py", "comparison/run/test_time_limit.py"
+CLOCK, OF_CLOCK = "structured_init/arguments.py", "comparison/run/test_time_limit.py"
 ALPHA, OF_ALPHA = "callbacks/alpha_schedule.py", "callbacks/test_alpha_schedule.py"
 REFEREE, OF_REFEREE = "comparison/results/referee.py", "comparison/results/test_referee.py"
 LOOKS, OF_LOOKS = "comparison/results/sequential.py", "comparison/results/test_sequential.py"
@@ -297,7 +297,7 @@ MUTATIONS = [
     ),
     # The comparison
     Mutation(PAIRED, "for value in values) / (len(values) - 1)", "for value in values) / len(values)", OF_PAIRED),
-    Mutation(PAIRED, "0.5 + level / 2, n - 1", "level, n - 1", OF_PAIRED),
+    Mutation(PAIRED, "n - 1, 0.5 + level / 2", "n - 1, level", OF_PAIRED),
     Mutation(PAIRED, "set(arm) & set(baseline)", "set(arm)", OF_PAIRED),
     Mutation(TARGETS, 'sign = -1.0 if mode == "min" else 1.0', "sign = 1.0", OF_TARGETS),
     Mutation(TARGETS, "share * (steps - before[0])", "(steps - before[0])", OF_TARGETS),
