@@ -17,6 +17,21 @@ def test_a_line_is_the_mean_and_the_interval_of_the_committed_runs():
     assert (mean - half, mean + half) == pytest.approx(tuple(interval))
 
 
+def test_the_numbers_beside_the_picture_in_the_readme_are_those_of_the_runs():
+    with (recall_lengths.RUNS / "recall_16" / "results.csv").open(encoding="utf-8", newline="") as file:
+        rows = {(row["arm"], row["seed"]): row for row in csv.DictReader(file)}
+    seeds = sorted({seed for _, seed in rows})
+    arm, scrambled = (
+        np.array([float(rows[name, seed]["test/exact_match"]) for seed in seeds])
+        for name in ("induction", "induction_scrambled")
+    )
+    low, high = stats.ttest_1samp(arm - scrambled, 0).confidence_interval(0.95)
+    at_512 = np.mean([float(rows["induction_scrambled", seed]["test/exact_match_512"]) for seed in seeds])
+    readme = " ".join((recall_lengths.RUNS.parents[2] / "README.md").read_text(encoding="utf-8").split())
+    assert f"gains {(low + high) / 2:.2f} ± {(high - low) / 2:.2f} over itself scrambled" in readme
+    assert f"the same weights scrambled have {at_512:.2f} there" in readme
+
+
 def test_the_picture_is_written_with_a_line_for_each_arm(tmp_path):
     recall_lengths.main(["--output", str(tmp_path / "lengths.png")])
     with Image.open(tmp_path / "lengths.png") as picture:
