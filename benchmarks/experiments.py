@@ -1,11 +1,10 @@
-"""The comparisons behind five pages of results: each is ``structured-init compare`` with its arguments, then tables.
+"""The comparisons behind four pages of results: each is ``structured-init compare`` with its arguments, then tables.
 
 python -m benchmarks.experiments certified --output runs/certified
 python -m benchmarks.experiments certified -c resnet9_cifar10_short --output runs/certified_resnet9
 python -m benchmarks.experiments filters --weights CONVMIXER.pth --output runs/filters
 python -m benchmarks.experiments recall --only copying --output runs/recall
 python -m benchmarks.experiments deformation --weights runs/compact/cifar10_bfloat16 --output runs/deformation
-python -m benchmarks.experiments sequences --only characters --output runs/sequences
 
 A comparison goes on where it was stopped. ``-c`` takes the place of the experiment's own configuration, and what is not
 known here goes to every run (``--seeds 0-4``, ``--trainer.accelerator gpu``).
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from benchmarks import experiment_tables, sequence_questions, sequences
+from benchmarks import experiment_tables
 from comparison.command import compare
 from comparison.results.folder import find_runs
 from comparison.results.records import load_curves, load_results
@@ -143,24 +142,21 @@ class Experiment:
 
     Attributes:
         commands: what is trained, folder by folder.
-        tables: of all results so far, in Markdown, from them or from the folder that holds all comparisons.
+        tables: of all results so far, in Markdown.
         draw: writes pictures of the learning curves of all folders into a folder, where the page shows its own.
     """
 
     commands: Callable[[argparse.Namespace], Commands]
-    tables: Callable[[Results, Path], str]
+    tables: Callable[[Results], str]
     draw: Callable[[pd.DataFrame, Path], None] | None = None
 
 
 EXPERIMENTS = {
-    "certified": Experiment(certified, lambda found, _: experiment_tables.certified(found[""], CONVOLUTION)),
-    "filters": Experiment(filters, lambda found, _: experiment_tables.filters(found[""], KERNEL)),
-    "recall": Experiment(recall, lambda found, _: experiment_tables.recall(found, STATE)),
+    "certified": Experiment(certified, lambda found: experiment_tables.certified(found[""], CONVOLUTION)),
+    "filters": Experiment(filters, lambda found: experiment_tables.filters(found[""], KERNEL)),
+    "recall": Experiment(recall, lambda found: experiment_tables.recall(found, STATE)),
     "deformation": Experiment(
-        deformation, lambda found, _: experiment_tables.deformation(pd.concat(found.values())), experiment_tables.draw
-    ),
-    "sequences": Experiment(
-        lambda options: sequence_questions.commands(options.only), lambda _, folder: sequences.page(folder)
+        deformation, lambda found: experiment_tables.deformation(pd.concat(found.values())), experiment_tables.draw
     ),
 }
 
@@ -173,7 +169,7 @@ def main() -> None:
         output = options.output / folder
         compare([*with_config(words, options.config), "--no-open", "--output", str(output), *further])
         found[folder] = load_results(output)
-        text = experiment.tables(found, options.output)
+        text = experiment.tables(found)
         write_text(options.output / f"{options.experiment}.md", text + "\n")
     if experiment.draw:
         experiment.draw(pd.concat([load_curves(options.output / folder) for folder in found]), options.output)
@@ -191,7 +187,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("-c", "--config", action="append", help="in place of the experiment's own; several layer")
     parser.add_argument("--weights", help="filters: a trained ConvMixer; deformation: the folder of a comparison")
-    parser.add_argument("--only", nargs="+", help="recall and sequences: some of their comparisons")
+    parser.add_argument("--only", nargs="+", help="recall: some of its comparisons")
     parser.add_argument("--output", type=Path, required=True)
     return parser.parse_known_args()
 

@@ -116,7 +116,7 @@ def test_differences_are_to_the_default_and_gaps_to_the_filters_that_are_trained
 GIVEN = Namespace(weights="learned.pth", only=None)
 COMMANDS = {
     f"{name} {folder}": words
-    for name in ("certified", "filters", "recall", "sequences")
+    for name in ("certified", "filters", "recall")
     for folder, words in EXPERIMENTS[name].commands(GIVEN).items()
 }
 WIDEST = ("certified ", "recall mqar_components", "recall mqar_states", "recall copying_components")
