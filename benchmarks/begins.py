@@ -50,6 +50,13 @@ READ = {
     r"/sam3_vision_model depth": "intended: the four are levels of a pyramid, side by side (`modeling_sam3.py:1060`)",
     r"/csatv2 meta": "defect: `init_weights` resets what has a `reset_parameters`, and `GlobalResponseNorm` has none "
     "(`layers/grn.py:41`)",
+    r"/(levit_\w+|efficientvit_m0|tiny_vit_5m_224) own": "defect: `init_weights`, which is for the time after "
+    "`to_empty`, calls each `reset_parameters`, so norms that the model begins at zero (`bn_weight_init=0`) are one",
+    r"/vitamin_small_224 own": "defect: `init_weights` resets the convolutions of the stem, which `Stem` draws by "
+    "`_init_conv` while it is built (`models/vitamin.py:95`)",
+    r"/(nest_tiny|resnest14d|skresne\w+) ": "no method: `init_weights` writes convolutions and linear layers, no norms",
+    r"/samvit_base_patch16 meta": "no method: the model has no `init_weights`",
+    r"/swinv2_\w+ meta": "intended: a mask, no weight; timm's `reinit_non_persistent_buffers` writes it",
     r"/d_fine copies|/deformable_detr copies|/deimv2 copies": "intended: a fixed grid",
 }
 SECTIONS = {
@@ -133,7 +140,11 @@ def drawn(model: nn.Module) -> str:
     if hasattr(model, "init_weights"):
         return ""
     lines, first = inspect.getsourcelines(type(model).__init__)
-    calls = (number for number, line in enumerate(lines, first) if re.search(r"apply\(|self\._init\w*\(", line))
+    calls = (
+        number
+        for number, line in enumerate(lines, first)
+        if re.search(r"apply\(|self\._init\w*\(|in self\.named_modules\(|efficientnet_init_weights\(", line)
+    )
     return next((f"{_file(type(model))}:{number}" for number in calls), "")
 
 
@@ -162,6 +173,7 @@ def verdict(key: str, check: str, line: str, bare: bool, drawn: str) -> str:
 
 def found(rows: dict[str, dict]) -> list[tuple[str, ...]]:
     """Return a line per model, check and method: model, check, first tensor and what, created, written, verdict."""
+    before = [tuple(line) for row in rows.values() for line in row.get("found", ())]
     lines: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for key, row in sorted(rows.items()):
         for check, failures in row.get("failures", {}).items():
@@ -170,7 +182,7 @@ def found(rows: dict[str, dict]) -> list[tuple[str, ...]]:
                 made, writes, bare = row["places"].get(name, ("", "", False))
                 group = (key, check, writes, verdict(key, check, line, bare, row.get("drawn", "")))
                 lines.setdefault(group, []).append((f"{name}: {what}" if name else what, made))
-    return [
+    return before + [
         (key, check, _short(all_[0][0]) + (f"; {len(all_) - 1} others" if len(all_) > 1 else ""), _merged(all_), *rest)
         for (key, check, *rest), all_ in lines.items()
     ]
@@ -228,11 +240,13 @@ def page(rows: dict[str, dict], versions: dict[str, str]) -> str:
             f"| {key} | {check} | {text} | {_at(made)} | {_at(writes)} | {why.partition(': ')[2]} |"
             for key, check, text, made, writes, why in some
         ] + [""]
-    left = [f"{key.partition('/')[2]} ({row.get('unbuilt') or row['failed']})" for key, row in rows.items()
-            if "failures" not in row]  # fmt: skip
-    return (
-        "\n".join([*head, "## Not checked", "", f"{len(left)} models: {'; '.join(each[:70] for each in left)}."]) + "\n"
-    )
+    out = [f"{key.partition('/')[2]} ({why})"[:70] for key, why in left(rows).items()]
+    return "\n".join([*head, "## Not checked", "", f"{len(out)} models: {'; '.join(out)}."]) + "\n"
+
+
+def left(rows: dict[str, dict]) -> dict[str, str]:
+    """Return the models that could not be checked, and why."""
+    return {key: row.get("unbuilt") or row["failed"] for key, row in rows.items() if "failures" not in row}
 
 
 def _at(place: str) -> str:
@@ -253,7 +267,7 @@ def main(args: list[str] | None = None) -> int:
     versions = installed_versions()
     rows = json.loads(given.rows.read_text(encoding="utf-8")) if given.rows.exists() else {}
     if given.resume and given.output and (given.output / "begins.json").exists():
-        rows = {**passed(given.output / "begins.json", versions), **rows}
+        rows = {**committed(given.output / "begins.json", versions), **rows}
     attending = in_the_table()
     for library in given.libraries:
         if library not in versions:
@@ -281,13 +295,18 @@ def in_the_table() -> list[str]:
     return [f"{library}/{row['name']}" for library, rows in table.items() for row in rows if row.get("layers")]
 
 
-def passed(file: Path, versions: dict[str, str]) -> dict[str, dict]:
-    """Return rows of the models that passed in committed results of the same library; torch may be another one."""
+def committed(file: Path, versions: dict[str, str]) -> dict[str, dict]:
+    """Return the rows of committed results that are of the same library's version; torch may be another one."""
     before = json.loads(file.read_text(encoding="utf-8"))
     ran = before["versions"].get("torch", versions["torch"])
     versions["torch"] = ran if versions["torch"] in ran else f"{ran} and {versions['torch']}"
     same = {name for name in versions if versions[name] == before["versions"].get(name)}
-    return {key: {"failures": {}} for key in before["passed"] if key.partition("/")[0] in same}
+    rows: dict[str, dict] = {key: {"failures": {}} for key in before["passed"] if key.partition("/")[0] in same}
+    rows |= {key: {"unbuilt": why} for key, why in before["left"].items() if key.partition("/")[0] in same}
+    for key, *line in before["findings"]:
+        if key.partition("/")[0] in same:
+            rows.setdefault(key, {"failures": {"": []}, "found": []})["found"].append([key, *line])
+    return rows
 
 
 def write(folder: Path, rows: dict[str, dict], versions: dict[str, str]) -> None:
@@ -296,7 +315,8 @@ def write(folder: Path, rows: dict[str, dict], versions: dict[str, str]) -> None
     (folder / "begins.md").write_text(page(rows, versions), encoding="utf-8")
     findings = ",\n".join(json.dumps(each, ensure_ascii=False) for each in found(rows))
     passed = json.dumps([key for key, row in rows.items() if row.get("failures") == {}])
-    text = f'{{"versions": {json.dumps(versions)},\n"findings": [\n{findings}],\n"passed": {passed}}}\n'
+    text = f'{{"versions": {json.dumps(versions)},\n"findings": [\n{findings}],\n"passed": {passed},\n'
+    text += f'"left": {json.dumps(left(rows), ensure_ascii=False)}}}\n'
     (folder / "begins.json").write_text(text, encoding="utf-8")
 
 
