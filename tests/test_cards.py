@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 NOT_CARDS = {
     "any_attention",
     "architecture",
+    "baselines_rules",
     "benchmarks",
     "claims",
     "claims_runs",
