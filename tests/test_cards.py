@@ -16,6 +16,7 @@ NOT_CARDS = {
     "claims",
     "claims_runs",
     "compare_clusters",
+    "described",
     "extending",
     "index",
     "methods",
