@@ -78,8 +78,8 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "- *Rule before*: margin, references and test stand in the commit that is named, and the runs came later. "
         "All other runs are older than this page, or the row says what is known.",
         "",
-        "| claim | published | here | − the first reference | gain | p, all rows together | due to structure | controls | "
-        "baseline of today | verdict |",
+        "| claim | published | here | − the first reference | gain | p, all rows together | due to structure | "
+        "controls | baseline of today | verdict |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *(_row(each, adjusted[each.claim["name"]], _today(each, named)) for each in _ordered(verdicts)),
     ]
