@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from benchmarks.claims import CLAIMS, LEVEL, OWN, WORDS, Contrast, Verdict, among_all, judge
+from comparison.results.controls import GAINS
 from structured_init.files import write_text
 
 ROOT = Path(__file__).parents[1]
@@ -70,7 +71,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "",
         "- *Gain* compares with the first reference.",
         "- *p, all rows together* is that of the first difference, where all rows of this page are one family "
-        "(Holm 1979). The gain is shown, or refuted, there as well if p is below 0.05.",
+        "(Holm 1979). A verdict that does not hold there, at 0.05, is marked *not shown*.",
         "- *Due to structure* is shown where every control is exceeded as well. It is refuted where a control gains "
         "as much, within δ, or more. It is not shown where a difference to a control is undecided.",
         "- *Baseline of today* is the row that asks the same over Muon, rotary positions or normalized queries "
@@ -183,13 +184,14 @@ def _row(verdict: Verdict, adjusted: float, today: str) -> str:
     rule = [] if "success" in claim else [_bound(claim)]
     rule += [] if claim["rule_written"] == "after" else [f"rule {claim['rule_written']}"]
     gain, structure = _halves(verdict)
+    lost = GAINS["undecided"]
     cells = [
         f"{claim['claim']} ({claim['source']})",
         claim["published"] or "–",
         f"{claim['setting']}, {verdict.seeds} seeds",
         f"{first.text}{_unit(verdict)} (− {first.name})",
         gain,
-        _p(adjusted),
+        _p(adjusted) if adjusted < LEVEL or verdict.gain == lost else f"{lost}, {_p(adjusted)}",
         structure,
         "; ".join(f"{each.text} (− {each.name}, {each.kind})" for each in others) or "–",
         today,
