@@ -26,7 +26,7 @@ ORDER = ("replicates", OWN, *tuple(WORDS.values())[1:])
 STRUCTURE = ("shown", "not shown", "refuted", "no control")
 # The claims of the README, in its order, and what it says of their runs.
 SHORT = {
-    "induction_modern_recall_16_convolution": "Llama 2×64, 16 pairs in 128 tokens, 800 steps; tested to 512 tokens",
+    "induction_modern_recall_16_convolution": "Llama 2×64, 16 pairs in 128 tokens, 800 steps; tests to 512 tokens",
     "induction_modern_recall": "Llama 2×64, 8 pairs in 64 tokens, 600 steps",
     "uniform_projections_modern_characters": "Llama 4×128, characters of Shakespeare, 600 steps",
     "previous_token_modern_characters": "Llama 4×128, characters of Shakespeare, 600 steps",
