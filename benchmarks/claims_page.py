@@ -69,7 +69,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "same weights scrambled. The column *controls* has the difference to each that we ran. Networks and data are "
         "small and training is short, so a verdict holds at this scale. The published result stands beside it.",
         "",
-        "- *Gain* compares with the first reference.",
+        "- *Gain* compares with the first reference: the host's default, unless another is named.",
         "- *p, all rows together* is that of the first difference, where all rows of this page are one family "
         "(Holm 1979). A verdict that does not hold there, at 0.05, is marked *not shown*.",
         "- *Due to structure* is shown where every control is exceeded as well. It is refuted where a control gains "
@@ -79,7 +79,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "- *Rule before*: margin, references and test stand in the commit that is named, and the runs came later. "
         "All other runs are older than this page, or the row says what is known.",
         "",
-        "| claim | published | here | − the first reference | gain | p, all rows together | due to structure | "
+        "| claim | published | here | − default, or what is named | gain | p, all rows together | due to structure | "
         "controls | baseline of today | verdict |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *(_row(each, adjusted[each.claim["name"]], _today(each, named)) for each in _ordered(verdicts)),
@@ -89,8 +89,9 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
 
 def runs_page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     """Return the page of what has not run yet, and of how the rest was run, in Markdown."""
-    head = ["# How each claim was run", "", "What decides each row of [the claims](claims.md), and what would."]
-    head += ["", "    python -m benchmarks.claims_page", "", *_waiting(claims, verdicts), "## Run", ""]
+    said = "The runs that decide each row of [the claims](claims.md), and those that would decide an open one."
+    head = ["# How each claim was run", "", said, "", "    python -m benchmarks.claims_page", ""]
+    head += [*_waiting(claims, verdicts), "## Run", ""]
     return "\n".join(head + [line for verdict in verdicts for line in _details(verdict)]) + "\n"
 
 
@@ -189,7 +190,7 @@ def _row(verdict: Verdict, adjusted: float, today: str) -> str:
         f"{claim['claim']} ({claim['source']})",
         claim["published"] or "–",
         f"{claim['setting']}, {verdict.seeds} seeds",
-        f"{first.text}{_unit(verdict)} (− {first.name})",
+        f"{first.text}{_unit(verdict)}" + ("" if first.name == "default" else f" (− {first.name})"),
         gain,
         _p(adjusted) if adjusted < LEVEL or verdict.gain == lost else f"{lost}, {_p(adjusted)}",
         structure,
