@@ -49,7 +49,8 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     kept = sum(each.gain == "shown" and adjusted[each.claim["name"]] < LEVEL for each in verdicts)
     named = {verdict.claim["name"]: verdict for verdict in verdicts}
     counts = {word: sum(verdict.word == word for verdict in verdicts) for word in ORDER}
-    said = ", ".join(f"{count} {COUNTED[word]}" for word, count in counts.items() if count)
+    *most, last = [f"{count} {COUNTED[word]}" for word, count in counts.items() if count]
+    said = f"{', '.join(most)} and {last}" if most else last
     halves = Counter(verdict.structure for verdict in verdicts if verdict.gain == "shown")
     due = ", ".join(f"{word} for {halves[word]}" for word in STRUCTURE[:-1] if halves[word])
     lines = [
