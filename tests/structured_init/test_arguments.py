@@ -350,7 +350,7 @@ class Own(nn.Module):
         (lambda vit: capture_attention(vit, PIXELS, max_megabytes=math.nan),
          "capture_attention: max_megabytes must be a finite number, got nan"),
         (lambda vit: summarize(torch.ones(2, 4, 4)),
-         "summarize takes maps (batch, heads, queries, keys), got shape (2, 4, 4): add the missing axes"),
+         "attention maps are (batch, heads, queries, keys), got shape (2, 4, 4): add the missing axes"),
         (lambda vit: weight_products(vit),
          "weight_products takes a site, as attention_sites(model) gives them, got VisionTransformer"),
     ],
