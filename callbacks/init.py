@@ -95,6 +95,9 @@ class InitCallback(Callback):
         if stage != "fit":
             return
         self.seconds = 0.0
+        given = [each for each in trainer.callbacks if isinstance(each, InitCallback)]
+        if sum(not isinstance(each.initializer, Default) for each in given) > 1:
+            raise StructuredInitError("two InitCallbacks initialize one model: give one, with Compose([…]) for both")
         if self.when == "fit_start" and not isinstance(self.initializer, Default):  # Default has nothing to write
             refuse_what_comes_too_early(trainer)
         freeze(pl_module, self.initializer)

@@ -9,7 +9,8 @@ from structured_init import Default, StructuredInitError
 @pytest.mark.parametrize(
     ("callback", "arguments", "message"),
     [
-        (InitCallback, {"initializer": "mimetic"}, "needs an Initializer object such as Mimetic(), got str"),
+        (InitCallback, {"initializer": "mimetic"}, "got 'mimetic': a preset by its name is preset('mimetic')"),
+        (InitCallback, {"initializer": Default(), "seed": -1}, "seed must be at least 0 or null, got -1"),
         (InitCallback, {"initializer": Default}, f"needs an Initializer object such as Mimetic(), got {Default!r}"),
         (InitCallback, {"initializer": Default(), "seed": "a"}, "seed must be a whole number or null, got 'a'"),
         (InitCallback, {"initializer": Default(), "seed": 1.5}, "seed must be a whole number or null, got 1.5"),
