@@ -86,7 +86,7 @@ def mix(kernels: torch.Tensor, targets: torch.Tensor, side: int = 6):
         (lambda: mean_distance(maps(), (11,)), "a grid is (rows, columns), got (11,)"),
         (
             lambda: impulse_mass(maps(), torch.zeros(2, 2).long(), (1, 11)),
-            "(down, right) for each of 3 heads, got shape",
+            "for each of 3 heads, got shape",
         ),
         (lambda: previous_token_score(maps()[..., :5]), "maps of 11 queries and 5 keys: give square ones"),
         (lambda: gram_matrix(torch.ones(3)), "features have a row per sample, got shape (3,)"),
