@@ -42,7 +42,8 @@ def patch_maps(
         prefix_tokens: number of leading tokens that are no patches.
         renormalise: whether the remaining rows are scaled to sum to one again.
     """
-    maps = checked_maps(maps)[..., prefix_tokens:, prefix_tokens:]
+    checked_maps(maps)
+    maps = maps[..., prefix_tokens:, prefix_tokens:]
     return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps
 
 
