@@ -74,11 +74,13 @@ class InitCallback(Callback):
     ) -> None:
         if not isinstance(initializer, Initializer):
             got = repr(initializer) if isinstance(initializer, type) else type(initializer).__name__
+            if isinstance(initializer, str):
+                got = f"{initializer!r}: a preset by its name is preset({initializer!r})"
             raise StructuredInitError(f"InitCallback needs an Initializer object such as Mimetic(), got {got}")
         if when not in ("fit_start", "setup"):
             raise StructuredInitError(f"InitCallback: when must be fit_start or setup, got '{when}'")
         check_whole("InitCallback", samples=samples)
-        check_whole("InitCallback", least=None, null=True, seed=seed)
+        check_whole("InitCallback", least=0, null=True, seed=seed)
         check_flag("InitCallback", strict=strict, progress=progress)
         self.initializer = initializer
         self.seed = seed
@@ -93,6 +95,9 @@ class InitCallback(Callback):
         if stage != "fit":
             return
         self.seconds = 0.0
+        given = [each for each in trainer.callbacks if isinstance(each, InitCallback)]
+        if sum(not isinstance(each.initializer, Default) for each in given) > 1:
+            raise StructuredInitError("two InitCallbacks initialize one model: give one, with Compose([…]) for both")
         if self.when == "fit_start" and not isinstance(self.initializer, Default):  # Default has nothing to write
             refuse_what_comes_too_early(trainer)
         freeze(pl_module, self.initializer)

@@ -31,6 +31,13 @@ class StructuredInitError(ValueError):
     """
 
 
+MANY = 6  # letters of a name whose beginning can be recognized
+
+
+def _alike(one: str, other: str) -> bool:
+    return difflib.SequenceMatcher(None, one, other).ratio() > 0.85
+
+
 def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     """Return the end of an error message: the nearest valid name, or the first few valid ones.
 
@@ -49,7 +56,10 @@ def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     holding = [each for each in names if f"_{name.lower()}_" in f"_{each.lower()}_"]  # as whole words
     if 0 < len(holding) <= 3 or (holding and "_" in name):
         return f"did you mean {' or '.join(map(repr, sorted(holding, key=len)[:3]))}?"
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+    if not close and len(name) >= MANY and (begin := [each for each in names if _alike(name, each[: len(name)])]):
+        return f"did you mean {' or '.join(map(repr, sorted(begin, key=len)[:3]))}?"
+    close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     close = close or difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
     if close:
         return f"did you mean '{same_case.get(close[0], close[0]) if close[0] not in names else close[0]}'?"

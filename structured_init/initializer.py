@@ -276,8 +276,9 @@ def initialize(
     return report
 
 
-def freeze(model: nn.Module, initializer: Initializer) -> None:
-    """Apply only what ``initializer`` says about which parameters are trained, and no value."""
+def freeze(model: nn.Module, initializer: Initializer | str) -> None:
+    """Apply only what ``initializer``, or the preset of that name, says about which parameters are trained."""
+    initializer = preset(initializer) if isinstance(initializer, str) else initializer
     with Writer() as writer:
         for tensor, trainable in initializer.freezing(Weights(model)):
             writer.train(tensor, trainable)
@@ -305,6 +306,8 @@ def preset(name: str) -> Initializer:
         >>> preset("impulse{kernel_size=5}").kernel_size
         5
     """
+    if not isinstance(name, str):
+        raise StructuredInitError(f"a preset is a name, such as 'mimetic', got {name!r}")
     return _built(preset_node(name))
 
 

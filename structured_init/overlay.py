@@ -130,6 +130,8 @@ class Weights(Log):
         batches: Iterable[Any] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise StructuredInitError(f"a model is an nn.Module, got {type(model).__name__}")
         self.model = model
         self.progress = progress or Progress("", wanted=False)
         self.batch = None if callable(batch) else batch

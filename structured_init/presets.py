@@ -34,13 +34,18 @@ def preset_names() -> list[str]:
 
 @cache
 def _aliases() -> dict[str, str]:
-    return _yaml((SHIPPED / ALIASES).read_text(encoding="utf-8"))["init"]
+    return _yaml((SHIPPED / ALIASES).read_text(encoding="utf-8"), ALIASES)["init"]
 
 
-def _yaml(text: str) -> Any:
+def _yaml(text: str, what: str) -> Any:
     import yaml  # when a preset is asked for: most never do
 
-    return yaml.safe_load(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f", line {mark.line + 1}" if mark else ""
+        raise StructuredInitError(f"{what}{where}: {getattr(error, 'problem', None) or 'no YAML'}") from error
 
 
 def preset_node(name: str) -> dict[str, Any]:
@@ -49,7 +54,7 @@ def preset_node(name: str) -> dict[str, Any]:
     shipped, own = SHIPPED / "init" / f"{stem}.yaml", Path(stem)
     ending = next((each for each in CONTROLS if stem.endswith(each)), "")
     if file := next((each for each in (shipped, own) if each.is_file()), None):
-        content = _yaml(file.read_text(encoding="utf-8"))
+        content = _yaml(file.read_text(encoding="utf-8"), f"'{file}'")
         node = content.get("init", {}).get("initializer") if isinstance(content, dict) else None
         if node is None:
             raise StructuredInitError(f"'{name}' sets no initializer: it is init: {{initializer: {{class_path: …}}}}")
@@ -59,9 +64,11 @@ def preset_node(name: str) -> dict[str, Any]:
         inner = preset_node(stem.removesuffix(ending) + name[len(stem) :])
         return {"class_path": CONTROLS[ending], "init_args": {"initializer": inner}}
     else:
-        raise StructuredInitError(f"there is no initialization '{stem}': {nearest(stem, preset_names())}")
+        near = nearest(stem, [each + control for each in preset_names() for control in ("", *CONTROLS)])
+        near = near if near.startswith("did") else nearest(stem, preset_names())
+        raise StructuredInitError(f"there is no initialization '{stem}': {near}")
     node = {"class_path": node} if isinstance(node, str) else node
-    given = {key: value and _yaml(value) for key, value in overrides.items()}
+    given = {key: value and _yaml(value, f"{key}={value}") for key, value in overrides.items()}
     return {**node, "init_args": {**node.get("init_args", {}), **given}}
 
 
@@ -78,7 +85,10 @@ def split_overrides(text: str) -> tuple[str, dict[str, str]]:
     if not found:
         raise StructuredInitError(f"cannot read '{text}': write name or name{{argument=value}}")
     parts = split_outside_brackets(found[2] or "")
-    return found[1].strip(), dict(_override(part, text) for part in parts)
+    overrides = [_override(part, text) for part in parts]
+    if twice := [key for key, _ in overrides if [each for each, _ in overrides].count(key) > 1]:
+        raise StructuredInitError(f"'{text}' gives '{twice[0]}' twice")
+    return found[1].strip(), dict(overrides)
 
 
 def split_outside_brackets(text: str) -> list[str]:

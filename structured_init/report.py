@@ -105,12 +105,7 @@ class InitReport:
 
     def summary(self, limit: int = 3) -> str:
         """Return one line: what was applied, how much of the model each part of it set, warnings, and what was left."""
-        count, total = (sum(math.prod(entry.shape) for entry in some) for some in (self.changed, self.entries))
-        frozen = sum(not entry.trainable for entry in self.entries)
-        line = f"{self.differs or self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)}"
-        line += f" tensors ({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
-        parts = Counter(part for entry in self.changed for part in entry.set_by)
-        line += "".join(f"; {part} in {number}" for part, number in parts.items())
+        line = self._set()
         if self.warnings:
             line += f"; {len(self.warnings)} warning{'s' * (len(self.warnings) > 1)}: {self.warnings[0]}"
         others = [f"{name} ({why})" for name, why in self.skipped.items() if name not in self.left]
@@ -122,6 +117,15 @@ class InitReport:
         if self.unset_positions:
             line += f"; positions {HOST_BUILT} them: {', '.join(self.unset_positions)}"
         return line
+
+    def _set(self) -> str:
+        """Return the first part of the summary, which nothing else of the report repeats."""
+        count, total = (sum(math.prod(entry.shape) for entry in some) for some in (self.changed, self.entries))
+        frozen = sum(not entry.trainable for entry in self.entries)
+        line = f"{self.differs or self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)}"
+        line += f" tensors ({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
+        parts = Counter(part for entry in self.changed for part in entry.set_by)
+        return line + "".join(f"; {part} in {number}" for part, number in parts.items())
 
     def table(self) -> str:
         """Return a Markdown table with a row per parameter; then what was measured, skipped, noted and warned of."""
@@ -144,7 +148,7 @@ class InitReport:
             *(f"note {name}: {what}" for name, what in self.notes.items()),
             *(f"warning: {warning}" for warning in self.warnings),
         ]
-        return "\n".join([self.summary(), self._trained(), "", *rows, *([""] if lists else []), *lists])
+        return "\n".join([self._set(), self._trained(), "", *rows, *([""] if lists else []), *lists])
 
     def plot(self) -> Any:
         """Return a figure of the standard deviation of every tensor that was set, before and after, by who set it.
@@ -189,7 +193,7 @@ class InitReport:
         width = min(32, max((len(name) for name, _ in lines), default=0))
         rows = [f"{name:<{width}}  {what}" for name, what in lines]
         body = [*([""] if rows else []), *rows, *([""] if remarks else []), *remarks]
-        return "\n".join([self.summary(), self._trained(), *body])
+        return "\n".join([self._set(), self._trained(), *body])
 
     def _repr_html_(self) -> str:
         rows = "".join(
@@ -197,7 +201,7 @@ class InitReport:
             for name, what in block_lines(self.entries)
         )
         items = "".join(f"<li>{escape(remark)}</li>" for remark in self._remarks())
-        table = f"<p>{escape(self.summary())}</p><table><tbody>{rows}</tbody></table>"
+        table = f"<p>{escape(self._set())}</p><table><tbody>{rows}</tbody></table>"
         return table + (f"<ul>{items}</ul>" if items else "")
 
     def _trained(self) -> str:

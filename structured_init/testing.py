@@ -25,6 +25,7 @@ from structured_init.analysis.audit.records import Record, in_words, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.errors import StructuredInitError
+from structured_init.initializer import answered
 from structured_init.names import plain_names
 from structured_init.overlay import tensor_names
 from structured_init.running import Inputs, as_inputs, host_inputs, own_random_state, undisturbed
@@ -104,6 +105,7 @@ def assert_initialized(model: nn.Module | Callable[[], nn.Module], batch: Any = 
     return checked
 
 
+@answered
 def check_initialized(
     model: nn.Module | Callable[[], nn.Module],
     batch: Any = None,

@@ -35,6 +35,7 @@ from comparison.run.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.configurations import find_config, merged
 from structured_init.errors import StructuredInitError, begin_writing
 from structured_init.files import write_json, write_text
+from structured_init.presets import split_outside_brackets
 
 RACE = "race"  # folder of the runs that choose
 OPTIMIZERS = "optim"  # folder of their configurations, and the key of a grid
@@ -75,6 +76,10 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         raise SystemExit(130) from None
     finally:
         launcher.close()
+    if racing.failed and not racing.measured:
+        reasons = "; ".join(dict.fromkeys(racing.failed))
+        console.print(f"All {len(racing.failed)} runs failed: {reasons}", markup=False, soft_wrap=True)
+        raise SystemExit(1)
     record = {"command": command, "candidates": list(names), "left_out": left_out, **_record(found, comparison)}
     tried = _tried(found, names, options.budget)
     if found.winner is None:
@@ -134,6 +139,7 @@ class _Racing:
         self.comparison, self.names, self.identity = comparison, names, identity
         self.launcher, self.console, self.limit = launcher, console, limit
         self.metric = Metric(comparison.metric, comparison.mode)
+        self.failed, self.measured = [], 0  # why runs failed, and how many did not
 
     def run(self, budget: float, evidence: int, rungs: Sequence[Rung]) -> Race:
         """Return the race at its end, of which a budget leaves so many whole runs for the evidence."""
@@ -177,7 +183,10 @@ class _Racing:
         if left:
             self.console.print(f"The time is up: {len(left)} runs left of this stage. Run it again to continue.")
             raise SystemExit(LEFT)
-        return {request: self._outcome(run) for request, run in runs.items()}
+        answers = {request: self._outcome(run) for request, run in runs.items()}
+        self.failed += [str(run.latest().failure) for run in runs.values() if run.failure_file.is_file()]
+        self.measured += sum(not math.isnan(each.value) for each in answers.values())
+        return answers
 
     def _run(self, request: Request) -> Run:
         arm, optimizer, rate = self.names[request.arm]
@@ -208,7 +217,11 @@ def label_of(name: Name) -> str:
 def _prepared(options: argparse.Namespace, further: Sequence[str], command: str) -> tuple[Comparison, dict[str, str]]:
     """Return the comparison that is raced, on the validation split, and what was left out of it."""
     reference, *_ = parse_arms(options.baseline)
-    inits = options.baseline if options.among == "auto" else f"{options.baseline},{options.among}"
+    among = [] if options.among == "auto" else split_outside_brackets(options.among)
+    candidates = [each for each in among if each != options.baseline]  # the baseline is raced, named or not
+    if among and not candidates:
+        raise StructuredInitError(f"--among names nothing beside the baseline '{options.baseline}'")
+    inits = ",".join([options.baseline, *candidates])
     words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
     words += ["--seeds", f"0-{MOST - 1}", "--output", str(Path(options.output) / RACE), *_training(options)]
     words += ["--grid", f"{OPTIMIZERS}={options.optimizers}"] if options.optimizers else []

@@ -15,6 +15,7 @@ CONTROL = (
     "control, for all arms or as INIT=CONTROL,…: a scrambled one if its name ends in _scrambled, else one with the same"
     " positions (default: found)"
 )
+MOST_SEEDS = 10_000
 SUCCESS = "count the runs whose metric reaches X, such as 0.95; for results that are all or nothing"
 
 
@@ -40,6 +41,8 @@ class _Parser(argparse.ArgumentParser):
         if unknown := re.match(r"unrecognized arguments: (--\S+)", message):
             name = unknown[1].partition("=")[0]
             message = f"unknown option '{name}': {nearest(name, self._option_string_actions)}"
+        if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
+            message = f"{valued[1]} takes no value: leave out what follows it"
         raise StructuredInitError(message)
 
 
@@ -204,8 +207,11 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 def _seeds(text: str) -> str:
     """Return seeds as they are given; they are read later, by what takes seconds to import."""
-    if not all(re.fullmatch(r"\s*\d+(-\d+)?\s*", part) for part in text.split(",")):
+    found = [re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part) for part in text.split(",")]
+    if not all(found):
         raise argparse.ArgumentTypeError(f"cannot read the seeds '{text}': write 0,1,2 or 0-4")
+    if sum(int(each[2] or each[1]) - int(each[1]) + 1 for each in found if each) > MOST_SEEDS:
+        raise argparse.ArgumentTypeError(f"'{text}' are more than {MOST_SEEDS:,} seeds")
     return text
 
 

@@ -5,7 +5,7 @@ A panel is a function of the report's data. What it returns is shown on the page
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -68,7 +68,7 @@ def register_panel(
 
     The function takes :class:`ReportData` and returns one piece, a sequence of pieces, or None where there is nothing
     to show (then the report has no such section). A piece is a sentence (``str``), a
-    :class:`~comparison.results.tables.Table`, a matplotlib figure (or a :class:`Drawing`, which names it), or
+    :class:`Table`, a matplotlib figure (or a :class:`Drawing`, which names it), or
     :class:`Html`. Registering the same function again, as a notebook does, replaces it.
 
     Args:
@@ -80,6 +80,8 @@ def register_panel(
     Raises:
         StructuredInitError: ``after`` is no panel, or another panel has the name.
     """
+    if not isinstance(title, str):
+        raise StructuredInitError('a panel has a title: @register_panel("Seconds per run") above its function')
 
     def register(function: PanelFunction) -> PanelFunction:
         panel = Panel(name or function.__name__, title, label or title, function)
@@ -105,8 +107,10 @@ def pieces(panel: Panel, data: ReportData) -> list[str | Table | Drawing | Html]
         content = panel.content(data)
     except StructuredInitError as error:
         return [f"Not shown: {error}."]
-    given = [content] if isinstance(content, (str, Table, Drawing, Html)) or hasattr(content, "savefig") else content
-    return [_named(piece, panel, number) for number, piece in enumerate(given or [])]
+    if content is None:
+        return []
+    several = isinstance(content, Sequence | Iterator) and not isinstance(content, str | Markup)
+    return [_named(piece, panel, number) for number, piece in enumerate(content if several else [content])]
 
 
 def heading(text: str) -> list[Html]:

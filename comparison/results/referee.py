@@ -27,6 +27,7 @@ from comparison.results.metric import Metric, mode_of
 from comparison.results.paired import t_interval
 from comparison.results.power import usual_half_widths
 from comparison.results.sequential import FEWEST, FEWEST_NARROW
+from structured_init.arguments import check_positive
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import write_text
 
@@ -122,6 +123,11 @@ def judge(
     Raises:
         StructuredInitError: it cannot be judged; the message says why.
     """
+    if not hasattr(results, "columns"):
+        raise StructuredInitError(f"judge takes a table of pandas, a row per run, got {type(results).__name__}")
+    if mode not in (None, "max", "min"):
+        raise StructuredInitError(f"mode must be 'max' or 'min', got {mode!r}")
+    check_positive("judge", null=True, margin=margin, precision=precision)
     path = None if state is None or isinstance(state, Mapping) else Path(state)
     before = _read(path) if path is not None else dict(state) if isinstance(state, Mapping) else {}
     asked = {"metric": metric, "mode": mode, "margin": margin, "precision": precision}

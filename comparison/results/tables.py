@@ -79,7 +79,8 @@ def number(value: float, digits: int, signed: bool = False) -> str:
     kind = f".{max(digits, 0)}f"
     if abs(digits) > MOST_DECIMALS and math.isfinite(value):
         kind = f".{max(digits + math.floor(math.log10(abs(value))), 0)}e" if value else ".0f"
-    return f"{value:{'+' if signed else ''}{kind}}".replace("-", "−")
+    text = f"{value:{'+' if signed else ''}{kind}}"
+    return (text.lstrip("-") if float(text) == 0 else text).replace("-", "−")  # no −0.00
 
 
 def p_text(p: float) -> str:

@@ -52,6 +52,8 @@ class Arm:
 def parse_arms(text: str) -> dict[str, Arm]:
     """Return the arms by label, in the order given."""
     arms: dict[str, Arm] = {}
+    if re.search(r"^\s*,|,\s*,|,\s*$", text):
+        raise StructuredInitError(f"a name is missing beside a comma of '{text}': give names, as in default,sincos")
     for entry in split_outside_brackets(text):
         arm = _arm(entry)
         if arm.label in arms:

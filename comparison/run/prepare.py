@@ -141,7 +141,9 @@ def parse_rates(text: str) -> list[float]:
         rates = [float(part) for part in text.split(",")] if text else []
     except ValueError:
         rates = [0.0]
-    if any(not 0 < rate < float("inf") for rate in rates) or len(set(rates)) < len(rates):
+    if twice := next((rate for rate in rates if rates.count(rate) > 1), None):
+        raise StructuredInitError(f"the learning rates '{text}' name {twice:g} twice")
+    if any(not 0 < rate < float("inf") for rate in rates):
         raise StructuredInitError(f"cannot read the learning rates '{text}': write positive numbers, as in 5e-4,1e-3")
     return rates
 

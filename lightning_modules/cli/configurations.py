@@ -22,6 +22,7 @@ from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import ALIASES, CONTROLS, SHIPPED, split_overrides
 
 KEY = "layers"
+SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
 
 
 def layers_in(text: str) -> list[str]:
@@ -111,9 +112,15 @@ def check_config(path: str) -> str:
     if not isinstance(root, yaml.MappingNode):
         found = "is empty" if root is None else "holds no keys"
         raise StructuredInitError(f"'{path}' {found}: a configuration has sections such as 'model:' and 'trainer:'")
-    for node, key in _repeated(path, root):
-        line = node.start_mark.line + 1
-        raise StructuredInitError(f"'{path}', line {line}: '{key}' is given twice, and only the last would count")
+    for key, value in root.value:
+        if isinstance(value, yaml.SequenceNode) and key.value in ("init", "attention", "filters"):
+            text = f"'{key.value}' is a section, got a list: leave out the dashes"
+            raise StructuredInitError(f"'{path}', line {key.start_mark.line + 1}: {text}")
+        if isinstance(value, yaml.MappingNode) and key.value == KEY:
+            text = f"'{KEY}' is a list of names, as in [vit_digits]"
+            raise StructuredInitError(f"'{path}', line {key.start_mark.line + 1}: {text}")
+    for node, why in _wrong_keys(path, root):
+        raise StructuredInitError(f"'{path}', line {node.start_mark.line + 1}: {why}")
     return path
 
 
@@ -138,9 +145,9 @@ def _problem(path: str, error: yaml.MarkedYAMLError) -> str:
     return f"{error.context}, {problem}" if error.context else problem
 
 
-def _repeated(path: str, root: yaml.Node) -> Iterator[tuple[yaml.Node, str]]:
-    """Yield the keys that stand twice in one mapping, and the second of their nodes."""
-    waiting, seen = [root], set()
+def _wrong_keys(path: str, root: yaml.Node) -> Iterator[tuple[yaml.Node, str]]:
+    """Yield keys that stand twice in one mapping, or beside ``class_path`` in place of below it, and what is wrong."""
+    waiting, seen, within = [root], set(), {}
     while waiting:
         node = waiting.pop()
         if id(node) in seen:  # an alias
@@ -148,14 +155,27 @@ def _repeated(path: str, root: yaml.Node) -> Iterator[tuple[yaml.Node, str]]:
         seen.add(id(node))
         if isinstance(node, yaml.MappingNode):
             keys = set()
+            of_class = any(key.value == "class_path" for key, _ in node.value)
             for key, value in node.value:
                 _check_key(path, key)
                 if key.value in keys and isinstance(key, yaml.ScalarNode):
-                    yield key, key.value
+                    yield key, f"'{key.value}' is given twice, and only the last would count"
+                if of_class and key.value not in ("class_path", "init_args", "dict_kwargs", "<<"):
+                    yield key, _beside_class(key.value, within.get(id(node), ""))
                 keys.add(key.value if isinstance(key, yaml.ScalarNode) else None)
+                within[id(value)] = key.value
                 waiting.append(value)
         elif isinstance(node, yaml.SequenceNode):
             waiting.extend(node.value)
+
+
+def _beside_class(key: str, section: str) -> str:
+    if key in SECTIONS and section in SECTIONS:
+        return f"'{key}:' stands inside of '{section}:': it is a section of its own, beside '{section}:'"
+    near = nearest(key, ["init_args"])
+    if near.startswith("did"):
+        return f"unknown key '{key}': {near}"
+    return f"'{key}' stands beside 'class_path': arguments of the class go below 'init_args'"
 
 
 def _check_key(path: str, key: yaml.Node) -> None:
@@ -334,7 +354,12 @@ def _shipped_name(name: str) -> str:
         raise StructuredInitError(f"several configurations are named '{name}': choose from {', '.join(matches)}")
     refuse_folder(name)
     names = known if "/" in short else {key.partition("/")[2] for key in known}
-    raise StructuredInitError(f"there is no file '{name}', nor a shipped configuration: {nearest(short, names)}")
+    inits = (each for each in names if "/" not in short or each.startswith("init/"))
+    near = nearest(short, {*names, *(each + ending for each in inits for ending in CONTROLS)})
+    if name.endswith((".yaml", ".yml")):
+        near = nearest(name, map(str, Path(name).parent.glob("*.y*ml")))
+    near = near if near.startswith("did") else nearest(short, names)
+    raise StructuredInitError(f"there is no file '{name}', nor a shipped configuration: {near}")
 
 
 def _shipped_layers(key: str, above: tuple[Path, ...] = ()) -> tuple[Path | str, ...]:
@@ -358,5 +383,12 @@ def _with_layers(file: Path, above: tuple[Path, ...] = ()) -> tuple[Path | str, 
     for name in layers_in(file.read_text(encoding="utf-8", errors="replace")):
         beside = file.parent / name  # a layer is a path seen from the file that names it, or a shipped name
         within = (*above, file)
-        below += _with_layers(beside, within) if beside.is_file() else _shipped_layers(_shipped_name(name), within)
+        if beside.is_file():
+            below += _with_layers(beside, within)
+            continue
+        try:
+            shipped = _shipped_name(name)
+        except StructuredInitError as error:
+            raise StructuredInitError(f"'{file}', {KEY}: {error}") from error
+        below += _shipped_layers(shipped, within)
     return (*below, file)

@@ -147,3 +147,6 @@ def command() -> None:
     except KeyboardInterrupt:
         print("structured-init: stopped", file=sys.stderr)
         raise SystemExit(130) from None
+    except BrokenPipeError:  # what reads our output, such as head, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None

@@ -21,8 +21,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from lightning_modules.cli.configurations import without_layers
-from lightning_modules.cli.mistakes import SECTIONS, check_trainer, explain, original_error, refuse_unwritable
+from lightning_modules.cli.configurations import SECTIONS, without_layers
+from lightning_modules.cli.mistakes import check_trainer, explain, original_error, refuse_unwritable
 from lightning_modules.cli.show import Runner
 from lightning_modules.tasks.checkpoint import (
     WholeCheckpoints,
@@ -50,6 +50,9 @@ for package in (structured_init, callbacks, lightning_modules, lightning_modules
 
 ABOUT = "Train, evaluate and look at a network with the initialization of the section init."
 STREAMING = re.compile(r"^ +(streaming: false|stream_buffer: \d+|batches_per_epoch: null)$", re.MULTILINE)  # saved once
+LOADERS = {"fit": "train_dataloader", "validate": "val_dataloader"} | {
+    each: f"{each}_dataloader" for each in ("test", "predict")
+}
 FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
 
 
@@ -178,7 +181,8 @@ class CLI(CommandLine, LightningCLI):
         Raises:
             StructuredInitError: names the argument and both values.
         """
-        if self.subcommand == "fit" and self.datamodule is None and not is_overridden("train_dataloader", self.model):
+        loader = LOADERS.get(self.subcommand)
+        if loader and self.datamodule is None and not is_overridden(loader, self.model):
             raise StructuredInitError("no data is given: add a configuration with -c, such as data/digits, or --data")
         given = (self.config[self.subcommand].model or {}).get("init_args", {})
         for name in FROM_THE_DATA:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
+import textwrap
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 
 from lightning_modules.cli.commands import documentation
 from structured_init.errors import StructuredInitError, nearest, one_line
-from structured_init.presets import SHIPPED
+from structured_init.presets import SHIPPED, preset_names, split_overrides
 
 GAINS = SHIPPED / "gains.yaml"
 LAYERS = 2  # of a model by name: what fits two layers fits all
@@ -24,6 +27,8 @@ class _Parser(argparse.ArgumentParser):
         if unknown := re.match(r"unrecognized arguments: (\S+)", message):
             near = nearest(unknown[1], self._option_string_actions)
             message = f"'{unknown[1]}' is no option of list: {near}; a network is given with --for"
+        if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
+            message = f"{valued[1]} takes no value: leave out what follows it"
         raise StructuredInitError(message)
 
 
@@ -90,11 +95,15 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     """
     from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import BuildOnly
+    from lightning_modules.cli.mistakes import is_config
     from lightning_modules.cli.show import NamedModel, by_position, leave_out_iterations, two_samples
     from structured_init import initialize
     from structured_init.initializer import preset
     from structured_init.running import host_inputs
 
+    stem = split_overrides(name)[0].removeprefix("init/")
+    if stem in preset_names() and not Path(name).is_file() and not is_config(f"experiment/{stem}"):
+        raise StructuredInitError(f"'{name}' is an initialization: --for takes a network, such as vit_digits")
     words = by_position(["show", name])
     built = BuildOnly(expand([*words, *([f"--model.layers={LAYERS}"] if words[1].startswith("--model") else [])]))
     model = built.model
@@ -121,26 +130,25 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table: of all, or of what fits a network and then of what does not, with the reason."""
+    """Return a paragraph for each row, as wide as the terminal: all, or what fits a network and then what does not."""
+    shown = [f"{row['name']:{NAMES}}{_text(row)}" for row in rows]
+    width = shutil.get_terminal_size((100, 24)).columns
+    lines = [textwrap.fill(each, width, subsequent_indent=" " * NAMES, break_on_hyphens=False) for each in shown]
     if "fits" not in rows[0]:
-        return _markdown(ALL, rows)
-    fit, others = ([row for row in rows if row["fits"] is each] for each in (True, False))
-    parts = [_markdown(ALL, fit)] if fit else ["none fits"]
-    return "\n\n".join([*parts, *([_markdown(("name", "why"), others)] if others else [])])
+        return "\n".join(lines)
+    fit, others = (
+        [line for line, row in zip(lines, rows, strict=True) if row["fits"] is each] for each in (True, False)
+    )
+    parts = [["these fit:", *fit] if fit else ["none fits"], *([["these do not fit:", *others]] if others else [])]
+    return "\n\n".join(map("\n".join, parts))
 
 
-ALL = ("name", "what", "networks", "gain", "controls", "today")
-HEADS = {
-    "name": "initialization",
-    "networks": "for",
-    "gain": "gained here",
-    "controls": "due to its structure",
-    "today": "over today's baseline",
-    "why": "does not fit, because",
-}
+NAMES = 25  # columns of the names
+GAINS_AS = {"gain": "Gained here: ", "controls": "Due to its structure: ", "today": "Over today's baseline: "}
 
 
-def _markdown(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    lines = [f"| {' | '.join(HEADS.get(each, each) for each in columns)} |", "|" + "---|" * len(columns)]
-    lines += ["| " + " | ".join(str(row[each] or "").replace("|", "\\|") for each in columns) + " |" for row in rows]
-    return "\n".join(lines)
+def _text(row: dict[str, Any]) -> str:
+    if row.get("why"):
+        return str(row["why"])
+    gains = (f"{title}{str(row[key]).removesuffix('.')}." for key, title in GAINS_AS.items() if row[key])
+    return " ".join([row["what"], f"For {row['networks']}.", *gains])

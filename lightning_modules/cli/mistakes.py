@@ -30,7 +30,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands
-from lightning_modules.cli.configurations import config_names
+from lightning_modules.cli.configurations import SECTIONS, config_names
 from structured_init import Initializer
 from structured_init.arguments import parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
@@ -114,6 +114,8 @@ def _unknown_argument(mistake: Mistake) -> str:
     if not mistake.owners:
         return f"unknown key '{name}': {suggest(name, mistake.keys)}"
     owner, section = mistake.owners[-1], name.partition(".")[0]
+    if owner.endswith(".LightningModule"):  # the class of the task is not known
+        return f"'{name}' is an argument of the task, which is not given: add --model=ImageClassifier, or another"
     if section in SECTIONS and section not in set(_arguments(owner)):
         return f"'{section}:' stands inside of '{mistake.key}:': it is a section of its own, beside '{mistake.key}:'"
     if owner.rpartition(".")[2] == "Compose":
@@ -237,6 +239,8 @@ def _other_class(mistake: Mistake) -> str:
 
 def _no_section(mistake: Mistake) -> str:
     section, given = mistake.key.rpartition(".")[2], mistake.found[1]
+    if re.match(r"\w+:\S", given):
+        return f"'{section}' is a section, got {given}: a space follows the colon, {given.replace(':', ': ', 1)}"
     if section == "init":
         way = f"-c init/{given}" if is_config(f"init/{given}") else f"init: {{initializer: {given}}}"
         return f"'init' is a section, got {given}: an initialization is given as {way}"
@@ -322,6 +326,7 @@ def refuse_unwritable(folder: str | os.PathLike[str]) -> None:
 CUSTOMARY: dict[str, tuple[str, ...]] = {
     "arch": ("network", "model.network"),
     "batch": ("batch_size", "data.batch_size"),
+    "budget": ("trainer.max_time",),
     "batch_size": ("data.batch_size",),
     "checkpoint": ("ckpt_path",),
     "ckpt": ("ckpt_path",),
@@ -344,6 +349,8 @@ CUSTOMARY: dict[str, tuple[str, ...]] = {
     "resume": ("ckpt_path",),
     "seed": ("seed_everything",),
     "steps": ("max_steps", "trainer.max_steps"),
+    "time-limit": ("trainer.max_time",),
+    "time_limit": ("trainer.max_time",),
     "wd": ("weight_decay", "optimizer.weight_decay", "model.optimizer.weight_decay"),
     "weight_decay": ("optimizer.weight_decay", "model.optimizer.weight_decay"),
     "workers": ("num_workers", "data.num_workers"),
@@ -399,7 +406,6 @@ def _reaches(key: str, valid: Collection[str]) -> bool:
 
 
 OPEN = ("model", "data", "optimizer")
-SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
 
 
 ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError)
@@ -463,6 +469,10 @@ def check_trainer(trainer: Any) -> None:
         given = trainer.get(key)
         if isinstance(given, str) and given not in known:
             raise StructuredInitError(f"trainer.{key}: unknown {key} '{given}': {nearest(given, known)}")
+    kinds = ("cuda", "mps") if trainer.get("accelerator") == "gpu" else (trainer.get("accelerator"),)
+    known = [ACCELERATOR_REGISTRY[each]["accelerator"] for each in kinds if each in ACCELERATOR_REGISTRY]
+    if known and not any(each.is_available() for each in known):
+        raise StructuredInitError(f"trainer.accelerator is '{trainer.accelerator}', which is not found here: take auto")
     _check_devices(trainer.get("devices"), trainer.get("accelerator"))
     limit = trainer.get("max_time")
     if isinstance(limit, str) and limit.count(":") != 3:  # 5min; Lightning's own form is DD:HH:MM:SS

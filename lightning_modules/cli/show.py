@@ -74,11 +74,16 @@ def _of_transformers(name: str, layers: int | None, args: dict[str, Any]) -> nn.
             given = json.loads(path.read_text(encoding="utf-8"))
             if not isinstance(given, dict) or "model_type" not in given:
                 raise ValueError("it has no key 'model_type'")
+            if given["model_type"] not in transformers.CONFIG_MAPPING:
+                near = nearest(str(given["model_type"]), transformers.CONFIG_MAPPING)
+                raise ValueError(f"unknown model_type '{given['model_type']}': {near}")
             config = transformers.AutoConfig.for_model(**{**given, **args})
         except (ValueError, TypeError) as error:  # no JSON, or a value that the class refuses
             raise StructuredInitError(f"'{path}' is no configuration of transformers: {one_line(error)}") from error
     elif name in transformers.CONFIG_MAPPING:
         config = transformers.AutoConfig.for_model(name, **args)
+    elif Path(name).is_dir():
+        raise StructuredInitError(f"the folder '{name}' has no config.json of transformers")
     else:
         known = {*config_names(), *(each.partition("/")[2] for each in config_names()), *timm.list_models()}
         near = nearest(name, {*known, *transformers.CONFIG_MAPPING})
@@ -98,12 +103,10 @@ def _of_transformers(name: str, layers: int | None, args: dict[str, Any]) -> nn.
         if size > MOST:
             raise StructuredInitError(f"'{name}' has {size:,} parameters: give a config.json with fewer layers")
         return build(config)
-    except (ValueError, TypeError, ImportError) as error:
-        raise (
-            error
-            if isinstance(error, StructuredInitError)
-            else StructuredInitError(f"transformers cannot build '{name}': {one_line(error)}")
-        ) from error
+    except StructuredInitError:
+        raise
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+        raise StructuredInitError(f"transformers cannot build '{name}': {one_line(error)}") from error
 
 
 def by_position(args: list[str]) -> list[str]:

@@ -19,6 +19,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.networks import create_network
 from lightning_modules.tasks.task import NetworkTask, check_labels
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 
 
@@ -119,6 +120,7 @@ class ImageClassifier(NetworkTask):
         for name, value in {"mixup": mixup, "cutmix": cutmix}.items():
             if value < 0:
                 raise StructuredInitError(f"{name} must be 0 (off) or positive, not {value}")
+        check_whole("ImageClassifier", num_classes=num_classes, image_size=image_size, in_channels=in_channels)
         self.num_classes, self.image_size, self.in_channels = num_classes, image_size, in_channels
         self.label_smoothing, self.mixup, self.cutmix = label_smoothing, mixup, cutmix
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed

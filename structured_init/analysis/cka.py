@@ -34,6 +34,8 @@ def gram_matrix(features: Float[Tensor, "samples ..."]) -> Float[Tensor, "sample
     Args:
         features: one row per sample; further axes (tokens, channels) are flattened.
     """
+    if features.ndim < 2:
+        raise StructuredInitError(f"features have a row per sample, got shape {tuple(features.shape)}")
     flat = features.flatten(1).double()
     flat = flat - flat.mean(dim=0)
     return flat @ flat.mT

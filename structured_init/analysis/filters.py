@@ -75,6 +75,8 @@ def filter_statistics(filters: Filters) -> dict[str, float]:
     Independent weights give, in expectation: ``mean_share`` 1/F, ``centre_share`` 1/K, ``radius``
     √((h² + w² − 2)/12), ``neighbour_correlation`` 0, and ``effective_rank`` up to K.
     """
+    if filters.ndim != 3:
+        raise StructuredInitError(f"filters are (filters, rows, columns), got shape {tuple(filters.shape)}")
     moment = empirical_covariance(filters, centred=False)
     size = (filters.shape[1], filters.shape[2])
     profile = moment.diagonal().reshape(size)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from structured_init.analysis.statistics import Maps, PerHead
+from structured_init.analysis.statistics import Maps, PerHead, checked_maps
 from structured_init.errors import StructuredInitError
 
 Marked = Bool[Tensor, "_ _ _"]  # (B, N, N)
@@ -94,7 +94,9 @@ def at_offset(maps: Maps, offset: int) -> Marked:
     Raises:
         StructuredInitError: there are none.
     """
-    tokens = maps.shape[-1]
+    tokens = checked_maps(maps).shape[-1]
+    if maps.shape[-2] != tokens:
+        raise StructuredInitError(f"maps of {maps.shape[-2]} queries and {tokens} keys: give square ones")
     if abs(offset) >= tokens:
         raise StructuredInitError(f"an offset of {offset} lies outside of {tokens} tokens")
     marked = torch.ones(tokens - abs(offset), dtype=torch.bool, device=maps.device).diag(-offset)

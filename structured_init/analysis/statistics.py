@@ -42,6 +42,7 @@ def patch_maps(
         prefix_tokens: number of leading tokens that are no patches.
         renormalise: whether the remaining rows are scaled to sum to one again.
     """
+    checked_maps(maps)
     maps = maps[..., prefix_tokens:, prefix_tokens:]
     return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps
 
@@ -73,7 +74,7 @@ def entropy(maps: Maps, normalised: bool = False) -> PerHead:
         maps: attention maps.
         normalised: divide by ln N, so that uniform attention has entropy one.
     """
-    rows = -torch.special.xlogy(maps, maps).sum(dim=-1)
+    rows = -torch.special.xlogy(checked_maps(maps), maps).sum(dim=-1)
     nats = rows.mean(dim=(0, 2))
     return nats / torch.tensor(float(max(maps.shape[-1], 2)), device="cpu").log().to(nats) if normalised else nats
 
@@ -129,14 +130,14 @@ def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix
         prefix_tokens: number of leading tokens that are no patches.
     """
     patches = patch_maps(maps, prefix_tokens)
-    inside = _pairs(offsets, checked_grid(patches, grid)).to(patches.device)
+    inside = _pairs(offsets, checked_grid(patches, grid), patches.shape[1]).to(patches.device)
     return (patches * inside).sum(dim=(-2, -1)).mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
 
 
 def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return how often a query looks most at the patch at its head's offset; arguments as in ``impulse_mass``."""
     patches = patch_maps(maps, prefix_tokens)
-    inside = _pairs(offsets, checked_grid(patches, grid)).to(patches.device)
+    inside = _pairs(offsets, checked_grid(patches, grid), patches.shape[1]).to(patches.device)
     hits = torch.nn.functional.one_hot(patches.argmax(dim=-1), patches.shape[-1]).bool() & inside
     accuracy = hits.sum(dim=(-2, -1)).float().mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
     return accuracy.where(patches.isfinite().all(-1).all(-1).all(0), math.nan)  # argmax would take the first nan
@@ -155,7 +156,7 @@ def best_offset(maps: Maps, grid: Grid, prefix_tokens: int = 0, window: int = 3)
 
 def effective_rank(maps: Maps) -> PerHead:
     """Return exp(H(σ / Σσ)) of the singular values σ of each map, or nan. Roy and Vetterli 2007."""
-    sigma = singular_values(maps.double())
+    sigma = singular_values(checked_maps(maps).double())
     share = sigma / sigma.sum(dim=-1, keepdim=True).clamp_min(TINY)
     return torch.special.entr(share).sum(dim=-1).exp().mean(dim=0).to(maps.dtype)
 
@@ -198,13 +199,29 @@ def _offset_index(rows: int, columns: int) -> Int[Tensor, "patches patches"]:
     return (offsets[..., 0] + rows - 1) * (2 * columns - 1) + offsets[..., 1] + columns - 1
 
 
-def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid) -> Bool[Tensor, "heads patches patches"]:
+def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid, heads: int) -> Bool[Tensor, "heads patches patches"]:
     """Mark, for each head, the pairs (query, target) that are its offset apart."""
     rows, columns = grid
     offsets = torch.as_tensor(offsets, device="cpu")  # as are the grid's
+    if tuple(offsets.shape) != (heads, 2):
+        raise StructuredInitError(
+            f"offsets have a row (down, right) for each of {heads} heads, got shape {tuple(offsets.shape)}"
+        )
     wanted = (offsets[:, 0] + rows - 1) * (2 * columns - 1) + offsets[:, 1] + columns - 1
     reachable = (offsets[:, 0].abs() < rows) & (offsets[:, 1].abs() < columns)
     return (_offset_index(rows, columns) == wanted[:, None, None]) & reachable[:, None, None]
+
+
+def checked_maps(maps: Maps) -> Maps:
+    """Return attention maps, (batch, heads, queries, keys).
+
+    Raises:
+        StructuredInitError: they have other axes.
+    """
+    if not isinstance(maps, Tensor) or maps.ndim != 4:
+        got = f"shape {tuple(maps.shape)}: add the missing axes" if isinstance(maps, Tensor) else type(maps).__name__
+        raise StructuredInitError(f"attention maps are (batch, heads, queries, keys), got {got}")
+    return maps
 
 
 def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
@@ -213,6 +230,8 @@ def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
     Raises:
         StructuredInitError: they do not fit.
     """
+    if len(grid) != 2:
+        raise StructuredInitError(f"a grid is (rows, columns), got {grid!r}")
     rows, columns = grid
     if rows * columns != patches.shape[-1]:
         raise StructuredInitError(

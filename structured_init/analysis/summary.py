@@ -12,7 +12,6 @@ from torch import Tensor
 from structured_init.analysis import statistics
 from structured_init.analysis.heads import HEAD_SCORES
 from structured_init.analysis.statistics import impulse_mass_change, is_causal, structure_left
-from structured_init.errors import StructuredInitError
 
 # What each column means, for tables and figure titles.
 STATISTICS: dict[str, str] = {
@@ -54,10 +53,7 @@ def summarize(
     Raises:
         StructuredInitError: the maps have other axes.
     """
-    if maps.ndim != 4:
-        raise StructuredInitError(
-            f"summarize takes maps (batch, heads, queries, keys), got shape {tuple(maps.shape)}: add the missing axes"
-        )
+    statistics.checked_maps(maps)
     if grid is None:
         grid, prefix_tokens, window = (1, maps.shape[-1]), 0, _along(maps)
     if offsets is None:

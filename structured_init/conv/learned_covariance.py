@@ -99,6 +99,8 @@ class LearnedCovariances:
     def __init__(self, layers: list[LayerCovariance]) -> None:
         if not layers:
             raise StructuredInitError("LearnedCovariances needs at least one layer")
+        if not all(isinstance(layer, LayerCovariance) for layer in layers):
+            raise StructuredInitError("LearnedCovariances takes a list of layers: estimate_covariances(model) makes it")
         if len({len(layer.kernel_size) for layer in layers}) > 1:
             raise StructuredInitError("LearnedCovariances: some layers are 1-D and some 2-D; choose with where=")
         self.layers = sorted(layers, key=lambda layer: layer.depth)

@@ -222,6 +222,12 @@ class AttentionSite:
 
     def _write(self, role: Role, value: Tensor) -> None:
         projection: Matrices = getattr(role.layout, role.matrix)
+        heads, rows, columns = projection.heads, projection.width, projection.head_dim
+        expected = (heads, columns, rows) if role.matrix == "output" else (heads, rows, columns)
+        if tuple(value.shape) != expected:
+            raise StructuredInitError(
+                f"{self._by}: {role.matrix} of '{self.name}' has shape {expected}, got {tuple(value.shape)}"
+            )
         projection.set(self._weights, value if role.matrix == "output" else value.mT, self._by)
         self._weights.assign(role.name, role.matrix)
         record_role(self._weights, role)

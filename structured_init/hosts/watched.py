@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -16,6 +17,8 @@ from structured_init.hosts.watching.evidence import TOLERANCE, FoundAttention, d
 from structured_init.hosts.watching.mlps import FoundMlp
 from structured_init.overlay import Weights
 
+# attention modules → the layouts of theirs that a forward pass has shown to be right, as by ``check_attention``
+AGREED: WeakKeyDictionary[nn.Module, list[tuple[int, str]]] = WeakKeyDictionary()
 UNASKED = 10**9  # parameters up to which a model is run on its host's own example
 
 
@@ -77,7 +80,9 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
         if site.how == "watched" or (weights.batch is None and not known.foreign(site.module)):
             continue
         found = same_attention(site, watched_attention(weights))
-        if found is None:
+        if found is None and AGREED.get(site.module) == _described(site):
+            site.checked = True
+        elif found is None:
             why = weights.found.unwatched or "its attention was not seen in the forward pass"
             weights.note(site.name, f"its layout was not compared with a forward pass: {why}")
         else:
@@ -105,7 +110,14 @@ def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights)
             f"differ by {logits:.2g}, the outputs by {outputs:.2g}; the mean diagonal of W_v W_o is {said:.3g} by "
             f"the layout and {real:.3g} in the model"
         )
+    AGREED[site.module] = _described(site)
     return logits, outputs
+
+
+def _described(site: AttentionSite) -> list[tuple[int, str]]:
+    """Return which weights a site's layout names, and what it takes of them."""
+    projections = [getattr(site.layout, part) for part in PARTS]
+    return [(id(each.weight), repr(each)) for each in projections]
 
 
 def _shape(layout: object, part: str) -> tuple[int, int, int]:

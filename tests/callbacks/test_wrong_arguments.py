@@ -1,15 +1,17 @@
 """Every callback answers an argument that cannot be right in one line that names it."""
 
 import pytest
+from lightning.pytorch import LightningModule, Trainer
 
 from callbacks import AlphaScheduleCallback, AttentionMapCallback, InitCallback, RepresentationCallback
-from structured_init import Default, StructuredInitError
+from structured_init import Default, KaimingUniform, StructuredInitError, TruncatedNormal
 
 
 @pytest.mark.parametrize(
     ("callback", "arguments", "message"),
     [
-        (InitCallback, {"initializer": "mimetic"}, "needs an Initializer object such as Mimetic(), got str"),
+        (InitCallback, {"initializer": "mimetic"}, "got 'mimetic': a preset by its name is preset('mimetic')"),
+        (InitCallback, {"initializer": Default(), "seed": -1}, "seed must be at least 0 or null, got -1"),
         (InitCallback, {"initializer": Default}, f"needs an Initializer object such as Mimetic(), got {Default!r}"),
         (InitCallback, {"initializer": Default(), "seed": "a"}, "seed must be a whole number or null, got 'a'"),
         (InitCallback, {"initializer": Default(), "seed": 1.5}, "seed must be a whole number or null, got 1.5"),
@@ -43,3 +45,12 @@ def test_a_wrong_argument_is_one_line(as_installed, callback, arguments, message
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert callback.__name__ in str(caught.value) or "alpha must be" in str(caught.value)
+
+
+def test_two_callbacks_that_initialize_one_model_are_refused_and_one_of_them_may_write_nothing():
+    given = [InitCallback(KaimingUniform()), InitCallback(TruncatedNormal())]
+    trainer = Trainer(callbacks=given, logger=False, enable_checkpointing=False, accelerator="cpu", barebones=True)
+    with pytest.raises(StructuredInitError, match="two InitCallbacks initialize one model"):
+        given[0].setup(trainer, LightningModule(), "fit")
+    trainer.callbacks[1].initializer = Default()
+    given[0].setup(trainer, LightningModule(), "fit")

@@ -117,6 +117,11 @@ def test_a_preset_initializes_as_its_object_does(tiny_vit):
     ("wrong", "said"),
     [
         (lambda: preset("mimtic"), "there is no initialization 'mimtic': did you mean 'mimetic'?"),
+        (
+            lambda: preset("codes_scramled"),
+            "there is no initialization 'codes_scramled': did you mean 'codes_scrambled'",
+        ),
+        (lambda: preset("impulse{solver=svd,solver=adam}"), "'impulse{solver=svd,solver=adam}' gives 'solver' twice"),
         (lambda: preset("mimetic_host{vo_bet=1}"), "Mimetic has no argument 'vo_bet': did you mean 'vo_beta'?"),
         (lambda: Mimetic(strcit=True), "Mimetic has no argument 'strcit': "),
         (lambda: Mimetic(alpha=0.7), "Mimetic has no argument 'alpha': did you mean 'qk_alpha' or 'vo_alpha'?"),
@@ -132,6 +137,12 @@ def test_a_name_that_is_not_there_is_answered_with_the_nearest(wrong, said):
     with pytest.raises(StructuredInitError) as error:
         wrong()
     assert str(error.value).startswith(said)
+
+
+def test_a_preset_file_that_is_no_yaml_is_one_line_with_the_line(tmp_path):
+    (tmp_path / "mine.yaml").write_text("init:\n\tinitializer: Mimetic\n")
+    with pytest.raises(StructuredInitError, match=r"mine.yaml', line 2: found character '\\t' that cannot start"):
+        preset(str(tmp_path / "mine.yaml"))
 
 
 def test_a_preset_that_is_imported_is_answered_with_the_class_and_how_a_preset_is_given():

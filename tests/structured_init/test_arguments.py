@@ -21,6 +21,7 @@ from structured_init import (
     Induction,
     Initializer,
     KaimingUniform,
+    LearnedCovariances,
     MambaReference,
     Mimetic,
     MimeticStateSpace,
@@ -41,12 +42,16 @@ from structured_init import (
     TruncatedNormal,
     UniformProjections,
     WeightSelection,
+    attention_sites,
+    freeze,
     initialize,
+    preset,
     register_attention,
     register_mlp,
 )
 from structured_init.analysis import capture, capture_attention, register_capture, summarize, weight_products
 from structured_init.attention.impulse import ImpulseSolver
+from structured_init.testing import assert_initialized
 
 PIXELS = torch.zeros(2, 3, 8, 8)
 
@@ -350,7 +355,16 @@ class Own(nn.Module):
         (lambda vit: capture_attention(vit, PIXELS, max_megabytes=math.nan),
          "capture_attention: max_megabytes must be a finite number, got nan"),
         (lambda vit: summarize(torch.ones(2, 4, 4)),
-         "summarize takes maps (batch, heads, queries, keys), got shape (2, 4, 4): add the missing axes"),
+         "attention maps are (batch, heads, queries, keys), got shape (2, 4, 4): add the missing axes"),
+        (lambda vit: freeze(vit, "mimtic"), "there is no initialization 'mimtic': did you mean 'mimetic'?"),
+        (lambda vit: attention_sites("vit"), "a model is an nn.Module, got str"),
+        (lambda vit: setattr(attention_sites(vit)[0], "query", PIXELS[0]),
+         "assignment: query of 'blocks.0.attn' has shape (2, 16, 8), got (3, 8, 8)"),
+        (lambda vit: LearnedCovariances("vit"),
+         "LearnedCovariances takes a list of layers: estimate_covariances(model) makes it"),
+        (lambda vit: preset(3), "a preset is a name, such as 'mimetic', got 3"),
+        (lambda vit: assert_initialized(vit, skips=["loss"]),
+         "check_initialized has no argument 'skips': did you mean 'skip'?"),
         (lambda vit: weight_products(vit),
          "weight_products takes a site, as attention_sites(model) gives them, got VisionTransformer"),
     ],

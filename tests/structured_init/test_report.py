@@ -292,6 +292,12 @@ def test_the_summary_names_positions_that_were_left_and_parts_that_were_skipped(
     )
 
 
+def test_a_printed_report_says_what_was_skipped_once(tiny_vit):
+    report = initialize(tiny_vit(pos_embed="none"), Mimetic())
+    for text in (str(report), report.table(), report._repr_html_()):
+        assert text.count("the model has no position embedding of a known class") == 1
+
+
 class NormedEmbedding(nn.Embedding):
     """A table, whatever it is called, as in Inkling."""
 

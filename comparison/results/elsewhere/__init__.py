@@ -44,6 +44,9 @@ def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = No
     if not path.exists():
         beside = [each.name for each in path.parent.glob("*")] if path.parent.is_dir() else []
         raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
+    if pattern and (pattern.count("{arm}") != 1 or pattern.count("{seed}") != 1):
+        said = "has to have {arm} and {seed} once each, as in '{arm}/{seed}'"
+        raise StructuredInitError(f"--runs '{pattern}' {said}")
     if path.is_file() and path.suffix.lower() in TABLES:
         return read_table(path, pattern, seed, arm)
     if path.is_file() and path.suffix.lower() in HISTORIES:
@@ -111,6 +114,8 @@ def _metric(path: Path, runs: Runs, metric: str | None) -> str:
         if metric not in names:
             raise StructuredInitError(f"'{path}' has no metric '{metric}': {nearest(metric, names)}")
         return metric
+    if not names:
+        raise StructuredInitError(f"'{path}' has no metric: no column of numbers beside epoch and step")
     tested = [name for name in names if "test" in name.lower()]
     likely = tested if len(names) > 1 else names
     if len(likely) != 1:

@@ -69,10 +69,6 @@ def _by_habit(name: str) -> tuple[str, int] | None:
 
 
 def _by_pattern(name: str, pattern: str) -> tuple[str, int] | None:
-    if pattern.count("{arm}") != 1 or pattern.count("{seed}") != 1:
-        raise StructuredInitError(
-            f"--runs '{pattern}' has to have {{arm}} and {{seed}} once each, as in '{{arm}}/{{seed}}'"
-        )
     wanted = re.escape(pattern).replace(r"\{arm\}", "(?P<arm>.+)").replace(r"\{seed\}", r"(?P<seed>\d{1,18})")
     match = re.fullmatch(wanted.replace(r"\*", ".*"), name)
     return (match["arm"], int(match["seed"])) if match else None

@@ -98,7 +98,9 @@ def _read(path: Path) -> tuple[list[str], list[_Row]]:
                     )
                 pairs = zip(columns, (from_csv(cell.strip()) for cell in cells), strict=True)
                 rows.append(_Row(reader.line_num, dict(pairs)))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise StructuredInitError(f"'{path}' is not UTF-8 text: save it so") from None
+    except (OSError, csv.Error) as error:
         raise StructuredInitError(f"cannot read '{path}' as a table: {error}") from None
     if not rows:
         raise StructuredInitError(

@@ -86,6 +86,8 @@ def test_the_same_function_again_replaces_its_panel(panels):
 def test_mistakes_are_one_line(comparison):
     with pytest.raises(StructuredInitError, match="there is no panel 'curve' to come after: did you mean 'curves'"):
         registry.register_panel("x", after="curve")(lambda data: None)
+    with pytest.raises(StructuredInitError, match="a panel has a title: @register_panel"):
+        registry.register_panel(lambda data: None)
     with pytest.raises(StructuredInitError, match="there is a panel 'runs' already"):
         registry.register_panel("x", name="runs")(lambda data: None)
 
@@ -99,10 +101,10 @@ def test_mistakes_are_one_line(comparison):
         write_report(folder)
 
 
-def test_a_panel_that_returns_something_else_says_what_it_may(comparison):
-    @registry.register_panel("Odd")
-    def odd(data):
-        return [3]
-
-    with pytest.raises(StructuredInitError, match="'odd' returned int: give str, Table, a figure, Drawing or Html"):
+@pytest.mark.parametrize(
+    ("returned", "kind"), [(lambda data: [3], "int"), (lambda data: 3, "int"), (lambda data: data.results, "DataFrame")]
+)
+def test_a_panel_that_returns_something_else_says_what_it_may(comparison, returned, kind):
+    registry.register_panel("Odd", name="odd")(returned)
+    with pytest.raises(StructuredInitError, match=f"'odd' returned {kind}: give str, Table, a figure, Drawing or Html"):
         write_report(comparison(VALUES, pieces=()))

@@ -176,7 +176,13 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
         comparison_of(path, runs, "los")
     assert comparison_of(path, runs, "loss").manifest["mode"] == "min"
     with pytest.raises(StructuredInitError, match=r"has to have \{arm\} and \{seed\} once each"):
-        named("a", "{arm}")
+        read_elsewhere(path, "{arm}")
+    latin = tmp_path / "latin.csv"
+    latin.write_bytes("arm,seed,acc\né,0,1\n".encode("latin-1"))
+    with pytest.raises(StructuredInitError, match=r"latin.csv' is not UTF-8 text"):
+        read_elsewhere(latin)
+    with pytest.raises(StructuredInitError, match="has no metric: no column of numbers"):
+        comparison_of(path, {("a", 0): {}})
     twice = written(tmp_path / "two.csv", "Name,acc\na_0,1\na-0,2\n")
     with pytest.raises(StructuredInitError, match="arm 'a', seed 0 occurs twice"):
         read_elsewhere(twice)

@@ -88,6 +88,19 @@ def test_what_was_seen_is_remembered_and_what_has_changed_is_refused(tmp_path):
         judge(table(7), state=memory)
 
 
+@pytest.mark.parametrize(
+    ("results", "options", "message"),
+    [
+        ("runs.csv", {}, "judge takes a table of pandas, a row per run, got str"),
+        (table(5), {"mode": "up"}, "mode must be 'max' or 'min', got 'up'"),
+        (table(5), {"margin": -1}, "judge: margin must be positive or null, got -1"),
+    ],
+)
+def test_a_wrong_argument_is_one_line(results, options, message):
+    with pytest.raises(StructuredInitError, match=message):
+        judge(results, **options)
+
+
 def test_a_later_proposal_finds_it_harder_than_the_one_before():
     one = judge(table(10, first=1.6), margin=0.5)
     two = judge(table(10, first=1.6, second=1.6), margin=0.5, state=one.state)

@@ -192,5 +192,7 @@ def test_cells_are_escaped():
 
 def test_numbers_have_a_real_minus_and_accuracy_is_in_percent():
     assert number(-1.25, 1, signed=True) == "−1.2"
+    assert number(-0.001, 2) == number(-0.001, 2, signed=True) == "0.00"
+    assert number(-0.006, 2) == "−0.01"
     assert Metric("test/accuracy").factor == 100
     assert Metric("val/loss").label == "val loss"
