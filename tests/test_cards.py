@@ -11,10 +11,12 @@ ROOT = Path(__file__).parents[1]
 NOT_CARDS = {
     "any_attention",
     "architecture",
+    "baselines_rules",
     "benchmarks",
     "claims",
     "claims_runs",
     "compare_clusters",
+    "described",
     "extending",
     "index",
     "methods",
