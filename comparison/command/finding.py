@@ -35,6 +35,7 @@ from comparison.run.time_limit import LEFT, TimeLimit
 from lightning_modules.cli.configurations import find_config, merged
 from structured_init.errors import StructuredInitError, begin_writing
 from structured_init.files import write_json, write_text
+from structured_init.presets import split_outside_brackets
 
 RACE = "race"  # folder of the runs that choose
 OPTIMIZERS = "optim"  # folder of their configurations, and the key of a grid
@@ -57,9 +58,8 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         "@".join([label, *filter(None, [optimizer]), *([] if rate is None else [f"{rate:g}"])]): (arm, optimizer, rate)
         for (label, arm), optimizer, rate in itertools.product(comparison.arms.items(), optimizers, rates)
     }
-    console.print(
-        f"{len(names)} candidates, the default among them. {len(left_out)} others do not fit: find.json will say why."
-    )
+    others = f" {len(left_out)} others do not fit: find.json will say why." if left_out else ""
+    console.print(f"{len(names)} candidates, the default among them.{others}", soft_wrap=True)
     launcher = launcher_of(options, limit)
     begin_writing()
     try:
@@ -134,6 +134,7 @@ class _Racing:
         self.comparison, self.names, self.identity = comparison, names, identity
         self.launcher, self.console, self.limit = launcher, console, limit
         self.metric = Metric(comparison.metric, comparison.mode)
+        self.failure = ""  # of the run that failed last
 
     def run(self, budget: float, evidence: int, rungs: Sequence[Rung]) -> Race:
         """Return the race at its end, of which a budget leaves so many whole runs for the evidence."""
@@ -177,7 +178,11 @@ class _Racing:
         if left:
             self.console.print(f"The time is up: {len(left)} runs left of this stage. Run it again to continue.")
             raise SystemExit(LEFT)
-        return {request: self._outcome(run) for request, run in runs.items()}
+        outcomes = {request: self._outcome(run) for request, run in runs.items()}
+        first = next(iter(self.names))
+        if self.failure and all(each.arm == first for each in wanted) and math.isnan(outcomes[wanted[0]].value):
+            raise StructuredInitError(f"nothing is raced, because the baseline cannot be trained: {self.failure}")
+        return outcomes
 
     def _run(self, request: Request) -> Run:
         arm, optimizer, rate = self.names[request.arm]
@@ -194,6 +199,7 @@ class _Racing:
 
     def _ended(self, run: Run | None = None, reason: str | None = None) -> None:
         if run is not None and reason:
+            self.failure = reason
             self.console.print(f"{run.name}: failed: {reason}", markup=False, soft_wrap=True)
         elif run is not None and run.complete:
             value = self._outcome(run).value
@@ -208,7 +214,8 @@ def label_of(name: Name) -> str:
 def _prepared(options: argparse.Namespace, further: Sequence[str], command: str) -> tuple[Comparison, dict[str, str]]:
     """Return the comparison that is raced, on the validation split, and what was left out of it."""
     reference, *_ = parse_arms(options.baseline)
-    inits = options.baseline if options.among == "auto" else f"{options.baseline},{options.among}"
+    among = [] if options.among == "auto" else split_outside_brackets(options.among)
+    inits = ",".join([options.baseline, *(each for each in among if each not in options.baseline.split(","))])
     words = [*(word for name in options.config for word in ("-c", name)), "--inits", inits, "--baseline", reference]
     words += ["--seeds", f"0-{MOST - 1}", "--output", str(Path(options.output) / RACE), *_training(options)]
     words += ["--grid", f"{OPTIMIZERS}={options.optimizers}"] if options.optimizers else []
