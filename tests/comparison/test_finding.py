@@ -51,9 +51,7 @@ class Pretend:
             raise KeyboardInterrupt
         arm, seed = run.arm, run.seed
         if Pretend.gains[arm] is None:
-            run.failure_file.parent.mkdir(parents=True, exist_ok=True)
-            run.failure_file.write_text("it has no memory")
-            self._ended.append((run, "it has no memory"))
+            self._ended.append((run, run.write_failure("it has no memory")))
             return
         Pretend.trained.append((arm, seed, run.share, run.tested))
         gain = Pretend.gains[arm] + sum(Pretend.gains[place] for _, place in run.point)
