@@ -24,15 +24,22 @@ from structured_init.files import write_text
 ROOT = Path(__file__).parents[1]
 ORDER = ("replicates", OWN, *tuple(WORDS.values())[1:])
 STRUCTURE = ("shown", "not shown", "refuted", "no control")
-# The claims of the README, in its order.
-SHORT = (
-    "induction_modern_recall_16_convolution",
-    "induction_modern_recall",
-    "uniform_projections_modern_characters",
-    "previous_token_modern_characters",
-    "sincos_modern_digits",
-    "mimetic_modern_digits",
-)
+# The claims of the README, in its order, and what it says of their runs.
+SHORT = {
+    "induction_modern_recall_16_convolution": "Llama 2×64, 16 pairs in 128 tokens, 800 steps; tests to 512 tokens",
+    "induction_modern_recall": "Llama 2×64, 8 pairs in 64 tokens, 600 steps",
+    "uniform_projections_modern_characters": "Llama 4×128, characters of Shakespeare, 600 steps",
+    "previous_token_modern_characters": "Llama 4×128, characters of Shakespeare, 600 steps",
+    "sincos_modern_digits": "ViT, digits of 8×8, 40 epochs",
+    "mimetic_modern_digits": "ViT, digits of 8×8, 40 epochs",
+}
+COUNTED = {
+    "replicates": "made by others are replicated",
+    OWN: "of our own hold",
+    "contrary": "have a contrary result",
+    "equivalent to zero": "have no effect beyond δ",
+    "undecided": "are undecided",
+}
 BEGIN, END = "<!-- claims: python -m benchmarks.claims_page -->", "<!-- end of claims -->"
 
 
@@ -42,37 +49,39 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     kept = sum(each.gain == "shown" and adjusted[each.claim["name"]] < LEVEL for each in verdicts)
     named = {verdict.claim["name"]: verdict for verdict in verdicts}
     counts = {word: sum(verdict.word == word for verdict in verdicts) for word in ORDER}
-    said = ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+    *most, last = [f"{count} {COUNTED[word]}" for word, count in counts.items() if count]
+    said = f"{', '.join(most)} and {last}" if most else last
     halves = Counter(verdict.structure for verdict in verdicts if verdict.gain == "shown")
     due = ", ".join(f"{word} for {halves[word]}" for word in STRUCTURE[:-1] if halves[word])
     lines = [
         "# Claims",
         "",
-        f"What papers and we claim about initializations, and what our runs show. {len(verdicts)} claims: {said}. "
-        f"{halves.total()} have a gain over their first reference; {kept} of them have it also where all "
-        f"rows are judged together. That it is due to the structure is {due}; "
+        f"What papers and we claim about initializations, and what our runs show. Of {len(verdicts)} claims, {said}. "
+        f"{halves.total()} have a gain over their first reference. {kept} of these gains are also shown where all rows "
+        f"are judged together. That the gain is due to the structure is {due}; "
         f"for {halves[STRUCTURE[-1]]} no control was run. "
-        "[How each was run](claims_runs.md), with its command. ± holds for all references of a row together; "
-        "[methods](methods.md) and their cards have single intervals, which are narrower.",
+        "[How each was run](claims_runs.md) has the commands. An interval (±) holds for all references of its row "
+        "together. [Methods](methods.md) and the cards have single intervals, which are narrower.",
         "",
         f"**The rule.** {claims['rule']}",
         "",
         "A gain over the usual initialization may come from the positions that are written, from the size of the "
-        "weights or from their alignment. The column *controls* has the difference to arms with the same positions, "
-        "and to arms with the same weights scrambled, where we ran these. Networks and data are small and training is "
-        "short. So a verdict holds at this scale, and the published setting stands beside it. Where a row says *rule "
-        "before*, margin, references and test stand in the commit that it names, and the runs came later. All other "
-        "runs are older than this page, or it says what is known. *Baseline of today* is the row that asks the same "
-        "over Muon, rotary positions or normalized queries ([what these are worth](baselines_of_today.md)).",
+        "weights or from their alignment. Controls tell these apart: arms with the same positions, and arms with the "
+        "same weights scrambled. The column *controls* has the difference to each that we ran. Networks and data are "
+        "small and training is short, so a verdict holds at this scale. The published result stands beside it.",
         "",
-        "A verdict has two halves. *Gain*: over the first reference. *Due to structure*: every control of the row is "
-        "exceeded as well. It is refuted where a control gains as much, within δ, or more, and not shown where a "
-        "difference to a control is undecided. *All rows together*: what the gain is where all rows of this page are "
-        f"judged as one family, and the p of the first difference, adjusted for them (Holm 1979): {kept} of "
-        f"{halves.total()} gains are shown there.",
+        "- *Gain* compares with the first reference: the host's default, unless another is named.",
+        "- *p, all rows together* is that of the first difference, where all rows of this page are one family "
+        "(Holm 1979). A verdict that does not hold there, at 0.05, is marked *not shown*.",
+        "- *Due to structure* is shown where every control is exceeded as well. It is refuted where a control gains "
+        "as much, within δ, or more. It is not shown where a difference to a control is undecided.",
+        "- *Baseline of today* is the row that asks the same over Muon, rotary positions or normalized queries "
+        "([what these are worth](baselines_of_today.md)).",
+        "- *Rule before*: margin, references and test stand in the commit that is named, and the runs came later. "
+        "All other runs are older than this page, or the row says what is known.",
         "",
-        "| claim | published | here | − the first reference | gain | all rows together | due to structure | controls | "
-        "baseline of today | |",
+        "| claim | published | here | − default, or what is named | gain | p, all rows together | due to structure | "
+        "controls | baseline of today | verdict |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *(_row(each, adjusted[each.claim["name"]], _today(each, named)) for each in _ordered(verdicts)),
     ]
@@ -81,8 +90,9 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
 
 def runs_page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     """Return the page of what has not run yet, and of how the rest was run, in Markdown."""
-    head = ["# How each claim was run", "", "What decides each row of [the claims](claims.md), and what would."]
-    head += ["", "    python -m benchmarks.claims_page", "", *_waiting(claims, verdicts), "## Run", ""]
+    said = "The runs that decide each row of [the claims](claims.md), and those that would decide an open one."
+    head = ["# How each claim was run", "", said, "", "    python -m benchmarks.claims_page", ""]
+    head += [*_waiting(claims, verdicts), "## Run", ""]
     return "\n".join(head + [line for verdict in verdicts for line in _details(verdict)]) + "\n"
 
 
@@ -91,7 +101,10 @@ def _today(verdict: Verdict, named: Mapping[str, Verdict]) -> str:
     if "today" not in verdict.claim:
         return "–"
     now = named.get(verdict.claim["today"])
-    return "not run" if now is None else f"**{now.gain}**: {now.contrasts[0].text} ({now.claim['setting']})"
+    if now is None:
+        return "not run"
+    network = now.claim["setting"].partition(",")[0]
+    return f"**{now.gain}**: {now.contrasts[0].text} ({network})"
 
 
 def _waiting(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[str]:
@@ -118,13 +131,13 @@ def short(verdicts: Sequence[Verdict]) -> str:
         first = verdict.contrasts[0]
         difference = f"{first.text}{_unit(verdict)} (− {first.name})"
         halves = _halves(verdict, numbers=True)
-        cells = [verdict.claim["claim"].rstrip("."), verdict.claim["setting"], difference, *halves]
+        cells = [verdict.claim["claim"].rstrip("."), SHORT[verdict.claim["name"]], difference, *halves]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
 def _place(verdict: Verdict) -> int:
-    return SHORT.index(verdict.claim["name"])
+    return list(SHORT).index(verdict.claim["name"])
 
 
 def _halves(verdict: Verdict, *, numbers: bool = False) -> tuple[str, str]:
@@ -173,14 +186,14 @@ def _row(verdict: Verdict, adjusted: float, today: str) -> str:
     rule = [] if "success" in claim else [_bound(claim)]
     rule += [] if claim["rule_written"] == "after" else [f"rule {claim['rule_written']}"]
     gain, structure = _halves(verdict)
-    together = verdict.gain if adjusted < LEVEL else GAINS["undecided"]
+    lost = GAINS["undecided"]
     cells = [
         f"{claim['claim']} ({claim['source']})",
         claim["published"] or "–",
         f"{claim['setting']}, {verdict.seeds} seeds",
-        f"{first.text}{_unit(verdict)} (− {first.name})",
+        f"{first.text}{_unit(verdict)}" + ("" if first.name == "default" else f" (− {first.name})"),
         gain,
-        f"{together}, p = {_p(adjusted)}".replace("= <", "< "),
+        _p(adjusted) if adjusted < LEVEL or verdict.gain == lost else f"{lost}, {_p(adjusted)}",
         structure,
         "; ".join(f"{each.text} (− {each.name}, {each.kind})" for each in others) or "–",
         today,

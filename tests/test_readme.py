@@ -34,7 +34,7 @@ def test_python_example_says_what_it_did_and_attention_has_a_positive_diagonal(c
 
 def test_it_is_read_in_ninety_seconds():
     table = README[README.index("<!-- claims") : README.index("<!-- end of claims")]
-    assert len(README.replace(table, "").split()) <= 800
+    assert len(README.replace(table, "").split()) <= 550
 
 
 def test_every_configuration_that_the_readme_names_exists():

@@ -263,16 +263,14 @@ def test_a_gain_says_which_controls_it_is_not_shown_to_exceed(tmp_path):
     (tmp_path / "x" / "comparison.json").write_text(json.dumps(manifest))
     (tmp_path / "x" / "results.json").write_text(json.dumps({"runs": [{}]}))
     text = page({"rule": ""}, [judge(claim, tmp_path)])
-    assert "| **shown** | shown, p < 0.001 | **not shown**: same positions | −0.2 " in text
+    assert "| **shown** | <0.001 | **not shown**: same positions | −0.2 " in text
     wide = claim | {"margin": 1.0}
-    assert "| **shown** | shown, p < 0.001 | **refuted**: same positions | " in page(
-        {"rule": ""}, [judge(wide, tmp_path)]
-    )
+    assert "| **shown** | <0.001 | **refuted**: same positions | " in page({"rule": ""}, [judge(wide, tmp_path)])
     alone = claim | {"references": {"default": "a"}}
     verdict = judge(alone, tmp_path)
-    assert "| **shown** | shown, p < 0.001 | **no control** | – | – | holds" in page({"rule": ""}, [verdict])
+    assert "| **shown** | <0.001 | **no control** | – | – | holds" in page({"rule": ""}, [verdict])
     weak = Verdict(claim, [Contrast("default", "better", "+1", p=0.02)], 4, 4, 1.0, verdict.committed)
-    row = f"| **shown** | not shown, p = {0.02 * 3:.3f} | **no control** | "  # the smallest of three, by Holm
+    row = f"| **shown** | not shown, {0.02 * 3:.3f} | **no control** | "  # the smallest of three, by Holm
     assert row in page({"rule": ""}, [replace(weak, claim=claim | {"name": name}) for name in "xyz"])
     reverse = claim | {"references": {"same positions": "p"}}
     assert judge(reverse, tmp_path).structure == "–"
