@@ -23,6 +23,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="check how the model begins that a function without arguments builds; may be given repeatedly",
     )
     group.addoption("--initialized-skip", default="", metavar="CHECKS", help="checks to leave out, such as loss,meta")
+    group.addoption(
+        "--initialized-batch", metavar="MODULE:FUNCTION", help="gives the batch that the models are called with"
+    )
+    group.addoption("--initialized-classes", type=int, metavar="N", help="classes or words of the output, for its loss")
+
+
+LEFT_OUT = pytest.StashKey[list[str]]()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which checks could not be made."""
+    for line in config.stash.get(LEFT_OUT, []):
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -36,15 +49,21 @@ class BeginsAsItShould(pytest.Item):
     def runtest(self) -> None:
         from structured_init.testing import assert_initialized
 
-        module, _, function = self.name.partition(":")
+        given = self.config.getoption("initialized_batch")
+        batch = None if given is None else self.named("--initialized-batch", given)()
+        classes, skip = self.config.getoption("initialized_classes"), self.config.getoption("initialized_skip")
+        checked = assert_initialized(self.named("--initialized", self.name), batch, classes=classes, skip=skip)
+        said = self.config.stash.setdefault(LEFT_OUT, [])
+        said += [f"{self.name}: {line}" for line in checked.left_out]
+
+    def named(self, option: str, place: str) -> Any:
+        """Import what ``MODULE:FUNCTION`` names."""
+        module, _, function = place.partition(":")
         if not (module and function):
-            raise pytest.UsageError(
-                f"--initialized takes MODULE:FUNCTION, such as my_package.models:build: '{self.name}'"
-            )
+            raise pytest.UsageError(f"{option} takes MODULE:FUNCTION, such as my_package.models:build: '{place}'")
         if str(self.config.rootpath) not in sys.path:
             sys.path.append(str(self.config.rootpath))
-        skip = [name.strip() for name in self.config.getoption("initialized_skip").split(",") if name.strip()]
-        assert_initialized(getattr(importlib.import_module(module), function), skip=skip)
+        return getattr(importlib.import_module(module), function)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         if excinfo.errisinstance((AssertionError, pytest.UsageError)):

@@ -124,8 +124,11 @@ class InitReport:
         frozen = sum(not entry.trainable for entry in self.entries)
         line = f"{self.differs or self.initializer}, seed {self.seed}: set {len(self.changed)} of {len(self.entries)}"
         line += f" tensors ({count:,} of {total:,} numbers){f', {frozen} frozen' if frozen else ''}"
-        parts = Counter(part for entry in self.changed for part in entry.set_by)
-        return line + "".join(f"; {part} in {number}" for part, number in parts.items())
+        owners: dict[str, list[str]] = {}
+        for part, number in Counter(part for entry in self.changed for part in entry.set_by).items():
+            owner, _, name = part.rpartition(": ")
+            owners.setdefault(owner, []).append(f"{name} in {number}")
+        return line + "".join(f"; {owner}{': ' * bool(owner)}{', '.join(parts)}" for owner, parts in owners.items())
 
     def table(self) -> str:
         """Return a Markdown table with a row per parameter; then what was measured, skipped, noted and warned of."""
@@ -172,7 +175,10 @@ class InitReport:
         first = {block: place for place, block in reversed(list(enumerate(blocks)))}
         ticks = sorted(first.items(), key=lambda each: each[1])[:: max(1, len(first) // 24)]
         axis.set_xticks([place for _, place in ticks], [block for block, _ in ticks], rotation=90, fontsize=7)
-        axis.set_yscale("symlog", linthresh=1e-4)
+        stds = [*before, *(entry.after.std for entry in self.changed)]
+        least = min(filter(None, stds), default=1.0) / 2
+        axis.set_yscale("symlog", linthresh=least)
+        axis.set_ylim(0 if 0 in stds else least, 2 * max(stds, default=1.0))
         axis.set_ylabel("standard deviation")
         axis.set_title(f"{self.differs or self.initializer}, seed {self.seed}", fontsize=9, wrap=True)
         if groups:

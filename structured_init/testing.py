@@ -82,6 +82,11 @@ class Checked:
         """Return every failure as one line, which begins with the name of its check."""
         return [f"{check.name}: {line}" for check in self.checks for line in check.failures]
 
+    @property
+    def left_out(self) -> list[str]:
+        """Return every check that could not be made, as one line that says why."""
+        return [str(check) for check in self.checks if check.left_out]
+
     def __str__(self) -> str:
         return "\n".join([self.model, *map(str, self.checks)])
 
@@ -98,9 +103,12 @@ def assert_initialized(model: nn.Module | Callable[[], nn.Module], batch: Any = 
         >>> from structured_init.testing import assert_initialized
         >>> checked = assert_initialized(lambda: nn.Linear(8, 8), skip=("loss",))
     """
+    __tracebackhide__ = True  # pytest shows the caller's line
     checked = check_initialized(model, batch, **options)
     if checked.failures:
-        lines = [f"{checked.model} does not begin as it should:", *checked.failures]
+        lines = [f"{checked.model} does not begin as it should:", *checked.failures, *checked.left_out]
+        if any(check.name == "meta" and check.failures for check in checked.checks):
+            lines.append("a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')")
         raise AssertionError("\n  ".join(lines))
     return checked
 
@@ -110,7 +118,7 @@ def check_initialized(
     model: nn.Module | Callable[[], nn.Module],
     batch: Any = None,
     *,
-    skip: Collection[str] = (),
+    skip: str | Collection[str] = (),
     like: str | nn.Module | Mapping[str, Tensor] | None = None,
     classes: int | None = None,
     loss_tolerance: float = 0.1,
@@ -136,10 +144,11 @@ def check_initialized(
         model: a function without arguments that builds the model, or its class. Of a built model only ``memory`` (from
             its numbers), ``copies``, ``loss``, ``bfloat16``, ``depth`` and ``like`` are checked.
         batch: what the model is called with, as in :func:`structured_init.analysis.audit`; else what its host names.
-        skip: checks that are left out, by name.
+        skip: checks that are left out, by name: ``("meta", "copies")`` or ``"meta,copies"``.
         like: a model, or a state dictionary, whose parameters of the same name, apart from numbers, have a standard
             deviation within 25 %; or a standard: ``"gpt2"``, ``"llama"``, ``"torch"``, ``"mamba"``.
-        classes: length of the last axis of the output where that holds logits and the model does not say so.
+        classes: number of classes or words, the length of the last axis of the logits, where the model does not say it
+            by ``num_classes``, an embedding, or a linear layer called ``head``, ``classifier``, ``fc`` or ``lm_head``.
         loss_tolerance: share of ln C by which the loss may differ.
         growth: ratio of the scales after the last block and the first.
         seed: of the draws.
@@ -149,6 +158,8 @@ def check_initialized(
             is lazy.
         Exception: whatever the model raises while it is built, or on a batch that was given.
     """
+    if isinstance(skip, str):
+        skip = [name.strip() for name in skip.split(",") if name.strip()]
     for name in skip:
         _known(name, CHECKS, "check")
     if isinstance(like, str):
@@ -179,6 +190,9 @@ def check_initialized(
     drawn = [each for each in found if each.name not in fixed]  # tables that are computed may be the same in all blocks
     row("copies", (each.text for each in findings.copied(drawn, {each.name: values[each.name] for each in drawn})))
     if {"loss", "bfloat16", "depth"} & set(wanted):
+        with torch.no_grad():  # what was never written is said once, by "memory"
+            for each in [each for _, each in _bare(fresh) if each.is_floating_point()] if build else ():
+                each.nan_to_num_()
         for name, each in _run(fresh, batch, classes, loss_tolerance, growth, seed):
             row(name, **each)
     if like is not None:

@@ -58,9 +58,8 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         "@".join([label, *filter(None, [optimizer]), *([] if rate is None else [f"{rate:g}"])]): (arm, optimizer, rate)
         for (label, arm), optimizer, rate in itertools.product(comparison.arms.items(), optimizers, rates)
     }
-    console.print(
-        f"{len(names)} candidates, the default among them. {len(left_out)} others do not fit: find.json will say why."
-    )
+    others = f" {len(left_out)} others do not fit: find.json will say why." if left_out else ""
+    console.print(f"{len(names)} candidates, the default among them.{others}", soft_wrap=True)
     launcher = launcher_of(options, limit)
     begin_writing()
     try:
@@ -76,10 +75,6 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         raise SystemExit(130) from None
     finally:
         launcher.close()
-    if racing.failed and not racing.measured:
-        reasons = "; ".join(dict.fromkeys(racing.failed))
-        console.print(f"All {len(racing.failed)} runs failed: {reasons}", markup=False, soft_wrap=True)
-        raise SystemExit(1)
     record = {"command": command, "candidates": list(names), "left_out": left_out, **_record(found, comparison)}
     tried = _tried(found, names, options.budget)
     if found.winner is None:
@@ -139,7 +134,7 @@ class _Racing:
         self.comparison, self.names, self.identity = comparison, names, identity
         self.launcher, self.console, self.limit = launcher, console, limit
         self.metric = Metric(comparison.metric, comparison.mode)
-        self.failed, self.measured = [], 0  # why runs failed, and how many did not
+        self.failure = ""  # of the run that failed last
 
     def run(self, budget: float, evidence: int, rungs: Sequence[Rung]) -> Race:
         """Return the race at its end, of which a budget leaves so many whole runs for the evidence."""
@@ -183,10 +178,11 @@ class _Racing:
         if left:
             self.console.print(f"The time is up: {len(left)} runs left of this stage. Run it again to continue.")
             raise SystemExit(LEFT)
-        answers = {request: self._outcome(run) for request, run in runs.items()}
-        self.failed += [str(run.latest().failure) for run in runs.values() if run.failure_file.is_file()]
-        self.measured += sum(not math.isnan(each.value) for each in answers.values())
-        return answers
+        outcomes = {request: self._outcome(run) for request, run in runs.items()}
+        first = next(iter(self.names))
+        if self.failure and all(each.arm == first for each in wanted) and math.isnan(outcomes[wanted[0]].value):
+            raise StructuredInitError(f"nothing is raced, because the baseline cannot be trained: {self.failure}")
+        return outcomes
 
     def _run(self, request: Request) -> Run:
         arm, optimizer, rate = self.names[request.arm]
@@ -203,6 +199,7 @@ class _Racing:
 
     def _ended(self, run: Run | None = None, reason: str | None = None) -> None:
         if run is not None and reason:
+            self.failure = reason
             self.console.print(f"{run.name}: failed: {reason}", markup=False, soft_wrap=True)
         elif run is not None and run.complete:
             value = self._outcome(run).value

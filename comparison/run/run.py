@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 from filelock import FileLock
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from callbacks import ElapsedTime
 from callbacks.lightning_private import finish_when_done
 from comparison.results.folder import Run
-from comparison.run.stopping import StopAfterShare, StopAtDeadline, Stopped, last_file
+from comparison.run.stopping import NeedsValidation, StopAfterShare, StopAtDeadline, Stopped, last_file
 from comparison.run.time_limit import now
 from lightning_modules.cli.configurations import expand
 from lightning_modules.cli.lightning_cli import CLI, BuildOnly
@@ -188,7 +188,9 @@ def perform(
 ) -> tuple[Trainer, dict[str, float]]:
     """Do steps of a run, on every rank of its strategy; return the trainer and the final metrics."""
     with _ranks_perform("+".join(steps), repr(deadline), repr(share), *arguments):
-        cli = _Training(expand(arguments), deadline, share) if "fit" in steps else BuildOnly(expand(arguments))
+        decides = "test" not in steps  # a learning rate, or a place in a race
+        fit = "fit" in steps
+        cli = _Training(expand(arguments), deadline, share, decides) if fit else BuildOnly(expand(arguments))
         last = last_file(cli.trainer)
         metrics: dict[str, float] = {}
         if "fit" in steps:
@@ -235,8 +237,9 @@ def _test_metrics(cli: CLI, **arguments: Any) -> dict[str, float]:
 class _Training(CLI):
     """Trains until a deadline or a share of the steps, and does what comes at the end of a training in any case."""
 
-    def __init__(self, args: list[str], deadline: float, share: float) -> None:
-        self.stops = [StopAtDeadline(deadline)] if math.isfinite(deadline) else []
+    def __init__(self, args: list[str], deadline: float, share: float, decides: bool) -> None:
+        self.stops: list[Callback] = [NeedsValidation()] if decides else []
+        self.stops += [StopAtDeadline(deadline)] if math.isfinite(deadline) else []
         self.stops += [StopAfterShare(share)] if share < 1 else []
         super().__init__(args)
 

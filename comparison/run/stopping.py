@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 
 from callbacks import ElapsedTime
 from callbacks.lightning_private import moment_of
 from comparison.results.folder import PAUSED, read_json
 from comparison.run.time_limit import now
+from structured_init.errors import StructuredInitError
 from structured_init.files import write_json
 
 
@@ -55,6 +56,20 @@ class StopAfterShare(Checkpoint):
             write_json(path, {**known, repr(self.share): {"metrics": self._metrics, "seconds": seconds}})
         stop(trainer)
         raise Stopped
+
+
+class NeedsValidation(Callback):
+    """Refuses a training that ends before it is first validated, where its validation is what decides."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epochs_before = (trainer.check_val_every_n_epoch or 1) - 1
+        batches = epochs_before * int(trainer.num_training_batches) + int(trainer.val_check_batch)
+        first = max(1, batches // trainer.accumulate_grad_batches)
+        if trainer.enable_validation and -1 < trainer.max_steps < first:
+            raise StructuredInitError(
+                f"training ends after {trainer.max_steps} steps, and the first validation is after {first}: give "
+                f"--trainer.limit_train_batches {max(1, trainer.max_steps // 5)} as well, which makes epochs shorter"
+            )
 
 
 class StopAtDeadline(Checkpoint):

@@ -171,6 +171,7 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
     """
     if not attention_sites(weights, cross=True):
         watched_attention(weights)  # the host library may say what the model takes, though nobody gave a batch
+    everywhere = [site.name for site in attention_sites(weights, cross=True)]
     chosen = attention_sites(weights, where, cross=True)
     sites = [site for site in chosen if cross or not site.cross]
     unknown = {} if callable(where) else left_unknown(weights)
@@ -182,7 +183,7 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
             weights.skip(site.name, "cross-attention is left alone unless asked for: cross=True")
     for name, kind in unknown.items():
         weights.skip(name, kind)
-    if weights.found.watched is None and (others := may_attend(weights, [*(site.name for site in chosen), *unknown])):
+    if weights.found.watched is None and (others := may_attend(weights, [*everywhere, *unknown])):
         weights.warn(f"{', '.join(others)} may attend too, which only a forward pass can tell: {GIVE_A_BATCH}")
     check_sites(weights, sites, ATTENTION)
     weights.sought([site.name for site in sites], [*(site.name for site in chosen), *unknown])

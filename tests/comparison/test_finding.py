@@ -50,6 +50,9 @@ class Pretend:
         if len(Pretend.trained) >= Pretend.most:
             raise KeyboardInterrupt
         arm, seed = run.arm, run.seed
+        if Pretend.gains[arm] is None:
+            self._ended.append((run, run.write_failure("it has no memory")))
+            return
         Pretend.trained.append((arm, seed, run.share, run.tested))
         gain = Pretend.gains[arm] + sum(Pretend.gains[place] for _, place in run.point)
         value = (50 + seed % 7 + gain + NOISE[(seed + len(arm)) % 7]) / 100
@@ -192,6 +195,14 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
 
 
 MANY = ",".join(["sincos", "codes", *(f"v{number}=sincos" for number in range(18))])  # 21 with the default
+
+
+def test_nothing_is_raced_where_the_default_cannot_be_trained_and_a_default_that_is_named_twice_is_one(
+    search, monkeypatch, complaint_of
+):
+    monkeypatch.setattr(Pretend, "gains", {**GAIN, "default": None})
+    said = complaint_of(search, "--among", "default,sincos", "--budget", "10h")
+    assert "nothing is raced, because the baseline cannot be trained: it has no memory" in said
 
 
 @pytest.mark.parametrize(

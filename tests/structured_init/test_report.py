@@ -99,7 +99,7 @@ def test_a_summary_says_what_each_part_set_and_what_to_look_at(tiny_vit):
     with torch.no_grad():
         model.norm.weight.copy_(torch.rand(16))
     said = initialize(model, Mimetic(positions="keep")).summary()
-    assert "; Mimetic: query_key in 3; Mimetic: value_output in 6; 1 warning: the weights look trained" in said
+    assert "; Mimetic: query_key in 3, value_output in 6; 1 warning: the weights look trained" in said
 
 
 def test_a_plot_shows_every_tensor_that_was_set_as_built_and_as_set(tiny_vit):

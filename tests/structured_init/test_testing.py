@@ -259,13 +259,55 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n\ndef good():\n    return nn.Linear(8, 8)\n\n"
         "def bad():\n    model = nn.Linear(8, 8)\n    model.gate = nn.Parameter(torch.empty(8))\n    return model\n"
+        "def batch():\n    return torch.ones(2, 8)\n"
     )
     asked = [each for name in ("good", "bad") for each in ("--initialized", f"mine:{name}")]
     command = [sys.executable, "-m", "pytest", "-p", "structured_init_pytest", "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(
-        [*command, *asked, "--initialized-skip", "meta"], cwd=tmp_path, capture_output=True, text=True
+        [*command, *asked, "--initialized-skip", "meta", "--initialized-batch", "mine:batch"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert "memory: gate: 8 of 8 numbers were never written" in done.stdout, done.stdout + done.stderr
     assert "1 failed, 1 passed" in done.stdout
+    assert "mine:good: loss      left out: its output does not say" in done.stdout
     code = "import structured_init_pytest, sys; print('torch' in sys.modules, 'structured_init' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False False\n"
+
+
+class Words(nn.Module):
+    """A language model whose output is tied to embeddings of σ 1, and says nowhere that these are logits."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(100, 64)
+        self.gate = nn.Parameter(torch.empty(64))
+
+    def forward(self, tokens):
+        return (self.embedding(tokens) + self.gate) @ self.embedding.weight.T
+
+
+def test_the_words_of_an_embedding_are_the_classes_of_the_loss_and_unwritten_memory_is_said_once():
+    """Logits of one token are ⟨e_j, e_i⟩ ~ N(0, 64), but 64 at itself: about 64 on average."""
+    tokens = torch.arange(100)[None]
+    checked = check_initialized(Words, tokens, skip="meta, own")
+    assert {line.split(":")[0] for line in checked.failures} == {"memory", "loss"}
+    (loss,) = [line for line in checked.failures if line.startswith("loss")]
+    assert float(loss.split()[5].strip(";")) == pytest.approx(64, rel=0.1)
+    assert "among 100 classes has 4.61" in loss
+
+
+def test_a_failure_says_which_checks_could_not_be_made_and_who_needs_no_meta_device():
+    with pytest.raises(AssertionError, match=r"(?s)memory: gate: 64 of 64.*loss +left out: no batch was given.*"):
+        assert_initialized(Words, skip="meta,own")
+    with pytest.raises(
+        AssertionError, match=r"(?s)meta: gate.*\n  a model that nobody builds on the meta device needs no"
+    ):
+        assert_initialized(Meta)
+
+
+class Meta(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Parameter(torch.ones(64))

@@ -23,6 +23,7 @@ from structured_init.running import Inputs, undisturbed
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
 STEPS = 3  # as many steps as factors that may be zero one behind the other
 LARGEST = 2**28  # numbers in the products of one layer, 2 GiB in float64
+HEADS = ("head", "classifier", "fc", "lm_head", "output", "logits", "to_logits", "unembed")  # whose output is logits
 ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
 
 
@@ -108,20 +109,30 @@ def measure_depth(
 def _first_loss(model: nn.Module, output: Any, classes: int | None) -> tuple[float, int] | None:
     """Return E_y[−log p(y)] = log Σ exp z − mean z, averaged over places, and the number of classes.
 
-    Logits z are ``output.logits`` (transformers), else a tensor whose last axis is ``classes`` or the model's own
-    ``num_classes`` long. Classes that a model rules out by a logit of −∞ or nearly so are left out.
+    Logits z are ``output.logits`` (transformers), else a tensor whose last axis is as long as ``classes``, the model's
+    own ``num_classes``, the words of an embedding, or the output of a linear layer with a name of ``HEADS``. Classes
+    that a model rules out by a logit of −∞ or nearly so are left out.
     """
     logits = output.get("logits") if isinstance(output, Mapping) else None
     if not isinstance(logits, Tensor):
-        length = classes or getattr(model, "num_classes", None)
+        said = classes or getattr(model, "num_classes", None)
+        lengths = {said} if said else set(_class_counts(model))
         logits = next((each for each in tree_leaves(output) if isinstance(each, Tensor) and each.ndim > 1), None)
-        if logits is None or logits.shape[-1] != length:
+        if logits is None or logits.shape[-1] not in lengths:
             return None
     logits = logits.detach().double().flatten(0, -2)
     logits = logits[:, (logits > -1e30).all(0) | logits.isnan().any(0)]
     if logits.shape[-1] < 2 or not len(logits):
         return None
     return (logits.logsumexp(-1) - logits.mean(-1)).mean().item(), logits.shape[-1]
+
+
+def _class_counts(model: nn.Module) -> Iterator[int]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and module.num_embeddings != module.embedding_dim:
+            yield module.num_embeddings
+        elif isinstance(module, nn.Linear) and name.rpartition(".")[2] in HEADS:
+            yield module.out_features
 
 
 def _gradients(
