@@ -16,7 +16,7 @@ from comparison.results.effects import ArmResult, Effects, curves_by_seed
 from comparison.results.folder import Point, point_label
 from comparison.results.headline import decimals, target_text
 from comparison.results.metric import Metric
-from comparison.results.records import at_point
+from comparison.results.records import chosen_at
 from comparison.results.tables import Cell, Table
 from comparison.results.targets import Curve
 
@@ -69,7 +69,7 @@ def curves(data: ReportData) -> list[Piece] | None:
 def _curve(data: ReportData, place: Point, name: str, axis: str) -> Drawing | None:
     table = data.curves
     complete = {(run.arm, run.seed) for run in data.runs if run.result is not None and run.point == place}
-    shown = comparable(at_point(table[table["chosen"].astype(bool)], place), complete)
+    shown = comparable(chosen_at(table, place), complete)
     by_arm = curves_by_seed(shown, name, axis)
     if not by_arm:
         return None
