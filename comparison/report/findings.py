@@ -19,7 +19,7 @@ from comparison.results.effects import (
 from comparison.results.folder import asked_runs, asked_seeds
 from comparison.results.headline import decimals, diverged_text, share_text, threshold_text
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL
-from comparison.results.tables import interval_text, number, p_text
+from comparison.results.tables import count, interval_text, number, p_text
 from comparison.results.targets import fewest_seeds
 
 LEVEL = "95 %"
@@ -332,11 +332,6 @@ def suggestion(found: Effects) -> list[str]:
 
 
 # Words ----------------------------------------------------------------------------------------------------------------
-
-
-def count(number: int, what: str) -> str:
-    """Return a number with its noun."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def listed(names: Sequence[str]) -> str:

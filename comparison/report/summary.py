@@ -21,12 +21,12 @@ from scipy import stats
 
 from comparison.report.data import MOMENTS, ReportData
 from comparison.report.depth import mean_over_heads
-from comparison.report.findings import count, diverged_sentence, equal_sentence, findings, listed, unbroken
+from comparison.report.findings import diverged_sentence, equal_sentence, findings, listed, unbroken
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.folder import Run, read_json
 from comparison.results.headline import decimals
 from comparison.results.paired import FAMILY_LEVEL
-from comparison.results.tables import interval_text, number, p_text, significant
+from comparison.results.tables import count, interval_text, number, p_text, significant
 
 FEW_NAMES = 4
 Pair = tuple[ArmResult, Effect]

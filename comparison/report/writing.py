@@ -24,7 +24,7 @@ from comparison.results.effects import FAMILIES, ArmResult, Effect, Effects
 from comparison.results.folder import MANIFEST
 from comparison.results.paired import Interval
 from comparison.results.records import to_csv
-from comparison.results.tables import Table
+from comparison.results.tables import Table, count
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
 
@@ -170,7 +170,7 @@ def page(data: ReportData, sections: Sections) -> str:
         lead=findings.lead(data),
         state=findings.state(data),
         summary=summary(data),
-        arms=findings.count(len(data.manifest["arms"]), "arm" if data.source else "initialization"),
+        arms=count(len(data.manifest["arms"]), "arm" if data.source else "initialization"),
         sections=shown,
     )
 

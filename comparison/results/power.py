@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -84,18 +85,11 @@ def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int |
     """Return the smallest number of pairs whose t interval has at most this half width; None above 10,000."""
     from scipy import stats
 
-    def wide(pairs: int) -> bool:
-        return float(stats.t.isf((1 - level) / 2, pairs - 1)) * deviation / math.sqrt(pairs) > half_width
+    def narrow(pairs: int) -> bool:
+        return float(stats.t.isf((1 - level) / 2, pairs - 1)) * deviation / math.sqrt(pairs) <= half_width
 
-    if wide(MANY):
-        return None
-    low, high = 1, 2
-    while wide(high):
-        low, high = high, min(2 * high, MANY)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if wide(middle) else (low, middle)
-    return high
+    found = bisect_left(range(2, MANY + 1), True, key=narrow) + 2
+    return found if found <= MANY else None
 
 
 def usual_half_widths(metric: Metric, scale: float) -> tuple[float, float]:
@@ -115,7 +109,14 @@ def _round(value: float) -> float:
 
 def powers(found: Effects) -> list[tuple[str, str, Power]]:
     """Return arm, reference and power of every paired difference whose seeds differ."""
-    return list(_powers(found))
+    values = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
+    widths = usual_half_widths(found.metric, median(values) if values else 1.0)
+    known = [
+        (arm.name, effect.reference, power(list(effect.by_seed.values()), widths, found.family))
+        for arm in found.arms
+        for effect in arm.differences
+    ]
+    return [(arm, reference, one) for arm, reference, one in known if one is not None]
 
 
 def power_table(found: Effects) -> Table | None:
@@ -130,8 +131,8 @@ def power_table(found: Effects) -> Table | None:
         [
             Cell(f"{arm} − {reference}"),
             Cell(str(one.pairs)),
-            Cell(number(one.deviation, _two_digits(one.deviation))),
-            Cell(number(one.visible, _two_digits(one.visible)), note=_between(one.between)),
+            Cell(_between([one.deviation])),
+            Cell(_between([one.visible]), note=_between(one.between)),
             *(Cell(_price(seeds)) for seeds in one.seeds.values()),
         ]
         for arm, reference, one in known
@@ -141,7 +142,7 @@ def power_table(found: Effects) -> Table | None:
 
 def power_sentence(found: Effects) -> str:
     """Return the same in a sentence; empty where nothing is known."""
-    known = [one for _, _, one in powers(found)]
+    known = [one for *_, one in powers(found)]
     if not known:
         return ""
     unit = f" {found.metric.unit}" if found.metric.unit else ""
@@ -161,19 +162,6 @@ def power_sentence(found: Effects) -> str:
     )
 
 
-def _powers(found: Effects) -> Iterator[tuple[str, str, Power]]:
-    for arm in found.arms:
-        for effect in arm.differences:
-            one = power(list(effect.by_seed.values()), _widths(found), found.family)
-            if one is not None:
-                yield arm.name, effect.reference, one
-
-
-def _widths(found: Effects) -> tuple[float, float]:
-    values = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
-    return usual_half_widths(found.metric, median(values) if values else 1.0)
-
-
 def _price(seeds: int | None) -> str:
     return "more than 10,000" if seeds is None else f"{seeds:,}"
 
@@ -188,12 +176,7 @@ def _prices(seeds: Sequence[int | None]) -> str:
 def _between(values: Sequence[float], digits: int | None = None) -> str:
     """Return one number, or the smallest and the largest."""
     low, high = (
-        number(value, _two_digits(value)) if digits is None else f"{value:,.{digits}f}"
+        number(value, significant(value, 2)) if digits is None else f"{value:,.{digits}f}"
         for value in (min(values), max(values))
     )
     return low if low == high else f"{low} to {high}"
-
-
-def _two_digits(value: float) -> int:
-    """Return the decimals that show two digits of a value."""
-    return significant(value, 2) if value else 1

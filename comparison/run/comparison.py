@@ -10,7 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class Comparison:
             **({} if self.success is None else {"success": self.success}),
             **{"arms": arms, "seeds": list(self.seeds), "grid": {key: list(each) for key, each in self.grid.items()}},
             **{"learning_rates": list(self.learning_rates), "configuration": dict(self.configuration)},
-            **({"question": self.question.plain(), "added": []} if self.question else {}),
+            **({"question": asdict(self.question), "added": []} if self.question else {}),
             "identity": hashlib.sha256(identity.encode()).hexdigest(),
             "made_by": [made_by()],
         }

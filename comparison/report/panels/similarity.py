@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from comparison.report.data import ReportData, read_tensors
-from comparison.report.findings import count
 from comparison.report.pictures import mosaic, png
 from comparison.report.registry import Html, Piece, note, register_panel, render, script_json
 from comparison.report.theme import Drawing, Style, figure_settings, new_figure, short
 from comparison.results.folder import Run
+from comparison.results.tables import count
 from structured_init.analysis.cka import alignment, hsic1_table
 from structured_init.errors import StructuredInitError
 

@@ -1,5 +1,6 @@
 import copy
 import json
+from dataclasses import asdict
 
 import pandas as pd
 import pytest
@@ -148,7 +149,7 @@ def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said, margi
     arms = {"default": [value - 5 + off for value, off in zip(GAINED, noise[0], strict=True)], "mine": GAINED}
     for number, (ending, gain) in enumerate(values.items()):
         arms["mine" + ending] = [v - gain + off for v, off in zip(GAINED, noise[number % 2], strict=True)]
-    question = None if margin is None else Question(margin=margin).plain()
+    question = None if margin is None else asdict(Question(margin=margin))
     manifest = {"metric": "test/accuracy", "mode": "max", "baseline": "default", "learning_rates": [], "grid": {}}
     manifest |= {"arms": dict.fromkeys(arms), "question": question, "seeds": list(range(5))}
     rows = [
