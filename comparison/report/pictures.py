@@ -6,7 +6,7 @@ import base64
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST_SIDE = 128  # pixels; larger maps are averaged down
-BUDGET = 2_000_000  # characters of one picker's pictures
+BUDGET = 2_000_000  # characters of one picker's pictures, nearly
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 GAP = 0.08  # on paper: between pictures, of a picture's side
 BETWEEN = 0.35  # between before and after, of a picture's side
@@ -35,7 +35,7 @@ Transform = Callable[[Tensor], Tensor]  # to the ends 0 and 1 of a colour scale
 Ticks = list[tuple[float, str]]  # of a colour bar, (place in [0, 1], text)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Picker:
     """Pictures to choose from."""
 
@@ -44,10 +44,9 @@ class Picker:
     heads: list[str]  # names of what each layer has
     # view → arm → moment → pictures [layer][head] in base64 PNG; None where there is none
     views: dict[str, dict[str, dict[str, list[list[str | None]]]]]
-    # view → arm → moment → caption [head]
-    captions: dict[str, dict[str, dict[str, list[str]]]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # what was left out
-    scale: Ticks = field(default_factory=list)  # empty where every picture has its own
+    captions: dict[str, dict[str, dict[str, list[str]]]]  # view → arm → moment → caption [head]
+    notes: list[str]  # what was left out
+    scale: Ticks  # empty where every picture has its own
 
     def piece(self, data: ReportData, drawings: Sequence[Drawing]) -> Html:
         """Return the picker for the page, and the figures that stand for it in the Markdown and on paper."""
@@ -57,7 +56,7 @@ class Picker:
             name=self.name,
             colors=json.dumps(data.colors),
             scale=self.scale,
-            data=script_json(json.dumps(known, separators=(",", ":"))),
+            data=script_json(known),
         )
         return Html(markup, drawings=drawings)
 
@@ -68,11 +67,10 @@ def make_picker(
     layers: list[str],
     heads: list[str],
     colors: str,
-    sample: Mapping[str, Tensor],
     scaling: Callable[[Arms], tuple[Transform, Ticks]],
     captions: Mapping[str, Mapping[str, Mapping[str, list[str]]]] | None = None,
 ) -> Picker:
-    """Return pictures to choose from, thinned out to what keeps the page small.
+    """Return pictures to choose from, of as many layers and heads as keep the page small.
 
     Args:
         name: of the picker on the page.
@@ -80,28 +78,24 @@ def make_picker(
         layers: their short names.
         heads: names of what each layer has.
         colors: name of the colour map.
-        sample: maps of one arm and moment by layer, by which the size of all pictures is guessed before they are made.
         scaling: gives the colour scale for a view, and its ticks.
         captions: view → arm → moment → caption [head].
     """
-    values = list(sample.values())[len(sample) // 2]
-    top = max(float(_numbers([values]).abs().max()), 1e-9)
-    sizes = [len(_picture(head, lambda each: (each / top).clamp(0, 1).sqrt(), colors) or "") for head in values]
-    pictures = sum(len(moments) for arms in views.values() for moments in arms.values())
-    kept = _affordable(len(layers), len(heads), pictures * sum(sizes) / len(sizes))
-    picker = Picker(name, [layers[i] for i in kept[0]], [heads[i] for i in kept[1]], {})
+    kept = _affordable(views, len(layers), len(heads), colors)
     notes = {
-        _left_out(len(of), what)
+        f"Shown are {len(of)} {what}, to keep the page small."
         for of, every, what in zip(kept, (layers, heads), ("layers", "heads"), strict=True)
         if len(of) < len(every)
     }
+    pictures: dict[str, dict[str, dict[str, list[list[str | None]]]]] = {}
+    scale: Ticks = []
     for view, every in views.items():
         if not every:
             continue
         arms = _only(every, kept)
         transform, ticks = scaling(arms)
-        picker.scale = picker.scale or ticks
-        picker.views[view] = {
+        scale = scale or ticks
+        pictures[view] = {
             arm: {
                 moment: [[_picture(head, transform, colors) for head in layer] for layer in of_layers.values()]
                 for moment, of_layers in moments.items()
@@ -110,15 +104,33 @@ def make_picker(
         }
         if max(layer.shape[-1] for of in arms.values() for m in of.values() for layer in m.values()) > LARGEST_SIDE:
             notes.add(f"Pictures of more than {LARGEST_SIDE} rows are averaged down to {LARGEST_SIDE}.")
-    picker.notes = sorted(notes)
-    picker.captions = {
+    shown = {
         view: {
             arm: {moment: [texts[head] for head in kept[1]] for moment, texts in moments.items()}
             for arm, moments in arms.items()
         }
         for view, arms in (captions or {}).items()
     }
-    return _within_budget(picker)
+    names = [layers[i] for i in kept[0]], [heads[i] for i in kept[1]]
+    return Picker(name, *names, pictures, shown, sorted(notes), scale)
+
+
+def _affordable(views: Mapping[str, Arms], layers: int, heads: int, colors: str) -> tuple[list[int], list[int]]:
+    """Return the layers and heads whose pictures are within the budget, by those of the layer in the middle."""
+    each = 0.0  # of one layer and head, in every view, arm and moment
+    for of_layers in (of for arms in views.values() for moments in arms.values() for of in moments.values()):
+        values = list(of_layers.values())[len(of_layers) // 2]
+        top = max(float(_numbers([values]).abs().max()), 1e-9)
+        sizes = [len(_picture(head, lambda one: (one / top).clamp(0, 1).sqrt(), colors) or "") for head in values]  # noqa: B023
+        each += sum(sizes) / len(sizes)
+    counts = [layers, heads]
+    while counts[0] * counts[1] * each > BUDGET:
+        axis = 0 if counts[0] > 2 and (counts[0] > 4 or counts[1] <= 3) else 1
+        if counts[axis] <= 2:
+            break
+        counts[axis] -= 1
+    kept = [sorted({round(p) for p in np.linspace(0, n - 1, c)}) for n, c in zip((layers, heads), counts, strict=True)]
+    return kept[0], kept[1]
 
 
 def one_scale(arms: Arms) -> tuple[Transform, Ticks]:
@@ -182,18 +194,6 @@ def _numbers(values: Sequence[Tensor]) -> Tensor:
     return joined if len(joined) else joined.new_zeros(1)
 
 
-def _affordable(layers: int, heads: int, each: float) -> tuple[list[int], list[int]]:
-    """Return the layers and heads whose pictures are within the budget, before all of them are made."""
-    counts = [layers, heads]
-    while counts[0] * counts[1] * each > BUDGET:
-        axis = 0 if counts[0] > 2 and (counts[0] > 4 or counts[1] <= 3) else 1
-        if counts[axis] <= 2:
-            break
-        counts[axis] -= 1
-    kept = [sorted({round(p) for p in np.linspace(0, n - 1, c)}) for n, c in zip((layers, heads), counts, strict=True)]
-    return kept[0], kept[1]
-
-
 def _only(arms: Arms, kept: tuple[list[int], list[int]]) -> Arms:
     """Return the maps of the layers and heads that are kept; a network may have fewer of them."""
     return {
@@ -207,50 +207,6 @@ def _only(arms: Arms, kept: tuple[list[int], list[int]]) -> Arms:
         }
         for arm, moments in arms.items()
     }
-
-
-def _left_out(kept: int, what: str) -> str:
-    return f"Shown are {kept} {what}, to keep the page small."
-
-
-def _within_budget(picker: Picker) -> Picker:
-    """Thin out layers, then heads, until the page stays small; the notes say what is left."""
-    while (
-        size := sum(
-            len(picture or "")
-            for arms in picker.views.values()
-            for moments in arms.values()
-            for layers in moments.values()
-            for layer in layers
-            for picture in layer
-        )
-    ) > BUDGET:
-        by_layers = len(picker.layers) > 4 or len(picker.heads) <= 3
-        names = picker.layers if by_layers else picker.heads
-        if len(names) <= 2:
-            break
-        wanted = max(2, min(len(names) - 1, int(len(names) * BUDGET / size)))
-        kept = sorted({round(place) for place in np.linspace(0, len(names) - 1, wanted)})
-        what = "layers" if by_layers else "heads"
-        picker.notes = [note for note in picker.notes if not note.endswith(f"{what}, to keep the page small.")]
-        picker.notes.append(_left_out(len(kept), what))
-        for arms in picker.views.values():
-            for moments in arms.values():
-                for moment, layers in moments.items():
-                    moments[moment] = (
-                        [layers[i] for i in kept if i < len(layers)]
-                        if by_layers
-                        else [[layer[i] for i in kept if i < len(layer)] for layer in layers]
-                    )
-        if by_layers:
-            picker.layers = [picker.layers[i] for i in kept]
-        else:
-            picker.heads = [picker.heads[i] for i in kept]
-            for arms in picker.captions.values():
-                for moments in arms.values():
-                    for moment, texts in moments.items():
-                        moments[moment] = [texts[i] for i in kept]
-    return picker
 
 
 # On paper -------------------------------------------------------------------------------------------------------------

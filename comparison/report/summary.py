@@ -51,10 +51,10 @@ Values = dict[Property, dict[tuple[str, int], float]]  # → (arm, seed) → mea
 
 def summary(data: ReportData) -> list[str]:
     """Return what a reader wants to know first; fewer sentences where less is known."""
-    return [*_what_moves_more(data), *_at_its_place(data)]
+    return [*_larger_range(data), *_at_its_place(data)]
 
 
-def _what_moves_more(data: ReportData) -> list[str]:
+def _larger_range(data: ReportData) -> list[str]:
     """Say whether the initialization or what the grid changes moves the result more, and whether they interact."""
     whole = data.whole_grid
     if whole is None or whole.fewest < 2:
@@ -62,7 +62,7 @@ def _what_moves_more(data: ReportData) -> list[str]:
     keys = [key.rpartition(".")[2] for key in data.manifest["grid"]]
     grid = listed(["the optimizer" if key == "optim" else key for key in keys])
     digits = max(map(decimals, data.effects))
-    words, unit = whole.metric.words, f" {whole.metric.unit}" if whole.metric.unit else ""
+    words, unit = whole.metric.words, whole.metric.points
     sizes = {"the initialization": whole.between_arms, grid: whole.between_places}
     (more, one), (less, other) = sorted(sizes.items(), key=lambda each: -each[1].mean)
     ends = [
@@ -150,8 +150,7 @@ def _correlated(strongest: Correlation | None, found: Effects) -> str:
 
 def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
     arm, effect = best
-    unit = f" {found.metric.unit}" if found.metric.unit else ""
-    difference, words = f"{_difference(effect, found)}{unit}", found.metric.words
+    difference, words = f"{_difference(effect, found)}{found.metric.points}", found.metric.words
     gains = sum(each.is_gain is True for _, each in pairs)
     losses = [name.name for name, each in pairs if each.is_gain is False]
     few = 0 < len(losses) <= FEW_NAMES
@@ -190,14 +189,15 @@ def _over_controls(found: Effects, arm: ArmResult) -> str:
         return ""
     words = {True: "better", False: "worse", None: "not told apart"}
     parts = [
-        f"{_difference(each, found)} against {name} ({each.reference}; {words[each.is_gain]})" for name, each in known
+        f"{_difference(each, found, signed=False)}{found.metric.points}{'' if place else f' of {found.metric.words}'} "
+        f"over {name} ({each.reference}; {words[each.is_gain]})"
+        for place, (name, each) in enumerate(known)
     ]
-    unit = f", in {found.metric.unit}" if found.metric.unit else ""
-    return f"What the structure of {arm.name} is worth in {found.metric.words}{unit}: {listed(parts)}."
+    return f"The structure of {arm.name} adds {listed(parts)}."
 
 
-def _difference(effect: Effect, found: Effects) -> str:
-    return unbroken(interval_text(effect.interval, decimals(found), signed=True))
+def _difference(effect: Effect, found: Effects, signed: bool = True) -> str:
+    return unbroken(interval_text(effect.interval, decimals(found), signed))
 
 
 def _at(data: ReportData, sentences: list[str]) -> str:

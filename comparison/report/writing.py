@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from comparison.report import findings, panels, theme
 from comparison.report.data import ReportData, read_report_data
-from comparison.report.registry import PANELS, Html, Panel, pieces, render, source
+from comparison.report.registry import FOLDER, PANELS, Html, Panel, Shown, pieces, render
 from comparison.report.summary import summary
 from comparison.report.theme import Drawing
 from comparison.results.effects import FAMILIES, ArmResult, Effect, Effects
@@ -39,7 +39,7 @@ DARK = {
 }
 assert panels  # imported for what it registers
 
-Sections = list[tuple[Panel, list[str | Table | Drawing | Html]]]
+Sections = list[tuple[Panel, list[Shown]]]
 
 
 def write_report(
@@ -119,7 +119,7 @@ def markdown(data: ReportData, sections: Sections) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown(piece: str | Table | Drawing | Html) -> list[str]:
+def _markdown(piece: Shown) -> list[str]:
     """Return the paragraphs of a piece."""
     if isinstance(piece, Table):
         return [piece.markdown()]
@@ -154,14 +154,10 @@ def drawings(sections: Sections) -> Iterator[Drawing]:
 
 def page(data: ReportData, sections: Sections) -> str:
     """Return the page."""
-    shown = [
-        {"name": panel.name, "title": panel.title, "label": panel.label, "html": _panel_html(given, data)}
-        for panel, given in sections
-    ]
-    script = source("report.js")
+    css, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     return render(
         "report.html.j2",
-        css=source("report.css"),
+        css=css,
         js=script,
         js_digest=b64encode(sha256(script.encode()).digest()).decode(),  # the policy allows this script and no other
         light=_variables(LIGHT, dark=False),
@@ -171,11 +167,14 @@ def page(data: ReportData, sections: Sections) -> str:
         state=findings.state(data),
         summary=summary(data),
         arms=count(len(data.manifest["arms"]), "arm" if data.source else "initialization"),
-        sections=shown,
+        sections=[
+            {"name": panel.name, "title": panel.title, "label": panel.label, "html": _panel_html(shown, data)}
+            for panel, shown in sections
+        ],
     )
 
 
-def _panel_html(shown: Sequence[str | Table | Drawing | Html], data: ReportData) -> Markup:
+def _panel_html(shown: Sequence[Shown], data: ReportData) -> Markup:
     """Return the pieces of a panel; figures that follow one another stand side by side."""
     parts = []
     for kind, group in groupby(shown, type):
@@ -186,7 +185,8 @@ def _panel_html(shown: Sequence[str | Table | Drawing | Html], data: ReportData)
         elif kind is Table:
             parts += [Markup(table.html(data.colors)) for table in given]
         else:
-            parts += [each.markup if isinstance(each, Html) else Markup("<p>{}</p>").format(each) for each in given]
+            paragraph = Markup("<p>{}</p>")
+            parts += [Markup(each.markup) if isinstance(each, Html) else paragraph.format(each) for each in given]
     return Markup("\n").join(parts)
 
 

@@ -86,8 +86,8 @@ def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate
             improvement = Interval(*map(float, ends), samples=len(places))
         arms.append(ArmAggregate(name, mean, improvement, profile, low, high))
     tables = [np.stack(of_place, -1) for of_place in zip(*scores.values(), strict=True)]
-    moves = _resampled(tables, drawn, lambda each: moves_of(np.stack([place.mean(-2) for place in each], -1)))
-    parts = (Interval(*map(float, ends), samples=len(places)) for ends in zip(*moves, strict=True))
+    ranges = _resampled(tables, drawn, lambda each: ranges_of(np.stack([place.mean(-2) for place in each], -1)))
+    parts = (Interval(*map(float, ends), samples=len(places)) for ends in zip(*ranges, strict=True))
     crossing = interactions(places, baseline)
     return Aggregate(metric, baseline, len(places), thresholds, min(map(len, seeds)), arms, *parts, crossing)
 
@@ -113,8 +113,8 @@ def interactions(places: Sequence[Mapping[str, Mapping[int, float]]], baseline: 
     return {arm: min(p for (name, _), p in adjusted.items() if name == arm) for arm, _ in found}
 
 
-def moves_of(means: np.ndarray) -> np.ndarray:
-    """Return what arms, places and their interaction move: two ranges of means, and the largest deviation of a cell.
+def ranges_of(means: np.ndarray) -> np.ndarray:
+    """Return how far arms and places lie apart, two ranges of means, and the largest deviation of a cell from both.
 
     Args:
         means: (…, arms, places).

@@ -117,7 +117,7 @@ def target_text(found: Effects, digits: int) -> str:
 
 
 def _value(found: Effects, value: float, digits: int) -> str:
-    return f"{number(value, digits)}{' %' if found.metric.factor == 100 else ''}"
+    return f"{number(value, digits)}{found.metric.percent}"
 
 
 def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline") -> Cell:
@@ -212,7 +212,7 @@ def diverged_text(arm: ArmResult) -> str:
 def threshold_text(found: Effects) -> str:
     """Return what a run has to reach: ``test accuracy ≥ 95 %``."""
     sign = "≤" if found.metric.mode == "min" else "≥"
-    return f"{found.metric.words} {sign} {found.threshold:g}{' %' if found.metric.factor == 100 else ''}"
+    return f"{found.metric.words} {sign} {found.threshold:g}{found.metric.percent}"
 
 
 def share_text(share: Share) -> str:

@@ -145,7 +145,7 @@ def power_sentence(found: Effects) -> str:
     known = [one for *_, one in powers(found)]
     if not known:
         return ""
-    unit = f" {found.metric.unit}" if found.metric.unit else ""
+    unit = found.metric.points
     prices = [
         f"± {width:g}{unit} takes {_prices([one.seeds[width] for one in known])} seeds" for width in known[0].seeds
     ]

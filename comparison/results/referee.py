@@ -212,7 +212,7 @@ def _opinion(
         missing = question.fewest - len(seen)
         return opinion("more", f"nothing is decided below {question.fewest}", None, _next(values, pair, missing))
     decision = decide(differences, question, metric)
-    interval, unit = decision.interval, f" {metric.unit}" if metric.unit else ""
+    interval, unit = decision.interval, metric.points
     said = (
         f"{_number(interval.mean, '+')}{unit} ({_number(interval.low, '+')} to {_number(interval.high, '+')} at "
         f"{100 * level:.4g} %) over {reference}, {interval.samples} seeds, {count(pair['looks'], 'look')}"

@@ -13,14 +13,12 @@ from torch import Tensor
 
 from comparison.report.data import MOMENTS, ReportData, read_tensors
 from comparison.report.depth import SHOWN, TITLES, attention_statistics, depth_figure, mean_over_heads
-from comparison.report.findings import listed, plain
+from comparison.report.findings import listed, without_formulas
 from comparison.report.pictures import (
     DIVERGING,
     SEQUENTIAL,
     Arms,
     Picker,
-    Ticks,
-    Transform,
     largest,
     make_picker,
     map_grid_figure,
@@ -112,7 +110,7 @@ def attention_picker(maps: Arms, profiles: Arms, layers: list[str]) -> Picker:
     first = next(iter(next(iter(maps.values())).values()))
     heads = ["mean", *map(str, range(max(len(layer) for layer in first.values()) - 1))]
     views = {"map": maps, "by offset": profiles}
-    return make_picker("attention", views, layers, heads, SEQUENTIAL, first, one_scale)
+    return make_picker("attention", views, layers, heads, SEQUENTIAL, one_scale)
 
 
 @register_panel("Weight products, before and after", label="Weights")
@@ -183,12 +181,8 @@ def product_picker(products: Products, layers: list[str]) -> Picker:
                 for name, layer in of_layers.items()
             }
             captions.setdefault(arm, {})[moment] = [*[f"±{ends[0]:.2g}"] * count, f"±{ends[1]:.2g}"]
-    views, sample = {"products": scaled}, {name: layer.query_key for name, layer in first.items()}
-    return make_picker("products", views, layers, heads, DIVERGING, sample, _around_zero, {"products": captions})
-
-
-def _around_zero(_: Arms) -> tuple[Transform, Ticks]:
-    return (lambda values: (values / 2 + 0.5).clamp(0, 1)), []
+    around_zero = lambda _: (lambda values: (values / 2 + 0.5).clamp(0, 1), [])  # noqa: E731
+    return make_picker("products", {"products": scaled}, layers, heads, DIVERGING, around_zero, {"products": captions})
 
 
 def _over_depth(data: ReportData, name: str, summaries: dict, layers: list[str]) -> Drawing:
@@ -199,9 +193,7 @@ def _over_depth(data: ReportData, name: str, summaries: dict, layers: list[str])
         }
         for arm, moments in summaries.items()
     }
-    title = plain(TITLES.get(name, name))
-    figure = depth_figure(name, values, data.styles, layers)
-    return Drawing(figure, f"weights_{name}", f"{title}, in every layer before and after training")
+    return _depth_drawing(data, "weights", name, values, layers)
 
 
 @register_panel("Layer by layer", label="Layers")
@@ -220,13 +212,13 @@ def layers(data: ReportData) -> list[Piece] | None:
     return [
         LAYERS_WHAT,
         Html(Markup('<div class="legend">{}</div>').format(marks)),
-        *(_layers_figure(data, name, values[name], short(names)) for name in order),
+        *(_depth_drawing(data, "layers", name, values[name], short(names)) for name in order),
         *([note(text)] if lost else []),
     ]
 
 
-def _layers_figure(data: ReportData, name: str, values: dict, names: list[str]) -> Drawing:
+def _depth_drawing(data: ReportData, prefix: str, name: str, values: dict, layers: list[str]) -> Drawing:
     ordered = {arm: values[arm] for arm in data.manifest["arms"] if arm in values}
     moments = "" if name == "structure_left" else " before and after training"
-    text = f"{plain(TITLES.get(name, name))}, in every layer{moments}"
-    return Drawing(depth_figure(name, ordered, data.styles, names), f"layers_{name}", text)
+    text = f"{without_formulas(TITLES.get(name, name))}, in every layer{moments}"
+    return Drawing(depth_figure(name, ordered, data.styles, layers), f"{prefix}_{name}", text)

@@ -59,8 +59,8 @@ CONTROLS = {"control": "the same-positions control", "scrambled": "the same weig
 LABEL = 0.135  # inches that the name of an arm takes beside the lines
 POWER_HOW = (
     "The probability is that of the verdict “better” or “worse” among all that is judged, or a little less: paired "
-    "t-tests at Bonferroni's level (noncentral t distribution). The interval below it is due to that of the deviation, "
-    "at 95 %. “Seeds” is how many it takes for a 95 % t interval of that half width."
+    "t-tests at Bonferroni's level (noncentral t distribution). The interval below it follows from the 95 % interval "
+    "of the deviation. “Seeds” is how many it takes for a 95 % t interval of that half width."
 )
 RATES_WHY = (
     "Each arm is trained with its own learning rate: the one that was best on the validation split, averaged over "

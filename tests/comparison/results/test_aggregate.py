@@ -12,8 +12,8 @@ from comparison.results.aggregate import (
     improvement_of,
     interactions,
     interquartile_mean,
-    moves_of,
     profile_of,
+    ranges_of,
 )
 from comparison.results.effects import effects
 
@@ -69,9 +69,9 @@ def test_a_grid_has_aggregates_with_intervals_that_resampling_of_seeds_gives():
 def test_arms_places_and_their_interaction_move_what_a_table_built_from_them_says():
     arms, places = np.array([0.0, 3.0, 1.0]), np.array([10.0, 30.0])
     added = arms[:, None] + places
-    np.testing.assert_allclose(moves_of(added), [3, 20, 0], atol=1e-12)
+    np.testing.assert_allclose(ranges_of(added), [3, 20, 0], atol=1e-12)
     crossed = added + 2 * np.array([[1, -1], [-1, 1], [0, 0]])  # rows and columns sum to zero
-    np.testing.assert_allclose(moves_of(np.stack([added, crossed])), [[3, 20, 0], [3, 20, 2]], atol=1e-12)
+    np.testing.assert_allclose(ranges_of(np.stack([added, crossed])), [[3, 20, 0], [3, 20, 2]], atol=1e-12)
     whole = aggregate(found({"default": [[10, 11], [20, 21]], "mimetic": [[16, 17], [20, 21]]}))
     assert (whole.between_arms.mean, whole.between_places.mean, whole.interaction.mean) == (3, 7, 1.5)
 

@@ -192,5 +192,7 @@ def test_cells_are_escaped():
 
 def test_numbers_have_a_real_minus_and_accuracy_is_in_percent():
     assert number(-1.25, 1, signed=True) == "−1.2"
+    assert {number(value, 2, signed) for value in (-0.004, -0.0) for signed in (True, False)} == {"0.00"}
+    assert (number(-0.014, 2), number(-2e-15, 16)) == ("−0.01", "−2.0e−15")
     assert Metric("test/accuracy").factor == 100
     assert Metric("val/loss").label == "val loss"
