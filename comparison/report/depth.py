@@ -124,12 +124,11 @@ def _with_newer(
         if moment in MOMENTS and of_layers
     }
     files = {moment: folder / "attention" / f"{moment}.safetensors" for moment in found}
-    if not with_maps or not found or not all(file.is_file() for file in files.values()):
-        return {moment: _common(of_layers) for moment, of_layers in found.items()}
-    maps = {moment: read_tensors(file) for moment, file in files.items()}
-    places = read_json(folder / "attention" / "meta.json")["captures"]
-    for moment, of_layers in found.items():
-        for layer, values in of_layers.items():
+    with_maps = with_maps and bool(found) and all(file.is_file() for file in files.values())
+    maps = {moment: read_tensors(file) for moment, file in files.items()} if with_maps else {}
+    places = read_json(folder / "attention" / "meta.json")["captures"] if with_maps else {}
+    for moment in maps:
+        for layer, values in found[moment].items():
             place = places[moment]["layers"][layer]
             if "far_mass" not in values and place["grid"]:
                 values["far_mass"] = far_mass(maps[moment][layer], place["grid"], place["prefix_tokens"]).tolist()
@@ -138,10 +137,7 @@ def _with_newer(
                 if first.shape == last.shape:
                     left = structure_left(first, last, place["prefix_tokens"], is_causal(first) and is_causal(last))
                     values["structure_left"] = torch.nan_to_num(left).tolist()
-    return {moment: _common(of_layers) for moment, of_layers in found.items()}
-
-
-def _common(of_layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Keep the statistics that every layer has."""
-    names = [n for n in next(iter(of_layers.values())) if all(n in values for values in of_layers.values())]
-    return {layer: {name: values[name] for name in names} for layer, values in of_layers.items()}
+    for moment, of_layers in found.items():  # those that every layer has
+        names = [n for n in next(iter(of_layers.values())) if all(n in values for values in of_layers.values())]
+        found[moment] = {layer: {name: values[name] for name in names} for layer, values in of_layers.items()}
+    return found

@@ -15,12 +15,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from comparison.report import findings, panels, theme
+from comparison.report import findings, panels
 from comparison.report.data import ReportData, read_report_data
 from comparison.report.registry import FOLDER, PANELS, Html, Panel, Shown, pieces, render
 from comparison.report.summary import summary
-from comparison.report.theme import Drawing
-from comparison.results.effects import FAMILIES, ArmResult, Effect, Effects
+from comparison.report.theme import BASELINE, COLORS, Drawing
+from comparison.results.effects import FAMILIES, ArmResult, Effect
 from comparison.results.folder import MANIFEST
 from comparison.results.paired import Interval
 from comparison.results.records import to_csv
@@ -191,7 +191,9 @@ def _panel_html(shown: Sequence[Shown], data: ReportData) -> Markup:
 
 
 def _variables(named: Mapping[str, str], dark: bool) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in named.items()) + " " + theme.variables(dark)
+    """Return the CSS declarations of a page's colours."""
+    arms = {f"arm-{number}": pair[dark] for number, pair in enumerate([BASELINE, *COLORS])}
+    return " ".join(f"--{name}: {value};" for name, value in {**named, **arms}.items())
 
 
 # Numbers --------------------------------------------------------------------------------------------------------------
@@ -199,6 +201,10 @@ def _variables(named: Mapping[str, str], dark: bool) -> str:
 
 def record(data: ReportData) -> dict[str, Any]:
     """Return everything that is in the tables, as plain lists, dicts, strings and numbers."""
+    successes = [  # the metric and the baseline stand in the effects
+        {"point": dict(each.point), "threshold": each.threshold, "arms": list(map(dataclasses.asdict, each.arms))}
+        for each in data.successes
+    ]
     return {
         "comparison": data.manifest,
         "controls": data.controls,
@@ -210,7 +216,7 @@ def record(data: ReportData) -> dict[str, Any]:
             }
             for found in data.effects
         ],
-        **({"successes": [_counts(found) for found in data.successes]} if data.successes else {}),
+        **({"successes": successes} if data.successes else {}),
         "runs": [
             {
                 **{"arm": run.arm, "seed": run.seed, "point": dict(run.point), "learning_rate": run.learning_rate},
@@ -225,12 +231,6 @@ def record(data: ReportData) -> dict[str, Any]:
             for arm, seed, place, rate in data.missing
         ],
     }
-
-
-def _counts(found: Effects) -> dict[str, Any]:
-    """Return the counts at one place of the grid; the metric and the baseline stand in its effects."""
-    arms = [dataclasses.asdict(arm) for arm in found.arms]
-    return {"point": dict(found.point), "threshold": found.threshold, "arms": arms}
 
 
 def _arm(arm: ArmResult) -> dict[str, Any]:

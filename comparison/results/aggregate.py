@@ -93,15 +93,10 @@ def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate
 
 
 def interactions(places: Sequence[Mapping[str, Mapping[int, float]]], baseline: str) -> dict[str, float]:
-    """Return for every arm how likely its difference to the baseline varies as much between two places by chance.
+    """Return arm → how likely its difference to the baseline varies as much between two places by chance.
 
-    Args:
-        places: of each, arm → final value by seed.
-        baseline: the arm that differences refer to.
-
-    Returns:
-        Arm → the least p of its pairs of places by Student's t-test of differences of differences, paired by seed,
-        adjusted for all arms and pairs by Holm's method.
+    It is the least p of all pairs of places by Student's t-test of differences of differences, paired by seed, adjusted
+    for all arms and pairs by Holm's method. ``places`` has arm → final value by seed of each.
     """
     found = {}
     for arm in {name: None for place in places for name in place if name != baseline and baseline in place}:
@@ -116,11 +111,7 @@ def interactions(places: Sequence[Mapping[str, Mapping[int, float]]], baseline: 
 def ranges_of(means: np.ndarray) -> np.ndarray:
     """Return how far arms and places lie apart, two ranges of means, and the largest deviation of a cell from both.
 
-    Args:
-        means: (…, arms, places).
-
-    Returns:
-        (…, 3), none of them negative; noise in the means alone makes each larger than zero.
+    (…, arms, places) → (…, 3), none of them negative; noise in the means alone makes each larger than zero.
     """
     of_arms, of_places = means.mean(-1, keepdims=True), means.mean(-2, keepdims=True)
     off = means - of_arms - of_places + means.mean((-2, -1), keepdims=True)
@@ -128,14 +119,7 @@ def ranges_of(means: np.ndarray) -> np.ndarray:
 
 
 def interquartile_mean(scores: Scores) -> np.ndarray:
-    """Return the mean of the middle half of all runs: as robust as a median, and steadier.
-
-    Args:
-        scores: (…, seeds) per place.
-
-    Returns:
-        (…).
-    """
+    """Return the mean of the middle half of all runs, as robust as a median, and steadier: (…, seeds) per place → (…)."""
     from scipy import stats
 
     return np.asarray(stats.trim_mean(np.concatenate(scores, axis=-1), 0.25, axis=-1))
@@ -144,14 +128,8 @@ def interquartile_mean(scores: Scores) -> np.ndarray:
 def improvement_of(pairs: Sequence[np.ndarray], sign: float = 1.0) -> np.ndarray:
     """Return the probability that a run is better than one of another arm at the same place, a tie counting one half.
 
-    It is Mann and Whitney's U over the product of the numbers of runs, averaged over places.
-
-    Args:
-        pairs: (…, seeds, 2) per place, the other arm last.
-        sign: −1 where less is better.
-
-    Returns:
-        (…).
+    It is Mann and Whitney's U over the product of the numbers of runs, averaged over places: (…, seeds, 2) per place,
+    the other arm last → (…). ``sign`` is −1 where less is better.
     """
     each = []
     for place in pairs:
@@ -161,15 +139,9 @@ def improvement_of(pairs: Sequence[np.ndarray], sign: float = 1.0) -> np.ndarray
 
 
 def profile_of(scores: Scores, thresholds: np.ndarray, sign: float = 1.0) -> np.ndarray:
-    """Return the share of runs that are as good as each threshold, averaged over places.
+    """Return the share of runs as good as each of T thresholds, averaged over places: (…, seeds) per place → (…, T).
 
-    Args:
-        scores: (…, seeds) per place.
-        thresholds: (T,).
-        sign: −1 where less is better.
-
-    Returns:
-        (…, T).
+    ``sign`` is −1 where less is better.
     """
     reached = [(sign * place[..., None] >= sign * thresholds).mean(-2) for place in scores]
     return np.mean(reached, axis=0)

@@ -60,13 +60,7 @@ def smallest_effect(deviation: float, pairs: int, power: float = POWER, level: f
     """Return the true mean at which a paired t test of so many pairs rejects zero with probability ``power``.
 
     With a true mean of μ, ``t`` is noncentral with ``pairs − 1`` degrees of freedom and noncentrality ``μ √pairs / σ``
-    (Cohen, Statistical Power Analysis, 1988, §2). The deviation is taken for σ.
-
-    Args:
-        deviation: standard deviation of paired differences.
-        pairs: at least 2.
-        power: probability of an interval that excludes zero on the right side.
-        level: of the interval.
+    (Cohen, Statistical Power Analysis, 1988, §2). The standard deviation of paired differences is taken for σ.
     """
     return _noncentrality(pairs, power, level) * deviation / math.sqrt(pairs)
 
@@ -133,7 +127,7 @@ def power_table(found: Effects) -> Table | None:
             Cell(str(one.pairs)),
             Cell(_between([one.deviation])),
             Cell(_between([one.visible]), note=_between(one.between)),
-            *(Cell(_price(seeds)) for seeds in one.seeds.values()),
+            *(Cell(_prices([seeds])) for seeds in one.seeds.values()),
         ]
         for arm, reference, one in known
     ]
@@ -162,14 +156,10 @@ def power_sentence(found: Effects) -> str:
     )
 
 
-def _price(seeds: int | None) -> str:
-    return "more than 10,000" if seeds is None else f"{seeds:,}"
-
-
 def _prices(seeds: Sequence[int | None]) -> str:
     """Return one number of seeds, or the smallest and the largest; more than 10,000 is not told apart."""
     ordered = sorted(seeds, key=lambda each: math.inf if each is None else each)
-    low, high = _price(ordered[0]), _price(ordered[-1])
+    low, high = ("more than 10,000" if each is None else f"{each:,}" for each in (ordered[0], ordered[-1]))
     return low if low == high else f"{low} to {high}"
 
 

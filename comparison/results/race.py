@@ -118,7 +118,7 @@ def race(
     most: int = MOST,
     tell: Tell = lambda *_: None,
 ) -> Asking:
-    """Race candidates; see the module.
+    """Race candidates; see the module. Yield the runs that are wanted next, and return the race at its end.
 
     Args:
         candidates: that may replace the reference; the budget, where it is short, leaves out the last of them.
@@ -130,12 +130,6 @@ def race(
         rungs: its stages; the share and the seeds grow.
         most: seeds of the last stage, where several arms stay close.
         tell: is called before candidates enter, with the race, its stages, and how many arms the budget pays for.
-
-    Yields:
-        The runs that are wanted next.
-
-    Returns:
-        The race at its end, its arms in order.
     """
     others = [arm for arm in candidates if arm != reference]
     state = Race(reference, 1 if mode == "max" else -1, [reference], budget, evidence, others)

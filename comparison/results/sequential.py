@@ -42,27 +42,16 @@ ANCHOR, STEEPER = 4 * COUNTED, 1.15  # beyond: the independent looks at ANCHOR t
 def looking_interval(values: Sequence[float], horizon: int, level: float = 0.95) -> Interval:
     """Return the interval that holds at every look at once: all of them, from the 5th value on, cover the truth.
 
-    Args:
-        values: in the order in which they came.
-        horizon: the number of values for which it is narrowest, fixed before the first look. Looks beyond it are
-            valid too: a tenth of the errors is kept for them.
-        level: of all looks together.
-
-    Returns:
-        Without ends below 5 values.
+    It is narrowest at ``horizon`` values, which is fixed before the first look. Looks beyond it are valid too: a tenth
+    of the errors is kept for them. ``level`` is that of all looks together; below 5 values there are no ends.
     """
     return _widened(values, critical_value(len(values), horizon, level) if len(values) >= FEWEST else math.inf)
 
 
 def narrow_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Return the interval for a rule that stops once it is narrow, whatever it covers.
+    """Return the interval for a rule that stops once it is narrow, whatever it covers; without ends below 8 values.
 
-    Args:
-        values: all of them.
-        level: of the interval at which the rule stops, whatever width it waits for.
-
-    Returns:
-        Without ends below 8 values.
+    ``level`` is that of the interval at which the rule stops, whatever width it waits for.
     """
     return _widened(values, narrow_value(len(values), level) if len(values) >= FEWEST_NARROW else math.inf)
 

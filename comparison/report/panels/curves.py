@@ -123,7 +123,6 @@ def _together(
     axis.set_xlabel(AXES[axis_name])
     axis.set_title(metric.label)
     _limit(axis, drawn)
-    figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
     label_ends(axis, {arm: found.end for arm, found in drawn.items()}, styles, {a: d.name(a) for a, d in drawn.items()})
     return figure
 
