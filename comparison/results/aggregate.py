@@ -119,7 +119,7 @@ def ranges_of(means: np.ndarray) -> np.ndarray:
 
 
 def interquartile_mean(scores: Scores) -> np.ndarray:
-    """Return the mean of the middle half of all runs, as robust as a median, and steadier: (…, seeds) per place → (…)."""
+    """Return the mean of the middle half of all runs, robust and steadier than a median: (…, seeds) per place → (…)."""
     from scipy import stats
 
     return np.asarray(stats.trim_mean(np.concatenate(scores, axis=-1), 0.25, axis=-1))

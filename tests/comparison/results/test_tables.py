@@ -2,8 +2,8 @@ import math
 import shutil
 
 import numpy as np
-import pandas as pd
 import pytest
+from compared import found
 
 from comparison.results.effects import effects
 from comparison.results.folder import read_manifest
@@ -43,15 +43,11 @@ def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
 
 def test_intervals_of_the_table_cover_a_known_effect_at_the_stated_rate():
     rng, seeds, trials, truth = np.random.default_rng(0), 5, 400, 5.0
-    manifest = {"arms": {"default": {}, "sincos": {}}, "baseline": "default", "metric": "test/accuracy", "mode": "max"}
-    manifest |= {"grid": {}, "learning_rates": []}
     covered = []
     for _ in range(trials):
         base = 0.6 + 0.1 * rng.standard_normal(seeds)  # what a seed's runs share, five times the noise of its own
         values = {"default": base, "sincos": base + truth / 100 + 0.02 * rng.standard_normal(seeds)}
-        rows = [(arm, seed, True, math.nan, of_arm[seed]) for arm, of_arm in values.items() for seed in range(seeds)]
-        results = pd.DataFrame(rows, columns=["arm", "seed", "chosen", "learning_rate", "test/accuracy"])
-        interval = effects(results, manifest)[0].arms[1].baseline.interval
+        interval = found(values)[0].arms[1].baseline.interval
         covered.append(interval.low <= truth <= interval.high)
     # Three standard errors; with the normal quantile 1.96 in place of Student's 2.78 it would be 88 %.
     assert np.mean(covered) == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / trials))

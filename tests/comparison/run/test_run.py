@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from compared import assert_same
 from lightning.pytorch import Callback
 
 from comparison.run.arms import parse_arms
@@ -81,28 +82,6 @@ def named(monkeypatch):
     """Let the command line find this file's callback by its name."""
     monkeypatch.setitem(sys.modules, "test_run", sys.modules[__name__])
     Stop.at = None
-
-
-def weights(run):
-    return torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-
-
-def lasting(run):
-    """What a run leaves, without the times and folders in it."""
-    result = {key: value for key, value in run.latest().result.items() if "seconds" not in key}
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
-    files = {path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file()}
-    maps = {name: (run.folder / name).read_bytes() for name in sorted(files) if name.endswith(".safetensors")}
-    statistics = json.loads((run.folder / "attention" / "statistics.json").read_text())
-    return result, rows, files, maps, statistics
-
-
-def assert_same(one, other):
-    for left, right in zip(lasting(one), lasting(other), strict=True):
-        assert left == right
-    left, right = weights(one), weights(other)
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_a_run_leaves_its_result_and_is_the_fit_that_its_settings_say(a_run, folder):

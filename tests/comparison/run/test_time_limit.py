@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from compared import assert_same
 from lightning.pytorch import Callback
 
 from comparison.command import comparing
@@ -19,7 +20,6 @@ from comparison.run.arms import parse_arms
 from comparison.run.comparison import Comparison
 from comparison.run.launch import LocalLauncher, launch
 from comparison.run.run import execute, last_checkpoint, train
-from comparison.run.run_log import read_rows
 from comparison.run.time_limit import TimeLimit, command_began, now
 from lightning_modules.cli import main
 from structured_init.arguments import parse_duration
@@ -117,23 +117,6 @@ def go_on(run):
     """Train as the same command does later; give the step of the checkpoint."""
     train(run, FAR)
     return torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
-
-
-def lasting(run):
-    """What a run leaves, without the times and folders in it."""
-    result = {key: value for key, value in run.latest().result.items() if "seconds" not in key}
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
-    files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file())
-    maps = {name: (run.folder / name).read_bytes() for name in files if name.endswith(".safetensors")}
-    return {"result": result, "rows": rows, "files": files, "maps": maps}
-
-
-def assert_same(one, other):
-    for name, left in lasting(one).items():
-        assert left == lasting(other)[name], name
-    states = [torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True) for run in (one, other)]
-    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
-        torch.testing.assert_close(states[1][part], states[0][part], rtol=0, atol=0)
 
 
 INSIDE = ["--trainer.val_check_interval=2"]

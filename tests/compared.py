@@ -1,0 +1,53 @@
+"""What tests of comparisons share: effects of values made up by numbers, and what a run leaves on the disk."""
+
+import json
+import math
+
+import pandas as pd
+import torch
+
+from comparison.results.effects import effects
+from comparison.run.run_log import read_rows
+
+PLACES = ("0.1", "0.5")
+
+
+def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged=(), scrambled=None, **changes):
+    """The effects at every place of a grid, of arm → final values by seed; the first arm is the baseline.
+
+    Where arms have a list of values for each of ``PLACES``, these are a grid. What is no number, and the runs (arm,
+    seed) of ``diverged``, have diverged.
+    """
+    manifest = {"arms": dict.fromkeys(values), "baseline": next(iter(values)), "metric": metric, "mode": mode}
+    manifest |= {"grid": {}, "learning_rates": [], **changes}
+    unit, of_places = 100 if percent else 1, {arm: {None: of_arm} for arm, of_arm in values.items()}
+    if isinstance(next(iter(values.values()))[0], list):
+        manifest["grid"] = {"k": list(PLACES)}
+        of_places = {arm: dict(zip(PLACES, of_arm, strict=True)) for arm, of_arm in values.items()}
+    rows = [
+        {"arm": arm, "seed": seed, "k": place, "chosen": True, "learning_rate": math.nan, metric: value / unit}
+        | {"diverged": math.isnan(value) or (arm, seed) in diverged}
+        for arm, places in of_places.items()
+        for place, of_place in places.items()
+        for seed, value in enumerate(of_place)
+    ]
+    return effects(pd.DataFrame(rows), manifest, scrambled=scrambled)
+
+
+def lasting(run):
+    """What a run leaves, without the times and folders in it."""
+    result = {key: value for key, value in run.latest().result.items() if "seconds" not in key}
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
+    files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file())
+    maps = {name: (run.folder / name).read_bytes() for name in files if name.endswith(".safetensors")}
+    statistics = json.loads((run.folder / "attention" / "statistics.json").read_text())
+    return {"result": result, "rows": rows, "files": files, "maps": maps, "statistics": statistics}
+
+
+def assert_same(one, other):
+    """Both runs have left the same, bit for bit."""
+    for name, left in lasting(one).items():
+        assert left == lasting(other)[name], name
+    states = [torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True) for run in (one, other)]
+    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+        torch.testing.assert_close(states[1][part], states[0][part], rtol=0, atol=0)
