@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).with_name("templates")
+TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,7 @@ def table_of(frame: pd.DataFrame) -> Table:
 
 def render(template: str, /, **values: Any) -> Markup:
     """Return a template of the folder ``templates``, filled in; text is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return Markup(environment.get_template(template).render(**values))
+    return Markup(TEMPLATES.get_template(template).render(**values))
 
 
 def script_json(content: Any) -> Markup:

@@ -97,7 +97,11 @@ def _at_its_place(data: ReportData) -> list[str]:
         return [_at(data, [equal])]
     sign = -1.0 if found.metric.mode == "min" else 1.0
     best = max(pairs, key=lambda pair: (pair[1].is_gain is True, not pair[1].unjudged, sign * pair[1].interval.mean))
-    over, which, sure = _over_controls(found, best[0]), _which(found, pairs, best), _sure(found, pairs, best)
+    over, which, effect = _over_controls(found, best[0]), _which(found, pairs, best), best[1]
+    among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
+    test = "no test" if effect.adjusted is None else f"adjusted {p_text(effect.adjusted)}{among}"
+    runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
+    sure = f"{runs} ({test}).{diverged_sentence(found)}"
     first = [over, f"{which} {sure}"] if over else [which, sure]
     return [_at(data, first[:1]), *first[1:], *explanation(data, found, best[0])]
 
@@ -164,15 +168,6 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
         return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}.{worse}"
     best = f"the largest difference is {arm.name}’s, {difference}{why}"
     return f"No arm is shown to improve on {found.baseline} in {words}; {best}.{worse}"
-
-
-def _sure(found: Effects, pairs: list[Pair], best: Pair) -> str:
-    _, effect = best
-    seeds = count(effect.interval.samples, "pair")
-    among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
-    sure = f"adjusted {p_text(effect.adjusted)}{among}" if effect.adjusted is not None else "no test"
-    stands = f"{'That' if effect.is_gain else 'This'} is based on {seeds} of runs ({sure})"
-    return f"{stands}.{diverged_sentence(found)}"
 
 
 def _over_controls(found: Effects, arm: ArmResult) -> str:

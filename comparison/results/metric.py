@@ -114,13 +114,13 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """The unit of a difference."""
+        """The unit of a difference, ``"points"``; empty without one."""
         return "points" if self.factor == 100 else ""
 
     @property
     def points(self) -> str:
-        """The unit of a difference, with a space before it; empty without one."""
-        return " points" if self.factor == 100 else ""
+        """The same with a space before it."""
+        return f" {self.unit}" if self.unit else ""
 
     @property
     def percent(self) -> str:

@@ -273,7 +273,11 @@ def steps(data: ReportData) -> list[Piece]:
         if found.target is None:
             continue
         if found.at_once:
-            shown += [*heading(data.place_text(found.point)), note(_no_steps(found))]
+            none = (
+                f"Every run is at the target, {target_text(found, decimals(found))}, the mean of {found.baseline}’s "
+                "final validation values, at its first evaluation. So the steps to it say nothing and are left out."
+            )
+            shown += [*heading(data.place_text(found.point)), note(none)]
             continue
         seeds = sorted({seed for arm in found.arms if arm.reach for seed in arm.reach.steps})
         rows = [
@@ -284,13 +288,6 @@ def steps(data: ReportData) -> list[Piece]:
         columns = ["arm", *(f"seed {seed}" for seed in seeds)]
         shown += [*heading(data.place_text(found.point)), table(data, Table(columns, rows)), note(_steps_how(found))]
     return shown
-
-
-def _no_steps(found: Effects) -> str:
-    return (
-        f"Every run is at the target, {target_text(found, decimals(found))}, the mean of {found.baseline}’s final "
-        "validation values, at its first evaluation. So the steps to it say nothing and are left out."
-    )
 
 
 def _steps_how(found: Effects) -> str:
@@ -305,8 +302,7 @@ def _steps_how(found: Effects) -> str:
         "speed-up above is the baseline’s steps divided by the arm’s, paired within a seed, as a geometric mean with a "
         "t interval of the logarithms. Its target is a different one: the worst final value of both arms, which all of "
         "their runs reach. With a target that only some runs reach, luck looks like speed. Two seeds give no interval. "
-        "The range beside "
-        "the steps goes from the fewest to the most over the seeds; it is not a confidence interval."
+        "The range beside the steps goes from the fewest to the most over the seeds; it is not a confidence interval."
     )
 
 
