@@ -13,7 +13,7 @@ PLACES = ("0.1", "0.5")
 
 
 def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged=(), scrambled=None, **changes):
-    """The effects at every place of a grid, of arm → final values by seed; the first arm is the baseline.
+    """The effects at every place of a grid, of arm → final values, a list or by seed; the first arm is the baseline.
 
     Where arms have a list of values for each of ``PLACES``, these are a grid. What is no number, and the runs (arm,
     seed) of ``diverged``, have diverged.
@@ -21,7 +21,8 @@ def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged
     manifest = {"arms": dict.fromkeys(values), "baseline": next(iter(values)), "metric": metric, "mode": mode}
     manifest |= {"grid": {}, "learning_rates": [], **changes}
     unit, of_places = 100 if percent else 1, {arm: {None: of_arm} for arm, of_arm in values.items()}
-    if isinstance(next(iter(values.values()))[0], list):
+    first = next(iter(values.values()))
+    if isinstance(first, list) and isinstance(first[0], list):
         manifest["grid"] = {"k": list(PLACES)}
         of_places = {arm: dict(zip(PLACES, of_arm, strict=True)) for arm, of_arm in values.items()}
     rows = [
@@ -29,9 +30,29 @@ def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged
         | {"diverged": math.isnan(value) or (arm, seed) in diverged}
         for arm, places in of_places.items()
         for place, of_place in places.items()
-        for seed, value in enumerate(of_place)
+        for seed, value in (of_place.items() if isinstance(of_place, dict) else enumerate(of_place))
     ]
     return effects(pd.DataFrame(rows), manifest, scrambled=scrambled)
+
+
+class Places:
+    """A launcher of two places, in which a run takes a second of a clock that only it turns; some never end."""
+
+    places = 2
+
+    def __init__(self, endless=()):
+        self.now, self.running, self.most, self.endless = 0.0, [], 0, endless
+
+    def free(self):
+        return len(self.running) < self.places
+
+    def start(self, run):
+        self.running.append(run)
+        self.most = max(self.most, len(self.running))
+
+    def wait(self, seconds):
+        self.now += 1.0
+        return [(self.running.pop(0), None)] if self.running[0] not in self.endless else []
 
 
 def lasting(run):

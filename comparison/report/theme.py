@@ -42,7 +42,8 @@ COLORS = (
 )
 DASHES: tuple[str | tuple, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))
 FONT = 8.0
-LABEL = 0.135  # inches that the name of an arm takes beside the lines
+LINE = 9.5  # points between the names of arms beside the lines, at least
+LABEL = 0.135  # inches that the name of an arm takes there
 DPI = 200  # of what is written: text is a few percent wider or narrower at another
 LONGEST = 100  # bytes of a name: file systems allow 255, of which a temporary file and its suffix take some
 
@@ -159,7 +160,6 @@ def label_ends(
     ends: Mapping[str, float],
     styles: Mapping[str, Style],
     texts: Mapping[str, str] | None = None,
-    points: float = 9.5,
     threads: bool = True,
 ) -> None:
     """Write each arm's name at the right end of its line, moved apart where they would touch, with a thread to the end.
@@ -173,7 +173,7 @@ def label_ends(
     tall = axis.figure.get_size_inches()[1] * 72 * axis.get_position().height
     # What has no end stands lowest, and what ends outside of the axis at its edge.
     wanted = [min(max((end - low) / (high - low), 0.0), 1.0) if math.isfinite(end) else 0.0 for end in ends.values()]
-    places = spread(wanted, points / tall)
+    places = spread(wanted, LINE / tall)
     over = max([0.0, *(place - 1 for place in places)])
     for arm, end, place in zip(ends, wanted, places, strict=True):
         color = styles[arm].paper

@@ -56,7 +56,7 @@ class Aggregate:
     interacting: dict[str, float]
 
 
-def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate | None:
+def aggregate(found: Sequence[Effects]) -> Aggregate | None:
     """Return what all places of a grid say together; None with fewer than two at which all arms have a run."""
     names = [arm.name for arm in max(found, key=lambda each: len(each.arms)).arms] if found else []
     places = [{arm.name: arm.by_seed for arm in each.arms if arm.by_seed} for each in found]
@@ -74,7 +74,7 @@ def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate
     thresholds = np.linspace(every.min(), every.max(), PLACES)
     sign = -1.0 if metric.mode == "min" else 1.0
     rng = np.random.default_rng(0)
-    drawn = [rng.integers(len(of), size=(resamples, len(of))) for of in seeds]
+    drawn = [rng.integers(len(of), size=(RESAMPLES, len(of))) for of in seeds]
     arms = []
     for name in names:
         profile, low, high = _resampled(scores[name], drawn, lambda each: profile_of(each, thresholds, sign))

@@ -11,7 +11,7 @@ from statistics import median
 
 from comparison.results.effects import Effects
 from comparison.results.metric import Metric
-from comparison.results.paired import ROUNDING, deviation
+from comparison.results.paired import FAMILY_LEVEL, ROUNDING, deviation
 from comparison.results.tables import Cell, Table, number, significant
 
 POWER = 0.8
@@ -35,7 +35,7 @@ class Power:
     seeds: dict[float, int | None]
 
 
-def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1, level: float = 0.95) -> Power | None:
+def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1) -> Power | None:
     """Return what paired differences can show; None below two, and where all are equal.
 
     Holm's method judges the largest of a family at the level of Bonferroni and all others at a wider one, so the power
@@ -49,29 +49,29 @@ def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1
     spread = deviation(values)
     if not spread > ROUNDING * abs(math.fsum(values) / n):
         return None
-    prices = {width: pairs_for(spread, width, level) for width in sorted(half_widths, reverse=True)}
-    visible = smallest_effect(spread, n, level=1 - (1 - level) / family)
+    prices = {width: pairs_for(spread, width) for width in sorted(half_widths, reverse=True)}
+    visible = smallest_effect(spread, n, level=1 - FAMILY_LEVEL / family)
     # (n − 1) s²/σ² has a chi-squared distribution, and what is visible grows with σ.
-    low, high = (math.sqrt((n - 1) / stats.chi2.ppf(0.5 + sign * level / 2, n - 1)) for sign in (1, -1))
+    low, high = (math.sqrt((n - 1) / stats.chi2.ppf(0.5 + sign * (1 - FAMILY_LEVEL) / 2, n - 1)) for sign in (1, -1))
     return Power(n, spread, family, visible, (low * visible, high * visible), prices)
 
 
-def smallest_effect(deviation: float, pairs: int, power: float = POWER, level: float = 0.95) -> float:
-    """Return the true mean at which a paired t test of so many pairs rejects zero with probability ``power``.
+def smallest_effect(deviation: float, pairs: int, level: float = 0.95) -> float:
+    """Return the true mean at which a paired t test of so many pairs rejects zero with a probability of 80 %.
 
     With a true mean of μ, ``t`` is noncentral with ``pairs − 1`` degrees of freedom and noncentrality ``μ √pairs / σ``
     (Cohen, Statistical Power Analysis, 1988, §2). The standard deviation of paired differences is taken for σ.
     """
-    return _noncentrality(pairs, power, level) * deviation / math.sqrt(pairs)
+    return _noncentrality(pairs, level) * deviation / math.sqrt(pairs)
 
 
 @cache
-def _noncentrality(pairs: int, power: float, level: float) -> float:
+def _noncentrality(pairs: int, level: float) -> float:
     """Return the noncentrality at which t rejects with a probability: the same for all differences of a page."""
     from scipy import optimize, stats
 
     critical = float(stats.t.isf((1 - level) / 2, pairs - 1))
-    short = lambda shift: float(stats.nct.sf(critical, pairs - 1, shift)) - power  # noqa: E731
+    short = lambda shift: float(stats.nct.sf(critical, pairs - 1, shift)) - POWER  # noqa: E731
     return float(optimize.brentq(short, 0.0, 10 * critical))
 
 

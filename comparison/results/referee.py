@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 Answer = Literal["keep", "discard", "more"]
 STATUS: dict[Answer, int] = {"keep": 0, "discard": 1, "more": 75}
 LEVEL, MOST_SEEDS = 0.95, 40
+MOST_SINGLE = 4  # arms of one run each, beyond which they may be seeds of others
 LATER = 0.1  # the share of all errors that is kept for proposals beyond those that were announced
 
 
@@ -177,15 +178,15 @@ def judge(
     return Judgement(opinions, after)
 
 
-def level_of(place: int, proposals: int, level: float = LEVEL) -> float:
+def level_of(place: int, proposals: int) -> float:
     """Return the probability of an error that the proposal at a place may have, counted from 0.
 
-    All of them together, however many come, have at most ``1 − level``.
+    All of them together, however many come, have at most 5 %.
     """
     if place < proposals:
-        return (1 - LATER) * (1 - level) / proposals
+        return (1 - LATER) * (1 - LEVEL) / proposals
     block = math.ceil(math.log2((place + 1) / proposals) - 1e-12)
-    return LATER * 0.5**block * (1 - level) / (proposals * 2 ** (block - 1))
+    return LATER * 0.5**block * (1 - LEVEL) / (proposals * 2 ** (block - 1))
 
 
 def _opinion(
@@ -283,10 +284,10 @@ def _values(results: pd.DataFrame, arm: str, seed: str, metric: str) -> dict[str
     return values
 
 
-def refuse_single_runs(counts: Mapping[str, int], most: int = 4) -> None:
+def refuse_single_runs(counts: Mapping[str, int]) -> None:
     """Refuse runs of which more than a few arms have one each: those are seeds of other arms, perhaps."""
     single = [name for name, runs in counts.items() if runs == 1]
-    if len(single) > max(most, 0.75 * len(counts)):
+    if len(single) > max(MOST_SINGLE, 0.75 * len(counts)):
         raise StructuredInitError(
             f"{len(single)} of {len(counts)} arms have a single run ('{single[0]}', '{single[1]}', …): are they seeds "
             "of the same arm? Name the columns, --arm COLUMN --seed COLUMN, or how runs are named, --runs PATTERN"

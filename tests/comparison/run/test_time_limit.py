@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from compared import assert_same
+from compared import Places, assert_same
 from lightning.pytorch import Callback
 
 from comparison.command import comparing
@@ -225,37 +225,24 @@ def test_the_time_to_import_the_command_counts(monkeypatch):
     assert abs(command_began() - time.time()) < 1
 
 
-class Places:
-    """A launcher in which a run takes a second of a clock that only it turns."""
-
-    places = 2
-
-    def __init__(self, monkeypatch, endless=()):
-        self.now, self.running, self.endless = 0.0, [], endless
-        monkeypatch.setattr("comparison.run.launch.now", lambda: self.now)
-
-    def free(self):
-        return len(self.running) < self.places
-
-    def start(self, run):
-        self.running.append(run)
-
-    def wait(self, seconds):
-        self.now += 1.0
-        return [(self.running.pop(0), None)] if self.running[0] not in self.endless else []
+def places_of(monkeypatch, endless=()):
+    """Two places whose clock is the one by which runs are launched."""
+    places = Places(endless)
+    monkeypatch.setattr("comparison.run.launch.now", lambda: places.now)
+    return places
 
 
 def test_no_run_starts_after_the_deadline(a_run, monkeypatch):
     runs, started, ended = [a_run(str(number)) for number in range(5)], [], []
     limit = TimeLimit(0.0, 2.0)  # the deadline is at 1.8 s
-    launch(runs, Places(monkeypatch), started.append, lambda *run: ended.extend(run), limit)
+    launch(runs, places_of(monkeypatch), started.append, lambda *run: ended.extend(run), limit)
     assert started == runs[:3]
     assert [run for run in ended if run] == runs[:2]  # the third has not stopped in time: close ends it
 
 
 def test_what_does_not_stop_is_not_waited_for(a_run, monkeypatch):
-    runs, places = [a_run("endless")], Places(monkeypatch)
-    places.endless = runs
+    runs = [a_run("endless")]
+    places = places_of(monkeypatch, runs)
     launch(runs, places, lambda run: None, lambda *_: None, TimeLimit(0.0, 60.0))
     assert 58 <= places.now <= 59
 
