@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOMENTS = ("before", "after")  # training, at which runs are looked at
+Place = tuple[str, str]  # an arm and a moment
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from comparison.report.data import MOMENTS, ReportData
+from comparison.report.data import MOMENTS, Place, ReportData
 from comparison.report.registry import Html, render, script_json
 from comparison.report.theme import FAINT, Drawing, Style, figure_settings, new_figure
 
@@ -30,7 +30,7 @@ BETWEEN = 0.35  # between before and after, of a picture's side
 MOST_LAYERS = 6
 MOST_PIXELS = 144  # that the side of a picture has
 
-Arms = Mapping[str, Mapping[str, Mapping[str, Tensor]]]  # arm → moment → layer → (heads, side, side)
+Maps = Mapping[Place, Mapping[str, Tensor]]  # of an arm and a moment → layer → (heads, side, side)
 Transform = Callable[[Tensor], Tensor]  # to the ends 0 and 1 of a colour scale
 Ticks = list[tuple[float, str]]  # of a colour bar, (place in [0, 1], text)
 
@@ -42,15 +42,16 @@ class Picker:
     name: str  # of the picker on the page
     layers: list[str]  # names of the layers
     heads: list[str]  # names of what each layer has
-    # view → arm → moment → pictures [layer][head] in base64 PNG; None where there is none
-    views: dict[str, dict[str, dict[str, list[list[str | None]]]]]
-    captions: dict[str, dict[str, dict[str, list[str]]]]  # view → arm → moment → caption [head]
+    # view → arm and moment → pictures [layer][head] in base64 PNG; None where there is none
+    views: dict[str, dict[Place, list[list[str | None]]]]
+    captions: dict[str, dict[Place, list[str]]]  # view → arm and moment → caption [head]
     notes: list[str]  # what was left out
     scale: Ticks  # empty where every picture has its own
 
     def piece(self, data: ReportData, drawings: Sequence[Drawing]) -> Html:
         """Return the picker for the page, and the figures that stand for it in the Markdown and on paper."""
-        known = {"layers": self.layers, "heads": self.heads, "views": self.views, "captions": self.captions}
+        views, captions = ({view: _by_arm(of) for view, of in each.items()} for each in (self.views, self.captions))
+        known = {"layers": self.layers, "heads": self.heads, "views": views, "captions": captions}
         markup = render(
             "picker.html.j2",
             name=self.name,
@@ -61,14 +62,22 @@ class Picker:
         return Html(markup, drawings=drawings)
 
 
+def _by_arm(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
+    """Return arm → moment → value."""
+    found: dict[str, dict[str, Any]] = {}
+    for (arm, moment), value in values.items():
+        found.setdefault(arm, {})[moment] = value
+    return found
+
+
 def make_picker(
     name: str,
-    views: Mapping[str, Arms],
+    views: Mapping[str, Maps],
     layers: list[str],
     heads: list[str],
     colors: str,
-    scaling: Callable[[Arms], tuple[Transform, Ticks]],
-    captions: Mapping[str, Mapping[str, Mapping[str, list[str]]]] | None = None,
+    scaling: Callable[[Sequence[Tensor]], tuple[Transform, Ticks]],
+    captions: Mapping[str, Mapping[Place, list[str]]] | None = None,
 ) -> Picker:
     """Return pictures to choose from, of as many layers and heads as keep the page small.
 
@@ -79,7 +88,7 @@ def make_picker(
         heads: names of what each layer has.
         colors: name of the colour map.
         scaling: gives the colour scale for a view, and its ticks.
-        captions: view → arm → moment → caption [head].
+        captions: view → arm and moment → caption [head].
     """
     kept = _affordable(views, len(layers), len(heads), colors)
     notes = {
@@ -87,38 +96,39 @@ def make_picker(
         for of, every, what in zip(kept, (layers, heads), ("layers", "heads"), strict=True)
         if len(of) < len(every)
     }
-    pictures: dict[str, dict[str, dict[str, list[list[str | None]]]]] = {}
+    pictures: dict[str, dict[Place, list[list[str | None]]]] = {}
     scale: Ticks = []
     for view, every in views.items():
         if not every:
             continue
-        arms = _only(every, kept)
-        transform, ticks = scaling(arms)
+        maps = {  # a network may have fewer heads than another
+            place: [
+                values[[head for head in kept[1] if head < len(values)]]
+                for number, values in enumerate(of_layers.values())
+                if number in kept[0]
+            ]
+            for place, of_layers in every.items()
+        }
+        transform, ticks = scaling([layer for of_layers in maps.values() for layer in of_layers])
         scale = scale or ticks
         pictures[view] = {
-            arm: {
-                moment: [[_picture(head, transform, colors) for head in layer] for layer in of_layers.values()]
-                for moment, of_layers in moments.items()
-            }
-            for arm, moments in arms.items()
+            place: [[_picture(head, transform, colors) for head in layer] for layer in of_layers]
+            for place, of_layers in maps.items()
         }
-        if max(layer.shape[-1] for of in arms.values() for m in of.values() for layer in m.values()) > LARGEST_SIDE:
+        if max(layer.shape[-1] for of_layers in maps.values() for layer in of_layers) > LARGEST_SIDE:
             notes.add(f"Pictures of more than {LARGEST_SIDE} rows are averaged down to {LARGEST_SIDE}.")
     shown = {
-        view: {
-            arm: {moment: [texts[head] for head in kept[1]] for moment, texts in moments.items()}
-            for arm, moments in arms.items()
-        }
-        for view, arms in (captions or {}).items()
+        view: {place: [texts[head] for head in kept[1]] for place, texts in of_view.items()}
+        for view, of_view in (captions or {}).items()
     }
     names = [layers[i] for i in kept[0]], [heads[i] for i in kept[1]]
     return Picker(name, *names, pictures, shown, sorted(notes), scale)
 
 
-def _affordable(views: Mapping[str, Arms], layers: int, heads: int, colors: str) -> tuple[list[int], list[int]]:
+def _affordable(views: Mapping[str, Maps], layers: int, heads: int, colors: str) -> tuple[list[int], list[int]]:
     """Return the layers and heads whose pictures are within the budget, by those of the layer in the middle."""
     each = 0.0  # of one layer and head, in every view, arm and moment
-    for of_layers in (of for arms in views.values() for moments in arms.values() for of in moments.values()):
+    for of_layers in (of for maps in views.values() for of in maps.values()):
         values = list(of_layers.values())[len(of_layers) // 2]
         top = max(float(_numbers([values]).abs().max()), 1e-9)
         sizes = [len(_picture(head, lambda one: (one / top).clamp(0, 1).sqrt(), colors) or "") for head in values]  # noqa: B023
@@ -133,16 +143,16 @@ def _affordable(views: Mapping[str, Arms], layers: int, heads: int, colors: str)
     return kept[0], kept[1]
 
 
-def one_scale(arms: Arms) -> tuple[Transform, Ticks]:
+def one_scale(maps: Sequence[Tensor]) -> tuple[Transform, Ticks]:
     """Return the scale of all maps from 0, its square root, so that weak structure shows beside peaks."""
-    top = largest(arms)
+    top = largest(maps)
     ticks = [(place, f"{top * place**2:.2g}") for place in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return (lambda values: (values / top).clamp(0, 1).sqrt()), ticks
 
 
-def largest(arms: Arms) -> float:
+def largest(maps: Sequence[Tensor]) -> float:
     """Return the upper end of the colour scale: above it lies one value in a thousand of those that are numbers."""
-    joined = _numbers([layer for moments in arms.values() for layers in moments.values() for layer in layers.values()])
+    joined = _numbers(maps)
     return max(joined.kthvalue(max(1, round(0.999 * joined.numel()))).values.item(), 1e-6)
 
 
@@ -194,26 +204,11 @@ def _numbers(values: Sequence[Tensor]) -> Tensor:
     return joined if len(joined) else joined.new_zeros(1)
 
 
-def _only(arms: Arms, kept: tuple[list[int], list[int]]) -> Arms:
-    """Return the maps of the layers and heads that are kept; a network may have fewer of them."""
-    return {
-        arm: {
-            moment: {
-                name: values[[head for head in kept[1] if head < len(values)]]
-                for number, (name, values) in enumerate(of_layers.items())
-                if number in kept[0]
-            }
-            for moment, of_layers in moments.items()
-        }
-        for arm, moments in arms.items()
-    }
-
-
 # On paper -------------------------------------------------------------------------------------------------------------
 
 
 def map_grid_figure(
-    maps: Mapping[str, Mapping[str, Sequence[Tensor]]],
+    maps: Mapping[Place, Sequence[Tensor]],
     styles: Mapping[str, Style],
     names: Sequence[str],
     title: str,
@@ -222,28 +217,28 @@ def map_grid_figure(
     power: float = 1.0,
 ) -> Figure:
     """Draw one square map per arm, moment and layer: before on the left, after on the right."""
-    moments = [moment for moment in MOMENTS if any(moment in of_arm for of_arm in maps.values())]
-    count = max(len(layers) for of_arm in maps.values() for layers in of_arm.values())
+    arms = list(dict.fromkeys(arm for arm, _ in maps))
+    moments = [moment for moment in MOMENTS if any(moment == known for _, known in maps)]
+    count = max(map(len, maps.values()))
     kept = sorted({round(place) for place in np.linspace(0, count - 1, min(count, MOST_LAYERS))})
     shown = {
-        (number, block, place): _colored(of_arm[moment][layer], colors, limits(of_arm[moment]), power)
-        for number, of_arm in enumerate(maps.values())
-        for block, moment in enumerate(moments)
+        (arms.index(arm), moments.index(moment), place): _colored(layers[layer], colors, limits(layers), power)
+        for (arm, moment), layers in maps.items()
         for place, layer in enumerate(kept)
-        if layer < len(of_arm.get(moment, ()))
+        if layer < len(layers)
     }
     width = len(moments) * len(kept) + BETWEEN * (len(moments) - 1)
     side = min(0.75, 6.2 / width)
     with figure_settings():
-        left = _widest(maps) + 0.2
-        wide, tall = left + side * width + 0.1, side * len(maps) + 0.55
+        left = _widest(arms) + 0.2
+        wide, tall = left + side * width + 0.1, side * len(arms) + 0.55
         figure = new_figure(wide, tall, layout=None)
         for block, moment in enumerate(moments):
             place = {key[::2]: picture for key, picture in shown.items() if key[1] == block}
-            image, pixels, step = mosaic(place, len(maps), len(kept))
+            image, pixels, step = mosaic(place, len(arms), len(kept))
             x = left + side * block * (len(kept) + BETWEEN)
-            axis = figure.add_axes((x / wide, 0.05 / tall, side * len(kept) / wide, side * len(maps) / tall))
-            axis.imshow(image, interpolation="nearest", aspect="auto", extent=(0, len(kept), len(maps), 0))
+            axis = figure.add_axes((x / wide, 0.05 / tall, side * len(kept) / wide, side * len(arms) / tall))
+            axis.imshow(image, interpolation="nearest", aspect="auto", extent=(0, len(kept), len(arms), 0))
             axis.grid(visible=False)
             axis.spines[:].set_visible(False)
             axis.set(xticks=[], yticks=[])
@@ -253,8 +248,8 @@ def map_grid_figure(
                 at = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "annotation_clip": False}
                 axis.annotate(text, (column + middle, 0), color=FAINT, fontsize=6.5, **at)
             if block == 0:
-                axis.set_yticks([number + middle for number in range(len(maps))], list(maps))
-                for label, arm in zip(axis.get_yticklabels(), maps, strict=True):
+                axis.set_yticks([number + middle for number in range(len(arms))], arms)
+                for label, arm in zip(axis.get_yticklabels(), arms, strict=True):
                     label.set(color=styles[arm].paper, fontsize="medium")
         figure.suptitle(title, x=0.01, y=1 - 0.04 / tall, ha="left", va="top", parse_math=True)
     return figure

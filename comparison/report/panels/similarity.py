@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comparison.report.data import ReportData, read_tensors
+from comparison.report.data import Place, ReportData, read_tensors
 from comparison.report.pictures import mosaic, png
 from comparison.report.registry import Html, Piece, note, register_panel, render, script_json
 from comparison.report.theme import Drawing, Style, figure_settings, new_figure, short
@@ -31,7 +31,6 @@ TEXT = "CKA between initializations, before and after training, and of each befo
 COLORS = "viridis"
 MOST_SEEDS = 5
 Moments = dict[str, dict[str, Tensor]]  # before and after → layer → Gram matrices
-Place = tuple[str, str]  # an arm and a moment
 
 
 @register_panel("Similarity of representations", label="Similarity")
