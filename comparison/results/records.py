@@ -6,7 +6,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,19 +53,20 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     if is_published(folder):
         return _stored(Path(folder, "results.csv"), manifest)
     chosen, compared = chosen_learning_rates(folder), Metric(manifest["metric"], manifest["mode"])
-    rows = [
-        {
-            **_keys(run),
-            "chosen": is_chosen(run, chosen, manifest),
-            "diverged": run.diverged((compared.name, compared.on_validation)),
-            **{name: run.metric(name) for name in run.result["metrics"]},
-            **{name: run.result.get(name) for name in ("epochs", "steps", "seconds")},
-        }
-        for run in runs
-        if run.result is not None
-    ]
+    judged = (compared.name, compared.on_validation)
+    rows = [result_row(run, is_chosen(run, chosen, manifest), judged) for run in runs]
     columns = ["arm", "seed", *manifest["grid"], "learning_rate", "chosen", "diverged", "epochs", "steps", "seconds"]
     return _in_order(pd.DataFrame(rows or None, columns=None if rows else columns), manifest)
+
+
+def result_row(run: Run, chosen: bool, judged: Iterable[str]) -> dict[str, Any]:
+    """Return a row of the table of a complete run, which has diverged without a number in a metric that is judged."""
+    result = run.result or {}
+    return {
+        **{**_keys(run), "chosen": chosen, "diverged": run.diverged(judged)},
+        **{name: run.metric(name) for name in result["metrics"]},
+        **{name: result.get(name) for name in ("epochs", "steps", "seconds")},
+    }
 
 
 def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:

@@ -72,10 +72,8 @@ def runs(data: ReportData) -> list[Piece]:
     for run in data.runs:
         for name, value in run.environment.items():
             values.setdefault(name, {})[str(value)] = None
-    rows = [
-        [name, "; ".join(found) + (" (differs between runs)" if len(found) > 1 else "")]
-        for name, found in values.items()
-    ]
+    differs = lambda found: " (differs between runs)" if len(found) > 1 else ""  # noqa: E731
+    rows = [[name, "; ".join(found) + differs(found)] for name, found in values.items()]
     shown: list[Piece] = []
     for title, found in (("Without a result", _unfinished(data)), ("Not captured", _not_captured(data))):
         shown += [*heading(title), table(data, found)] if found else []

@@ -27,6 +27,7 @@ from comparison.results.elsewhere.runs import Logged, Runs, Values
 from comparison.results.elsewhere.tables import read_table, read_wandb
 from comparison.results.folder import Manifest, Run
 from comparison.results.metric import FLAGS, Metric, mode_of
+from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
 from structured_init.errors import StructuredInitError, nearest
 
@@ -103,16 +104,7 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
         key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
     }
     records = [_record(path, arm, seed, logged) for (arm, seed), logged in scaled.items()]
-    results = pd.DataFrame(
-        {
-            **{"arm": run.arm, "seed": run.seed, "learning_rate": math.nan, "chosen": True},
-            **{"diverged": run.diverged([chosen])},
-            **run.result["metrics"],
-            **{name: run.result[name] for name in ("epochs", "steps", "seconds")},
-        }
-        for run in records
-        if run.result is not None
-    )
+    results = pd.DataFrame(result_row(run, True, [chosen]) for run in records)
     return Elsewhere(manifest, records, results, _curves(scaled))
 
 
