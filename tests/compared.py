@@ -7,6 +7,8 @@ import pandas as pd
 import torch
 
 from comparison.results.effects import effects
+from comparison.run.arms import parse_arms
+from comparison.run.comparison import Comparison
 from comparison.run.run_log import read_rows
 
 PLACES = ("0.1", "0.5")
@@ -33,6 +35,14 @@ def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged
         for seed, value in (of_place.items() if isinstance(of_place, dict) else enumerate(of_place))
     ]
     return effects(pd.DataFrame(rows), manifest, scrambled=scrambled)
+
+
+def one_run(folder, *arguments, **changes):
+    """A run of ``sincos`` with seed 1, of the experiment in the present folder."""
+    callbacks = ["ElapsedTime", "RepresentationCallback"]
+    given = {"arguments": list(arguments), "added_callbacks": callbacks, **changes}
+    (run,) = Comparison(folder, ["tiny.yaml"], parse_arms("sincos"), [1], **given).runs(identity="i")
+    return run
 
 
 class Places:

@@ -130,8 +130,8 @@ def _affordable(views: Mapping[str, Maps], layers: int, heads: int, colors: str)
     each = 0.0  # of one layer and head, in every view, arm and moment
     for of_layers in (of for maps in views.values() for of in maps.values()):
         values = list(of_layers.values())[len(of_layers) // 2]
-        top = max(float(_numbers([values]).abs().max()), 1e-9)
-        sizes = [len(_picture(head, lambda one: (one / top).clamp(0, 1).sqrt(), colors) or "") for head in values]  # noqa: B023
+        shown = (values / max(float(_numbers([values]).abs().max()), 1e-9)).clamp(0, 1)
+        sizes = [len(_picture(head, torch.sqrt, colors) or "") for head in shown]
         each += sum(sizes) / len(sizes)
     counts = [layers, heads]
     while counts[0] * counts[1] * each > BUDGET:

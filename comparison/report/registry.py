@@ -145,8 +145,14 @@ def _shown(piece: Piece, panel: Panel, place: int) -> Shown:
 
 
 def table_of(frame: pd.DataFrame) -> Table:
-    """Return a table as it is shown: three digits of a number, nothing where there is none, its index where named."""
-    named = frame.reset_index() if any(frame.index.names) else frame
+    """Return a table as it is shown: three digits of a number, nothing where there is none, its index if it says more.
+
+    An index that has a name or holds names is shown; one that only counts rows is not.
+    """
+    import pandas as pd
+
+    says_more = any(frame.index.names) or not pd.api.types.is_numeric_dtype(frame.index)
+    named = frame.reset_index() if says_more else frame
 
     def cell(value: Any, column: str) -> Cell:
         if isinstance(value, float):

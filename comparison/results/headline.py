@@ -86,28 +86,27 @@ def headline_table(found: Effects) -> Table:
         kind: name for kind, name in to_controls.items() if any(getattr(arm, kind) for arm in found.arms)
     }
     said = verdicts(found)
-    columns: dict[str, Callable[[Any], Cell]] = {"arm": lambda arm: Cell(arm.name, arm=arm.name)}
+    columns: list[tuple[str, Callable[[Any], Cell]]] = [("arm", lambda arm: Cell(arm.name, arm=arm.name))]
     if counted:
-        columns[f"runs with {threshold_text(found)}"] = lambda arm: Cell(
-            share_text(arm.share), f"{number(100 * arm.share.low, 0)} to {number(100 * arm.share.high, 0)} %"
-        )
-        columns |= {f"against {name}": partial(_contrast_cell, found=found, to=kind) for kind, name in to.items()}
+        ends = lambda share: f"{number(100 * share.low, 0)} to {number(100 * share.high, 0)} %"  # noqa: E731
+        runs = f"runs with {threshold_text(found)}"
+        columns.append((runs, lambda arm: Cell(share_text(arm.share), ends(arm.share))))
+        columns += [(f"against {name}", partial(_contrast_cell, found=found, to=kind)) for kind, name in to.items()]
     else:
-        columns["seeds"] = lambda arm: Cell(str(arm.seeds), diverged_text(arm))
+        columns.append(("seeds", lambda arm: Cell(str(arm.seeds), diverged_text(arm))))
         if any(arm.learning_rate is not None or arm.no_rate for arm in found.arms):
-            columns["learning rate"] = _rate_cell
-        columns[f"{found.metric.label}, {found.metric.better}"] = _value_cells(found, digits)
-        columns |= {
-            f"− {name} (paired)": partial(effect_cell, found=found, digits=digits, to=kind) for kind, name in to.items()
-        }
+            columns.append(("learning rate", _rate_cell))
+        columns.append((f"{found.metric.label}, {found.metric.better}", _value_cells(found, digits)))
+        effect = partial(effect_cell, found=found, digits=digits)
+        columns += [(f"− {name} (paired)", partial(effect, to=kind)) for kind, name in to.items()]
     if said:
-        columns["gain; due to structure"] = lambda arm: _verdict_cell(*said.get(arm.name, ("", "", [])))
+        columns.append(("gain; due to structure", lambda arm: _verdict_cell(*said.get(arm.name, ("", "", [])))))
     if not counted and found.target is not None and not found.at_once:
-        columns[f"steps to {target_text(found, digits)}"] = lambda arm: _steps_cell(arm.reach)
-        columns["speed-up"] = partial(_speed_up_cell, found=found, digits=digits)
+        columns.append((f"steps to {target_text(found, digits)}", lambda arm: _steps_cell(arm.reach)))
+        columns.append(("speed-up", partial(_speed_up_cell, found=found, digits=digits)))
     if counted and any(arm.times for arm in found.arms):
-        columns["steps until half have it"] = lambda arm: _median_cell(arm.times)
-    return Table(list(columns), [[cell(arm) for cell in columns.values()] for arm in found.arms])
+        columns.append(("steps until half have it", lambda arm: _median_cell(arm.times)))
+    return Table([heading for heading, _ in columns], [[cell(arm) for _, cell in columns] for arm in found.arms])
 
 
 def target_text(found: Effects, digits: int) -> str:

@@ -64,7 +64,9 @@ def test_a_panel_gives_tables_and_escaped_text_or_nothing(comparison):
 
     @registry.register_panel("A frame")
     def frame(data):
-        return data.results.groupby("arm", sort=False)[["test/accuracy", "steps"]].mean().assign(nothing=math.nan)
+        means = data.results.groupby("arm", sort=False)[["test/accuracy", "steps"]].mean().assign(nothing=math.nan)
+        counted = means.reset_index(drop=True)[["steps"]]
+        return [means, means.rename_axis(None)[["steps"]], counted[counted["steps"] > 0]]
 
     @registry.register_panel("Nothing")
     def nothing(data):
@@ -74,6 +76,8 @@ def test_a_panel_gives_tables_and_escaped_text_or_nothing(comparison):
     html = page.read_text()
     head = "| arm | test/accuracy | steps | nothing |\n| --- | --- | --- | --- |\n"
     assert f"{head}| default | 0.810 | 40.0 |  |" in text.read_text()
+    assert "\n\n| index | steps |\n" in text.read_text()
+    assert "\n\n| steps |\n" in text.read_text()
     assert html[html.index('<section id="frame">') :].count('<i class="mark"') == 2  # each arm has its colour
     assert "<b>of one's own</b>" in html
     assert "<h2>Mine &amp; yours</h2>" in html

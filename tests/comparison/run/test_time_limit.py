@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from compared import Places, assert_same
+from compared import Places, assert_same, one_run
 from lightning.pytorch import Callback
 
 from comparison.command import comparing
@@ -74,14 +74,8 @@ def clock(monkeypatch):
 
 
 def make_run(folder, *arguments, **changes):
-    """A run of two epochs of three steps, of the experiment in the present folder."""
-    given = ["--trainer.callbacks+=test_time_limit.Clock", *SMALL, *arguments]
-    callbacks = ["ElapsedTime", "RepresentationCallback"]
-    comparison = Comparison(
-        folder, ["tiny.yaml"], parse_arms("sincos"), [1], given, added_callbacks=callbacks, **changes
-    )
-    (run,) = comparison.runs(identity="i")
-    return run
+    """A run of two epochs of three steps."""
+    return one_run(folder, "--trainer.callbacks+=test_time_limit.Clock", *SMALL, *arguments, **changes)
 
 
 @pytest.fixture
