@@ -24,6 +24,16 @@ from comparison.report.data import ReportData
 from comparison.report.registry import Html, register_panel
 from comparison.report.theme import Drawing, figure_settings, new_figure
 from comparison.report.writing import write_report
-from comparison.results.tables import Table
+from comparison.results.tables import Cell, Table
 
-__all__ = ["Drawing", "Html", "ReportData", "Table", "figure_settings", "new_figure", "register_panel", "write_report"]
+__all__ = [
+    "Cell",
+    "Drawing",
+    "Html",
+    "ReportData",
+    "Table",
+    "figure_settings",
+    "new_figure",
+    "register_panel",
+    "write_report",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOMENTS = ("before", "after")  # training, at which runs are looked at
+Place = tuple[str, str]  # an arm and a moment
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,7 @@ class ReportData:
     @property
     def missing(self) -> list[tuple[str, int, Point, float | None]]:
         """The runs that never started; of runs made elsewhere nobody knows."""
-        if self.source:
-            return []
-        return missing_runs(self.manifest, self.runs)
+        return [] if self.source else missing_runs(self.manifest, self.runs)
 
     @property
     def complete(self) -> list[Run]:
@@ -204,7 +204,8 @@ def read_report_data(
         point=next((place for place in places if place in complete), places[0]),
         seed=None,
     )
-    return replace(data, seed=_shown_seed(data))
+    counts = Counter(run.seed for run in data.complete)
+    return replace(data, seed=min(counts, key=lambda seed: (-counts[seed], seed), default=None))  # which most arms have
 
 
 def _made_here(folder: str | os.PathLike[str], metric: str | None, mode: str | None) -> Elsewhere:
@@ -237,23 +238,11 @@ def _refuse_links(folder: Path) -> None:
                 raise StructuredInitError(f"'{link}' is a link out of the folder: put what it names there")
 
 
-def _shown_seed(data: ReportData) -> int | None:
-    """Return the first of the seeds that most arms have."""
-    counts: dict[int, int] = {}
-    for run in data.complete:
-        counts[run.seed] = counts.get(run.seed, 0) + 1
-    return min(counts, key=lambda seed: (-counts[seed], seed)) if counts else None
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file by name, in the order of their names, numbers inside them taken as numbers."""
     try:
         tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise StructuredInitError(f"cannot read '{path}': {error}") from error
-    return dict(sorted(tensors.items(), key=lambda item: _natural(item[0])))  # a file keeps no order
-
-
-def _natural(name: str) -> list[tuple[int, int | str]]:
-    """Order numbers inside names as numbers: layer 10 comes after layer 9."""
-    return [(0, int(part)) if part.isdecimal() else (1, part) for part in name.split(".")]
+    natural = lambda name: [(0, int(part)) if part.isdecimal() else (1, part) for part in name.split(".")]  # noqa: E731
+    return {name: tensors[name] for name in sorted(tensors, key=natural)}  # a file keeps no order; 10 comes after 9

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from comparison.report.data import MOMENTS, read_tensors
+from comparison.report.data import MOMENTS, Place, read_tensors
 from comparison.report.theme import FAINT, Style, figure_settings, new_figure
 from comparison.results.folder import Run, read_json
 from structured_init.analysis import HEAD_SCORES, STATISTICS, far_mass, structure_left
@@ -40,7 +40,7 @@ TITLES: dict[str, str] = {
     "value_output_diagonal": "$W_v W_o$: mean diagonal",
     "value_output_off_diagonal_std": "$W_v W_o$: spread off the diagonal",
 }
-Depth = dict[str, dict[str, dict[str, np.ndarray]]]  # statistic → arm → moment → values over layers
+Depth = dict[str, dict[Place, np.ndarray]]  # statistic → of an arm and a moment → values over layers
 
 
 def attention_statistics(runs: Iterable[Run]) -> tuple[list[str], Depth]:
@@ -51,7 +51,7 @@ def attention_statistics(runs: Iterable[Run]) -> tuple[list[str], Depth]:
     layers: list[str] = []
     runs = list(runs)
     few = set(sorted({run.seed for run in runs})[:MOST_SEEDS])
-    gathered: dict[str, dict[str, dict[str, list[np.ndarray]]]] = {}
+    gathered: dict[str, dict[Place, list[np.ndarray]]] = {}
     for run in runs:
         path = run.folder / "attention" / "statistics.json"
         if not path.is_file():
@@ -63,31 +63,30 @@ def attention_statistics(runs: Iterable[Run]) -> tuple[list[str], Depth]:
             for name in next(iter(of_layers.values())):
                 of_heads = best_of_heads if name in HEAD_SCORES else mean_over_heads
                 values = np.array([of_heads(of_layers[layer][name]) for layer in layers])
-                gathered.setdefault(name, {}).setdefault(run.arm, {}).setdefault(moment, []).append(values)
+                gathered.setdefault(name, {}).setdefault((run.arm, moment), []).append(values)
     return layers, {
-        name: {arm: {m: np.mean(v, axis=0) for m, v in moments.items()} for arm, moments in arms.items()}
-        for name, arms in gathered.items()
+        name: {place: np.mean(values, axis=0) for place, values in places.items()} for name, places in gathered.items()
     }
 
 
 def depth_figure(
-    name: str, values: Mapping[str, Mapping[str, np.ndarray]], styles: Mapping[str, Style], layers: list[str]
+    name: str, values: Mapping[Place, np.ndarray], styles: Mapping[str, Style], layers: list[str]
 ) -> Figure:
     """Draw one statistic over depth: before on the left, after on the right, on one scale."""
-    moments = [moment for moment in MOMENTS if any(moment in of_arm for of_arm in values.values())]
+    moments = [moment for moment in MOMENTS if any(moment == known for _, known in values)]
     with figure_settings():
         figure = new_figure(3.5, 2.05)
         axes = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
+        for (arm, moment), over_layers in values.items():
+            line = {"color": styles[arm].paper, "linestyle": styles[arm].dash, "linewidth": 1.4}
+            axis = axes[moments.index(moment)]
+            axis.plot(range(len(layers)), over_layers, marker="o", markersize=2.3, **line)
         for axis, moment in zip(axes, moments, strict=True):
-            for arm, of_arm in values.items():
-                if moment in of_arm:
-                    line = {"color": styles[arm].paper, "linestyle": styles[arm].dash, "linewidth": 1.4}
-                    axis.plot(range(len(layers)), of_arm[moment], marker="o", markersize=2.3, **line)
             step = -(-len(layers) // 8)
             axis.set_xticks(range(0, len(layers), step), layers[::step])
             axis.grid(axis="x", visible=False)
             axis.set_xlabel("layer" if name == "structure_left" else f"layer, {moment} training")
-        known = np.concatenate([v[np.isfinite(v)] for of_arm in values.values() for v in of_arm.values()])
+        known = np.concatenate([each[np.isfinite(each)] for each in values.values()])
         lowest, highest = float(known.min(initial=0.0)), float(known.max(initial=0.0))
         room = 0.06 * (highest - lowest) or 1.0
         axes[0].set_ylim(lowest - room, highest + room)
@@ -124,12 +123,11 @@ def _with_newer(
         if moment in MOMENTS and of_layers
     }
     files = {moment: folder / "attention" / f"{moment}.safetensors" for moment in found}
-    if not with_maps or not found or not all(file.is_file() for file in files.values()):
-        return {moment: _common(of_layers) for moment, of_layers in found.items()}
-    maps = {moment: read_tensors(file) for moment, file in files.items()}
-    places = read_json(folder / "attention" / "meta.json")["captures"]
-    for moment, of_layers in found.items():
-        for layer, values in of_layers.items():
+    with_maps = with_maps and bool(found) and all(file.is_file() for file in files.values())
+    maps = {moment: read_tensors(file) for moment, file in files.items()} if with_maps else {}
+    places = read_json(folder / "attention" / "meta.json")["captures"] if with_maps else {}
+    for moment in maps:
+        for layer, values in found[moment].items():
             place = places[moment]["layers"][layer]
             if "far_mass" not in values and place["grid"]:
                 values["far_mass"] = far_mass(maps[moment][layer], place["grid"], place["prefix_tokens"]).tolist()
@@ -138,10 +136,7 @@ def _with_newer(
                 if first.shape == last.shape:
                     left = structure_left(first, last, place["prefix_tokens"], is_causal(first) and is_causal(last))
                     values["structure_left"] = torch.nan_to_num(left).tolist()
-    return {moment: _common(of_layers) for moment, of_layers in found.items()}
-
-
-def _common(of_layers: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Keep the statistics that every layer has."""
-    names = [n for n in next(iter(of_layers.values())) if all(n in values for values in of_layers.values())]
-    return {layer: {name: values[name] for name in names} for layer, values in of_layers.items()}
+    for moment, of_layers in found.items():  # those that every layer has
+        names = [n for n in next(iter(of_layers.values())) if all(n in values for values in of_layers.values())]
+        found[moment] = {layer: {name: values[name] for name in names} for layer, values in of_layers.items()}
+    return found

@@ -19,7 +19,7 @@ from comparison.results.effects import (
 from comparison.results.folder import asked_runs, asked_seeds
 from comparison.results.headline import decimals, diverged_text, share_text, threshold_text
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL
-from comparison.results.tables import interval_text, number, p_text
+from comparison.results.tables import count, interval_text, number, p_text
 from comparison.results.targets import fewest_seeds
 
 LEVEL = "95 %"
@@ -108,11 +108,10 @@ def _diverged(found: Effects) -> list[str]:
     if not diverged:
         return sentences
     sentences.append(diverged_sentence(found).strip())
-    lost = [arm for arm in diverged if arm.lost]
-    if lost:
+    if lost := [arm.name for arm in diverged if arm.lost]:
         sentences.append(
-            f"Means and differences of {listed([arm.name for arm in lost])} use only the seeds that did not "
-            "diverge, and an arm that diverged is never called better."
+            f"Means and differences of {listed(lost)} use only the seeds that did not diverge, and an arm that "
+            "diverged is never called better."
         )
     return sentences
 
@@ -136,12 +135,12 @@ def _differences(found: Effects) -> list[str]:
         if arm.value is None:
             return ["There is nothing to compare."]
         value = interval_text(arm.value, decimals(found))
-        unit = " %" if found.metric.factor == 100 else ""
-        return [f"{arm.name} reached {value}{unit} ({count(len(arm.by_seed), 'seed')}); nothing to compare."]
+        seeds = count(len(arm.by_seed), "seed")
+        return [f"{arm.name} reached {value}{found.metric.percent} ({seeds}); nothing to compare."]
     paired = [effect for arm in found.arms for effect in arm.differences]
     if not paired:
-        number = " that did not diverge" if any(arm.lost for arm in found.arms) else ""
-        return [f"No arm shares a complete seed{number} with {found.baseline} yet, so nothing can be paired."]
+        healthy = " that did not diverge" if any(arm.lost for arm in found.arms) else ""
+        return [f"No arm shares a complete seed{healthy} with {found.baseline} yet, so nothing can be paired."]
     if all(effect.interval.samples == 1 for effect in paired):
         one = "one pair that did not diverge" if any(arm.lost for arm in found.arms) else "one seed"
         return [
@@ -178,8 +177,6 @@ def _against(found: Effects, family: str, reference: str) -> str:
     pairs = [pair for pair in _judged(found, family) if pair[1].interval.samples > 1]
     few = [pair for pair in pairs if pair[1].interval.samples < FEWEST_FOR_INTERVAL and not pair[0].diverged]
     pairs = [pair for pair in pairs if pair not in few]
-    if not pairs and not few:
-        return ""
     gains = [pair for pair in pairs if pair[1].is_gain is True]
     losses = [pair for pair in pairs if pair[1].is_gain is False]
     unjudged = [pair for pair in pairs if pair[1].unjudged]
@@ -192,25 +189,21 @@ def _against(found: Effects, family: str, reference: str) -> str:
     equal = [pair for pair in pairs if not any(pair in known for known in (gains, losses, unjudged, alone))]
     known = (("better", gains), ("worse", losses))
     parts = [f"{word} than {reference}: {_by(found, chosen)}" for word, chosen in known if chosen]
-    if equal:
-        than, many = "" if parts else f" from {reference}", len(equal) > 1
-        why = "the intervals include zero" if many else "the interval includes zero"
-        if any(effect.interval.excludes_zero for _, effect in equal):
-            why += " or has no width, since all seeds agree"
-        parts.append(f"not told apart{than}: {_by(found, equal)} ({why})")
-    if alone:
-        than = "" if parts else f" from {reference}"
-        least = min(effect.adjusted or 0.0 for _, effect in alone)
-        parts.append(
-            f"not told apart{than}, among {found.family} differences, though the interval alone excludes zero: "
-            f"{_by(found, alone)} (adjusted {p_text(least)}{' and above' if len(alone) > 1 else ''})"
-        )
-    if unjudged:
-        than = "" if parts else f" against {reference}"
-        parts.append(f"not judged{than}: {_by(found, unjudged)} (the side that looks better diverged in some seeds)")
-    if few:
-        than = "" if parts else f" against {reference}"
-        parts.append(f"two seeds are too few{than}: {_by(found, few)} (run at least 5)")
+
+    def add(word: str, to: str, chosen: Pairs, why: str, among: str = "") -> None:
+        """Add a part, which names the reference if it is the first."""
+        if chosen:
+            parts.append(f"{word}{'' if parts else f' {to} {reference}'}{among}: {_by(found, chosen)} ({why})")
+
+    why = "the intervals include zero" if len(equal) > 1 else "the interval includes zero"
+    if any(effect.interval.excludes_zero for _, effect in equal):
+        why += " or has no width, since all seeds agree"
+    add("not told apart", "from", equal, why)
+    least = p_text(min((effect.adjusted or 0.0 for _, effect in alone), default=1.0))
+    among = f", among {found.family} differences, though the interval alone excludes zero"
+    add("not told apart", "from", alone, f"adjusted {least}{' and above' if len(alone) > 1 else ''}", among)
+    add("not judged", "against", unjudged, "the side that looks better diverged in some seeds")
+    add("two seeds are too few", "against", few, "run at least 5")
     return _sentence(parts)
 
 
@@ -229,17 +222,10 @@ def _decided_against(found: Effects, family: str, reference: str) -> str:
 def _decided(found: Effects, arm: ArmResult, effect: Effect) -> str:
     decision, digits = effect.decision, decimals(found)
     assert decision is not None
-    unit = f" {found.metric.unit}" if found.metric.unit else ""
-    seeds = count(decision.interval.samples, "seed")
-    if decision.kind == "equivalent":
-        notes = [f"no difference beyond {number(decision.within or 0.0, digits)}", seeds]
-    elif decision.needed:
-        notes = [seeds, f"about {decision.needed:,} would decide"]
-    elif decision.kind == "undecided":
-        notes = [seeds, decision.reason]
-    else:
-        notes = [seeds]
-    text = unbroken(f"{arm.name} {interval_text(decision.interval, digits, signed=True)}{unit}")
+    equal = "" if decision.within is None else f"no difference beyond {number(decision.within, digits)}"
+    more = f"about {decision.needed:,} would decide" if decision.needed else decision.reason
+    notes = [equal, count(decision.interval.samples, "seed"), more]
+    text = unbroken(f"{arm.name} {interval_text(decision.interval, digits, signed=True)}{found.metric.points}")
     return f"{text} ({', '.join(filter(None, notes))})"
 
 
@@ -275,11 +261,10 @@ def equal_sentence(found: Effects) -> str:
     value = all_equal(found)
     if value is None:
         return ""
-    unit = " %" if found.metric.factor == 100 else ""
     results = count(sum(len(arm.by_seed) for arm in found.arms), "final result")
     return (
-        f"All {results} are equal, {number(value, decimals(found))}{unit}: no arm differs from another, and as no two "
-        "results differ, neither power nor a number of seeds can be computed."
+        f"All {results} are equal, {number(value, decimals(found))}{found.metric.percent}: no arm differs from "
+        "another, and as no two results differ, neither power nor a number of seeds can be computed."
     )
 
 
@@ -287,10 +272,10 @@ def question_text(found: Effects) -> str:
     """Return what was asked, in a sentence."""
     question = found.question
     assert question is not None
-    unit = f" {found.metric.unit}" if found.metric.unit else ""
+    asked = f"better, worse, or equivalent within {question.margin:g}"
     if question.precision is not None:
-        return f"Asked: every difference to within {question.precision:g}{unit}, with at most {question.most} seeds."
-    return f"Asked: better, worse, or equivalent within {question.margin:g}{unit}, with at most {question.most} seeds."
+        asked = f"every difference to within {question.precision:g}"
+    return f"Asked: {asked}{found.metric.points}, with at most {question.most} seeds."
 
 
 def level_text(question: Question) -> str:
@@ -334,11 +319,6 @@ def suggestion(found: Effects) -> list[str]:
 # Words ----------------------------------------------------------------------------------------------------------------
 
 
-def count(number: int, what: str) -> str:
-    """Return a number with its noun."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def listed(names: Sequence[str]) -> str:
     """Return names as one reads them aloud."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
@@ -349,7 +329,7 @@ def unbroken(text: str) -> str:
     return text.replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def plain(title: str) -> str:
+def without_formulas(title: str) -> str:
     """Return a figure's title without the markup of its formulas."""
     return title.replace("^\\top", "ᵀ").replace("$", "")
 
@@ -364,8 +344,6 @@ def _best_first(found: Effects, pairs: Pairs) -> Pairs:
 
 
 def _by(found: Effects, pairs: Pairs) -> str:
-    digits, unit = decimals(found), f" {found.metric.unit}" if found.metric.unit else ""
-    texts = [
-        f"{arm.name} {interval_text(each.interval, digits, signed=True)}" for arm, each in _best_first(found, pairs)
-    ]
-    return listed(list(map(unbroken, texts))) + unit
+    digits, best_first = decimals(found), _best_first(found, pairs)
+    texts = [f"{arm.name} {interval_text(each.interval, digits, signed=True)}" for arm, each in best_first]
+    return listed(list(map(unbroken, texts))) + found.metric.points

@@ -6,16 +6,16 @@ import base64
 import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
 
-from comparison.report.data import MOMENTS, ReportData
+from comparison.report.data import MOMENTS, Place, ReportData
 from comparison.report.registry import Html, render, script_json
 from comparison.report.theme import FAINT, Drawing, Style, figure_settings, new_figure
 
@@ -23,56 +23,63 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LARGEST_SIDE = 128  # pixels; larger maps are averaged down
-BUDGET = 2_000_000  # characters of one picker's pictures
+BUDGET = 2_000_000  # characters of one picker's pictures, nearly
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 GAP = 0.08  # on paper: between pictures, of a picture's side
 BETWEEN = 0.35  # between before and after, of a picture's side
 MOST_LAYERS = 6
 MOST_PIXELS = 144  # that the side of a picture has
 
-Arms = Mapping[str, Mapping[str, Mapping[str, Tensor]]]  # arm → moment → layer → (heads, side, side)
+Maps = Mapping[Place, Mapping[str, Tensor]]  # of an arm and a moment → layer → (heads, side, side)
 Transform = Callable[[Tensor], Tensor]  # to the ends 0 and 1 of a colour scale
 Ticks = list[tuple[float, str]]  # of a colour bar, (place in [0, 1], text)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Picker:
     """Pictures to choose from."""
 
     name: str  # of the picker on the page
     layers: list[str]  # names of the layers
     heads: list[str]  # names of what each layer has
-    # view → arm → moment → pictures [layer][head] in base64 PNG; None where there is none
-    views: dict[str, dict[str, dict[str, list[list[str | None]]]]]
-    # view → arm → moment → caption [head]
-    captions: dict[str, dict[str, dict[str, list[str]]]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)  # what was left out
-    scale: Ticks = field(default_factory=list)  # empty where every picture has its own
+    # view → arm and moment → pictures [layer][head] in base64 PNG; None where there is none
+    views: dict[str, dict[Place, list[list[str | None]]]]
+    captions: dict[str, dict[Place, list[str]]]  # view → arm and moment → caption [head]
+    notes: list[str]  # what was left out
+    scale: Ticks  # empty where every picture has its own
 
     def piece(self, data: ReportData, drawings: Sequence[Drawing]) -> Html:
         """Return the picker for the page, and the figures that stand for it in the Markdown and on paper."""
-        known = {"layers": self.layers, "heads": self.heads, "views": self.views, "captions": self.captions}
+        views, captions = ({view: _by_arm(of) for view, of in each.items()} for each in (self.views, self.captions))
+        known = {"layers": self.layers, "heads": self.heads, "views": views, "captions": captions}
         markup = render(
             "picker.html.j2",
             name=self.name,
             colors=json.dumps(data.colors),
             scale=self.scale,
-            data=script_json(json.dumps(known, separators=(",", ":"))),
+            data=script_json(known),
         )
         return Html(markup, drawings=drawings)
 
 
+def _by_arm(values: Mapping[Place, Any]) -> dict[str, dict[str, Any]]:
+    """Return arm → moment → value."""
+    found: dict[str, dict[str, Any]] = {}
+    for (arm, moment), value in values.items():
+        found.setdefault(arm, {})[moment] = value
+    return found
+
+
 def make_picker(
     name: str,
-    views: Mapping[str, Arms],
+    views: Mapping[str, Maps],
     layers: list[str],
     heads: list[str],
     colors: str,
-    sample: Mapping[str, Tensor],
-    scaling: Callable[[Arms], tuple[Transform, Ticks]],
-    captions: Mapping[str, Mapping[str, Mapping[str, list[str]]]] | None = None,
+    scaling: Callable[[Sequence[Tensor]], tuple[Transform, Ticks]],
+    captions: Mapping[str, Mapping[Place, list[str]]] | None = None,
 ) -> Picker:
-    """Return pictures to choose from, thinned out to what keeps the page small.
+    """Return pictures to choose from, of as many layers and heads as keep the page small.
 
     Args:
         name: of the picker on the page.
@@ -80,57 +87,72 @@ def make_picker(
         layers: their short names.
         heads: names of what each layer has.
         colors: name of the colour map.
-        sample: maps of one arm and moment by layer, by which the size of all pictures is guessed before they are made.
         scaling: gives the colour scale for a view, and its ticks.
-        captions: view → arm → moment → caption [head].
+        captions: view → arm and moment → caption [head].
     """
-    values = list(sample.values())[len(sample) // 2]
-    top = max(float(_numbers([values]).abs().max()), 1e-9)
-    sizes = [len(_picture(head, lambda each: (each / top).clamp(0, 1).sqrt(), colors) or "") for head in values]
-    pictures = sum(len(moments) for arms in views.values() for moments in arms.values())
-    kept = _affordable(len(layers), len(heads), pictures * sum(sizes) / len(sizes))
-    picker = Picker(name, [layers[i] for i in kept[0]], [heads[i] for i in kept[1]], {})
+    kept = _affordable(views, len(layers), len(heads), colors)
     notes = {
-        _left_out(len(of), what)
+        f"Shown are {len(of)} {what}, to keep the page small."
         for of, every, what in zip(kept, (layers, heads), ("layers", "heads"), strict=True)
         if len(of) < len(every)
     }
+    pictures: dict[str, dict[Place, list[list[str | None]]]] = {}
+    scale: Ticks = []
     for view, every in views.items():
         if not every:
             continue
-        arms = _only(every, kept)
-        transform, ticks = scaling(arms)
-        picker.scale = picker.scale or ticks
-        picker.views[view] = {
-            arm: {
-                moment: [[_picture(head, transform, colors) for head in layer] for layer in of_layers.values()]
-                for moment, of_layers in moments.items()
-            }
-            for arm, moments in arms.items()
+        maps = {  # a network may have fewer heads than another
+            place: [
+                values[[head for head in kept[1] if head < len(values)]]
+                for number, values in enumerate(of_layers.values())
+                if number in kept[0]
+            ]
+            for place, of_layers in every.items()
         }
-        if max(layer.shape[-1] for of in arms.values() for m in of.values() for layer in m.values()) > LARGEST_SIDE:
+        transform, ticks = scaling([layer for of_layers in maps.values() for layer in of_layers])
+        scale = scale or ticks
+        pictures[view] = {
+            place: [[_picture(head, transform, colors) for head in layer] for layer in of_layers]
+            for place, of_layers in maps.items()
+        }
+        if max(layer.shape[-1] for of_layers in maps.values() for layer in of_layers) > LARGEST_SIDE:
             notes.add(f"Pictures of more than {LARGEST_SIDE} rows are averaged down to {LARGEST_SIDE}.")
-    picker.notes = sorted(notes)
-    picker.captions = {
-        view: {
-            arm: {moment: [texts[head] for head in kept[1]] for moment, texts in moments.items()}
-            for arm, moments in arms.items()
-        }
-        for view, arms in (captions or {}).items()
+    shown = {
+        view: {place: [texts[head] for head in kept[1]] for place, texts in of_view.items()}
+        for view, of_view in (captions or {}).items()
     }
-    return _within_budget(picker)
+    names = [layers[i] for i in kept[0]], [heads[i] for i in kept[1]]
+    return Picker(name, *names, pictures, shown, sorted(notes), scale)
 
 
-def one_scale(arms: Arms) -> tuple[Transform, Ticks]:
+def _affordable(views: Mapping[str, Maps], layers: int, heads: int, colors: str) -> tuple[list[int], list[int]]:
+    """Return the layers and heads whose pictures are within the budget, by those of the layer in the middle."""
+    each = 0.0  # of one layer and head, in every view, arm and moment
+    for of_layers in (of for maps in views.values() for of in maps.values()):
+        values = list(of_layers.values())[len(of_layers) // 2]
+        shown = (values / max(float(_numbers([values]).abs().max()), 1e-9)).clamp(0, 1)
+        sizes = [len(_picture(head, torch.sqrt, colors) or "") for head in shown]
+        each += sum(sizes) / len(sizes)
+    counts = [layers, heads]
+    while counts[0] * counts[1] * each > BUDGET:
+        axis = 0 if counts[0] > 2 and (counts[0] > 4 or counts[1] <= 3) else 1
+        if counts[axis] <= 2:
+            break
+        counts[axis] -= 1
+    kept = [sorted({round(p) for p in np.linspace(0, n - 1, c)}) for n, c in zip((layers, heads), counts, strict=True)]
+    return kept[0], kept[1]
+
+
+def one_scale(maps: Sequence[Tensor]) -> tuple[Transform, Ticks]:
     """Return the scale of all maps from 0, its square root, so that weak structure shows beside peaks."""
-    top = largest(arms)
+    top = largest(maps)
     ticks = [(place, f"{top * place**2:.2g}") for place in (0.0, 0.25, 0.5, 0.75, 1.0)]
     return (lambda values: (values / top).clamp(0, 1).sqrt()), ticks
 
 
-def largest(arms: Arms) -> float:
+def largest(maps: Sequence[Tensor]) -> float:
     """Return the upper end of the colour scale: above it lies one value in a thousand of those that are numbers."""
-    joined = _numbers([layer for moments in arms.values() for layers in moments.values() for layer in layers.values()])
+    joined = _numbers(maps)
     return max(joined.kthvalue(max(1, round(0.999 * joined.numel()))).values.item(), 1e-6)
 
 
@@ -182,82 +204,11 @@ def _numbers(values: Sequence[Tensor]) -> Tensor:
     return joined if len(joined) else joined.new_zeros(1)
 
 
-def _affordable(layers: int, heads: int, each: float) -> tuple[list[int], list[int]]:
-    """Return the layers and heads whose pictures are within the budget, before all of them are made."""
-    counts = [layers, heads]
-    while counts[0] * counts[1] * each > BUDGET:
-        axis = 0 if counts[0] > 2 and (counts[0] > 4 or counts[1] <= 3) else 1
-        if counts[axis] <= 2:
-            break
-        counts[axis] -= 1
-    kept = [sorted({round(p) for p in np.linspace(0, n - 1, c)}) for n, c in zip((layers, heads), counts, strict=True)]
-    return kept[0], kept[1]
-
-
-def _only(arms: Arms, kept: tuple[list[int], list[int]]) -> Arms:
-    """Return the maps of the layers and heads that are kept; a network may have fewer of them."""
-    return {
-        arm: {
-            moment: {
-                name: values[[head for head in kept[1] if head < len(values)]]
-                for number, (name, values) in enumerate(of_layers.items())
-                if number in kept[0]
-            }
-            for moment, of_layers in moments.items()
-        }
-        for arm, moments in arms.items()
-    }
-
-
-def _left_out(kept: int, what: str) -> str:
-    return f"Shown are {kept} {what}, to keep the page small."
-
-
-def _within_budget(picker: Picker) -> Picker:
-    """Thin out layers, then heads, until the page stays small; the notes say what is left."""
-    while (
-        size := sum(
-            len(picture or "")
-            for arms in picker.views.values()
-            for moments in arms.values()
-            for layers in moments.values()
-            for layer in layers
-            for picture in layer
-        )
-    ) > BUDGET:
-        by_layers = len(picker.layers) > 4 or len(picker.heads) <= 3
-        names = picker.layers if by_layers else picker.heads
-        if len(names) <= 2:
-            break
-        wanted = max(2, min(len(names) - 1, int(len(names) * BUDGET / size)))
-        kept = sorted({round(place) for place in np.linspace(0, len(names) - 1, wanted)})
-        what = "layers" if by_layers else "heads"
-        picker.notes = [note for note in picker.notes if not note.endswith(f"{what}, to keep the page small.")]
-        picker.notes.append(_left_out(len(kept), what))
-        for arms in picker.views.values():
-            for moments in arms.values():
-                for moment, layers in moments.items():
-                    moments[moment] = (
-                        [layers[i] for i in kept if i < len(layers)]
-                        if by_layers
-                        else [[layer[i] for i in kept if i < len(layer)] for layer in layers]
-                    )
-        if by_layers:
-            picker.layers = [picker.layers[i] for i in kept]
-        else:
-            picker.heads = [picker.heads[i] for i in kept]
-            for arms in picker.captions.values():
-                for moments in arms.values():
-                    for moment, texts in moments.items():
-                        moments[moment] = [texts[i] for i in kept]
-    return picker
-
-
 # On paper -------------------------------------------------------------------------------------------------------------
 
 
 def map_grid_figure(
-    maps: Mapping[str, Mapping[str, Sequence[Tensor]]],
+    maps: Mapping[Place, Sequence[Tensor]],
     styles: Mapping[str, Style],
     names: Sequence[str],
     title: str,
@@ -266,28 +217,28 @@ def map_grid_figure(
     power: float = 1.0,
 ) -> Figure:
     """Draw one square map per arm, moment and layer: before on the left, after on the right."""
-    moments = [moment for moment in MOMENTS if any(moment in of_arm for of_arm in maps.values())]
-    count = max(len(layers) for of_arm in maps.values() for layers in of_arm.values())
+    arms = list(dict.fromkeys(arm for arm, _ in maps))
+    moments = [moment for moment in MOMENTS if any(moment == known for _, known in maps)]
+    count = max(map(len, maps.values()))
     kept = sorted({round(place) for place in np.linspace(0, count - 1, min(count, MOST_LAYERS))})
     shown = {
-        (number, block, place): _colored(of_arm[moment][layer], colors, limits(of_arm[moment]), power)
-        for number, of_arm in enumerate(maps.values())
-        for block, moment in enumerate(moments)
+        (arms.index(arm), moments.index(moment), place): _colored(layers[layer], colors, limits(layers), power)
+        for (arm, moment), layers in maps.items()
         for place, layer in enumerate(kept)
-        if layer < len(of_arm.get(moment, ()))
+        if layer < len(layers)
     }
     width = len(moments) * len(kept) + BETWEEN * (len(moments) - 1)
     side = min(0.75, 6.2 / width)
     with figure_settings():
-        left = _widest(maps) + 0.2
-        wide, tall = left + side * width + 0.1, side * len(maps) + 0.55
+        left = _widest(arms) + 0.2
+        wide, tall = left + side * width + 0.1, side * len(arms) + 0.55
         figure = new_figure(wide, tall, layout=None)
         for block, moment in enumerate(moments):
             place = {key[::2]: picture for key, picture in shown.items() if key[1] == block}
-            image, pixels, step = mosaic(place, len(maps), len(kept))
+            image, pixels, step = mosaic(place, len(arms), len(kept))
             x = left + side * block * (len(kept) + BETWEEN)
-            axis = figure.add_axes((x / wide, 0.05 / tall, side * len(kept) / wide, side * len(maps) / tall))
-            axis.imshow(image, interpolation="nearest", aspect="auto", extent=(0, len(kept), len(maps), 0))
+            axis = figure.add_axes((x / wide, 0.05 / tall, side * len(kept) / wide, side * len(arms) / tall))
+            axis.imshow(image, interpolation="nearest", aspect="auto", extent=(0, len(kept), len(arms), 0))
             axis.grid(visible=False)
             axis.spines[:].set_visible(False)
             axis.set(xticks=[], yticks=[])
@@ -297,8 +248,8 @@ def map_grid_figure(
                 at = {"xytext": (0, 3), "textcoords": "offset points", "ha": "center", "annotation_clip": False}
                 axis.annotate(text, (column + middle, 0), color=FAINT, fontsize=6.5, **at)
             if block == 0:
-                axis.set_yticks([number + middle for number in range(len(maps))], list(maps))
-                for label, arm in zip(axis.get_yticklabels(), maps, strict=True):
+                axis.set_yticks([number + middle for number in range(len(arms))], arms)
+                for label, arm in zip(axis.get_yticklabels(), arms, strict=True):
                     label.set(color=styles[arm].paper, fontsize="medium")
         figure.suptitle(title, x=0.01, y=1 - 0.04 / tall, ha="left", va="top", parse_math=True)
     return figure

@@ -5,6 +5,8 @@ A panel is a function of the report's data. What it returns is shown on the page
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +17,15 @@ from markupsafe import Markup, escape
 
 from comparison.report.data import ReportData
 from comparison.report.theme import Drawing
-from comparison.results.tables import Table
+from comparison.results.tables import Cell, Table, number, significant
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).with_name("templates")
+TEMPLATES = Environment(loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
 
 
 @dataclass(frozen=True)
@@ -29,22 +33,19 @@ class Html:
     """A piece of the page that is neither a sentence, a table nor a figure.
 
     Attributes:
-        markup: for the page; a script in it does not run, as the page's policy allows its own alone.
+        markup: HTML for the page; a script in it does not run, as the page's policy allows its own alone.
         markdown: the same in Markdown; empty where that cannot say it.
         drawings: figures inside the markup: they are written for a paper, and linked in the Markdown.
     """
 
-    markup: Markup
+    markup: str
     markdown: str = ""
     drawings: Sequence[Drawing] = ()
 
 
-Piece: TypeAlias = "str | Table | Figure | Drawing | Html"
-
-
+Piece: TypeAlias = "str | Table | pd.DataFrame | Figure | Drawing | Html"
 Content: TypeAlias = "Piece | Sequence[Piece] | None"
-
-
+Shown: TypeAlias = "str | Table | Drawing | Html"  # a piece as the page and the Markdown have it
 PanelFunction = Callable[[ReportData], Content]
 
 
@@ -67,13 +68,15 @@ def register_panel(
     """Add a panel to every report that is written from now on in this process.
 
     The function takes :class:`ReportData` and returns one piece, a sequence of pieces, or None where there is nothing
-    to show (then the report has no such section). A piece is a sentence (``str``), a
-    :class:`Table`, a matplotlib figure (or a :class:`Drawing`, which names it), or
-    :class:`Html`. Registering the same function again, as a notebook does, replaces it.
+    to show (then the report has no such section). A piece is a sentence (``str``), a table (a pandas ``DataFrame``, or
+    a :class:`Table`), a matplotlib figure (or a :class:`Drawing`, which names it), or :class:`Html`. Registering the
+    same function again, as a notebook does, replaces it.
 
     Args:
         title: heading of the panel.
-        after: name of the panel that it follows; last when None.
+        after: name of the panel that it follows; last when None. A report has ``result``, ``grid``, ``power``,
+            ``learning_rates``, ``curves``, ``steps``, ``attention``, ``weight_products``, ``layers``, ``similarity``,
+            ``initializations`` and ``runs``, in this order.
         name: its anchor on the page; the function's name when None.
         label: its entry in the bar of contents; the title when None.
 
@@ -85,20 +88,21 @@ def register_panel(
 
     def register(function: PanelFunction) -> PanelFunction:
         panel = Panel(name or function.__name__, title, label or title, function)
-        same = [known for known in PANELS if known.name == panel.name]
-        if any(_origin(known.content) != _origin(function) for known in same):
+        others = [known for known in PANELS if known.name != panel.name]
+        origins = {(f.__module__, f.__qualname__) for f in (function, *(p.content for p in PANELS if p not in others))}
+        if len(origins) > 1:
             raise StructuredInitError(f"there is a panel '{panel.name}' already: give yours another name")
-        others = [known.name for known in PANELS if known.name != panel.name]
-        if after is not None and after not in others:
-            raise StructuredInitError(f"there is no panel '{after}' to come after: {nearest(after, others)}")
-        PANELS[:] = [known for known in PANELS if known.name != panel.name]
-        PANELS.insert(len(PANELS) if after is None else others.index(after) + 1, panel)
+        names = [known.name for known in others]
+        if after is not None and after not in names:
+            raise StructuredInitError(f"there is no panel '{after}' to come after: {nearest(after, names)}")
+        others.insert(len(others) if after is None else names.index(after) + 1, panel)
+        PANELS[:] = others
         return function
 
     return register
 
 
-def pieces(panel: Panel, data: ReportData) -> list[str | Table | Drawing | Html]:
+def pieces(panel: Panel, data: ReportData) -> list[Shown]:
     """Return what a panel shows, its figures named; empty where it shows nothing.
 
     What a panel cannot read is said in its place: the rest of the report is not lost with it.
@@ -107,10 +111,9 @@ def pieces(panel: Panel, data: ReportData) -> list[str | Table | Drawing | Html]
         content = panel.content(data)
     except StructuredInitError as error:
         return [f"Not shown: {error}."]
-    if content is None:
-        return []
     several = isinstance(content, Sequence | Iterator) and not isinstance(content, str | Markup)
-    return [_named(piece, panel, number) for number, piece in enumerate(content if several else [content])]
+    given = [] if content is None else content if several else [content]
+    return [_shown(piece, panel, place) for place, piece in enumerate(given)]
 
 
 def heading(text: str) -> list[Html]:
@@ -128,35 +131,45 @@ def table(data: ReportData, shown: Table, kind: str = "") -> Html:
     return Html(Markup(shown.html(data.colors, kind)), shown.markdown())
 
 
-def _named(piece: Piece, panel: Panel, number: int) -> str | Table | Drawing | Html:
+def _shown(piece: Piece, panel: Panel, place: int) -> Shown:
     if isinstance(piece, (str, Table, Drawing, Html)):
         return piece
     if hasattr(piece, "savefig"):
         titles = (axis.get_title(loc=where) for axis in piece.axes for where in ("left", "center"))
         text = piece.get_suptitle() or next(filter(None, titles), panel.title)
-        return Drawing(piece, f"{panel.name}_{number}", text)
+        return Drawing(piece, f"{panel.name}_{place}", text)
+    if hasattr(piece, "iterrows"):
+        return table_of(piece)
     raise StructuredInitError(
-        f"the panel '{panel.name}' returned {type(piece).__name__}: give str, Table, a figure, Drawing or Html"
+        f"the panel '{panel.name}' returned {type(piece).__name__}: give str, Table, a DataFrame, a figure, Drawing or "
+        "Html"
     )
 
 
-def _origin(function: PanelFunction) -> tuple[str, str]:
-    return function.__module__, function.__qualname__
+def table_of(frame: pd.DataFrame) -> Table:
+    """Return a table as it is shown: three digits of a number, nothing where there is none, its index if it says more.
+
+    An index that has a name or holds names is shown; one that only counts rows is not.
+    """
+    import pandas as pd
+
+    says_more = any(frame.index.names) or not pd.api.types.is_numeric_dtype(frame.index)
+    named = frame.reset_index() if says_more else frame
+
+    def cell(value: Any, column: str) -> Cell:
+        if isinstance(value, float):
+            return Cell("" if math.isnan(value) else number(value, significant(value)))
+        return Cell(str(value), arm=str(value) if column == "arm" else "")
+
+    columns = list(map(str, named.columns))
+    return Table(columns, [list(map(cell, row, columns)) for row in named.itertuples(index=False)])
 
 
 def render(template: str, /, **values: Any) -> Markup:
     """Return a template of the folder ``templates``, filled in; text is escaped."""
-    environment = Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    return Markup(environment.get_template(template).render(**values))
+    return Markup(TEMPLATES.get_template(template).render(**values))
 
 
-def source(name: str) -> str:
-    """Return a file of the folder as it is."""
-    return (FOLDER / name).read_text(encoding="utf-8")
-
-
-def script_json(text: str) -> Markup:
+def script_json(content: Any) -> Markup:
     """Return JSON that is safe inside a script element: it holds no ``<``, so it can neither end nor nest one."""
-    return Markup(text.replace("<", "\\u003c"))
+    return Markup(json.dumps(content, separators=(",", ":")).replace("<", "\\u003c"))

@@ -21,12 +21,12 @@ from scipy import stats
 
 from comparison.report.data import MOMENTS, ReportData
 from comparison.report.depth import mean_over_heads
-from comparison.report.findings import count, diverged_sentence, equal_sentence, findings, listed, unbroken
+from comparison.report.findings import diverged_sentence, equal_sentence, findings, listed, unbroken
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.folder import Run, read_json
 from comparison.results.headline import decimals
 from comparison.results.paired import FAMILY_LEVEL
-from comparison.results.tables import interval_text, number, p_text, significant
+from comparison.results.tables import count, interval_text, number, p_text, significant
 
 FEW_NAMES = 4
 Pair = tuple[ArmResult, Effect]
@@ -51,10 +51,10 @@ Values = dict[Property, dict[tuple[str, int], float]]  # → (arm, seed) → mea
 
 def summary(data: ReportData) -> list[str]:
     """Return what a reader wants to know first; fewer sentences where less is known."""
-    return [*_what_moves_more(data), *_at_its_place(data)]
+    return [*_larger_range(data), *_at_its_place(data)]
 
 
-def _what_moves_more(data: ReportData) -> list[str]:
+def _larger_range(data: ReportData) -> list[str]:
     """Say whether the initialization or what the grid changes moves the result more, and whether they interact."""
     whole = data.whole_grid
     if whole is None or whole.fewest < 2:
@@ -62,7 +62,7 @@ def _what_moves_more(data: ReportData) -> list[str]:
     keys = [key.rpartition(".")[2] for key in data.manifest["grid"]]
     grid = listed(["the optimizer" if key == "optim" else key for key in keys])
     digits = max(map(decimals, data.effects))
-    words, unit = whole.metric.words, f" {whole.metric.unit}" if whole.metric.unit else ""
+    words, unit = whole.metric.words, whole.metric.points
     sizes = {"the initialization": whole.between_arms, grid: whole.between_places}
     (more, one), (less, other) = sorted(sizes.items(), key=lambda each: -each[1].mean)
     ends = [
@@ -97,7 +97,11 @@ def _at_its_place(data: ReportData) -> list[str]:
         return [_at(data, [equal])]
     sign = -1.0 if found.metric.mode == "min" else 1.0
     best = max(pairs, key=lambda pair: (pair[1].is_gain is True, not pair[1].unjudged, sign * pair[1].interval.mean))
-    over, which, sure = _over_controls(found, best[0]), _which(found, pairs, best), _sure(found, pairs, best)
+    over, which, effect = _over_controls(found, best[0]), _which(found, pairs, best), best[1]
+    among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
+    test = "no test" if effect.adjusted is None else f"adjusted {p_text(effect.adjusted)}{among}"
+    runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
+    sure = f"{runs} ({test}).{diverged_sentence(found)}"
     first = [over, f"{which} {sure}"] if over else [which, sure]
     return [_at(data, first[:1]), *first[1:], *explanation(data, found, best[0])]
 
@@ -150,8 +154,7 @@ def _correlated(strongest: Correlation | None, found: Effects) -> str:
 
 def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
     arm, effect = best
-    unit = f" {found.metric.unit}" if found.metric.unit else ""
-    difference, words = f"{_difference(effect, found)}{unit}", found.metric.words
+    difference, words = f"{_difference(effect, found)}{found.metric.points}", found.metric.words
     gains = sum(each.is_gain is True for _, each in pairs)
     losses = [name.name for name, each in pairs if each.is_gain is False]
     few = 0 < len(losses) <= FEW_NAMES
@@ -165,15 +168,6 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
         return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}.{worse}"
     best = f"the largest difference is {arm.name}’s, {difference}{why}"
     return f"No arm is shown to improve on {found.baseline} in {words}; {best}.{worse}"
-
-
-def _sure(found: Effects, pairs: list[Pair], best: Pair) -> str:
-    _, effect = best
-    seeds = count(effect.interval.samples, "pair")
-    among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
-    sure = f"adjusted {p_text(effect.adjusted)}{among}" if effect.adjusted is not None else "no test"
-    stands = f"{'That' if effect.is_gain else 'This'} is based on {seeds} of runs ({sure})"
-    return f"{stands}.{diverged_sentence(found)}"
 
 
 def _over_controls(found: Effects, arm: ArmResult) -> str:
@@ -190,14 +184,15 @@ def _over_controls(found: Effects, arm: ArmResult) -> str:
         return ""
     words = {True: "better", False: "worse", None: "not told apart"}
     parts = [
-        f"{_difference(each, found)} against {name} ({each.reference}; {words[each.is_gain]})" for name, each in known
+        f"{_difference(each, found, signed=False)}{found.metric.points}{'' if place else f' of {found.metric.words}'} "
+        f"over {name} ({each.reference}; {words[each.is_gain]})"
+        for place, (name, each) in enumerate(known)
     ]
-    unit = f", in {found.metric.unit}" if found.metric.unit else ""
-    return f"What the structure of {arm.name} is worth in {found.metric.words}{unit}: {listed(parts)}."
+    return f"The structure of {arm.name} adds {listed(parts)}."
 
 
-def _difference(effect: Effect, found: Effects) -> str:
-    return unbroken(interval_text(effect.interval, decimals(found), signed=True))
+def _difference(effect: Effect, found: Effects, signed: bool = True) -> str:
+    return unbroken(interval_text(effect.interval, decimals(found), signed))
 
 
 def _at(data: ReportData, sentences: list[str]) -> str:

@@ -42,6 +42,8 @@ COLORS = (
 )
 DASHES: tuple[str | tuple, ...] = ("-", (0, (5, 1.6)), (0, (1.4, 1.4)))
 FONT = 8.0
+LINE = 9.5  # points between the names of arms beside the lines, at least
+LABEL = 0.135  # inches that the name of an arm takes there
 DPI = 200  # of what is written: text is a few percent wider or narrower at another
 LONGEST = 100  # bytes of a name: file systems allow 255, of which a temporary file and its suffix take some
 
@@ -65,12 +67,6 @@ def styles(arms: Sequence[str], baseline: str) -> dict[str, Style]:
         number = place % len(COLORS)
         found[arm] = Style(f"var(--arm-{number + 1})", *COLORS[number], DASHES[turn])
     return found
-
-
-def variables(dark: bool) -> str:
-    """Return the CSS declarations of the arms' colours."""
-    pairs = [BASELINE, *COLORS]
-    return " ".join(f"--arm-{number}: {pair[dark]};" for number, pair in enumerate(pairs))
 
 
 @contextmanager
@@ -136,7 +132,9 @@ def inline(figure: Figure, name: str, description: str) -> str:
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    replaced = {**dict.fromkeys((' id="', "url(#", 'href="#')), **_replaced()}
+    arms = {pair[0]: f"var(--arm-{number})" for number, pair in enumerate([BASELINE, *COLORS])}
+    colors = {INK: "var(--ink)", FAINT: "var(--faint)", RULE: "var(--rule)", **arms}
+    replaced = {**dict.fromkeys((' id="', "url(#", 'href="#')), **colors}
     known = re.compile("|".join(map(re.escape, replaced)))
     put = lambda found: replaced[found[0]] or f"{found[0]}{name}-"  # noqa: E731
     text = re.sub(r"<[^>]*>", lambda tag: known.sub(put, tag[0]), text)  # never what a label says
@@ -149,13 +147,12 @@ def inline(figure: Figure, name: str, description: str) -> str:
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure for a paper, as SVG and as PNG on white, each under its final name only when it is complete."""
-    written = []
-    for kind in ("svg", "png"):
-        with figure_settings(), replacing(folder / f"{name}.{kind}") as temporary:
+    files = {kind: folder / f"{name}.{kind}" for kind in ("svg", "png")}
+    for kind, file in files.items():
+        with figure_settings(), replacing(file) as temporary:
             metadata = {"Date": None} if kind == "svg" else None
             figure.savefig(temporary, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
-        written.append(folder / f"{name}.{kind}")
-    return written
+    return list(files.values())
 
 
 def label_ends(
@@ -163,7 +160,6 @@ def label_ends(
     ends: Mapping[str, float],
     styles: Mapping[str, Style],
     texts: Mapping[str, str] | None = None,
-    points: float = 9.5,
     threads: bool = True,
 ) -> None:
     """Write each arm's name at the right end of its line, moved apart where they would touch, with a thread to the end.
@@ -172,11 +168,12 @@ def label_ends(
     they no longer overlap. These labels stand in one column in the order of their lines, where :func:`spread` gives
     the nearest places that do not touch at once.
     """
+    axis.figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
     low, high = axis.get_ylim()
     tall = axis.figure.get_size_inches()[1] * 72 * axis.get_position().height
     # What has no end stands lowest, and what ends outside of the axis at its edge.
     wanted = [min(max((end - low) / (high - low), 0.0), 1.0) if math.isfinite(end) else 0.0 for end in ends.values()]
-    places = spread(wanted, points / tall)
+    places = spread(wanted, LINE / tall)
     over = max([0.0, *(place - 1 for place in places)])
     for arm, end, place in zip(ends, wanted, places, strict=True):
         color = styles[arm].paper
@@ -186,11 +183,6 @@ def label_ends(
             continue
         thread = {"transform": axis.transAxes, "clip_on": False, "linewidth": 0.6, "alpha": 0.7}
         axis.plot([1.004, 1.03], [end, place - over], color=color, **thread)
-
-
-def _replaced() -> dict[str, str]:
-    arms = {pair[0]: f"var(--arm-{number})" for number, pair in enumerate([BASELINE, *COLORS])}
-    return {INK: "var(--ink)", FAINT: "var(--faint)", RULE: "var(--rule)", **arms}
 
 
 @dataclass(frozen=True)

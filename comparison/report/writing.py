@@ -15,16 +15,16 @@ from typing import Any
 
 from markupsafe import Markup
 
-from comparison.report import findings, panels, theme
+from comparison.report import findings, panels
 from comparison.report.data import ReportData, read_report_data
-from comparison.report.registry import PANELS, Html, Panel, pieces, render, source
+from comparison.report.registry import FOLDER, PANELS, Html, Panel, Shown, pieces, render
 from comparison.report.summary import summary
-from comparison.report.theme import Drawing
-from comparison.results.effects import FAMILIES, ArmResult, Effect, Effects
+from comparison.report.theme import BASELINE, COLORS, Drawing
+from comparison.results.effects import FAMILIES, ArmResult, Effect
 from comparison.results.folder import MANIFEST
 from comparison.results.paired import Interval
 from comparison.results.records import to_csv
-from comparison.results.tables import Table
+from comparison.results.tables import Table, count
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
 
@@ -39,7 +39,7 @@ DARK = {
 }
 assert panels  # imported for what it registers
 
-Sections = list[tuple[Panel, list[str | Table | Drawing | Html]]]
+Sections = list[tuple[Panel, list[Shown]]]
 
 
 def write_report(
@@ -119,7 +119,7 @@ def markdown(data: ReportData, sections: Sections) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown(piece: str | Table | Drawing | Html) -> list[str]:
+def _markdown(piece: Shown) -> list[str]:
     """Return the paragraphs of a piece."""
     if isinstance(piece, Table):
         return [piece.markdown()]
@@ -154,14 +154,10 @@ def drawings(sections: Sections) -> Iterator[Drawing]:
 
 def page(data: ReportData, sections: Sections) -> str:
     """Return the page."""
-    shown = [
-        {"name": panel.name, "title": panel.title, "label": panel.label, "html": _panel_html(given, data)}
-        for panel, given in sections
-    ]
-    script = source("report.js")
+    css, script = ((FOLDER / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     return render(
         "report.html.j2",
-        css=source("report.css"),
+        css=css,
         js=script,
         js_digest=b64encode(sha256(script.encode()).digest()).decode(),  # the policy allows this script and no other
         light=_variables(LIGHT, dark=False),
@@ -170,12 +166,15 @@ def page(data: ReportData, sections: Sections) -> str:
         lead=findings.lead(data),
         state=findings.state(data),
         summary=summary(data),
-        arms=findings.count(len(data.manifest["arms"]), "arm" if data.source else "initialization"),
-        sections=shown,
+        arms=count(len(data.manifest["arms"]), "arm" if data.source else "initialization"),
+        sections=[
+            {"name": panel.name, "title": panel.title, "label": panel.label, "html": _panel_html(shown, data)}
+            for panel, shown in sections
+        ],
     )
 
 
-def _panel_html(shown: Sequence[str | Table | Drawing | Html], data: ReportData) -> Markup:
+def _panel_html(shown: Sequence[Shown], data: ReportData) -> Markup:
     """Return the pieces of a panel; figures that follow one another stand side by side."""
     parts = []
     for kind, group in groupby(shown, type):
@@ -186,12 +185,15 @@ def _panel_html(shown: Sequence[str | Table | Drawing | Html], data: ReportData)
         elif kind is Table:
             parts += [Markup(table.html(data.colors)) for table in given]
         else:
-            parts += [each.markup if isinstance(each, Html) else Markup("<p>{}</p>").format(each) for each in given]
+            paragraph = Markup("<p>{}</p>")
+            parts += [Markup(each.markup) if isinstance(each, Html) else paragraph.format(each) for each in given]
     return Markup("\n").join(parts)
 
 
 def _variables(named: Mapping[str, str], dark: bool) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in named.items()) + " " + theme.variables(dark)
+    """Return the CSS declarations of a page's colours."""
+    arms = {f"arm-{number}": pair[dark] for number, pair in enumerate([BASELINE, *COLORS])}
+    return " ".join(f"--{name}: {value};" for name, value in {**named, **arms}.items())
 
 
 # Numbers --------------------------------------------------------------------------------------------------------------
@@ -199,6 +201,10 @@ def _variables(named: Mapping[str, str], dark: bool) -> str:
 
 def record(data: ReportData) -> dict[str, Any]:
     """Return everything that is in the tables, as plain lists, dicts, strings and numbers."""
+    successes = [  # the metric and the baseline stand in the effects
+        {"point": dict(each.point), "threshold": each.threshold, "arms": list(map(dataclasses.asdict, each.arms))}
+        for each in data.successes
+    ]
     return {
         "comparison": data.manifest,
         "controls": data.controls,
@@ -210,7 +216,7 @@ def record(data: ReportData) -> dict[str, Any]:
             }
             for found in data.effects
         ],
-        **({"successes": [_counts(found) for found in data.successes]} if data.successes else {}),
+        **({"successes": successes} if data.successes else {}),
         "runs": [
             {
                 **{"arm": run.arm, "seed": run.seed, "point": dict(run.point), "learning_rate": run.learning_rate},
@@ -225,12 +231,6 @@ def record(data: ReportData) -> dict[str, Any]:
             for arm, seed, place, rate in data.missing
         ],
     }
-
-
-def _counts(found: Effects) -> dict[str, Any]:
-    """Return the counts at one place of the grid; the metric and the baseline stand in its effects."""
-    arms = [dataclasses.asdict(arm) for arm in found.arms]
-    return {"point": dict(found.point), "threshold": found.threshold, "arms": arms}
 
 
 def _arm(arm: ArmResult) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Aggregate:
     interacting: dict[str, float]
 
 
-def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate | None:
+def aggregate(found: Sequence[Effects]) -> Aggregate | None:
     """Return what all places of a grid say together; None with fewer than two at which all arms have a run."""
     names = [arm.name for arm in max(found, key=lambda each: len(each.arms)).arms] if found else []
     places = [{arm.name: arm.by_seed for arm in each.arms if arm.by_seed} for each in found]
@@ -74,7 +74,7 @@ def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate
     thresholds = np.linspace(every.min(), every.max(), PLACES)
     sign = -1.0 if metric.mode == "min" else 1.0
     rng = np.random.default_rng(0)
-    drawn = [rng.integers(len(of), size=(resamples, len(of))) for of in seeds]
+    drawn = [rng.integers(len(of), size=(RESAMPLES, len(of))) for of in seeds]
     arms = []
     for name in names:
         profile, low, high = _resampled(scores[name], drawn, lambda each: profile_of(each, thresholds, sign))
@@ -86,22 +86,17 @@ def aggregate(found: Sequence[Effects], resamples: int = RESAMPLES) -> Aggregate
             improvement = Interval(*map(float, ends), samples=len(places))
         arms.append(ArmAggregate(name, mean, improvement, profile, low, high))
     tables = [np.stack(of_place, -1) for of_place in zip(*scores.values(), strict=True)]
-    moves = _resampled(tables, drawn, lambda each: moves_of(np.stack([place.mean(-2) for place in each], -1)))
-    parts = (Interval(*map(float, ends), samples=len(places)) for ends in zip(*moves, strict=True))
+    ranges = _resampled(tables, drawn, lambda each: ranges_of(np.stack([place.mean(-2) for place in each], -1)))
+    parts = (Interval(*map(float, ends), samples=len(places)) for ends in zip(*ranges, strict=True))
     crossing = interactions(places, baseline)
     return Aggregate(metric, baseline, len(places), thresholds, min(map(len, seeds)), arms, *parts, crossing)
 
 
 def interactions(places: Sequence[Mapping[str, Mapping[int, float]]], baseline: str) -> dict[str, float]:
-    """Return for every arm how likely its difference to the baseline varies as much between two places by chance.
+    """Return arm → how likely its difference to the baseline varies as much between two places by chance.
 
-    Args:
-        places: of each, arm → final value by seed.
-        baseline: the arm that differences refer to.
-
-    Returns:
-        Arm → the least p of its pairs of places by Student's t-test of differences of differences, paired by seed,
-        adjusted for all arms and pairs by Holm's method.
+    It is the least p of all pairs of places by Student's t-test of differences of differences, paired by seed, adjusted
+    for all arms and pairs by Holm's method. ``places`` has arm → final value by seed of each.
     """
     found = {}
     for arm in {name: None for place in places for name in place if name != baseline and baseline in place}:
@@ -113,14 +108,10 @@ def interactions(places: Sequence[Mapping[str, Mapping[int, float]]], baseline: 
     return {arm: min(p for (name, _), p in adjusted.items() if name == arm) for arm, _ in found}
 
 
-def moves_of(means: np.ndarray) -> np.ndarray:
-    """Return what arms, places and their interaction move: two ranges of means, and the largest deviation of a cell.
+def ranges_of(means: np.ndarray) -> np.ndarray:
+    """Return how far arms and places lie apart, two ranges of means, and the largest deviation of a cell from both.
 
-    Args:
-        means: (…, arms, places).
-
-    Returns:
-        (…, 3), none of them negative; noise in the means alone makes each larger than zero.
+    (…, arms, places) → (…, 3), none of them negative; noise in the means alone makes each larger than zero.
     """
     of_arms, of_places = means.mean(-1, keepdims=True), means.mean(-2, keepdims=True)
     off = means - of_arms - of_places + means.mean((-2, -1), keepdims=True)
@@ -128,14 +119,7 @@ def moves_of(means: np.ndarray) -> np.ndarray:
 
 
 def interquartile_mean(scores: Scores) -> np.ndarray:
-    """Return the mean of the middle half of all runs: as robust as a median, and steadier.
-
-    Args:
-        scores: (…, seeds) per place.
-
-    Returns:
-        (…).
-    """
+    """Return the mean of the middle half of all runs, robust and steadier than a median: (…, seeds) per place → (…)."""
     from scipy import stats
 
     return np.asarray(stats.trim_mean(np.concatenate(scores, axis=-1), 0.25, axis=-1))
@@ -144,14 +128,8 @@ def interquartile_mean(scores: Scores) -> np.ndarray:
 def improvement_of(pairs: Sequence[np.ndarray], sign: float = 1.0) -> np.ndarray:
     """Return the probability that a run is better than one of another arm at the same place, a tie counting one half.
 
-    It is Mann and Whitney's U over the product of the numbers of runs, averaged over places.
-
-    Args:
-        pairs: (…, seeds, 2) per place, the other arm last.
-        sign: −1 where less is better.
-
-    Returns:
-        (…).
+    It is Mann and Whitney's U over the product of the numbers of runs, averaged over places: (…, seeds, 2) per place,
+    the other arm last → (…). ``sign`` is −1 where less is better.
     """
     each = []
     for place in pairs:
@@ -161,15 +139,9 @@ def improvement_of(pairs: Sequence[np.ndarray], sign: float = 1.0) -> np.ndarray
 
 
 def profile_of(scores: Scores, thresholds: np.ndarray, sign: float = 1.0) -> np.ndarray:
-    """Return the share of runs that are as good as each threshold, averaged over places.
+    """Return the share of runs as good as each of T thresholds, averaged over places: (…, seeds) per place → (…, T).
 
-    Args:
-        scores: (…, seeds) per place.
-        thresholds: (T,).
-        sign: −1 where less is better.
-
-    Returns:
-        (…, T).
+    ``sign`` is −1 where less is better.
     """
     reached = [(sign * place[..., None] >= sign * thresholds).mean(-2) for place in scores]
     return np.mean(reached, axis=0)

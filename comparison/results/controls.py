@@ -72,12 +72,9 @@ def as_sharp(arm: str, arms: Collection[str]) -> list[str]:
 def due_to_structure(kinds: Mapping[str, str]) -> tuple[str, list[str]]:
     """Return whether a gain is due to the structure, and the controls that decide it.
 
-    Args:
-        kinds: control → what the arm is beside it: better, worse, equivalent or undecided.
-
-    Returns:
-        ``"shown"`` where every control is exceeded; ``"refuted"`` where one gains as much, or more; ``"not shown"``
-        where a difference to one is undecided; ``"no control"``.
+    By what the arm is beside each control (better, worse, equivalent or undecided), it is ``"shown"`` where every
+    control is exceeded, ``"refuted"`` where one gains as much or more, ``"not shown"`` where a difference to one is
+    undecided; ``"no control"`` without any.
     """
     as_good = [name for name, kind in kinds.items() if kind in ("worse", "equivalent")]
     missing = [name for name, kind in kinds.items() if kind != "better"]
@@ -89,10 +86,8 @@ def due_to_structure(kinds: Mapping[str, str]) -> tuple[str, list[str]]:
 def verdicts(found: Any) -> dict[str, tuple[str, str, list[str]]]:
     """Return of every arm with controls: is a gain over the baseline shown, is it due to structure, what decides that.
 
-    Differences to controls that are as sharp hold together among themselves (Bonferroni).
-
-    Args:
-        found: the ``Effects`` of one place of the grid; that module imports this one.
+    Differences to controls that are as sharp hold together among themselves (Bonferroni). ``found`` is the ``Effects``
+    of one place of the grid; that module imports this one.
     """
     arms = {arm.name: arm for arm in found.arms}
     pairs = [(name, other) for name in arms for other in as_sharp(name, arms)]

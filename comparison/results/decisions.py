@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from comparison.results.metric import Metric
@@ -55,10 +55,6 @@ class Question:
         """Return the question for each of several differences, whose intervals then hold together (Bonferroni)."""
         return replace(self, level=1 - (1 - self.level) / max(size, 1))
 
-    def plain(self) -> dict[str, Any]:
-        """Return the question as a manifest holds it."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -85,10 +81,9 @@ def decide(values: Sequence[float], question: Question, metric: Metric) -> Decis
     for n in range(question.fewest, len(values) + 1):
         interval = question.interval(values[:n])
         kind = _kind(interval, question, metric)
-        if kind == "equivalent":
-            return Decision(kind, interval, within=_within(interval, question))
         if kind != "undecided":
-            return Decision(kind, interval)
+            beyond = max(-interval.low, interval.high) if question.margin is None else question.margin
+            return Decision(kind, interval, within=beyond if kind == "equivalent" else None)
     interval = question.interval(values)
     reason = "all seeds agree to the last digit" if len(values) > 1 and t_interval(values).has_no_width else ""
     needed, helped = _needed(values, question), _helped(values, question)
@@ -108,10 +103,6 @@ def judged(interval: Interval, margin: float | None, metric: Metric) -> Kind:
     if margin is not None and max(-interval.low, interval.high) < margin:
         return "equivalent"
     return VERDICTS[metric.is_gain(interval)]
-
-
-def _within(interval: Interval, question: Question) -> float:
-    return question.margin if question.margin is not None else max(-interval.low, interval.high)
 
 
 def _critical(n: int, question: Question) -> float:

@@ -8,7 +8,7 @@ added for an arm, is no competitor of the baseline: its difference to it is show
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from comparison.results.paired import (
     paired_values,
     t_interval,
 )
-from comparison.results.records import at_point
+from comparison.results.records import chosen_at
 from comparison.results.targets import Curve, Reach, Share, Times, final_mean, fisher, reach, share, steps_to, times_to
 from structured_init.errors import StructuredInitError
 
@@ -56,9 +56,8 @@ class Effect(Contrast):
     """A paired difference: its p-value is that of the paired t-test. With two pairs it always is open."""
 
     by_seed: Values  # of the seeds in which both have a number
-    interval: (
-        Interval  # Student's t; where the comparison was asked to decide, the one that is valid under its stopping
-    )
+    # Student's t; where the comparison was asked to decide, the one that is valid under its stopping
+    interval: Interval
     decision: Decision | None = None  # where the comparison was asked to decide
     # The arm that looks better has diverged in a seed: the seeds in which it has not are no fair sample of it.
     unjudged: bool = False
@@ -120,7 +119,7 @@ class ArmSuccess:
     is_control: bool = False  # see ArmResult
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Effects:
     """All arms at one place of the grid."""
 
@@ -130,9 +129,7 @@ class Effects:
     # Those with a complete run, or with no learning rate that could be chosen, in the order in which they were given:
     # ArmResult, or ArmSuccess where there is a threshold.
     arms: list[Any]
-    threshold: float | None = (
-        None  # what a final value has to reach for its run to be counted, in the unit that is shown
-    )
+    threshold: float | None = None  # what a final value has to reach to be counted, in the unit that is shown
     target: float | None = None  # what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves
     question: Question | None = None  # what was to be decided; None where the comparison only describes
     family: int = 1  # how many differences are judged together, at all places of the grid
@@ -153,81 +150,48 @@ def effects(
     scrambled: Mapping[str, str] | None = None,
 ) -> list[Effects]:
     """Return the effects at every place of the grid, with verdicts that hold together."""
-    chosen, controls, scrambled, arms = choices or {}, controls or {}, scrambled or {}, manifest["arms"]
+    controls, scrambled, arms, baseline = controls or {}, scrambled or {}, manifest["arms"], manifest["baseline"]
     ends = (f"{arm}{end}" for arm in arms for end in (SCRAMBLED, SHARPENED, OFFSET, SAME_POSITIONS))
-    no_competitors = {*named(manifest).values(), *scrambled.values(), *ends} - {manifest["baseline"]}
-    pairs = {(arm, manifest["baseline"]) for arm in arms if arm not in {*no_competitors, manifest["baseline"]}}
+    no_competitors = {*named(manifest).values(), *scrambled.values(), *ends} - {baseline}
+    pairs = {(arm, baseline) for arm in arms if arm not in {*no_competitors, baseline}}
     pairs |= {*controls.items(), *scrambled.items()}
     places, question = points(manifest["grid"]), question_of(manifest)
     question = question and question.of_family(len(pairs) * len(places))
-    of_place = (chosen.get(choice_name(point), {}) for point in places)
-    return judge_together(
-        [
-            _effects(results, manifest, controls, scrambled, no_competitors, question, curves, point, choice)
-            for point, choice in zip(places, of_place, strict=True)
+    found = []
+    for point in places:
+        finals = _Finals.at(point, results, Metric(manifest["metric"], manifest["mode"]), question)
+        target, reaches = finals.reaches(curves, point, baseline)
+        no_rates = {arm: _no_rate(choice) for arm, choice in (choices or {}).get(choice_name(point), {}).items()}
+        of_arms = [
+            ArmResult(
+                name=arm,
+                by_seed=values,
+                diverged=tuple(sorted(finals.diverged[arm])),
+                value=finals.metric.mean(values.values()) if values else None,
+                is_control=arm in no_competitors,
+                learning_rate=finals.rates[arm] if manifest["learning_rates"] else None,
+                baseline=finals.effect(arm, baseline, judged=arm not in no_competitors),
+                control=finals.effect(arm, controls.get(arm)),
+                reach=reaches.get(arm),
+                scrambled=finals.effect(arm, scrambled.get(arm)),
+            )
+            if (values := finals.values.get(arm)) is not None
+            else ArmResult(name=arm, by_seed={}, diverged=(), no_rate=no_rates[arm])
+            for arm in arms
+            if arm in finals.values or no_rates.get(arm)
         ]
-    )
+        each = Effects(point, finals.metric, baseline, of_arms, target=target, question=question)
+        finite = [value for arm in of_arms for value in arm.by_seed.values()]
+        if all_or_nothing(each) is not None or each.metric.looks_solved(finite):
+            each = replace(each, arms=list(map(_without_ends, of_arms)))
+        found.append(each)
+    return judge_together(found)
 
 
-def _effects(
-    results: pd.DataFrame,
-    manifest: Manifest,
-    controls: Mapping[str, str],
-    scrambled: Mapping[str, str],
-    no_competitors: Collection[str],
-    question: Question | None,
-    curves: pd.DataFrame | None,
-    point: Point,
-    choices: Mapping[str, Any],
-) -> Effects:
-    metric, baseline = Metric(manifest["metric"], manifest["mode"]), manifest["baseline"]
-    rows = at_point(results, point)
-    rows = rows[rows["chosen"].astype(bool)] if len(rows) else rows
-    values: dict[str, Values] = {}
-    diverged: dict[str, set[int]] = {}
-    rates: dict[str, float] = {}
-    for _, row in rows.iterrows():
-        value, arm, seed = float(row.get(metric.name, math.nan)), row["arm"], int(row["seed"])
-        has_diverged = bool(row.get("diverged", False)) or math.isinf(value)
-        if math.isnan(value) and not has_diverged:
-            continue  # the run has not logged this metric
-        values.setdefault(arm, {}).update({seed: metric.factor * value} if math.isfinite(value) else {})
-        diverged.setdefault(arm, set()).update({seed} if has_diverged else ())
-        rates[arm] = row["learning_rate"]
-    complete = {arm: {*of_arm, *diverged[arm]} for arm, of_arm in values.items()}
-    target, reaches = _reaches(curves, point, metric, baseline, complete, diverged)
-    without_rate = {arm: found for arm, choice in choices.items() if (found := _no_rate(choice)) and arm not in values}
-    arms = [
-        ArmResult(name=arm, by_seed={}, diverged=(), no_rate=without_rate[arm])
-        if arm in without_rate
-        else ArmResult(
-            name=arm,
-            by_seed=values[arm],
-            diverged=tuple(sorted(diverged[arm])),
-            value=metric.mean(values[arm].values()) if values[arm] else None,
-            is_control=arm in no_competitors,
-            learning_rate=rates[arm] if manifest["learning_rates"] else None,
-            baseline=_effect(metric, values, diverged, arm, baseline, question, judged=arm not in no_competitors),
-            control=_effect(metric, values, diverged, arm, controls.get(arm), question),
-            reach=reaches.get(arm),
-            scrambled=_effect(metric, values, diverged, arm, scrambled.get(arm), question),
-        )
-        for arm in manifest["arms"]
-        if arm in values or arm in without_rate
-    ]
-    found = Effects(point=point, metric=metric, baseline=baseline, target=target, arms=arms, question=question)
-    finals = [value for arm in arms for value in arm.by_seed.values()]
-    counts = all_or_nothing(found) is not None or metric.looks_solved(finals)
-    return replace(found, arms=_without_ends(arms)) if counts else found
-
-
-def _without_ends(arms: Sequence[ArmResult]) -> list[ArmResult]:
-    """Return arms whose means have no interval: seeds that agree say nothing about those that fail now and then."""
-    known = [arm.value is not None and not arm.value.has_no_width for arm in arms]
-    return [
-        replace(arm, value=replace(arm.value, low=-math.inf, high=math.inf)) if ends else arm
-        for arm, ends in zip(arms, known, strict=True)
-    ]
+def _without_ends(arm: ArmResult) -> ArmResult:
+    """Return an arm whose mean has no interval: seeds that agree say nothing about those that fail now and then."""
+    known = arm.value is not None and not arm.value.has_no_width
+    return replace(arm, value=replace(arm.value, low=-math.inf, high=math.inf)) if known else arm
 
 
 def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
@@ -240,40 +204,82 @@ def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:
     return NoRate(max(map(len, choice["validation"].values())), len(values), diverged, failed)
 
 
-def _effect(
-    metric: Metric,
-    values: Mapping[str, Values],
-    diverged: Mapping[str, set[int]],
-    arm: str,
-    reference: str | None,
-    question: Question | None,
-    judged: bool = True,
-) -> Effect | None:
-    if reference is None or reference == arm or not values[arm].keys() & values.get(reference, {}).keys():
-        return None
-    differences = paired_values(values[arm], values[reference])
-    if question is not None:
-        decided = _decided(metric, differences, diverged, arm, reference, question)
-        return decided if judged else replace(decided, is_gain=None, decision=None)
-    interval = metric.cut(t_interval(list(differences.values())), difference=True)
-    is_gain = metric.is_gain(interval)
-    unjudged = is_gain is not None and bool(diverged[arm if is_gain else reference])
-    p = p_value(list(differences.values())) if len(differences) > 1 else None
-    is_gain = None if unjudged or not judged or interval.samples < FEWEST_FOR_INTERVAL else is_gain
-    return Effect(reference, p, None, is_gain, by_seed=differences, interval=interval, unjudged=unjudged and judged)
+@dataclass(frozen=True)
+class _Finals:
+    """The final values of all arms at one place of the grid, in the unit that is shown."""
 
+    metric: Metric
+    question: Question | None
+    values: dict[str, Values]  # arm → final value by seed, of the runs that ended in a number
+    diverged: dict[str, set[int]]  # arm → seeds
+    rates: dict[str, float]  # arm → its learning rate
 
-def _decided(
-    metric: Metric, by_seed: Values, diverged: Mapping[str, set[int]], arm: str, reference: str, question: Question
-) -> Effect:
-    """Return a difference with its decision; where a side that has diverged looks no worse, no seed can decide it."""
-    found = decide(list(by_seed.values()), question, metric)
-    lost = {"better": diverged[arm], "worse": diverged[reference]}.get(found.kind, diverged[arm] | diverged[reference])
-    if lost:
-        found = Decision("undecided", found.interval, reason="a side that looks no worse has diverged in some seeds")
-    found = replace(found, interval=metric.cut(found.interval, difference=True))
-    is_gain = {"better": True, "worse": False}.get(found.kind)
-    return Effect(reference, None, None, is_gain, by_seed=by_seed, interval=found.interval, decision=found)
+    @classmethod
+    def at(cls, point: Point, results: pd.DataFrame, metric: Metric, question: Question | None) -> _Finals:
+        """Return those of a place."""
+        found = cls(metric, question, {}, {}, {})
+        for _, row in chosen_at(results, point).iterrows():
+            value, arm, seed = float(row.get(metric.name, math.nan)), row["arm"], int(row["seed"])
+            has_diverged = bool(row.get("diverged", False)) or math.isinf(value)
+            if math.isnan(value) and not has_diverged:
+                continue  # the run has not logged this metric
+            found.values.setdefault(arm, {}).update({seed: metric.factor * value} if math.isfinite(value) else {})
+            found.diverged.setdefault(arm, set()).update({seed} if has_diverged else ())
+            found.rates[arm] = row["learning_rate"]
+        return found
+
+    def effect(self, arm: str, reference: str | None, judged: bool = True) -> Effect | None:
+        """Return the paired difference of an arm to another; None where no seed has both."""
+        values, others = self.values[arm], self.values.get(reference or "", {})
+        if reference is None or reference == arm or not values.keys() & others.keys():
+            return None
+        by_seed = paired_values(values, others)
+        differences, decision, p, unjudged = list(by_seed.values()), None, None, False
+        if self.question is not None:
+            decision = self._decided(arm, reference, differences)
+            interval, is_gain = decision.interval, {"better": True, "worse": False}.get(decision.kind)
+        else:
+            interval = self.metric.cut(t_interval(differences), difference=True)
+            is_gain = self.metric.is_gain(interval)
+            p = p_value(differences) if len(differences) > 1 else None
+            unjudged = is_gain is not None and bool(self.diverged[arm if is_gain else reference])
+            is_gain = None if unjudged or interval.samples < FEWEST_FOR_INTERVAL else is_gain
+        if not judged:
+            is_gain, decision, unjudged = None, None, False
+        given = {"by_seed": by_seed, "interval": interval, "decision": decision, "unjudged": unjudged}
+        return Effect(reference, p, None, is_gain, **given)
+
+    def _decided(self, arm: str, reference: str, differences: list[float]) -> Decision:
+        """Return what differences decide; where a side that has diverged looks no worse, no seed can decide it."""
+        assert self.question is not None
+        found = decide(differences, self.question, self.metric)
+        ours, theirs = self.diverged[arm], self.diverged[reference]
+        if {"better": ours, "worse": theirs}.get(found.kind, ours | theirs):
+            found = Decision(
+                "undecided", found.interval, reason="a side that looks no worse has diverged in some seeds"
+            )
+        return replace(found, interval=self.metric.cut(found.interval, difference=True))
+
+    def reaches(
+        self, curves: pd.DataFrame | None, point: Point, baseline: str
+    ) -> tuple[float | None, dict[str, Reach]]:
+        """Return the target in the unit that is shown, and how soon each arm's complete runs reach it."""
+        if curves is None or not len(curves):
+            return None, {}
+        found = {
+            arm: {
+                # Whatever a run was before it diverged, it reaches nothing.
+                seed: [*curve, (curve[-1][0], math.nan)] if seed in self.diverged[arm] else curve
+                for seed, curve in of_arm.items()
+                if seed in {*self.values.get(arm, ()), *self.diverged.get(arm, ())}
+            }
+            for arm, of_arm in curves_by_seed(chosen_at(curves, point), self.metric.on_validation).items()
+        }
+        target = final_mean(found.get(baseline, {}))
+        if target is None:
+            return None, {}
+        soon = {arm: reach(of, found[baseline], target, self.metric.mode) for arm, of in found.items() if of}
+        return self.metric.factor * target, soon
 
 
 def judged_of(arm: Any) -> list[tuple[str, Any]]:
@@ -308,36 +314,6 @@ def judge_together(found: Sequence[Effects]) -> list[Effects]:
     return [
         replace(each, arms=[together(place, arm) for arm in each.arms], family=size) for place, each in enumerate(found)
     ]
-
-
-def _reaches(
-    curves: pd.DataFrame | None,
-    point: Point,
-    metric: Metric,
-    baseline: str,
-    complete: Mapping[str, set[int]],
-    diverged: Mapping[str, set[int]],
-) -> tuple[float | None, dict[str, Reach]]:
-    """Return the target in the unit that is shown, and how soon each arm's complete runs reach it."""
-    if curves is None or not len(curves):
-        return None, {}
-    shown = at_point(curves[curves["chosen"].astype(bool)], point)
-    found = {
-        arm: {
-            # Whatever a run was before it diverged, it reaches nothing.
-            seed: [*curve, (curve[-1][0], math.nan)] if seed in diverged[arm] else curve
-            for seed, curve in of_arm.items()
-            if seed in complete.get(arm, set())
-        }
-        for arm, of_arm in curves_by_seed(shown, metric.on_validation).items()
-    }
-    target = final_mean(found.get(baseline, {}))
-    if target is None:
-        return None, {}
-    base = found[baseline]
-    return metric.factor * target, {
-        arm: reach(of_arm, base, target, metric.mode) for arm, of_arm in found.items() if of_arm
-    }
 
 
 def curves_by_seed(curves: pd.DataFrame, metric: str, axis: str = "step") -> dict[str, dict[int, Curve]]:
@@ -384,8 +360,7 @@ def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = No
     }
     of_validation: dict[str, dict[int, Curve]] = {}
     if curves is not None and len(curves):
-        shown = at_point(curves[curves["chosen"].astype(bool)], found.point)
-        of_validation = curves_by_seed(shown, found.metric.on_validation)
+        of_validation = curves_by_seed(chosen_at(curves, found.point), found.metric.on_validation)
     arms = [
         ArmSuccess(
             name=arm.name,
@@ -399,8 +374,7 @@ def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = No
         for arm in found.arms
         if arm.name in shares
     ]
-    counted = Effects(point=found.point, metric=found.metric, baseline=found.baseline, arms=arms, threshold=limit)
-    return judge_together([counted])[0]
+    return judge_together([Effects(found.point, found.metric, found.baseline, arms, limit)])[0]
 
 
 def _contrast(shares: Mapping[str, Share], arm: str, reference: str | None) -> Contrast | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 ALONE = "1 seed, no interval"
 TWO = "2 seeds, no interval: run at least 5"
+KINDS = {True: "gain", False: "loss", None: "open"}  # of a cell, by ``is_gain``
 UNSOLVED = "no interval: a run solves it or does not"
 
 
@@ -80,40 +82,31 @@ def headline_table(found: Effects) -> Table:
     """Return the headline table of one place of the grid, a row per arm: of means, or of runs that succeed."""
     counted, digits = found.threshold is not None, 0 if found.threshold is not None else decimals(found)
     to_controls = {"control": "its control", "scrambled": "itself scrambled"}
-    to_controls = {to: name for to, name in to_controls.items() if any(getattr(arm, to) for arm in found.arms)}
-    names = [found.baseline, *to_controls.values()]
-    with_rates = not counted and any(arm.learning_rate is not None or arm.no_rate for arm in found.arms)
-    with_steps = not counted and found.target is not None and not found.at_once
-    with_times = counted and any(arm.times for arm in found.arms)
+    to = {"baseline": found.baseline} | {
+        kind: name for kind, name in to_controls.items() if any(getattr(arm, kind) for arm in found.arms)
+    }
+    said = verdicts(found)
+    columns: list[tuple[str, Callable[[Any], Cell]]] = [("arm", lambda arm: Cell(arm.name, arm=arm.name))]
     if counted:
-        columns = ["arm", f"runs with {threshold_text(found)}", *(f"against {name}" for name in names)]
+        ends = lambda share: f"{number(100 * share.low, 0)} to {number(100 * share.high, 0)} %"  # noqa: E731
+        runs = f"runs with {threshold_text(found)}"
+        columns.append((runs, lambda arm: Cell(share_text(arm.share), ends(arm.share))))
+        columns += [(f"against {name}", partial(_contrast_cell, found=found, to=kind)) for kind, name in to.items()]
     else:
-        columns = ["arm", "seeds", *(["learning rate"] if with_rates else [])]
-        columns += [f"{found.metric.label}, {found.metric.better}", *(f"− {name} (paired)" for name in names)]
-    columns += ["gain; due to structure"] if (said := verdicts(found)) else []
-    columns += [f"steps to {target_text(found, digits)}", "speed-up"] if with_steps else []
-    columns += ["steps until half have it"] if with_times else []
-    rows, fewer, solved = [], {} if counted else fewer_seeds(found), dict[str, str]()
-    if not counted and (threshold := all_or_nothing(found)) is not None:
-        shares = successes(found, threshold)
-        solved = {arm.name: f"{share_text(arm.share)} with {threshold_text(shares)}" for arm in shares.arms}
-    for arm in found.arms:
-        row = [Cell(arm.name, arm=arm.name)]
-        if counted:
-            interval = f"{number(100 * arm.share.low, 0)} to {number(100 * arm.share.high, 0)} %"
-            row.append(Cell(share_text(arm.share), interval))
-        else:
-            row.append(Cell(str(arm.seeds), diverged_text(arm)))
-            row += [_rate_cell(arm)] if with_rates else []
-            row.append(_value_cell(arm, found, digits, fewer.get(arm.name, ""), solved.get(arm.name, "")))
-        cells = [_contrast_cell(arm, to) if counted else effect_cell(arm, found, digits, to) for to in to_controls]
-        first = _contrast_cell(arm) if counted else effect_cell(arm, found, digits)
-        row += [Cell("baseline") if arm.name == found.baseline else first, *cells]
-        row += [_verdict_cell(*said.get(arm.name, ("", "", [])))] if said else []
-        row += [_steps_cell(arm.reach), _speed_up_cell(arm, found, digits)] if with_steps else []
-        row += [_median_cell(arm.times)] if with_times else []
-        rows.append(row)
-    return Table(columns, rows)
+        columns.append(("seeds", lambda arm: Cell(str(arm.seeds), diverged_text(arm))))
+        if any(arm.learning_rate is not None or arm.no_rate for arm in found.arms):
+            columns.append(("learning rate", _rate_cell))
+        columns.append((f"{found.metric.label}, {found.metric.better}", _value_cells(found, digits)))
+        effect = partial(effect_cell, found=found, digits=digits)
+        columns += [(f"− {name} (paired)", partial(effect, to=kind)) for kind, name in to.items()]
+    if said:
+        columns.append(("gain; due to structure", lambda arm: _verdict_cell(*said.get(arm.name, ("", "", [])))))
+    if not counted and found.target is not None and not found.at_once:
+        columns.append((f"steps to {target_text(found, digits)}", lambda arm: _steps_cell(arm.reach)))
+        columns.append(("speed-up", partial(_speed_up_cell, found=found, digits=digits)))
+    if counted and any(arm.times for arm in found.arms):
+        columns.append(("steps until half have it", lambda arm: _median_cell(arm.times)))
+    return Table([heading for heading, _ in columns], [[cell(arm) for _, cell in columns] for arm in found.arms])
 
 
 def target_text(found: Effects, digits: int) -> str:
@@ -123,16 +116,17 @@ def target_text(found: Effects, digits: int) -> str:
 
 
 def _value(found: Effects, value: float, digits: int) -> str:
-    return f"{number(value, digits)}{' %' if found.metric.factor == 100 else ''}"
+    return f"{number(value, digits)}{found.metric.percent}"
 
 
 def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline") -> Cell:
     """Return a paired difference with its interval; of one to a control it says what was subtracted."""
     effect, name = getattr(arm, to), to != "baseline"
+    if arm.name == found.baseline and not name:
+        return Cell("baseline")
     if effect is None:
         return Cell("" if name else no_value(arm) if arm.value is None else "nothing paired")
     interval, notes = effect.interval, []
-    kind = {True: "gain", False: "loss", None: "open"}[effect.is_gain]
     if name:
         notes.append(f"− {effect.reference}")
     if interval.samples == 1:
@@ -153,7 +147,7 @@ def effect_cell(arm: ArmResult, found: Effects, digits: int, to: str = "baseline
     if interval.samples >= FEWEST_FOR_BOOTSTRAP and effect.decision is None:
         again = bootstrap_interval(list(effect.by_seed.values()))
         notes.append(f"bootstrap {number(again.low, digits, signed=True)} to {number(again.high, digits, signed=True)}")
-    return Cell(interval_text(interval, digits, signed=True), ", ".join(notes), kind)
+    return Cell(interval_text(interval, digits, signed=True), ", ".join(notes), KINDS[effect.is_gain])
 
 
 def decision_text(decision: Decision, digits: int) -> str:
@@ -217,7 +211,7 @@ def diverged_text(arm: ArmResult) -> str:
 def threshold_text(found: Effects) -> str:
     """Return what a run has to reach: ``test accuracy ≥ 95 %``."""
     sign = "≤" if found.metric.mode == "min" else "≥"
-    return f"{found.metric.words} {sign} {found.threshold:g}{' %' if found.metric.factor == 100 else ''}"
+    return f"{found.metric.words} {sign} {found.threshold:g}{found.metric.percent}"
 
 
 def share_text(share: Share) -> str:
@@ -230,16 +224,17 @@ def _verdict_cell(gain: str, structure: str, decisive: list[str]) -> Cell:
     return Cell(f"{gain}; {structure}", ", ".join(decisive), kind) if gain else Cell("")
 
 
-def _contrast_cell(arm: ArmSuccess, to: str = "baseline") -> Cell:
-    found: Contrast | None = getattr(arm, to)
-    if found is None:
+def _contrast_cell(arm: ArmSuccess, found: Effects, to: str) -> Cell:
+    if arm.name == found.baseline and to == "baseline":
+        return Cell("baseline")
+    contrast: Contrast | None = getattr(arm, to)
+    if contrast is None:
         return Cell("")
     if to == "baseline" and arm.is_control:
         return Cell("", "a control, not judged")
-    word = {True: "more often", False: "less often", None: "not told apart"}[found.is_gain]
-    kind = {True: "gain", False: "loss", None: "open"}[found.is_gain]
-    against = [f"against {found.reference}"] if to != "baseline" else []
-    return Cell(word, ", ".join([*against, f"adjusted {p_text(found.adjusted)}"]), kind)
+    word = {True: "more often", False: "less often", None: "not told apart"}[contrast.is_gain]
+    against = f"against {contrast.reference}, " if to != "baseline" else ""
+    return Cell(word, f"{against}adjusted {p_text(contrast.adjusted)}", KINDS[contrast.is_gain])
 
 
 def _median_cell(times: Times | None) -> Cell:
@@ -251,20 +246,28 @@ def _median_cell(times: Times | None) -> Cell:
     return Cell(f"{times.median:,.0f}", f"{times.low:,.0f} {ends}")
 
 
-def _value_cell(arm: ArmResult, found: Effects, digits: int, fewer: str, solved: str) -> Cell:
-    if arm.value is None:
-        return Cell(no_value(arm))
-    kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
-    runs, alone = arm.value.samples, ""
-    if runs < FEWEST_FOR_INTERVAL:
-        alone = ALONE if arm.seeds == 1 and not fewer else "no interval"
-    elif solved:
-        alone = solved
-    elif arm.value.has_no_width:
-        alone = f"{runs} of {runs} at {_value(found, arm.value.mean, digits)}"
-    elif math.isinf(arm.value.half_width):
-        alone = UNSOLVED
-    return Cell(interval_text(arm.value, digits), ", ".join(filter(None, [fewer, kept, alone])))
+def _value_cells(found: Effects, digits: int) -> Callable[[ArmResult], Cell]:
+    """Return what writes the mean of an arm's final values; where they are all or nothing, how many have it."""
+    fewer, solved = fewer_seeds(found), dict[str, str]()
+    if (threshold := all_or_nothing(found)) is not None:
+        shares = successes(found, threshold)
+        solved = {arm.name: f"{share_text(arm.share)} with {threshold_text(shares)}" for arm in shares.arms}
+
+    def cell(arm: ArmResult) -> Cell:
+        if arm.value is None:
+            return Cell(no_value(arm))
+        runs, alone = arm.value.samples, solved.get(arm.name, "")
+        if runs < FEWEST_FOR_INTERVAL:
+            alone = ALONE if arm.seeds == 1 and arm.name not in fewer else "no interval"
+        elif not alone and arm.value.has_no_width:
+            alone = f"{runs} of {runs} at {_value(found, arm.value.mean, digits)}"
+        elif not alone and math.isinf(arm.value.half_width):
+            alone = UNSOLVED
+        kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
+        notes = filter(None, [fewer.get(arm.name), kept, alone])
+        return Cell(interval_text(arm.value, digits), ", ".join(notes))
+
+    return cell
 
 
 def _rate_cell(arm: ArmResult) -> Cell:
@@ -276,17 +279,13 @@ def _rate_cell(arm: ArmResult) -> Cell:
 def _steps_cell(found: Reach | None) -> Cell:
     if found is None or not found.steps:
         return Cell("")
-    reached = found.reached
+    reached = [steps for steps in found.steps.values() if steps is not None]
     if not reached:
         return Cell("not reached")
-    mean = math.fsum(reached.values()) / len(reached)
-    missing = len(found.steps) - len(reached)
-    note = f"mean of {len(reached)}; not reached by {missing} of {len(found.steps)}" if missing else ""
-    if not note and len(reached) == 1:
-        note = ALONE
-    elif not note:
-        note = f"range {min(reached.values()):,.0f} to {max(reached.values()):,.0f}"
-    return Cell(f"{mean:,.0f}", note)
+    note = ALONE if len(reached) == 1 else f"range {min(reached):,.0f} to {max(reached):,.0f}"
+    if missing := len(found.steps) - len(reached):
+        note = f"mean of {len(reached)}; not reached by {missing} of {len(found.steps)}"
+    return Cell(f"{math.fsum(reached) / len(reached):,.0f}", note)
 
 
 def _speed_up_cell(arm: ArmResult, found: Effects, digits: int) -> Cell:
@@ -301,12 +300,5 @@ def _speed_up_cell(arm: ArmResult, found: Effects, digits: int) -> Cell:
         return Cell(f"{times(ratio.mean)}×", ", ".join(notes), "open")
     word = {True: "faster", False: "slower", None: "not told apart"}[arm.reach.is_faster]
     ends = f"{times(ratio.low)} to {times(ratio.high)}" if ratio.high < 1000 else f"from {times(ratio.low)}"
-    notes = [
-        ends,
-        *notes,
-        word,
-        *([f"adjusted {p_text(arm.reach.adjusted)}"] if arm.reach.adjusted is not None else []),
-    ]
-    return Cell(
-        f"{times(ratio.mean)}×", ", ".join(notes), {True: "gain", False: "loss"}.get(arm.reach.is_faster, "open")
-    )
+    adjusted = [] if arm.reach.adjusted is None else [f"adjusted {p_text(arm.reach.adjusted)}"]
+    return Cell(f"{times(ratio.mean)}×", ", ".join([ends, *notes, word, *adjusted]), KINDS[arm.reach.is_faster])

@@ -100,7 +100,7 @@ class Metric:
     @property
     def label(self) -> str:
         """The metric in words, with its unit."""
-        return self.words + (" %" if self.factor == 100 else "")
+        return self.words + self.percent
 
     @property
     def words(self) -> str:
@@ -114,8 +114,18 @@ class Metric:
 
     @property
     def unit(self) -> str:
-        """The unit of a difference."""
+        """The unit of a difference, ``"points"``; empty without one."""
         return "points" if self.factor == 100 else ""
+
+    @property
+    def points(self) -> str:
+        """The same with a space before it."""
+        return f" {self.unit}" if self.unit else ""
+
+    @property
+    def percent(self) -> str:
+        """The unit of a value, with a space before it; empty without one."""
+        return " %" if self.factor == 100 else ""
 
     @property
     def on_validation(self) -> str:

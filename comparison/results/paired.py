@@ -92,18 +92,14 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     return Interval(mean, mean - half_width, mean + half_width, n)
 
 
-def share_interval(values: Sequence[float], whole: float = 1.0, level: float = 0.95) -> Interval:
+def share_interval(values: Sequence[float], whole: float = 1.0) -> Interval:
     """Return the mean of a few shares and Student's t interval of its logit, which ends neither at 0 nor at the whole.
 
     Near an end the values of runs are skewed, and the interval is longer on the side that is far from the end. The
-    logit is taken of the mean, not of the values, whose mean logit is another number (delta method).
-
-    Args:
-        values: at least one, from 0 to ``whole``; where their mean is an end, the interval is that of ``t_interval``.
-        whole: the largest share, 100 for percent.
-        level: confidence level.
+    logit is taken of the mean, not of the values, whose mean logit is another number (delta method). Where the mean is
+    an end, 0 or ``whole``, the interval is that of ``t_interval``.
     """
-    found = t_interval(values, level)
+    found = t_interval(values)
     if not 0 < found.mean < whole or found.has_no_width or math.isinf(found.half_width):
         return found
     odds = found.mean / (whole - found.mean)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
 
 from comparison.results.effects import Effects
 from comparison.results.metric import Metric
-from comparison.results.paired import ROUNDING, deviation
+from comparison.results.paired import FAMILY_LEVEL, ROUNDING, deviation
 from comparison.results.tables import Cell, Table, number, significant
 
 POWER = 0.8
@@ -34,7 +35,7 @@ class Power:
     seeds: dict[float, int | None]
 
 
-def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1, level: float = 0.95) -> Power | None:
+def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1) -> Power | None:
     """Return what paired differences can show; None below two, and where all are equal.
 
     Holm's method judges the largest of a family at the level of Bonferroni and all others at a wider one, so the power
@@ -48,35 +49,29 @@ def power(values: Sequence[float], half_widths: Sequence[float], family: int = 1
     spread = deviation(values)
     if not spread > ROUNDING * abs(math.fsum(values) / n):
         return None
-    prices = {width: pairs_for(spread, width, level) for width in sorted(half_widths, reverse=True)}
-    visible = smallest_effect(spread, n, level=1 - (1 - level) / family)
+    prices = {width: pairs_for(spread, width) for width in sorted(half_widths, reverse=True)}
+    visible = smallest_effect(spread, n, level=1 - FAMILY_LEVEL / family)
     # (n − 1) s²/σ² has a chi-squared distribution, and what is visible grows with σ.
-    low, high = (math.sqrt((n - 1) / stats.chi2.ppf(0.5 + sign * level / 2, n - 1)) for sign in (1, -1))
+    low, high = (math.sqrt((n - 1) / stats.chi2.ppf(0.5 + sign * (1 - FAMILY_LEVEL) / 2, n - 1)) for sign in (1, -1))
     return Power(n, spread, family, visible, (low * visible, high * visible), prices)
 
 
-def smallest_effect(deviation: float, pairs: int, power: float = POWER, level: float = 0.95) -> float:
-    """Return the true mean at which a paired t test of so many pairs rejects zero with probability ``power``.
+def smallest_effect(deviation: float, pairs: int, level: float = 0.95) -> float:
+    """Return the true mean at which a paired t test of so many pairs rejects zero with a probability of 80 %.
 
     With a true mean of μ, ``t`` is noncentral with ``pairs − 1`` degrees of freedom and noncentrality ``μ √pairs / σ``
-    (Cohen, Statistical Power Analysis, 1988, §2). The deviation is taken for σ.
-
-    Args:
-        deviation: standard deviation of paired differences.
-        pairs: at least 2.
-        power: probability of an interval that excludes zero on the right side.
-        level: of the interval.
+    (Cohen, Statistical Power Analysis, 1988, §2). The standard deviation of paired differences is taken for σ.
     """
-    return _noncentrality(pairs, power, level) * deviation / math.sqrt(pairs)
+    return _noncentrality(pairs, level) * deviation / math.sqrt(pairs)
 
 
 @cache
-def _noncentrality(pairs: int, power: float, level: float) -> float:
+def _noncentrality(pairs: int, level: float) -> float:
     """Return the noncentrality at which t rejects with a probability: the same for all differences of a page."""
     from scipy import optimize, stats
 
     critical = float(stats.t.isf((1 - level) / 2, pairs - 1))
-    short = lambda shift: float(stats.nct.sf(critical, pairs - 1, shift)) - power  # noqa: E731
+    short = lambda shift: float(stats.nct.sf(critical, pairs - 1, shift)) - POWER  # noqa: E731
     return float(optimize.brentq(short, 0.0, 10 * critical))
 
 
@@ -84,18 +79,11 @@ def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int |
     """Return the smallest number of pairs whose t interval has at most this half width; None above 10,000."""
     from scipy import stats
 
-    def wide(pairs: int) -> bool:
-        return float(stats.t.isf((1 - level) / 2, pairs - 1)) * deviation / math.sqrt(pairs) > half_width
+    def narrow(pairs: int) -> bool:
+        return float(stats.t.isf((1 - level) / 2, pairs - 1)) * deviation / math.sqrt(pairs) <= half_width
 
-    if wide(MANY):
-        return None
-    low, high = 1, 2
-    while wide(high):
-        low, high = high, min(2 * high, MANY)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if wide(middle) else (low, middle)
-    return high
+    found = bisect_left(range(2, MANY + 1), True, key=narrow) + 2
+    return found if found <= MANY else None
 
 
 def usual_half_widths(metric: Metric, scale: float) -> tuple[float, float]:
@@ -115,7 +103,14 @@ def _round(value: float) -> float:
 
 def powers(found: Effects) -> list[tuple[str, str, Power]]:
     """Return arm, reference and power of every paired difference whose seeds differ."""
-    return list(_powers(found))
+    values = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
+    widths = usual_half_widths(found.metric, median(values) if values else 1.0)
+    known = [
+        (arm.name, effect.reference, power(list(effect.by_seed.values()), widths, found.family))
+        for arm in found.arms
+        for effect in arm.differences
+    ]
+    return [(arm, reference, one) for arm, reference, one in known if one is not None]
 
 
 def power_table(found: Effects) -> Table | None:
@@ -130,9 +125,9 @@ def power_table(found: Effects) -> Table | None:
         [
             Cell(f"{arm} − {reference}"),
             Cell(str(one.pairs)),
-            Cell(number(one.deviation, _two_digits(one.deviation))),
-            Cell(number(one.visible, _two_digits(one.visible)), note=_between(one.between)),
-            *(Cell(_price(seeds)) for seeds in one.seeds.values()),
+            Cell(_between([one.deviation])),
+            Cell(_between([one.visible]), note=_between(one.between)),
+            *(Cell(_prices([seeds])) for seeds in one.seeds.values()),
         ]
         for arm, reference, one in known
     ]
@@ -141,10 +136,10 @@ def power_table(found: Effects) -> Table | None:
 
 def power_sentence(found: Effects) -> str:
     """Return the same in a sentence; empty where nothing is known."""
-    known = [one for _, _, one in powers(found)]
+    known = [one for *_, one in powers(found)]
     if not known:
         return ""
-    unit = f" {found.metric.unit}" if found.metric.unit else ""
+    unit = found.metric.points
     prices = [
         f"± {width:g}{unit} takes {_prices([one.seeds[width] for one in known])} seeds" for width in known[0].seeds
     ]
@@ -161,39 +156,17 @@ def power_sentence(found: Effects) -> str:
     )
 
 
-def _powers(found: Effects) -> Iterator[tuple[str, str, Power]]:
-    for arm in found.arms:
-        for effect in arm.differences:
-            one = power(list(effect.by_seed.values()), _widths(found), found.family)
-            if one is not None:
-                yield arm.name, effect.reference, one
-
-
-def _widths(found: Effects) -> tuple[float, float]:
-    values = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
-    return usual_half_widths(found.metric, median(values) if values else 1.0)
-
-
-def _price(seeds: int | None) -> str:
-    return "more than 10,000" if seeds is None else f"{seeds:,}"
-
-
 def _prices(seeds: Sequence[int | None]) -> str:
     """Return one number of seeds, or the smallest and the largest; more than 10,000 is not told apart."""
     ordered = sorted(seeds, key=lambda each: math.inf if each is None else each)
-    low, high = _price(ordered[0]), _price(ordered[-1])
+    low, high = ("more than 10,000" if each is None else f"{each:,}" for each in (ordered[0], ordered[-1]))
     return low if low == high else f"{low} to {high}"
 
 
 def _between(values: Sequence[float], digits: int | None = None) -> str:
     """Return one number, or the smallest and the largest."""
     low, high = (
-        number(value, _two_digits(value)) if digits is None else f"{value:,.{digits}f}"
+        number(value, significant(value, 2)) if digits is None else f"{value:,.{digits}f}"
         for value in (min(values), max(values))
     )
     return low if low == high else f"{low} to {high}"
-
-
-def _two_digits(value: float) -> int:
-    """Return the decimals that show two digits of a value."""
-    return significant(value, 2) if value else 1

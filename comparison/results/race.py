@@ -118,7 +118,7 @@ def race(
     most: int = MOST,
     tell: Tell = lambda *_: None,
 ) -> Asking:
-    """Race candidates; see the module.
+    """Race candidates; see the module. Yield the runs that are wanted next, and return the race at its end.
 
     Args:
         candidates: that may replace the reference; the budget, where it is short, leaves out the last of them.
@@ -130,12 +130,6 @@ def race(
         rungs: its stages; the share and the seeds grow.
         most: seeds of the last stage, where several arms stay close.
         tell: is called before candidates enter, with the race, its stages, and how many arms the budget pays for.
-
-    Yields:
-        The runs that are wanted next.
-
-    Returns:
-        The race at its end, its arms in order.
     """
     others = [arm for arm in candidates if arm != reference]
     state = Race(reference, 1 if mode == "max" else -1, [reference], budget, evidence, others)
@@ -186,7 +180,9 @@ def _heat(state: Race, stages: Sequence[Rung], seeds: Sequence[int], most: int, 
         if kept <= len(held):
             state.arms.sort(key=lambda arm: arm not in held[1:])  # the winner so far stays ahead
             return state
-        _keep(state, kept, held, f"not among the best {kept - 1} at {before.share:.0%} of the training")
+        for arm in [arm for arm in state.arms if arm not in held][kept - len(held) :]:
+            state.arms.remove(arm)
+            state.dropped[arm] = f"not among the best {kept - 1} at {before.share:.0%} of the training"
         state.values = {}
         if rung is not last or math.isinf(state.left):  # else seed by seed, as far as the budget goes
             wanted = [Request(arm, seed, rung.share) for seed in seeds[: rung.seeds] for arm in state.arms]
@@ -278,14 +274,6 @@ def _rank(state: Race) -> None:
         state.gains[arm] = state.sign * math.fsum(differences) / len(differences) if base else math.inf
     state.gains[state.reference] = 0.0
     state.arms.sort(key=lambda arm: -state.gains[arm])
-
-
-def _keep(state: Race, kept: int, held: Sequence[str], why: str) -> None:
-    """Keep the first arms, and those that are held wherever they are."""
-    others = [arm for arm in state.arms if arm not in held]
-    for arm in others[kept - len(held) :]:
-        state.arms.remove(arm)
-        state.dropped[arm] = why
 
 
 def _drop_behind(state: Race) -> None:

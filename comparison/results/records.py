@@ -6,7 +6,7 @@ import csv
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMULA = re.compile(r"[=+\-@\t\r']")  # what begins one; the apostrophe is what is put before it
+SHOWN = re.compile(r"seconds$|train/|val/")  # what a curve is drawn of, or over
 NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
 
 
@@ -52,19 +53,20 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     if is_published(folder):
         return _stored(Path(folder, "results.csv"), manifest)
     chosen, compared = chosen_learning_rates(folder), Metric(manifest["metric"], manifest["mode"])
-    rows = [
-        {
-            **_keys(run),
-            "chosen": is_chosen(run, chosen, manifest),
-            "diverged": run.diverged((compared.name, compared.on_validation)),
-            **{name: run.metric(name) for name in run.result["metrics"]},
-            **{name: run.result.get(name) for name in ("epochs", "steps", "seconds")},
-        }
-        for run in runs
-        if run.result is not None
-    ]
+    judged = (compared.name, compared.on_validation)
+    rows = [result_row(run, is_chosen(run, chosen, manifest), judged) for run in runs]
     columns = ["arm", "seed", *manifest["grid"], "learning_rate", "chosen", "diverged", "epochs", "steps", "seconds"]
     return _in_order(pd.DataFrame(rows or None, columns=None if rows else columns), manifest)
+
+
+def result_row(run: Run, chosen: bool, judged: Iterable[str]) -> dict[str, Any]:
+    """Return a row of the table of a complete run, which has diverged without a number in a metric that is judged."""
+    result = run.result or {}
+    return {
+        **{**_keys(run), "chosen": chosen, "diverged": run.diverged(judged)},
+        **{name: run.metric(name) for name in result["metrics"]},
+        **{name: result.get(name) for name in ("epochs", "steps", "seconds")},
+    }
 
 
 def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
@@ -85,7 +87,8 @@ def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
         return _stored(Path(folder, "curves.csv"), manifest)
     rows = []
     for run in find_runs(folder):
-        samples = samples_per_step(run.folder / "experiment.yaml")
+        experiment = run.folder / "experiment.yaml"
+        samples = _samples_per_step(read_text(experiment)) if experiment.is_file() else math.nan
         keys = {**_keys(run), "chosen": is_chosen(run, chosen, manifest)}
         for epoch, step, seconds, metric, value in _logged(run.folder / "metrics.csv"):
             place = {"epoch": epoch, "step": step, "samples": step * samples, "seconds": seconds}
@@ -102,14 +105,15 @@ def at_point(table: pd.DataFrame, point: Point) -> pd.DataFrame:
     return table
 
 
-def samples_per_step(experiment: Path) -> float:
-    """Return how many samples one optimizer step sees; NaN where the experiment does not say."""
-    return _samples_per_step(read_text(experiment)) if experiment.is_file() else math.nan
+def chosen_at(table: pd.DataFrame, point: Point) -> pd.DataFrame:
+    """Return the rows of one place of the grid that count: those at the chosen learning rate."""
+    rows = at_point(table, point)
+    return rows[rows["chosen"].astype(bool)] if len(rows) else rows
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # many runs have the same text
 def _samples_per_step(text: str) -> float:
-    """Return it from the text of the file, which many runs have in common."""
+    """Return how many samples one optimizer step of an experiment sees; NaN where its YAML does not say."""
     try:
         settings = yaml.safe_load(text) or {}
     except (yaml.YAMLError, RecursionError):  # damaged, or with a tag that only code could read
@@ -151,16 +155,12 @@ def _rows(path: Path) -> Iterator[tuple[int, int, dict[str, float]]]:
         for row in reader:
             if not row.get("step") or not row.get("epoch"):
                 continue  # a line that was being written
-            shown = {name: value for name, value in row.items() if value and _is_shown(name)}
+            shown = {name: text for name, text in row.items() if text and name and SHOWN.match(name)}
             try:
                 numbers = {name: float(value) for name, value in shown.items()}
                 yield int(row["epoch"]), int(row["step"]) + 1, numbers  # Lightning counts from 0
             except ValueError as error:
                 raise StructuredInitError(f"cannot read '{path}', line {reader.line_num}: {error}") from error
-
-
-def _is_shown(name: str | None) -> bool:
-    return name == "seconds" or (name is not None and name.startswith(("train/", "val/")))
 
 
 def to_csv(table: pd.DataFrame) -> str:

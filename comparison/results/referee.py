@@ -27,6 +27,7 @@ from comparison.results.metric import Metric, mode_of
 from comparison.results.paired import t_interval
 from comparison.results.power import usual_half_widths
 from comparison.results.sequential import FEWEST, FEWEST_NARROW
+from comparison.results.tables import count
 from structured_init.arguments import check_positive
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import write_text
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 Answer = Literal["keep", "discard", "more"]
 STATUS: dict[Answer, int] = {"keep": 0, "discard": 1, "more": 75}
 LEVEL, MOST_SEEDS = 0.95, 40
+MOST_SINGLE = 4  # arms of one run each, beyond which they may be seeds of others
 LATER = 0.1  # the share of all errors that is kept for proposals beyond those that were announced
 
 
@@ -57,8 +59,15 @@ class Opinion:
         if self.answer != "more":
             return f"{self.answer} {self.arm}: {self.why}"
         seeds = ", ".join(map(str, self.seeds))
-        many = "seed" if len(self.seeds) == 1 else "seeds"
-        return f"{len(self.seeds)} more {many} of {self.arm} and {self.baseline}: {seeds} ({self.why})"
+        return f"{count(len(self.seeds), 'more seed')} of {self.arm} and {self.baseline}: {seeds} ({self.why})"
+
+    def plain(self) -> dict[str, Any]:
+        """Return all of it for programs, without infinities."""
+        known = asdict(self) | {"text": str(self)}
+        del known["decision"]
+        ends = asdict(self.decision.interval) if self.decision else {}
+        finite = {name: value if math.isfinite(value) else None for name, value in ends.items() if name != "samples"}
+        return known | {"difference": finite}
 
 
 @dataclass(frozen=True)
@@ -71,8 +80,8 @@ class Judgement:
     @property
     def answer(self) -> Answer:
         """Keep where any arm is kept; else more where any needs more seeds."""
-        answers = {opinion.answer for opinion in self.opinions}
-        return "keep" if "keep" in answers else "more" if "more" in answers else "discard"
+        given = {opinion.answer for opinion in self.opinions}
+        return "keep" if "keep" in given else "more" if "more" in given else "discard"
 
     @property
     def status(self) -> int:
@@ -85,7 +94,7 @@ class Judgement:
 
     def plain(self) -> dict[str, Any]:
         """Return all of it for programs, without infinities."""
-        return {"answer": self.answer, "status": self.status, "arms": [_plain(opinion) for opinion in self.opinions]}
+        return {"answer": self.answer, "status": self.status, "arms": [opinion.plain() for opinion in self.opinions]}
 
 
 def judge(
@@ -136,11 +145,13 @@ def judge(
         if value not in (None, before[name]):
             raise StructuredInitError(
                 f"{name.replace('_', ' ')} was {before[name]} at the first look and is {value} now: a rule that "
-                "changes after a look is none"
+                "changes after a look is none. Keep it, or judge fresh seeds with a state of their own"
             )
     metric = metric or before.get("metric") or _only_metric(results, arm, seed)
     values = _values(results, arm, seed, metric)
-    percent = before.get("percent", _in_percent(metric, values))
+    finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
+    # Whether accuracies are as shown, not as logged; it is settled at the first look.
+    percent = before.get("percent", Metric(metric).factor == 100 and max(finite, default=0.0) > 1.01)
     if percent:
         values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
     reference = _baseline(values, baseline, before)
@@ -173,15 +184,15 @@ def judge(
     return Judgement(opinions, after)
 
 
-def level_of(place: int, proposals: int, level: float = LEVEL) -> float:
+def level_of(place: int, proposals: int) -> float:
     """Return the probability of an error that the proposal at a place may have, counted from 0.
 
-    All of them together, however many come, have at most ``1 − level``.
+    All of them together, however many come, have at most 5 %.
     """
     if place < proposals:
-        return (1 - LATER) * (1 - level) / proposals
+        return (1 - LATER) * (1 - LEVEL) / proposals
     block = math.ceil(math.log2((place + 1) / proposals) - 1e-12)
-    return LATER * 0.5**block * (1 - level) / (proposals * 2 ** (block - 1))
+    return LATER * 0.5**block * (1 - LEVEL) / (proposals * 2 ** (block - 1))
 
 
 def _opinion(
@@ -208,8 +219,10 @@ def _opinion(
         missing = question.fewest - len(seen)
         return opinion("more", f"nothing is decided below {question.fewest}", None, _next(values, pair, missing))
     decision = decide(differences, question, metric)
+    interval, unit = decision.interval, metric.points
     said = (
-        f"{_said(decision, metric, level)} over {reference}, {decision.interval.samples} seeds, {_looks(pair['looks'])}"
+        f"{_number(interval.mean, '+')}{unit} ({_number(interval.low, '+')} to {_number(interval.high, '+')} at "
+        f"{100 * level:.4g} %) over {reference}, {interval.samples} seeds, {count(pair['looks'], 'look')}"
     )
     if decision.kind == "better":
         return opinion("keep", said, decision)
@@ -229,26 +242,16 @@ def _opinion(
     return opinion("discard", f"not shown to be better with {most} seeds or fewer: {said}", decision)
 
 
-def _said(decision: Decision, metric: Metric, level: float) -> str:
-    interval, unit = decision.interval, f" {metric.unit}" if metric.unit else ""
-    ends = f"{_number(interval.low, '+')} to {_number(interval.high, '+')}"
-    return f"{_number(interval.mean, '+')}{unit} ({ends} at {100 * level:.4g} %)"
-
-
 def _number(value: float, sign: str = "") -> str:
     return f"{value:{sign}.3g}".replace("-", "−")
 
 
-def _looks(count: int) -> str:
-    return "1 look" if count == 1 else f"{count} looks"
-
-
-def _next(values: Mapping[str, Mapping[int, float]], pair: Mapping[str, Any], count: int) -> list[int]:
+def _next(values: Mapping[str, Mapping[int, float]], pair: Mapping[str, Any], number: int) -> list[int]:
     """Return seeds to train: first those that one of the two has, then the next ones."""
     both = [set(values.get(pair[name], ())) for name in ("arm", "baseline")]
     half = sorted(both[0] ^ both[1])
     later = max((seed for seeds in values.values() for seed in seeds), default=-1) + 1
-    return [*half, *range(later, later + count)][:count]
+    return [*half, *range(later, later + number)][:number]
 
 
 def _remember(pair: dict[str, Any], ours: Mapping[int, float], theirs: Mapping[int, float]) -> None:
@@ -287,16 +290,10 @@ def _values(results: pd.DataFrame, arm: str, seed: str, metric: str) -> dict[str
     return values
 
 
-def _in_percent(metric: str, values: Mapping[str, Mapping[int, float]]) -> bool:
-    """Tell whether accuracies are in percent: as shown, not as logged. It is settled at the first look."""
-    finite = [value for runs in values.values() for value in runs.values() if math.isfinite(value)]
-    return Metric(metric).factor == 100 and max(finite, default=0.0) > 1.01
-
-
-def refuse_single_runs(counts: Mapping[str, int], most: int = 4) -> None:
+def refuse_single_runs(counts: Mapping[str, int]) -> None:
     """Refuse runs of which more than a few arms have one each: those are seeds of other arms, perhaps."""
     single = [name for name, runs in counts.items() if runs == 1]
-    if len(single) > max(most, 0.75 * len(counts)):
+    if len(single) > max(MOST_SINGLE, 0.75 * len(counts)):
         raise StructuredInitError(
             f"{len(single)} of {len(counts)} arms have a single run ('{single[0]}', '{single[1]}', …): are they seeds "
             "of the same arm? Name the columns, --arm COLUMN --seed COLUMN, or how runs are named, --runs PATTERN"
@@ -329,12 +326,3 @@ def _read(path: Path) -> dict[str, Any]:
         raise StructuredInitError(
             f"'{path}' does not hold what earlier looks saw; nothing is judged without it"
         ) from None
-
-
-def _plain(opinion: Opinion) -> dict[str, Any]:
-    known = asdict(opinion) | {"text": str(opinion)}
-    interval = opinion.decision.interval if opinion.decision else None
-    ends = {"mean": interval.mean, "low": interval.low, "high": interval.high} if interval else {}
-    known["difference"] = {name: value if math.isfinite(value) else None for name, value in ends.items()}
-    del known["decision"]
-    return known

@@ -42,27 +42,16 @@ ANCHOR, STEEPER = 4 * COUNTED, 1.15  # beyond: the independent looks at ANCHOR t
 def looking_interval(values: Sequence[float], horizon: int, level: float = 0.95) -> Interval:
     """Return the interval that holds at every look at once: all of them, from the 5th value on, cover the truth.
 
-    Args:
-        values: in the order in which they came.
-        horizon: the number of values for which it is narrowest, fixed before the first look. Looks beyond it are
-            valid too: a tenth of the errors is kept for them.
-        level: of all looks together.
-
-    Returns:
-        Without ends below 5 values.
+    It is narrowest at ``horizon`` values, which is fixed before the first look. Looks beyond it are valid too: a tenth
+    of the errors is kept for them. ``level`` is that of all looks together; below 5 values there are no ends.
     """
     return _widened(values, critical_value(len(values), horizon, level) if len(values) >= FEWEST else math.inf)
 
 
 def narrow_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Return the interval for a rule that stops once it is narrow, whatever it covers.
+    """Return the interval for a rule that stops once it is narrow, whatever it covers; without ends below 8 values.
 
-    Args:
-        values: all of them.
-        level: of the interval at which the rule stops, whatever width it waits for.
-
-    Returns:
-        Without ends below 8 values.
+    ``level`` is that of the interval at which the rule stops, whatever width it waits for.
     """
     return _widened(values, narrow_value(len(values), level) if len(values) >= FEWEST_NARROW else math.inf)
 
@@ -78,11 +67,11 @@ def critical_value(n: int, horizon: int, level: float = 0.95) -> float:
 
 
 @cache
-def narrow_value(n: int, level: float = 0.95, fewest: int = FEWEST_NARROW) -> float:
-    """Return how many standard errors ``narrow_interval`` reaches to each side at n values, ``fewest`` at least."""
+def narrow_value(n: int, level: float = 0.95) -> float:
+    """Return how many standard errors ``narrow_interval`` reaches to each side at n values, 8 at least."""
     from scipy import stats
 
-    return float(stats.t.isf(_narrow_tail(level, fewest), n - 1))
+    return float(stats.t.isf(_narrow_tail(level), n - 1))
 
 
 def _widened(values: Sequence[float], critical: float) -> Interval:
@@ -161,7 +150,7 @@ def _highest(block: int, horizon: int) -> list[np.ndarray]:
 
 
 @cache
-def _narrow_tail(level: float, fewest: int) -> float:
+def _narrow_tail(level: float) -> float:
     """Return the tail of Student's t at which a rule of fixed width covers the truth at the level, at its worst width.
 
     The mean of normal values does not depend on their deviations, so that a rule that stops by the deviations after N
@@ -171,9 +160,9 @@ def _narrow_tail(level: float, fewest: int) -> float:
     from scipy import optimize, special, stats
 
     rng, most = np.random.default_rng(21), 60
-    n = np.arange(fewest, most + 1)
+    n = np.arange(FEWEST_NARROW, most + 1)
     deviations = rng.standard_normal((PATHS // 4, most - 1)) ** 2  # n values have n − 1 of them, by Helmert
-    spread = np.sqrt(np.cumsum(deviations, axis=1)[:, fewest - 2 :] / (n - 1))
+    spread = np.sqrt(np.cumsum(deviations, axis=1)[:, FEWEST_NARROW - 2 :] / (n - 1))
     widths = 1.96 / np.sqrt([4, 6, 8, 10, 13, 16, 20, 26, 32])  # in standard deviations
 
     def shortfall(tail: float) -> float:

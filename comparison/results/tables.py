@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,9 +61,7 @@ class Table:
 def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
     """Return ``mean ± half width``, both ends where the sides differ, the mean alone where there is no interval."""
     mean = number(interval.mean, digits, signed)
-    if math.isinf(interval.half_width) or interval.samples < FEWEST_FOR_INTERVAL:
-        return mean
-    if interval.has_no_width:
+    if math.isinf(interval.half_width) or interval.samples < FEWEST_FOR_INTERVAL or interval.has_no_width:
         return mean
     if abs(interval.high + interval.low - 2 * interval.mean) > 0.1 * interval.half_width:
         return f"{mean} ({number(interval.low, digits, signed)} to {number(interval.high, digits, signed)})"
@@ -75,12 +74,17 @@ def difference_text(interval: Interval) -> str:
 
 
 def number(value: float, digits: int, signed: bool = False) -> str:
-    """Return a number with a real minus sign."""
+    """Return a number with a real minus sign; none before what rounds to zero."""
     kind = f".{max(digits, 0)}f"
     if abs(digits) > MOST_DECIMALS and math.isfinite(value):
         kind = f".{max(digits + math.floor(math.log10(abs(value))), 0)}e" if value else ".0f"
     text = f"{value:{'+' if signed else ''}{kind}}"
-    return (text.lstrip("-") if float(text) == 0 else text).replace("-", "−")  # no −0.00
+    return text.lstrip("-") if not re.search(r"[1-9a-z]", text) else text.replace("-", "−")
+
+
+def count(number: int, what: str) -> str:
+    """Return a number with its noun: ``1 seed``, ``3 seeds``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def p_text(p: float) -> str:

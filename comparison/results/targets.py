@@ -46,11 +46,6 @@ class Reach:
     adjusted: float | None = None  # among all speed-ups of the page, by Holm's method
     is_faster: bool | None = None  # None where that is open
 
-    @property
-    def reached(self) -> dict[int, float]:
-        """Steps of the seeds that reach the target."""
-        return {seed: steps for seed, steps in self.steps.items() if steps is not None}
-
 
 def final_mean(curves: Mapping[int, Curve]) -> float | None:
     """Return the mean of the last values of the curves that end in a number, or None without any."""

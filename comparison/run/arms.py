@@ -75,8 +75,8 @@ def _arm(entry: str) -> Arm:
     init = _existing(init)
     if label is None:
         name = init.replace("\\", "/").rpartition("/")[2].removesuffix(".yaml")
-        words = [name, *(_short(*item) for item in overrides.items())]
-        label = "_".join(words)
+        changes = (f"{key.rpartition('.')[2]}_{value}" for key, value in overrides.items())  # it names a folder too
+        label = "_".join([name, *(re.sub(r"[^A-Za-z0-9.+-]+", "_", change).strip("_") for change in changes)])
     label = label.strip()
     if not re.fullmatch(r"\w[\w.+-]*", label):
         raise StructuredInitError(f"'{label}' cannot be a label: use letters, digits and . _ + -, as in mine={init}")
@@ -86,11 +86,6 @@ def _arm(entry: str) -> Arm:
             f"give another, as in mine={init}"
         )
     return Arm(label, init, overrides)
-
-
-def _short(key: str, value: str) -> str:
-    """Return an override as part of a label, which also names a folder."""
-    return re.sub(r"[^A-Za-z0-9.+-]+", "_", f"{key.rpartition('.')[2]}_{value}").strip("_")
 
 
 def _existing(init: str) -> str:

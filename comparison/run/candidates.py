@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.comparison import Comparison
-from comparison.run.prepare import Plans, initialization
+from comparison.run.prepare import Plans, with_arm
 from comparison.run.resolve import build, parse, values_of
 from lightning_modules.cli.configurations import shipped_configs
 from structured_init import Compose, Initializer, InitReport, KaimingUniform, SpatialFilters, TruncatedNormal
@@ -121,12 +120,9 @@ def in_order(arms: Iterable[Arm], kind: str, optimizer: str) -> list[Arm]:
 def _fits(comparison: Comparison, arm: Arm, values: Mapping[str, Any], plans: Plans) -> tuple[str, Comparison]:
     """Return why an arm is left out, empty where it fits, and the comparison with it."""
     try:
-        initializer, changes = initialization(comparison, arm, values)
-        steps = _steps(initializer)
-        if steps:
+        comparison, initializer = with_arm(comparison, arm, values)
+        if steps := _steps(initializer):
             return f"its solver takes {steps:,} steps in every run: name it in --among", comparison
-        arms = {**comparison.arms, arm.label: arm}
-        comparison = replace(comparison, arms=arms, changes={**comparison.changes, arm.label: changes})
         report = plans.plan(comparison, arm.label, initializer)
     except StructuredInitError as error:
         return str(error).removeprefix(f"initialization '{arm.label}': "), comparison

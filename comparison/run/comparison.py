@@ -10,7 +10,7 @@ import os
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,7 @@ class Comparison:
             **({} if self.success is None else {"success": self.success}),
             **{"arms": arms, "seeds": list(self.seeds), "grid": {key: list(each) for key, each in self.grid.items()}},
             **{"learning_rates": list(self.learning_rates), "configuration": dict(self.configuration)},
-            **({"question": self.question.plain(), "added": []} if self.question else {}),
+            **({"question": asdict(self.question), "added": []} if self.question else {}),
             "identity": hashlib.sha256(identity.encode()).hexdigest(),
             "made_by": [made_by()],
         }
@@ -147,7 +147,10 @@ class Comparison:
     def grown(self, known: Manifest) -> Manifest:
         """Return the folder's manifest with what this comparison adds to it; refuse another experiment."""
         ours = self.manifest()
-        refuse_another(known, ours, self.folder)
+        for what, then, now in _differences(known, ours):
+            raise StructuredInitError(
+                f"'{self.folder}' holds another comparison: {what} is {then} there, {now} here: choose another --output"
+            )
         merged = {**ours, "identity": known["identity"], "configuration": known["configuration"]}
         merged["made_by"] = list(dict.fromkeys([*known.get("made_by", ["a version that did not say"]), made_by()]))
         merged["arms"] = {**known["arms"], **ours["arms"]}
@@ -170,15 +173,8 @@ def point_name(point: Point) -> str:
     return name if name == plain else f"{name[:80]}-{digest}"
 
 
-def refuse_another(known: Mapping[str, Any], ours: Mapping[str, Any], folder: Path) -> None:
-    """Refuse a folder whose runs would not be comparable with ours."""
-    for what, then, now in _differences(known, ours):
-        raise StructuredInitError(
-            f"'{folder}' holds another comparison: {what} is {then} there, {now} here: choose another --output"
-        )
-
-
 def _differences(known: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what makes runs of two manifests not comparable: its name, and the values of both."""
     if known.get("version") != VERSION:
         yield "the version of its files", known.get("version"), VERSION
     if known["threads"] != ours["threads"]:

@@ -79,7 +79,8 @@ def further_runs(
     for point, arm, effect, decision in undecided(found):
         if decision.helped and arm not in left_out and effect.reference not in left_out:
             wanted.setdefault((point, arm), []).append(effect)
-    at_once = max(1, places // max(1, _runs_per_seed(wanted)))
+    per_seed = {(at, name) for (at, arm), of in wanted.items() for name in (arm, *(each.reference for each in of))}
+    at_once = max(1, places // max(1, len(per_seed)))
     new: dict[tuple[str, int, Point], None] = {}
     for (point, arm), of_arm in wanted.items():
         had = {seed for name, seed, place in asked if name == arm and place == point}
@@ -88,8 +89,9 @@ def further_runs(
         beside = [*(effect.reference for effect in of_arm), *as_sharp(arm, {*manifest["arms"]} - {*left_out})]
         for seed in islice(seeds, max(several, 0)):
             new |= {(name, seed, point): None for name in (arm, *beside)}
+    rate = lambda point, arm: (choices or {}).get(choice_name(point), {}).get(arm, {}).get("chosen")  # noqa: E731
     return [
-        {"arm": arm, "seed": seed, "point": dict(point), "learning_rate": _rate(choices, point, arm)}
+        {"arm": arm, "seed": seed, "point": dict(point), "learning_rate": rate(point, arm)}
         for arm, seed, point in sorted(new, key=lambda run: run[1])
         if (arm, seed, point) not in asked
     ]
@@ -127,11 +129,3 @@ def _step(effect: Effect, question: Question, places: int, at_once: int) -> int:
         return question.fewest - pairs
     missing = (decision.needed or pairs + 1) - pairs
     return max(1, missing // 2) if not places else max(1, min(at_once, missing))
-
-
-def _runs_per_seed(wanted: Mapping[tuple[Point, str], Sequence[Effect]]) -> int:
-    return len({(point, name) for (point, arm), of in wanted.items() for name in (arm, *(e.reference for e in of))})
-
-
-def _rate(choices: Mapping[str, Any] | None, point: Point, arm: str) -> float | None:
-    return (choices or {}).get(choice_name(point), {}).get(arm, {}).get("chosen")

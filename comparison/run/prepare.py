@@ -70,10 +70,9 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         configuration=experiment_of(values),
         added_callbacks=missing_callbacks(values, (ElapsedTime, RepresentationCallback, WeightProductsCallback)),
     )
-    found = {label: initialization(comparison, arm, values) for label, arm in comparison.arms.items()}
-    initializers = {label: each for label, (each, _) in found.items()}
-    changes = {label: each for label, (_, each) in found.items()}
-    comparison = dataclasses.replace(comparison, changes=changes)
+    initializers: dict[str, Initializer] = {}
+    for label, arm in comparison.arms.items():
+        comparison, initializers[label] = with_arm(comparison, arm, values)
     if known:
         comparison.grown(known)  # refuses another experiment
     anywhere = ANYWHERE if options.launcher == "ray" else []
@@ -98,9 +97,9 @@ def _controlled(
     changes = dict(comparison.changes)
 
     def plan(arm: Arm) -> InitReport | None:
-        with_it = dataclasses.replace(comparison, arms={**comparison.arms, arm.label: arm})
-        initializer, changes[arm.label] = initialization(with_it, arm, values)
-        return plans.plan(dataclasses.replace(with_it, changes=changes), arm.label, initializer)
+        with_it, initializer = with_arm(comparison, arm, values)
+        changes[arm.label] = with_it.changes[arm.label]
+        return plans.plan(with_it, arm.label, initializer)
 
     arms, remarks = with_controls(comparison.arms, initializers, reports, plan, endings)
     changes = {label: changes[label] for label in arms}
@@ -174,17 +173,19 @@ def _references(
     return {**references, "success": success}
 
 
-def initialization(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) -> tuple[Initializer, dict[str, Any]]:
-    """Parse one arm; return its initializer, and the values by which it differs from the experiment."""
+def with_arm(comparison: Comparison, arm: Arm, values: Mapping[str, Any]) -> tuple[Comparison, Initializer]:
+    """Parse an arm; return the comparison with it and what it changes of the experiment, and its initializer."""
     with naming(arm.label):
         parsed = parse(comparison.arm_arguments(arm))
         initializer = initializer_of(parsed)
     given = values_of(parsed)
-    return initializer, {
+    changes = {
         key: given.get(key)
         for key in sorted(values.keys() | given.keys())
         if key.startswith("init.") or values.get(key) != given.get(key)
     }
+    arms, every = {**comparison.arms, arm.label: arm}, {**comparison.changes, arm.label: changes}
+    return dataclasses.replace(comparison, arms=arms, changes=every), initializer
 
 
 def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Sequence[str]) -> CLI:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -20,18 +20,6 @@ from lightning_modules.tasks.checkpoint import read_checkpoint
 from structured_init.errors import StructuredInitError
 
 
-class Progress(Protocol):
-    """Follows the runs of a comparison."""
-
-    failed: dict[str, str]
-
-    def started(self, run: Run) -> None:
-        """Note that a run starts."""
-
-    def ended(self, run: Run | None = None, reason: str | None = None) -> None:
-        """Note that a run has ended and why it failed, or, without arguments, that time has passed."""
-
-
 class Lines:
     """Prints a line for each run that ends, and the table so far after every seed."""
 
@@ -40,7 +28,7 @@ class Lines:
     ) -> None:
         self.console, self.folder, self.manifest, self.runs, self.places = console, folder, manifest, runs, places
         self.running: dict[Run, tuple[float, int]] = {}  # since when, and from which epoch on
-        self.failed: dict[str, str] = {}
+        self.failed: dict[str, str] = {}  # a run's name → why
         self.done = sum(run.complete for run in runs)
         self.seconds: list[float] = []  # that runs have taken here
         self.per_seed = len(runs) // len({run.seed for run in runs}) if runs else 0
@@ -51,9 +39,11 @@ class Lines:
         console.print(before + many + (f", {places} at a time" if places else ""))
 
     def started(self, run: Run) -> None:
+        """Note that a run starts."""
         self.running[run] = time.perf_counter(), epoch(run) or 0
 
     def ended(self, run: Run | None = None, reason: str | None = None) -> None:
+        """Note that a run has ended and why it failed, or, without arguments, that time has passed."""
         if run is None:
             return
         begin, _ = self.running.pop(run)
@@ -64,20 +54,17 @@ class Lines:
         self.seconds.append(time.perf_counter() - begin)
         if reason:
             self.failed[run.name] = reason
-        self.say(run, f"failed: {reason}" if reason else self._value(run))
+        left = self.remaining()
+        rest = f"; about {duration(left)} left" if left else ""
+        count = f"{self.phase} [{self.done}/{len(self.runs)}]".lstrip()
+        said = f"failed: {reason}" if reason else self._value(run)
+        self.console.print(f"{count} {run.name}: {said}{rest}", markup=False, soft_wrap=True)
         self.show_table()
 
     def show_table(self) -> None:
         """Show the table so far, where a seed has just become complete and more are to come."""
         if self.done % self.per_seed == 0 and self.done < len(self.runs):
             self.console.print(table(self.folder, self.manifest), markup=False, soft_wrap=True)
-
-    def say(self, run: Run, what: str) -> None:
-        """Print how a run has ended, and how long the rest will take."""
-        left = self.remaining()
-        rest = f"; about {duration(left)} left" if left else ""
-        count = f"{self.phase} [{self.done}/{len(self.runs)}]".lstrip()
-        self.console.print(f"{count} {run.name}: {what}{rest}", markup=False, soft_wrap=True)
 
     def remaining(self) -> float | None:
         """Return the seconds that are left, by the runs so far; ``None`` while none has ended, 0 at the end."""
@@ -153,12 +140,13 @@ def _where(run: Run) -> str:
 @contextlib.contextmanager
 def following(
     console: Console, folder: Path, manifest: Manifest, runs: Sequence[Run], places: int, phase: str = ""
-) -> Iterator[Progress]:
+) -> Iterator[Lines]:
     """Give what follows the runs: a live picture in a terminal, plain lines elsewhere."""
+    given = (console, folder, manifest, runs, places, phase)
     if not console.is_terminal:
-        yield Lines(console, folder, manifest, runs, places, phase)
+        yield Lines(*given)
         return
-    screen = Screen(console, folder, manifest, runs, places, phase)
+    screen = Screen(*given)
     with screen.live:
         yield screen
 

@@ -22,7 +22,8 @@ class RayLauncher:
     def __init__(self, address: str | None, threads: int, cpus: float, gpus: float, deadline: float) -> None:
         ray = import_ray()
         self._ray, self._running, self._deadline = ray, {}, deadline
-        environment = {"OMP_NUM_THREADS": str(threads), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **_ours()}
+        data = {name: os.environ[name] for name in ("STRUCTURED_INIT_DATA", "HF_HUB_OFFLINE") if name in os.environ}
+        environment = {"OMP_NUM_THREADS": str(threads), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", **data}
         address = address or os.environ.get("RAY_ADDRESS")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is sent to Ray's makers
         local = {} if address else {"include_dashboard": False, "num_cpus": os.cpu_count()}
@@ -40,7 +41,8 @@ class RayLauncher:
                 raise StructuredInitError(
                     f"--{name.lower()}s-per-run {wanted:g}: this machine has {there.get(name, 0):g}"
                 )
-        self.places = 0 if address else self._places(cpus, gpus)
+        fit = (there.get(name, 0) // wanted for name, wanted in (("CPU", cpus), ("GPU", gpus)) if wanted)
+        self.places = 0 if address else int(min(fit))
         self._task = ray.remote(  # max_calls: each run has a process of its own
             num_cpus=cpus, num_gpus=gpus, max_retries=0, max_calls=1, runtime_env={"env_vars": environment}
         )(_execute)
@@ -65,16 +67,6 @@ class RayLauncher:
             return self._ray.get(task)
         except self._ray.exceptions.RayError as error:  # its process or its node is gone
             return run.write_failure(f"{type(error).__name__}: {one_line(error)}"[:500])
-
-    def _places(self, cpus: float, gpus: float) -> int:
-        there = self._ray.cluster_resources()
-        return int(min(there.get(name, 0) // wanted for name, wanted in (("CPU", cpus), ("GPU", gpus)) if wanted))
-
-
-def _ours() -> dict[str, str]:
-    """Return the variables of this process that say where data comes from."""
-    names = ("STRUCTURED_INIT_DATA", "HF_HUB_OFFLINE")
-    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def import_ray() -> Any:

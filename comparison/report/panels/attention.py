@@ -11,16 +11,14 @@ import torch
 from markupsafe import Markup
 from torch import Tensor
 
-from comparison.report.data import MOMENTS, ReportData, read_tensors
+from comparison.report.data import MOMENTS, Place, ReportData, read_tensors
 from comparison.report.depth import SHOWN, TITLES, attention_statistics, depth_figure, mean_over_heads
-from comparison.report.findings import listed, plain
+from comparison.report.findings import listed, without_formulas
 from comparison.report.pictures import (
     DIVERGING,
     SEQUENTIAL,
-    Arms,
+    Maps,
     Picker,
-    Ticks,
-    Transform,
     largest,
     make_picker,
     map_grid_figure,
@@ -55,7 +53,7 @@ LAYERS_WHAT = (
     " training. Right: after. Both have one scale."
 )
 
-Products = Mapping[str, Mapping[str, Mapping[str, WeightProducts]]]  # arm → moment → layer
+Products = Mapping[Place, Mapping[str, WeightProducts]]  # of an arm and a moment → layer
 
 
 @register_panel("Attention, before and after", label="Attention")
@@ -65,12 +63,9 @@ def attention(data: ReportData) -> list[Piece] | None:
     if not maps:
         reasons = dict.fromkeys(why for run in data.runs for why in run.missing.get("attention", {}).values())
         return [f"Attention was not captured: {'; '.join(reasons)}."] if reasons else None
-    layers = short(list(next(iter(next(iter(maps.values())).values()))))
-    top = largest(maps)
-    means = {
-        arm: {moment: [layer[0] for layer in of_layers.values()] for moment, of_layers in moments.items()}
-        for arm, moments in maps.items()
-    }
+    layers = short(list(next(iter(maps.values()))))
+    top = largest([layer for of_layers in maps.values() for layer in of_layers.values()])
+    means = {place: [layer[0] for layer in of_layers.values()] for place, of_layers in maps.items()}
     title = "Attention, mean of the heads"
     figure = map_grid_figure(means, data.styles, layers, title, SEQUENTIAL, lambda _: (0, top), power=0.5)
     text = "Attention maps of every layer, mean of the heads, before and after training"
@@ -82,11 +77,11 @@ def attention(data: ReportData) -> list[Piece] | None:
     ]
 
 
-def attention_maps(runs: Mapping[str, Run]) -> tuple[Arms, Arms]:
+def attention_maps(runs: Mapping[str, Run]) -> tuple[Maps, Maps]:
     """Return maps and offset profiles of every arm's run, averaged over samples; the first head is the heads' mean."""
     with_mean = lambda heads: torch.cat([heads.mean(dim=0, keepdim=True), heads])  # noqa: E731
-    maps: dict[str, dict[str, dict[str, Tensor]]] = {}
-    profiles: dict[str, dict[str, dict[str, Tensor]]] = {}
+    maps: dict[Place, dict[str, Tensor]] = {}
+    profiles: dict[Place, dict[str, Tensor]] = {}
     for arm, run in runs.items():
         folder = run.folder / "attention"
         if not (folder / "meta.json").is_file():
@@ -98,67 +93,73 @@ def attention_maps(runs: Mapping[str, Run]) -> tuple[Arms, Arms]:
                 continue
             stored = read_tensors(path)
             places = {name: place for name, place in captures[moment]["layers"].items() if name in stored}
-            maps.setdefault(arm, {})[moment] = {name: with_mean(stored[name].float().mean(0)) for name in places}
+            maps[arm, moment] = {name: with_mean(stored[name].float().mean(0)) for name in places}
             if all(place["grid"] for place in places.values()):
-                profiles.setdefault(arm, {})[moment] = {
+                profiles[arm, moment] = {
                     name: with_mean(offset_profile(stored[name].float(), place["grid"], place["prefix_tokens"]))
                     for name, place in places.items()
                 }
     return maps, profiles
 
 
-def attention_picker(maps: Arms, profiles: Arms, layers: list[str]) -> Picker:
+def attention_picker(maps: Maps, profiles: Maps, layers: list[str]) -> Picker:
     """Return the pictures of attention: every map on one scale, every offset profile on one."""
-    first = next(iter(next(iter(maps.values())).values()))
-    heads = ["mean", *map(str, range(max(len(layer) for layer in first.values()) - 1))]
+    first = next(iter(maps.values()))
+    heads = ["mean", *map(str, range(max(map(len, first.values())) - 1))]
     views = {"map": maps, "by offset": profiles}
-    return make_picker("attention", views, layers, heads, SEQUENTIAL, first, one_scale)
+    return make_picker("attention", views, layers, heads, SEQUENTIAL, one_scale)
 
 
 @register_panel("Weight products, before and after", label="Weights")
 def weight_products(data: ReportData) -> list[Piece] | None:
     """Return the products to choose from, and their diagonals over depth; None where no run has kept any."""
-    found = {arm: read_products(run.folder / "weight_products") for arm, run in data.shown.items()}
-    corners = {arm: products for arm, (products, _) in found.items() if products}
+    corners: dict[Place, dict[str, WeightProducts]] = {}
+    summaries: dict[Place, dict[str, dict[str, Any]]] = {}
+    for arm, run in data.shown.items():
+        for moment, (products, written) in read_products(run.folder / "weight_products").items():
+            corners[arm, moment], summaries[arm, moment] = products, written
     if not corners:
         return None
-    summaries = {arm: found[arm][1] for arm in corners}
-    layers = short(list(next(iter(next(iter(corners.values())).values()))))
-    heads = {
-        arm: {moment: [layer.query_key[0] for layer in of_layers.values()] for moment, of_layers in moments.items()}
-        for arm, moments in corners.items()
-    }
+    layers = short(list(next(iter(corners.values()))))
+    heads = {place: [layer.query_key[0] for layer in of_layers.values()] for place, of_layers in corners.items()}
     limits = lambda values: (-symmetric_end(values), symmetric_end(values))  # noqa: E731
     title = "$W_q W_k^\\top$ of the first head, each row of a block on its own scale"
     figure = map_grid_figure(heads, data.styles, layers, title, DIVERGING, limits)
     text = "Weight products of every layer's first head, before and after training"
     picker = product_picker(corners, layers)
-    missing = [f"{arm} is not shown: its run kept no weight products." for arm in data.shown if arm not in corners]
-    names = next(iter(next(iter(next(iter(summaries.values())).values())).values()))
+    kept = {arm for arm, _ in corners}
+    missing = [f"{arm} is not shown: its run kept no weight products." for arm in data.shown if arm not in kept]
+    names = next(iter(next(iter(summaries.values())).values()))
+    depths = {
+        name: {
+            place: np.array([mean_over_heads(layer[name]) for layer in of_layers.values()])
+            for place, of_layers in summaries.items()
+        }
+        for name in names
+    }
     return [
         PRODUCTS_WHAT,
         picker.piece(data, [Drawing(figure, "weight_products", text)]),
         note(" ".join([data.shown_text(), PRODUCTS_SCALE, *picker.notes, *missing])),
-        *(_over_depth(data, name, summaries, layers) for name in names),
+        *(_depth_drawing(data, "weights", name, values, layers) for name, values in depths.items()),
     ]
 
 
-def read_products(folder: Path) -> tuple[dict[str, dict[str, WeightProducts]], dict[str, dict[str, dict[str, Any]]]]:
-    """Return the corners of a run's weight products and their summaries, both moment → layer → value; empty without."""
-    if not (folder / "summary.json").is_file():
-        return {}, {}
-    written = read_json(folder / "summary.json")
-    corners: dict[str, dict[str, WeightProducts]] = {}
+def read_products(folder: Path) -> dict[str, tuple[dict[str, WeightProducts], dict[str, dict[str, Any]]]]:
+    """Return moment → the corners of a run's weight products and their summaries, both by layer; empty without any."""
+    written = read_json(folder / "summary.json") if (folder / "summary.json").is_file() else {}
+    found = {}
     for moment in MOMENTS:
         path = folder / f"{moment}.safetensors"
         if moment in written and path.is_file():
             stored = read_tensors(path)
-            corners[moment] = {
+            corners = {
                 layer: WeightProducts(stored[f"{layer}:query_key"], stored[f"{layer}:value_output"])
                 for layer in written[moment]
                 if f"{layer}:query_key" in stored
             }
-    return corners, {moment: written[moment] for moment in corners}
+            found[moment] = corners, written[moment]
+    return found
 
 
 def product_picker(products: Products, layers: list[str]) -> Picker:
@@ -167,41 +168,21 @@ def product_picker(products: Products, layers: list[str]) -> Picker:
     Each arm and moment has a scale of its own, which its caption names: products of structured initializations are a
     hundred times larger than others.
     """
-    first = next(iter(next(iter(products.values())).values()))
+    first = next(iter(products.values()))
     count = max(len(layer.query_key) for layer in first.values())
     heads = [*(f"head {head}" for head in range(count)), "WᵥWₒ"]
-    scaled: dict[str, dict[str, dict[str, Tensor]]] = {}
-    captions: dict[str, dict[str, list[str]]] = {}
-    for arm, moments in products.items():
-        for moment, of_layers in moments.items():
-            ends = [
-                symmetric_end([getattr(layer, name) for layer in of_layers.values()])
-                for name in ("query_key", "value_output")
-            ]
-            scaled.setdefault(arm, {})[moment] = {
-                name: torch.cat([layer.query_key / ends[0], layer.value_output[None] / ends[1]])
-                for name, layer in of_layers.items()
-            }
-            captions.setdefault(arm, {})[moment] = [*[f"±{ends[0]:.2g}"] * count, f"±{ends[1]:.2g}"]
-    views, sample = {"products": scaled}, {name: layer.query_key for name, layer in first.items()}
-    return make_picker("products", views, layers, heads, DIVERGING, sample, _around_zero, {"products": captions})
-
-
-def _around_zero(_: Arms) -> tuple[Transform, Ticks]:
-    return (lambda values: (values / 2 + 0.5).clamp(0, 1)), []
-
-
-def _over_depth(data: ReportData, name: str, summaries: dict, layers: list[str]) -> Drawing:
-    values = {
-        arm: {
-            moment: np.array([mean_over_heads(layer[name]) for layer in of_layers.values()])
-            for moment, of_layers in moments.items()
+    scaled: dict[Place, dict[str, Tensor]] = {}
+    captions: dict[Place, list[str]] = {}
+    for place, of_layers in products.items():
+        of_both = zip(*((layer.query_key, layer.value_output) for layer in of_layers.values()), strict=True)
+        ends = list(map(symmetric_end, of_both))
+        scaled[place] = {
+            name: torch.cat([layer.query_key / ends[0], layer.value_output[None] / ends[1]])
+            for name, layer in of_layers.items()
         }
-        for arm, moments in summaries.items()
-    }
-    title = plain(TITLES.get(name, name))
-    figure = depth_figure(name, values, data.styles, layers)
-    return Drawing(figure, f"weights_{name}", f"{title}, in every layer before and after training")
+        captions[place] = [*[f"±{ends[0]:.2g}"] * count, f"±{ends[1]:.2g}"]
+    around_zero = lambda _: (lambda values: (values / 2 + 0.5).clamp(0, 1), [])  # noqa: E731
+    return make_picker("products", {"products": scaled}, layers, heads, DIVERGING, around_zero, {"products": captions})
 
 
 @register_panel("Layer by layer", label="Layers")
@@ -211,7 +192,7 @@ def layers(data: ReportData) -> list[Piece] | None:
     order = [name for name in (*SHOWN, "structure_left") if name in values]
     if not order:
         return None
-    lost = {arm for name in order for arm, of in values[name].items() if not np.isfinite([*of.values()]).all()}
+    lost = {arm for name in order for (arm, _), known in values[name].items() if not np.isfinite(known).all()}
     marks = Markup("").join(
         Markup('<span><i class="mark" style="background: {}"></i>{}</span>').format(data.colors[arm], arm)
         for arm in data.manifest["arms"]
@@ -220,13 +201,14 @@ def layers(data: ReportData) -> list[Piece] | None:
     return [
         LAYERS_WHAT,
         Html(Markup('<div class="legend">{}</div>').format(marks)),
-        *(_layers_figure(data, name, values[name], short(names)) for name in order),
+        *(_depth_drawing(data, "layers", name, values[name], short(names)) for name in order),
         *([note(text)] if lost else []),
     ]
 
 
-def _layers_figure(data: ReportData, name: str, values: dict, names: list[str]) -> Drawing:
-    ordered = {arm: values[arm] for arm in data.manifest["arms"] if arm in values}
+def _depth_drawing(data: ReportData, prefix: str, name: str, values: dict, layers: list[str]) -> Drawing:
+    places = ((arm, moment) for arm in data.manifest["arms"] for moment in MOMENTS)
+    ordered = {place: values[place] for place in places if place in values}
     moments = "" if name == "structure_left" else " before and after training"
-    text = f"{plain(TITLES.get(name, name))}, in every layer{moments}"
-    return Drawing(depth_figure(name, ordered, data.styles, names), f"layers_{name}", text)
+    text = f"{without_formulas(TITLES.get(name, name))}, in every layer{moments}"
+    return Drawing(depth_figure(name, ordered, data.styles, layers), f"{prefix}_{name}", text)

@@ -16,7 +16,7 @@ from comparison.results.effects import ArmResult, Effects, curves_by_seed
 from comparison.results.folder import Point, point_label
 from comparison.results.headline import decimals, target_text
 from comparison.results.metric import Metric
-from comparison.results.records import at_point
+from comparison.results.records import chosen_at
 from comparison.results.tables import Cell, Table
 from comparison.results.targets import Curve
 
@@ -69,7 +69,7 @@ def curves(data: ReportData) -> list[Piece] | None:
 def _curve(data: ReportData, place: Point, name: str, axis: str) -> Drawing | None:
     table = data.curves
     complete = {(run.arm, run.seed) for run in data.runs if run.result is not None and run.point == place}
-    shown = comparable(at_point(table[table["chosen"].astype(bool)], place), complete)
+    shown = comparable(chosen_at(table, place), complete)
     by_arm = curves_by_seed(shown, name, axis)
     if not by_arm:
         return None
@@ -123,7 +123,6 @@ def _together(
     axis.set_xlabel(AXES[axis_name])
     axis.set_title(metric.label)
     _limit(axis, drawn)
-    figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
     label_ends(axis, {arm: found.end for arm, found in drawn.items()}, styles, {a: d.name(a) for a, d in drawn.items()})
     return figure
 
@@ -274,7 +273,11 @@ def steps(data: ReportData) -> list[Piece]:
         if found.target is None:
             continue
         if found.at_once:
-            shown += [*heading(data.place_text(found.point)), note(_no_steps(found))]
+            none = (
+                f"Every run is at the target, {target_text(found, decimals(found))}, the mean of {found.baseline}’s "
+                "final validation values, at its first evaluation. So the steps to it say nothing and are left out."
+            )
+            shown += [*heading(data.place_text(found.point)), note(none)]
             continue
         seeds = sorted({seed for arm in found.arms if arm.reach for seed in arm.reach.steps})
         rows = [
@@ -285,13 +288,6 @@ def steps(data: ReportData) -> list[Piece]:
         columns = ["arm", *(f"seed {seed}" for seed in seeds)]
         shown += [*heading(data.place_text(found.point)), table(data, Table(columns, rows)), note(_steps_how(found))]
     return shown
-
-
-def _no_steps(found: Effects) -> str:
-    return (
-        f"Every run is at the target, {target_text(found, decimals(found))}, the mean of {found.baseline}’s final "
-        "validation values, at its first evaluation. So the steps to it say nothing and are left out."
-    )
 
 
 def _steps_how(found: Effects) -> str:
@@ -306,8 +302,7 @@ def _steps_how(found: Effects) -> str:
         "speed-up above is the baseline’s steps divided by the arm’s, paired within a seed, as a geometric mean with a "
         "t interval of the logarithms. Its target is a different one: the worst final value of both arms, which all of "
         "their runs reach. With a target that only some runs reach, luck looks like speed. Two seeds give no interval. "
-        "The range beside "
-        "the steps goes from the fewest to the most over the seeds; it is not a confidence interval."
+        "The range beside the steps goes from the fewest to the most over the seeds; it is not a confidence interval."
     )
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from comparison.report.data import ReportData
 from comparison.report.registry import Piece, note, register_panel, table
-from comparison.report.theme import Drawing, Style, figure_settings, label_ends, new_figure
-from comparison.results.aggregate import Aggregate, ArmAggregate
+from comparison.report.theme import LABEL, Drawing, Style, figure_settings, label_ends, new_figure
+from comparison.results.aggregate import Aggregate
 from comparison.results.headline import decimals
 from comparison.results.paired import Interval
 from comparison.results.tables import Cell, Table, number
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENOUGH = 10  # seeds at every place, with which the intervals cover nearly what they say
-LABEL = 0.135  # inches that the name of an arm takes beside the lines
 WHAT = (
     "All places of the grid are pooled without rescaling: a place with larger values weighs more in the mean, but not "
     "in the probability. The interquartile mean is the mean of the middle half of all runs."
@@ -53,23 +52,15 @@ def grid(data: ReportData) -> list[Piece] | None:
 
 def aggregate_table(found: Aggregate, digits: int) -> Table:
     """Return a row per arm: its interquartile mean, and how likely a run of it is better than one of the baseline."""
-    columns = [
-        "arm",
-        f"interquartile mean, {found.metric.label}, {found.metric.better}",
-        f"better than {found.baseline}",
-    ]
-    rows = [
-        [Cell(arm.name, arm=arm.name), Cell(number(arm.mean.mean, digits), _ends(arm.mean, digits)), _improvement(arm)]
-        for arm in found.arms
-    ]
-    return Table(columns, rows)
-
-
-def _improvement(arm: ArmAggregate) -> Cell:
-    if (share := arm.improvement) is None:
-        return Cell("baseline")
-    percent = Interval(100 * share.mean, 100 * share.low, 100 * share.high, share.samples)
-    return Cell(f"{number(percent.mean, 0)} %", _ends(percent, 0))
+    mean = f"interquartile mean, {found.metric.label}, {found.metric.better}"
+    rows = []
+    for arm in found.arms:
+        better = Cell("baseline")
+        if (share := arm.improvement) is not None:
+            better = Cell(f"{100 * share.mean:.0f} %", f"{100 * share.low:.0f} to {100 * share.high:.0f}")
+        middle = Cell(number(arm.mean.mean, digits), _ends(arm.mean, digits))
+        rows.append([Cell(arm.name, arm=arm.name), middle, better])
+    return Table(["arm", mean, f"better than {found.baseline}"], rows)
 
 
 def profile_figure(found: Aggregate, styles: Mapping[str, Style]) -> Figure:
@@ -90,7 +81,6 @@ def profile_figure(found: Aggregate, styles: Mapping[str, Style]) -> Figure:
         axis.grid(axis="x", visible=False)
         axis.set_xlabel(found.metric.label)
         axis.set_title(f"runs with that much or {'less' if found.metric.mode == 'min' else 'more'}, %")
-        figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
         label_ends(axis, middles, styles, threads=False)
     return figure
 

@@ -11,7 +11,17 @@ from markupsafe import Markup
 from comparison.report.data import ReportData
 from comparison.report.findings import findings, level_text, suggestion, unseen
 from comparison.report.registry import Html, Piece, heading, note, register_panel, table
-from comparison.report.theme import FAINT, INK, Drawing, Style, figure_settings, label_ends, new_figure, plot_share
+from comparison.report.theme import (
+    FAINT,
+    INK,
+    LABEL,
+    Drawing,
+    Style,
+    figure_settings,
+    label_ends,
+    new_figure,
+    plot_share,
+)
 from comparison.results.effects import FAMILIES, Effect, Effects
 from comparison.results.folder import chosen_learning_rates
 from comparison.results.headline import (
@@ -56,11 +66,10 @@ COUNTING = (
     "that of Brookmeyer and Crowley."
 )
 CONTROLS = {"control": "the same-positions control", "scrambled": "the same weights scrambled"}
-LABEL = 0.135  # inches that the name of an arm takes beside the lines
 POWER_HOW = (
     "The probability is that of the verdict “better” or “worse” among all that is judged, or a little less: paired "
-    "t-tests at Bonferroni's level (noncentral t distribution). The interval below it is due to that of the deviation, "
-    "at 95 %. “Seeds” is how many it takes for a 95 % t interval of that half width."
+    "t-tests at Bonferroni's level (noncentral t distribution). The interval below it follows from the 95 % interval "
+    "of the deviation. “Seeds” is how many it takes for a 95 % t interval of that half width."
 )
 RATES_WHY = (
     "Each arm is trained with its own learning rate: the one that was best on the validation split, averaged over "
@@ -147,7 +156,8 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
         unit = f" ({found.metric.unit})" if found.metric.unit else ""
         axis.set_xlabel(f"difference in {found.metric.words}{unit}; {found.metric.better}")
         axis.set_title(f"Difference to {CONTROLS.get(to, found.baseline)}")
-        axis.xaxis.set_major_formatter(lambda value, _: _tick(value, max(axis.get_xlim())))
+        least = 1e-9 * max(axis.get_xlim())
+        axis.xaxis.set_major_formatter(lambda x, _: f"{x:+g}".replace("-", "−") if abs(x) > least else "0")
     return figure
 
 
@@ -177,11 +187,6 @@ def _row(axis: Axes, row: int, color: str, interval: Interval, values: Sequence[
     axis.plot([interval.mean], [row], "D", color=color, markersize=4.6, markeredgecolor="white", markeredgewidth=0.6)
 
 
-def _tick(value: float, end: float) -> str:
-    text = f"{value:+g}" if abs(value) > 1e-9 * end else "0"
-    return text.replace("-", "−")
-
-
 def success_figure(found: Effects, styles: Mapping[str, Style]) -> Figure | None:
     """Draw Kaplan and Meier's curves upside down; None where no run has a curve."""
     shown = {arm.name: arm for arm in found.arms if arm.times is not None}
@@ -208,7 +213,6 @@ def success_figure(found: Effects, styles: Mapping[str, Style]) -> Figure | None
         axis.set_xlabel("optimizer steps")
         axis.set_title(f"runs that have reached {threshold_text(found).replace('test ', '')} on validation, %")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        figure.canvas.draw()  # the layout is known only now, and the labels' distance with it
         label_ends(axis, ends, styles, {name: f"{name} {share_text(arm.share)}" for name, arm in shown.items()})
     return figure
 

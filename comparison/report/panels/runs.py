@@ -11,11 +11,12 @@ from markupsafe import Markup, escape
 
 from comparison.report.data import ReportData
 from comparison.report.registry import Html, Piece, heading, note, register_panel, render, table
-from comparison.results.folder import asked_seeds, point_label
+from comparison.results.folder import Point, asked_seeds, point_label
 from comparison.results.tables import Cell, Table
 from structured_init.files import made_by
 
 MOST_ROWS = 80
+KEY = ("arm", "at", "learning rate", "seed")
 
 
 @register_panel("What each initialization changed", label="Initializations")
@@ -71,10 +72,8 @@ def runs(data: ReportData) -> list[Piece]:
     for run in data.runs:
         for name, value in run.environment.items():
             values.setdefault(name, {})[str(value)] = None
-    rows = [
-        [name, "; ".join(found) + (" (differs between runs)" if len(found) > 1 else "")]
-        for name, found in values.items()
-    ]
+    differs = lambda found: " (differs between runs)" if len(found) > 1 else ""  # noqa: E731
+    rows = [[name, "; ".join(found) + differs(found)] for name, found in values.items()]
     shown: list[Piece] = []
     for title, found in (("Without a result", _unfinished(data)), ("Not captured", _not_captured(data))):
         shown += [*heading(title), table(data, found)] if found else []
@@ -89,24 +88,20 @@ def runs(data: ReportData) -> list[Piece]:
 
 def _unfinished(data: ReportData) -> Table | None:
     """Return the runs without a result and what is known of them."""
-    rows = [
-        [run.arm, point_label(run.point), _rate(run.learning_rate), run.seed, run.failure or "started, not complete"]
-        for run in data.runs
-        if run.result is None
-    ]
-    rows += [[arm, point_label(p), _rate(rate), seed, "not started"] for arm, seed, p, rate in data.missing]
-    return _text_table(["arm", "at", "learning rate", "seed", "what is known"], rows) if rows else None
+    rows = [[*_key(*run.key), run.failure or "started, not complete"] for run in data.runs if run.result is None]
+    rows += [[*_key(*key), "not started"] for key in data.missing]
+    return _text_table([*KEY, "what is known"], rows) if rows else None
 
 
 def _not_captured(data: ReportData) -> Table | None:
     """Return what the runs could not look at, and why: it is absent from the sections above."""
     rows = [
-        [run.arm, point_label(run.point), _rate(run.learning_rate), run.seed, what.replace("_", " "), moment, why]
+        [*_key(*run.key), what.replace("_", " "), moment, why]
         for run in data.runs
         for what, moments in run.missing.items()
         for moment, why in moments.items()
     ]
-    return _text_table(["arm", "at", "learning rate", "seed", "what", "moment", "why not"], rows) if rows else None
+    return _text_table([*KEY, "what", "moment", "why not"], rows) if rows else None
 
 
 def _versions(data: ReportData) -> str:
@@ -137,8 +132,9 @@ def _provenance(data: ReportData) -> str:
     return " ".join(part for part in parts if part)
 
 
-def _rate(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:g}"
+def _key(arm: str, seed: int, point: Point, rate: float | None) -> list[Any]:
+    """Return the cells that tell a run from every other."""
+    return [arm, point_label(point), "" if rate is None else f"{rate:g}", seed]
 
 
 def _text_table(columns: list[str], rows: list[list[Any]]) -> Table:

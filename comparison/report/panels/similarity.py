@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from comparison.report.data import ReportData, read_tensors
-from comparison.report.findings import count
+from comparison.report.data import Place, ReportData, read_tensors
 from comparison.report.pictures import mosaic, png
 from comparison.report.registry import Html, Piece, note, register_panel, render, script_json
 from comparison.report.theme import Drawing, Style, figure_settings, new_figure, short
 from comparison.results.folder import Run
+from comparison.results.tables import count
 from structured_init.analysis.cka import alignment, hsic1_table
 from structured_init.errors import StructuredInitError
 
@@ -32,7 +31,6 @@ TEXT = "CKA between initializations, before and after training, and of each befo
 COLORS = "viridis"
 MOST_SEEDS = 5
 Moments = dict[str, dict[str, Tensor]]  # before and after → layer → Gram matrices
-Place = tuple[str, str]  # an arm and a moment
 
 
 @register_panel("Similarity of representations", label="Similarity")
@@ -53,13 +51,16 @@ def similarity(data: ReportData) -> list[Piece] | None:
 
 def _squares(data: ReportData, found: Similarity) -> str:
     rows: list[list[dict[str, Any]]] = [[] for _ in found.arms]
-    for i, pictures in enumerate(found.pictures()):
-        for j, picture in enumerate(pictures):
-            cell, (one, other) = found.cells[i][j], _moments(i, j)
+    for i, cells in enumerate(found.cells):
+        for j, cell in enumerate(cells):
+            one, other = _moments(i, j)
             mean = "" if cell is None else f": mean {cell.mean():.2f}"
+            picture = None if cell is None else png(np.clip(cell, 0, 1)[::-1], COLORS)  # the first layer below
             rows[i].append({"picture": picture, "title": f"{found.arms[i]} {one}, {found.arms[j]} {other}{mean}"})
     arms = [{"name": arm, "color": data.colors[arm]} for arm in found.arms]
-    return render("similarity.html.j2", arms=arms, rows=rows, data=script_json(found.to_json()))
+    numbers = [[None if cell is None else np.round(cell, 3).tolist() for cell in row] for row in found.cells]
+    known = {"arms": found.arms, "layers": found.layers, "cells": numbers}
+    return render("similarity.html.j2", arms=arms, rows=rows, data=script_json(known))
 
 
 def _moments(i: int, j: int) -> tuple[str, str]:
@@ -77,18 +78,6 @@ class Similarity:
     # [row][column] → values (layers of the row's arm, layers of the column's). Above the diagonal both are before
     # training, below both after; on it the rows are before and the columns after
     cells: list[list[np.ndarray | None]]
-
-    def pictures(self) -> list[list[str | None]]:
-        """Return every cell as a small picture in base64, the first layer below, on the scale from 0 to 1."""
-        return [
-            [None if cell is None else png(np.clip(cell, 0, 1)[::-1], COLORS) for cell in row] for row in self.cells
-        ]
-
-    def to_json(self) -> str:
-        """Return the numbers that the page's script reads."""
-        numbers = [[None if cell is None else np.round(cell, 3).tolist() for cell in row] for row in self.cells]
-        known = {"arms": self.arms, "layers": self.layers, "cells": numbers}
-        return json.dumps(known, separators=(",", ":"))
 
 
 def representations(arms: Iterable[str], runs: Iterable[Run], layer_names: Mapping[str, str]) -> Similarity | None:

@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any
 
 from comparison.results.elsewhere.logs import (
     EVENTS,
+    METRICS,
     is_database,
-    is_lightning,
-    is_mlflow,
+    mlflow_runs,
     read_lightning,
     read_mlflow,
     read_mlflow_database,
     read_tensorboard,
 )
-from comparison.results.elsewhere.runs import Logged, Runs
+from comparison.results.elsewhere.runs import Logged, Runs, Values
 from comparison.results.elsewhere.tables import read_table, read_wandb
 from comparison.results.folder import Manifest, Run
 from comparison.results.metric import FLAGS, Metric, mode_of
+from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
 from structured_init.errors import StructuredInitError, nearest
 
@@ -47,21 +48,23 @@ def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = No
     if pattern and (pattern.count("{arm}") != 1 or pattern.count("{seed}") != 1):
         said = "has to have {arm} and {seed} once each, as in '{arm}/{seed}'"
         raise StructuredInitError(f"--runs '{pattern}' {said}")
-    if path.is_file() and path.suffix.lower() in TABLES:
-        return read_table(path, pattern, seed, arm)
-    if path.is_file() and path.suffix.lower() in HISTORIES:
-        return read_wandb(path, pattern)
-    if path.is_file() and is_database(path):
-        return read_mlflow_database(path, pattern)
-    if path.is_dir() and is_lightning(path):
+    holds = lambda pattern: next(path.rglob(pattern), None) is not None  # noqa: E731
+    if path.is_file():
+        if path.suffix.lower() in TABLES:
+            return read_table(path, pattern, seed, arm)
+        if path.suffix.lower() in HISTORIES:
+            return read_wandb(path, pattern)
+        if is_database(path):
+            return read_mlflow_database(path, pattern)
+    elif holds(METRICS):
         return read_lightning(path, pattern, seed)
-    if path.is_dir() and next(path.rglob(EVENTS), None) is not None:
+    elif holds(EVENTS):
         return read_tensorboard(path, pattern)
-    if path.is_dir() and is_mlflow(path):
+    elif mlflow_runs(path):
         return read_mlflow(path, pattern)
-    if path.is_dir() and is_database(path / DATABASE):
+    elif is_database(path / DATABASE):
         return read_mlflow_database(path / DATABASE, pattern)
-    if path.is_dir() and any(next(path.rglob(f"*{end}"), None) for end in HISTORIES):
+    elif any(holds(f"*{end}") for end in HISTORIES):
         return read_wandb(path, pattern)
     raise StructuredInitError(
         f"'{path}' cannot be read as results: give the folder of a comparison, a table (.csv) with the "
@@ -85,18 +88,17 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
 
     The arm ``default`` or ``baseline``, else the first, is the one that differences refer to.
     """
+    import pandas as pd
+
     chosen = _metric(path, runs, metric)
     refuse_single_runs(Counter(arm for arm, _ in runs))
     arms = list(dict.fromkeys(arm for arm, _ in runs))
     reference = next((name for name in ("default", "baseline") if name in arms), arms[0])
     options = [*(["--metric", metric] if metric else []), *([FLAGS[mode]] if mode else [])]
     command = ["structured-init", "report", str(path), *options]
+    experiment = (path if path.name.strip(".") else path.resolve()).stem
     manifest: dict[str, Any] = {
-        **{
-            "version": 1,
-            "experiment": [(path if path.name.strip(".") else path.resolve()).stem],
-            "command": shlex.join(command),
-        },
+        **{"version": 1, "experiment": [experiment], "command": shlex.join(command)},
         **{"arguments": [], "metric": chosen, "mode": mode or mode_of(chosen), "baseline": reference},
         **{"controls": {}, "arms": {arm: {} for arm in arms}, "seeds": sorted({seed for _, seed in runs})},
         **{"grid": {}, "learning_rates": [], "source": str(path)},
@@ -105,7 +107,8 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
         key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
     }
     records = [_record(path, arm, seed, logged) for (arm, seed), logged in scaled.items()]
-    return Elsewhere(manifest, records, _results(records, manifest), _curves(scaled))
+    results = pd.DataFrame(result_row(run, True, [chosen]) for run in records)
+    return Elsewhere(manifest, records, results, _curves(scaled))
 
 
 def _metric(path: Path, runs: Runs, metric: str | None) -> str:
@@ -124,7 +127,7 @@ def _metric(path: Path, runs: Runs, metric: str | None) -> str:
     return likely[0]
 
 
-def _fractions(name: str, values: list[tuple[float | None, float]], runs: Runs) -> list[tuple[float | None, float]]:
+def _fractions(name: str, values: Values, runs: Runs) -> Values:
     """Return an accuracy as a fraction, as it is logged here: where any value is above 1, it was in percent.
 
     A share that rounding took above 1 is none in percent: half precision does so by up to 0.8 %.
@@ -142,20 +145,6 @@ def _record(path: Path, arm: str, seed: int, logged: Logged) -> Run:
         **{"epochs": None, "steps": max(steps, default=None), "seconds": None},
     }
     return Run(arm, seed, (), None, path / "runs" / arm / f"seed_{seed}", result=result)
-
-
-def _results(records: list[Run], manifest: Manifest) -> pd.DataFrame:
-    import pandas as pd
-
-    return pd.DataFrame(
-        {
-            **{"arm": run.arm, "seed": run.seed, "learning_rate": math.nan, "chosen": True},
-            **{"diverged": run.diverged([manifest["metric"]])},
-            **(run.result or {})["metrics"],
-            **{name: (run.result or {})[name] for name in ("epochs", "steps", "seconds")},
-        }
-        for run in records
-    )
 
 
 def _curves(runs: Runs) -> pd.DataFrame:

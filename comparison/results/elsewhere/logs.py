@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from comparison.results.elsewhere.runs import SEEDS, Key, Logged, Runs, add, by_name, in_order, named, whole
+from comparison.results.elsewhere.runs import SEEDS, Key, Logged, Runs, Values, by_name, collected, named, whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import refuse_endless
 
@@ -37,11 +37,11 @@ META = "meta.yaml"
 SQLITE = b"SQLite format 3\0"
 
 
-class _Plain(yaml.SafeLoader):
+class _UntaggedLoader(yaml.SafeLoader):
     """Reads what a tag stands before as what it is written as: hparams.yaml has tuples, and may have any class."""
 
 
-def _untagged(loader: _Plain, _: str, node: yaml.Node) -> Any:
+def _untagged(loader: _UntaggedLoader, _: str, node: yaml.Node) -> Any:
     if isinstance(node, yaml.MappingNode):
         return loader.construct_mapping(node, deep=True)
     if isinstance(node, yaml.SequenceNode):
@@ -49,28 +49,22 @@ def _untagged(loader: _Plain, _: str, node: yaml.Node) -> Any:
     return loader.construct_scalar(node)
 
 
-_Plain.add_multi_constructor("", _untagged)
-
-
-def is_lightning(path: Path) -> bool:
-    """Tell whether a folder holds runs of a ``CSVLogger``."""
-    return next(path.rglob(METRICS), None) is not None
+_UntaggedLoader.add_multi_constructor("", _untagged)
 
 
 def read_lightning(path: Path, pattern: str | None = None, seed: str | None = None) -> Runs:
     """Return the runs of a folder: every folder in it that holds ``metrics.csv`` is one."""
     folders = {file.parent.relative_to(path).as_posix(): file.parent for file in sorted(path.rglob(METRICS))}
     keys = _by_settings({name: _run_settings(folder, name) for name, folder in folders.items()}, path, seed, pattern)
-    runs: Runs = {}
-    names: dict[Key, str] = {}
-    for name, folder in folders.items():
-        add(runs, keys[name], _logged(folder / METRICS), name, names)
-    return runs
+    return collected((name, keys[name], _logged(folder / METRICS)) for name, folder in folders.items())
 
 
 def _by_settings(settings: Mapping[str, Settings], path: Path, seed: str | None, pattern: str | None) -> dict[str, Key]:
     """Return the arm and the seed of every run."""
-    seeds = {name: _seed(own, seed) for name, own in settings.items()}
+    seeds = {
+        name: next((found for key in own if _is_seed(key, seed) and (found := whole(own[key])) is not None), None)
+        for name, own in settings.items()
+    }
     if pattern or None in seeds.values():
         named = {name: by_name(f"{path.resolve().name}/{name}" if not pattern else name, pattern) for name in settings}
         lost = next((name for name, key in named.items() if key is None), None)
@@ -106,10 +100,6 @@ def _arms(settings: Mapping[str, Settings], seeds: Mapping[str, int], seed: str 
     return {name: ", ".join(filter(None, label)) for name, label in labels.items()}
 
 
-def _seed(own: Settings, seed: str | None) -> int | None:
-    return next((found for key in own if _is_seed(key, seed) and (found := whole(own[key])) is not None), None)
-
-
 def _is_seed(key: str, seed: str | None) -> bool:
     return (seed in (key, _last(key))) if seed else _last(key) in SEEDS
 
@@ -123,7 +113,7 @@ def _run_settings(folder: Path, name: str) -> Settings:
     found = {PLACE: re.sub(r"(^|/)version_\d+$", "", name)}
     for file in (folder / each for each in SETTINGS_FILES):
         try:
-            content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Plain) if file.is_file() else {}
+            content = yaml.load(file.read_text(encoding="utf-8"), Loader=_UntaggedLoader) if file.is_file() else {}
         except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
             raise StructuredInitError(f"cannot read '{file}': {error}") from None
         # As many as a run can have: a few lines of references can stand for billions.
@@ -156,7 +146,7 @@ def _logged(file: Path) -> Logged:
                     raise StructuredInitError(
                         f"cannot read '{file}', line {reader.line_num}: '{text}' is not a number"
                     ) from None
-    return {name: in_order(values) for name, values in found.items()}
+    return found
 
 
 def read_tensorboard(path: Path, pattern: str | None = None) -> Runs:
@@ -177,25 +167,23 @@ def read_tensorboard(path: Path, pattern: str | None = None) -> Runs:
         events.Reload()
         tags = events.Tags()
         logged: Logged = {
-            tag: in_order([(float(each.step), float(each.value)) for each in events.Scalars(tag)])
-            for tag in tags[SCALARS]
+            tag: [(float(each.step), float(each.value)) for each in events.Scalars(tag)] for tag in tags[SCALARS]
         }
         for tag in tags[TENSORS]:  # where TensorFlow 2 has written scalars
             values = [(float(each.step), make_ndarray(each.tensor_proto)) for each in events.Tensors(tag)]
             if all(value.shape == () and value.dtype.kind in "fiu" for _, value in values):
-                logged[tag] = in_order([(step, float(value)) for step, value in values])
+                logged[tag] = [(step, float(value)) for step, value in values]
         settings = _settings(events)
         if settings and folder.parent in found:  # the curves of the run count before what was added at its end
             before, known = found[folder.parent]
             found[folder.parent] = {**logged, **before}, {**settings, **known}
         else:
             found[folder] = logged, settings
-    runs: Runs = {}
-    names: dict[Key, str] = {}
-    for folder, (logged, settings) in found.items():
-        name = folder.relative_to(path).as_posix()
-        if logged:
-            add(runs, named(path.resolve().name if name == "." else name, pattern, settings), logged, name, names)
+    runs = collected(
+        (name, named(path.resolve().name if name == "." else name, pattern, settings), logged)
+        for folder, (logged, settings) in found.items()
+        if logged and (name := folder.relative_to(path).as_posix())
+    )
     if not runs:
         raise StructuredInitError(f"the event files of '{path}' hold no scalars")
     return runs
@@ -217,35 +205,38 @@ def _settings(events: EventAccumulator) -> dict[str, str]:
 
 def read_mlflow(path: Path, pattern: str | None = None) -> Runs:
     """Return the runs of an experiment."""
-    found = [folder for folder in _runs_below(path) if _meta(folder).get("lifecycle_stage", "active") != "deleted"]
+    found = [folder for folder in mlflow_runs(path) if _meta(folder).get("lifecycle_stage", "active") != "deleted"]
     experiments = sorted({folder.parent for folder in found})
     if len(experiments) > 1:
         listed = ", ".join(f"'{folder}' ({_meta(folder).get('name', 'without a name')})" for folder in experiments)
         raise StructuredInitError(
             f"'{path}' holds {len(experiments)} experiments: give the folder of one, such as {listed}"
         )
-    runs: Runs = {}
-    names: dict[Key, str] = {}
-    for folder in found:
-        tags = _texts(folder / "tags")
-        name = str(_meta(folder).get("run_name") or tags.get("mlflow.runName") or folder.name)
-        add(
-            runs,
-            named(name, pattern, {**tags, **_texts(folder / "params")}),
-            _mlflow_metrics(folder / "metrics"),
-            name,
-            names,
-        )
-    return runs
+    return collected(_mlflow_run(folder, pattern) for folder in found)
 
 
-def _runs_below(path: Path) -> list[Path]:
+def _mlflow_run(folder: Path, pattern: str | None) -> tuple[str, Key, Logged]:
+    """Return a run: a file of its metrics has a line per value, with a time, the value and a step."""
+    tags, params = ({name: text.strip() for name, text in _texts(folder / of)} for of in ("tags", "params"))
+    name = str(_meta(folder).get("run_name") or tags.get("mlflow.runName") or folder.name)
+    logged: Logged = {}
+    for metric, text in _texts(folder / "metrics"):
+        for number, line in enumerate(text.splitlines(), start=1):
+            parts = line.split()
+            try:
+                value = (float(parts[2]) if len(parts) > 2 else None, float(parts[1]))
+            except (IndexError, ValueError):
+                raise StructuredInitError(
+                    f"cannot read '{folder / 'metrics' / metric}', line {number}: expected a time, a value and a step, "
+                    f"got '{line}'"
+                ) from None
+            logged.setdefault(metric, []).append(value)
+    return name, named(name, pattern, {**tags, **params}), logged
+
+
+def mlflow_runs(path: Path) -> list[Path]:
+    """Return the folders of the runs of MLflow in a folder."""
     return sorted(file.parent for file in path.glob(f"**/{META}") if (file.parent / "metrics").is_dir())
-
-
-def is_mlflow(path: Path) -> bool:
-    """Tell whether a folder is MLflow's."""
-    return bool(_runs_below(path))
 
 
 def _meta(folder: Path) -> dict[str, Any]:
@@ -258,35 +249,11 @@ def _meta(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _texts(folder: Path) -> dict[str, str]:
-    return {file.relative_to(folder).as_posix(): _text(file).strip() for file in _files(folder)}
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())
-
-
-def _text(file: Path) -> str:
-    refuse_endless(file)
-    return file.read_text(encoding="utf-8", errors="replace")
-
-
-def _mlflow_metrics(folder: Path) -> Logged:
-    """Return the metrics of a run: each line of a file is a time, a value and a step."""
-    found: Logged = {}
-    for file in _files(folder):
-        values: list[tuple[float | None, float]] = []
-        for number, line in enumerate(_text(file).splitlines(), start=1):
-            parts = line.split()
-            try:
-                values.append((float(parts[2]) if len(parts) > 2 else None, float(parts[1])))
-            except (IndexError, ValueError):
-                raise StructuredInitError(
-                    f"cannot read '{file}', line {number}: expected a time, a value and a step, got '{line}'"
-                ) from None
-        if values:
-            found[file.relative_to(folder).as_posix()] = in_order(values)
-    return found
+def _texts(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of every file of a folder."""
+    for file in sorted(file for file in folder.rglob("*") if file.is_file()):
+        refuse_endless(file)
+        yield file.relative_to(folder).as_posix(), file.read_text(encoding="utf-8", errors="replace")
 
 
 def is_database(path: Path) -> bool:
@@ -305,22 +272,23 @@ def read_mlflow_database(path: Path, pattern: str | None = None) -> Runs:
                 "SELECT run_uuid, runs.name, experiments.name FROM runs JOIN experiments USING (experiment_id) "
                 "WHERE runs.lifecycle_stage = 'active' ORDER BY start_time, run_uuid"
             ).fetchall()
-            tables = {
-                name: database.execute(f"SELECT run_uuid, key, value FROM {name}").fetchall()
-                for name in ("tags", "params")
-            }
+            pairs = [
+                row
+                for table in ("tags", "params")
+                for row in database.execute(f"SELECT run_uuid, key, value FROM {table}").fetchall()
+            ]
             values = database.execute("SELECT run_uuid, key, step, value, is_nan FROM metrics ORDER BY timestamp")
-            logged: dict[str, dict[str, list[tuple[float | None, float]]]] = {}
+            logged: dict[str, dict[str, Values]] = {}
             for run, key, step, value, is_nan in values:
                 number = math.nan if is_nan else float(value)
                 logged.setdefault(run, {}).setdefault(str(key), []).append((float(step), number))
     except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
         raise StructuredInitError(f"cannot read '{path}' as a database of MLflow: {error}") from None
     several = len({experiment for _, _, experiment in found}) > 1
-    runs: Runs = {}
-    names: dict[Key, str] = {}
-    for run, own, experiment in found:
-        settings = {key: str(value) for rows in tables.values() for uuid, key, value in rows if uuid == run}
-        name = f"{experiment}/{own or run}" if several else str(own or run)
-        add(runs, named(name, pattern, settings), {k: in_order(v) for k, v in logged.get(run, {}).items()}, name, names)
-    return runs
+    called = {run: f"{experiment}/{own or run}" if several else str(own or run) for run, own, experiment in found}
+    settings: dict[str, dict[str, str]] = {}
+    for run, key, value in pairs:
+        settings.setdefault(run, {})[key] = str(value)
+    return collected(
+        (name, named(name, pattern, settings.get(run)), logged.get(run, {})) for run, name in called.items()
+    )

@@ -8,17 +8,27 @@ from collections.abc import Iterable, Mapping
 from structured_init.errors import StructuredInitError
 
 Key = tuple[str, int]  # arm and seed
-Logged = dict[
-    str, list[tuple[float | None, float]]
-]  # metric → (step, value) in their order; no step where none is known
+Values = list[tuple[float | None, float]]  # (step, value) in their order; no step where none is known
+Logged = dict[str, Values]  # by metric
 Runs = dict[Key, Logged]
 
 SEEDS = ("seed", "random_seed", "seed_everything", "random_state", "manual_seed")  # settings that are one
 HOW = "name runs as in mimetic_seed_0, or say how they are named, as in --runs '{arm}/{seed}'"
 
 
+def collected(found: Iterable[tuple[str, Key, Logged]]) -> Runs:
+    """Return the runs of (name, arm and seed, what was logged), none of them twice, their values in order."""
+    names: dict[Key, str] = {}
+    runs: Runs = {}
+    for name, key, logged in found:
+        if key in names:
+            raise StructuredInitError(f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: {HOW}")
+        names[key], runs[key] = name, {metric: in_order(values) for metric, values in logged.items()}
+    return runs
+
+
 def named(name: str, pattern: str | None = None, settings: Mapping[str, str] | None = None) -> Key:
-    """Return arm and seed of a run."""
+    """Return arm and seed of a run, by its settings and its name."""
     last = {key.rpartition(".")[2].rpartition("/")[2]: value for key, value in (settings or {}).items()}
     seed = next((whole(last[key]) for key in SEEDS if whole(last.get(key, "")) is not None), None)
     parts = by_name(name, pattern)
@@ -32,8 +42,21 @@ def named(name: str, pattern: str | None = None, settings: Mapping[str, str] | N
 
 
 def by_name(name: str, pattern: str | None = None) -> Key | None:
-    """Return arm and seed as a name alone tells them; None where it does not."""
-    return _by_pattern(name, pattern) if pattern else _by_habit(name)
+    """Return arm and seed as a name alone tells them; None where it does not.
+
+    Without a pattern it is ``seed`` with a number from anywhere in the name, or a number from its end.
+    """
+    if pattern:
+        wanted = re.escape(pattern).replace(r"\{arm\}", "(?P<arm>.+)").replace(r"\{seed\}", r"(?P<seed>\d{1,18})")
+        match = re.fullmatch(wanted.replace(r"\*", ".*"), name)
+        return (match["arm"], int(match["seed"])) if match else None
+    bare = re.sub(r"/version_\d+$", "", name)  # Lightning's loggers add it
+    match = re.search(r"(?:^|[/_\-. ,])seed[_\-= ]?(\d{1,18})(?=$|[/_\-. ,])", bare, re.IGNORECASE)
+    match = match or re.search(r"[/_\-. ]s?(\d{1,18})$", bare)
+    if match is None:
+        return None
+    arm = f"{bare[: match.start()]}/{bare[match.end() :]}".strip("/_-. ,")
+    return (arm, int(match[1])) if arm else None
 
 
 def whole(text: str) -> int | None:
@@ -42,33 +65,8 @@ def whole(text: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def add(runs: Runs, key: Key, logged: Logged, name: str, names: dict[Key, str]) -> None:
-    """Add a run."""
-    if key in names:
-        raise StructuredInitError(f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: {HOW}")
-    names[key], runs[key] = name, logged
-
-
-def in_order(values: Iterable[tuple[float | None, float]]) -> list[tuple[float | None, float]]:
+def in_order(values: Values) -> Values:
     """Return logged values by their steps; where a step was logged again, the later value counts."""
-    known = list(values)
-    if any(step is None for step, _ in known):
-        return known
-    return sorted(dict(known).items(), key=lambda pair: pair[0] or 0.0)
-
-
-def _by_habit(name: str) -> tuple[str, int] | None:
-    """Take ``seed`` with a number from anywhere in a name, or a number from its end."""
-    plain = re.sub(r"/version_\d+$", "", name)  # Lightning's loggers add it
-    match = re.search(r"(?:^|[/_\-. ,])seed[_\-= ]?(\d{1,18})(?=$|[/_\-. ,])", plain, re.IGNORECASE)
-    match = match or re.search(r"[/_\-. ]s?(\d{1,18})$", plain)
-    if match is None:
-        return None
-    arm = f"{plain[: match.start()]}/{plain[match.end() :]}".strip("/_-. ,")
-    return (arm, int(match[1])) if arm else None
-
-
-def _by_pattern(name: str, pattern: str) -> tuple[str, int] | None:
-    wanted = re.escape(pattern).replace(r"\{arm\}", "(?P<arm>.+)").replace(r"\{seed\}", r"(?P<seed>\d{1,18})")
-    match = re.fullmatch(wanted.replace(r"\*", ".*"), name)
-    return (match["arm"], int(match["seed"])) if match else None
+    if any(step is None for step, _ in values):
+        return values
+    return sorted(dict(values).items(), key=lambda pair: pair[0] or 0.0)

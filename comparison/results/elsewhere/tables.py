@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from comparison.results.elsewhere.runs import Key, Logged, Runs, add, in_order, named, whole
+from comparison.results.elsewhere.runs import Key, Logged, Runs, collected, in_order, named, whole
 from comparison.results.folder import as_float
 from comparison.results.records import from_csv
 from structured_init.errors import StructuredInitError, nearest
@@ -35,7 +35,7 @@ class _Row(NamedTuple):
 def read_table(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
     """Return the runs of a table."""
     columns, rows = _read(path)
-    if _is_chart(columns):
+    if columns[0].lower() in STEPS and any(" - " in column for column in columns[1:]):
         return _chart(path, columns, rows, pattern)
     known = {column.lower(): column for column in reversed(columns)}
     for meant, column in (("arm", arm), ("seed", seed)):
@@ -144,38 +144,27 @@ def _numbers(path: Path, rows: Sequence[_Row], column: str) -> bool:
     return numbers > len(others)
 
 
-def _is_chart(columns: Sequence[str]) -> bool:
-    return columns[0].lower() in STEPS and any(" - " in column for column in columns[1:])
-
-
 def _chart(path: Path, columns: list[str], rows: list[_Row], pattern: str | None) -> Runs:
-    runs: Runs = {}
     logged: dict[str, Logged] = {}
     for column in columns[1:]:
         run, _, metric = column.rpartition(" - ")
         if run and not column.endswith(EXTREMES):
             values = [(_number(path, row, columns[0]), _number(path, row, column)) for row in rows if row.cells[column]]
-            logged.setdefault(run, {})[metric] = in_order(values)
-    names: dict[Key, str] = {}
-    for run, metrics in logged.items():
-        add(runs, named(run, pattern), {name: values for name, values in metrics.items() if values}, run, names)
-    return runs
+            logged.setdefault(run, {}).update({metric: values} if values else {})
+    return collected((run, named(run, pattern), metrics) for run, metrics in logged.items())
 
 
 def read_wandb(path: Path, pattern: str | None = None) -> Runs:
     """Return the runs of a file, or of all files of a folder."""
-    runs: Runs = {}
-    names: dict[Key, str] = {}
-    ends = ("json", "jsonl")
-    found = [path] if path.is_file() else sorted(file for end in ends for file in path.rglob(f"*.{end}"))
-    files = [file for file in found if file.is_file()]
-    for file in files:
+    found: list[tuple[str, Key, Logged]] = []
+    files = [path] if path.is_file() else sorted(file for end in ("json", "jsonl") for file in path.rglob(f"*.{end}"))
+    for file in filter(Path.is_file, files):
         name = file.stem if path.is_file() else file.relative_to(path).with_suffix("").as_posix()
         content = _content(file)
-        several = isinstance(content, Mapping) and all(_is_rows(each) for each in content.values())
-        for run, rows in content.items() if several and isinstance(content, Mapping) else [(name, content)]:
-            add(runs, named(run, pattern), _history(rows, file), run, names)
-    return runs
+        several = isinstance(content, Mapping) and all(map(_is_rows, content.values()))
+        for run, rows in content.items() if several else [(name, content)]:
+            found.append((run, named(run, pattern), _history(rows, file)))
+    return collected(found)
 
 
 def _content(file: Path) -> Any:
@@ -194,6 +183,7 @@ def _is_rows(value: Any) -> bool:
 
 
 def _history(content: Any, file: Path) -> Logged:
+    """Return the numbers of a history; names with an underscore before them are Weights & Biases' own."""
     rows = content
     if isinstance(content, Mapping) and content and all(isinstance(column, Mapping) for column in content.values()):
         places = dict.fromkeys(place for column in content.values() for place in column)
@@ -202,17 +192,12 @@ def _history(content: Any, file: Path) -> Logged:
         raise StructuredInitError(
             f'\'{file}\' is not a history of a run: it should be a list of rows such as {{"{STEP}": 0, "loss": 1.2}}'
         )
-    return _metrics(rows)
-
-
-def _metrics(rows: Sequence[Mapping[str, Any]]) -> Logged:
-    """Return the numbers of rows; names with an underscore before them are Weights & Biases' own."""
     found: Logged = {}
     for row in rows:
         step = row.get(STEP)
         at = as_float(step) if isinstance(step, (int, float)) else None
         for name, value in row.items():
-            number = float("nan") if value in ("NaN", "Infinity", "-Infinity") else value
+            number = math.nan if value in ("NaN", "Infinity", "-Infinity") else value
             if not name.startswith("_") and isinstance(number, (int, float)) and not isinstance(number, bool):
                 found.setdefault(name, []).append((at, as_float(number)))
-    return {name: in_order(values) for name, values in found.items()}
+    return found

@@ -34,8 +34,8 @@ def test_scores_are_those_of_the_best_head_and_means_over_seeds(tmp_path):
     ]
     layers, depth = attention_statistics(runs)
     assert layers == ["h.0.attn", "h.1.attn"]
-    assert depth["induction_score"]["induction"]["before"].tolist() == pytest.approx([0.3, 0.8])
-    assert depth["normalised_entropy"]["induction"]["before"].tolist() == [0.25, 0.25]
+    assert depth["induction_score"]["induction", "before"].tolist() == pytest.approx([0.3, 0.8])
+    assert depth["normalised_entropy"]["induction", "before"].tolist() == [0.25, 0.25]
 
 
 def test_layers_without_scores_leave_the_others_statistics(tmp_path):
@@ -65,12 +65,12 @@ def test_a_report_shows_the_products_that_the_run_wrote(cli, folder, comparison)
     cli("fit", *TRAIN)
     (experiment,) = folder.rglob("experiment.yaml")
     run = experiment.parent
-    corners, summaries = read_products(run / "weight_products")
+    kept = read_products(run / "weight_products")
     state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    for product, expected in zip(corners["after"][LAYER], products_of(state), strict=True):
+    for product, expected in zip(kept["after"][0][LAYER], products_of(state), strict=True):
         torch.testing.assert_close(product, expected)
     # The method's definition: the diagonal of W_q W_kᵀ is β = 0.7 up to noise, of the host's weights it would be 0.
-    assert min(summaries["before"][LAYER]["query_key_diagonal"]) > 0.2
+    assert min(kept["before"][1][LAYER]["query_key_diagonal"]) > 0.2
 
     compared = comparison({"mimetic": {0: 0.8}, "older": {0: 0.7}}, pieces=())
     shutil.copytree(run / "weight_products", compared / "runs" / "mimetic" / "seed_0" / "weight_products")

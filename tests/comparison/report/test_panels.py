@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 
 import comparison as comparison_package
-from comparison.report import Drawing, figure_settings, new_figure, registry, write_report
-from comparison.results.tables import Cell, Table
+from comparison.report import Cell, Drawing, Html, Table, figure_settings, new_figure, registry, write_report
 from structured_init import StructuredInitError
 
 VALUES = {"default": {0: 0.8, 1: 0.82}, "sincos": {0: 0.9, 1: 0.91}}
@@ -49,18 +49,37 @@ def test_the_built_in_panels_are_registered_the_same_way(panels):
         *("result", "grid", "power", "learning_rates", "curves", "steps", "attention"),
         *("weight_products", "layers", "similarity", "initializations", "runs"),
     ]
+    documented = re.search(r"`after=` takes(.*?); without it", PAGE, re.DOTALL)[1]
+    for text in (
+        documented,
+        registry.register_panel.__doc__.partition("A report has")[2].partition(", in this order")[0],
+    ):
+        assert re.findall(r"`(\w+)`", text) == [panel.name for panel in panels]
 
 
 def test_a_panel_gives_tables_and_escaped_text_or_nothing(comparison):
     @registry.register_panel("Mine & yours")
     def mine(data):
-        return ["1 < 2", Table(["a"], [[Cell("<i>")]])]
+        return ["1 < 2", Table(["a"], [[Cell("<i>")]]), Html("<b>of one's own</b>")]
+
+    @registry.register_panel("A frame")
+    def frame(data):
+        means = data.results.groupby("arm", sort=False)[["test/accuracy", "steps"]].mean().assign(nothing=math.nan)
+        counted = means.reset_index(drop=True)[["steps"]]
+        return [means, means.rename_axis(None)[["steps"]], counted[counted["steps"] > 0]]
 
     @registry.register_panel("Nothing")
     def nothing(data):
         return None
 
-    html = write_report(comparison(VALUES, pieces=()))[0].read_text()
+    page, text, *_ = write_report(comparison(VALUES, pieces=()))
+    html = page.read_text()
+    head = "| arm | test/accuracy | steps | nothing |\n| --- | --- | --- | --- |\n"
+    assert f"{head}| default | 0.810 | 40.0 |  |" in text.read_text()
+    assert "\n\n| index | steps |\n" in text.read_text()
+    assert "\n\n| steps |\n" in text.read_text()
+    assert html[html.index('<section id="frame">') :].count('<i class="mark"') == 2  # each arm has its colour
+    assert "<b>of one's own</b>" in html
     assert "<h2>Mine &amp; yours</h2>" in html
     assert "<p>1 &lt; 2</p>" in html
     assert "&lt;i&gt;" in html
@@ -101,10 +120,8 @@ def test_mistakes_are_one_line(comparison):
         write_report(folder)
 
 
-@pytest.mark.parametrize(
-    ("returned", "kind"), [(lambda data: [3], "int"), (lambda data: 3, "int"), (lambda data: data.results, "DataFrame")]
-)
-def test_a_panel_that_returns_something_else_says_what_it_may(comparison, returned, kind):
-    registry.register_panel("Odd", name="odd")(returned)
-    with pytest.raises(StructuredInitError, match=f"'odd' returned {kind}: give str, Table, a figure, Drawing or Html"):
+@pytest.mark.parametrize("returned", [[3], 3])
+def test_a_panel_that_returns_something_else_says_what_it_may(comparison, returned):
+    registry.register_panel("Odd", name="odd")(lambda data: returned)
+    with pytest.raises(StructuredInitError, match="'odd' returned int: give str, Table, a DataFrame, a"):
         write_report(comparison(VALUES, pieces=()))

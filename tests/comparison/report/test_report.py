@@ -285,15 +285,15 @@ def test_pictures_beyond_the_budget_are_thinned_and_the_page_says_so(monkeypatch
     import torch
 
     torch.manual_seed(0)
-    maps = {arm: {"before": {f"l{i}": torch.rand(5, 40, 40) for i in range(12)}} for arm in "ab"}
+    maps = {(arm, "before"): {f"l{i}": torch.rand(5, 40, 40) for i in range(12)} for arm in "ab"}
     whole = attention_picker(maps, {}, [str(i) for i in range(12)])
     assert (len(whole.layers), len(whole.heads)) == (12, 5)
-    size = sum(len(picture) for arm in whole.views["map"].values() for layer in arm["before"] for picture in layer)
+    size = sum(len(picture) for layers in whole.views["map"].values() for layer in layers for picture in layer)
     assert size < BUDGET
     monkeypatch.setattr("comparison.report.pictures.BUDGET", size // 3)
     thinned = attention_picker(maps, {}, [str(i) for i in range(12)])
     assert isinstance(thinned, Picker)
-    assert len(thinned.layers) == len(thinned.views["map"]["a"]["before"]) <= 4
+    assert len(thinned.layers) == len(thinned.views["map"]["a", "before"]) <= 4
     assert (thinned.layers[0], thinned.layers[-1]) == ("0", "11")
     assert any("to keep the page small" in note for note in thinned.notes)
 
@@ -409,7 +409,7 @@ def test_figures_have_names_that_files_and_ids_can_have_and_that_stay_distinct(o
 @pytest.mark.parametrize("arm", ["a", "mimetic_language_negative_and_longer"])
 def test_the_name_of_an_arm_is_never_cut_off_beside_its_maps(arm):
     styles = {arm: theme.Style("--a", "#000000", "#ffffff", "-")}
-    maps = {arm: {"before": [torch.rand(4, 4)]}}
+    maps = {(arm, "before"): [torch.rand(4, 4)]}
     figure = map_grid_figure(maps, styles, ["0"], "title", "magma", lambda _: (0, 1))
     figure.draw_without_rendering()
     (label,) = figure.axes[0].get_yticklabels()

@@ -77,8 +77,8 @@ def test_three_sentences_say_which_by_how_much_how_sure_and_why(comparison, know
     gains = [100 * (known_effects["sincos"][seed] - known_effects["default"][seed]) for seed in range(3)]
     half = 4.302653 * np.std(gains, ddof=1) / math.sqrt(3)
     assert re.fullmatch(
-        r"What the structure of mimetic is worth in test accuracy, in points: \+\d\.\d ± \d\.\d against the same "
-        r"positions \(sincos; not told apart\)\.",
+        r"The structure of mimetic adds \d\.\d ± \d\.\d points of test accuracy over the same positions "
+        r"\(sincos; not told apart\)\.",
         structure,
     )
     assert which.startswith(
@@ -96,7 +96,7 @@ def test_where_a_control_is_best_the_first_sentence_is_about_what_it_controls(co
     folder = comparison({arm: dict(enumerate(of_arm)) for arm, of_arm in values.items()}, pieces=())
     structure, which = said(folder, controls={"mimetic": "mimetic_scrambled"})
     assert re.fullmatch(
-        r"What the structure of mimetic is worth in test accuracy, in points: −9\.3 ± \d\.\d against itself scrambled "
+        r"The structure of mimetic adds −9\.3 ± \d\.\d points of test accuracy over itself scrambled "
         r"\(mimetic_scrambled; worse\)\.",
         structure,
     )
@@ -113,8 +113,9 @@ def test_a_scrambled_arm_is_not_what_another_control_controls(comparison):
             report = {"initializer": written.get(arm, f"{arm}()"), "seed": 0, "entries": []}
             (run / "init_report.json").write_text(json.dumps(report))
     structure, _ = said(folder, controls={"impulse_scrambled": "codes", "impulse": "codes"})
-    assert structure.startswith("What the structure of impulse is worth")
+    assert structure.startswith("The structure of impulse adds ")
     assert "itself scrambled (impulse_scrambled; better)" in structure
+    assert structure.count("of test accuracy") == 1
 
 
 def test_where_nothing_is_shown_the_first_sentence_says_so(comparison):

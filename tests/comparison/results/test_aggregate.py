@@ -1,10 +1,8 @@
 """A grid as a whole: the aggregates of Agarwal et al. 2021."""
 
-import math
-
 import numpy as np
-import pandas as pd
 import pytest
+from compared import found
 from scipy import stats
 
 from comparison.results.aggregate import (
@@ -12,26 +10,9 @@ from comparison.results.aggregate import (
     improvement_of,
     interactions,
     interquartile_mean,
-    moves_of,
     profile_of,
+    ranges_of,
 )
-from comparison.results.effects import effects
-
-PLACES = ("0.1", "0.5")
-COLUMNS = ["arm", "seed", "k", "chosen", "learning_rate", "test/accuracy"]
-
-
-def found(values, mode="max"):
-    """The effects of arm → place → values by seed, in percent."""
-    manifest = {"arms": dict.fromkeys(values), "baseline": next(iter(values)), "metric": "test/accuracy"}
-    manifest |= {"mode": mode, "grid": {"k": list(PLACES)}, "learning_rates": []}
-    rows = [
-        (arm, seed, place, True, math.nan, value / 100)
-        for arm, of_arm in values.items()
-        for place, of_place in zip(PLACES, of_arm, strict=True)
-        for seed, value in enumerate(of_place)
-    ]
-    return effects(pd.DataFrame(rows, columns=COLUMNS), manifest)
 
 
 def test_the_interquartile_mean_leaves_out_a_quarter_on_either_side():
@@ -55,24 +36,24 @@ def test_a_profile_is_the_share_of_runs_that_are_as_good():
 
 def test_a_grid_has_aggregates_with_intervals_that_resampling_of_seeds_gives():
     values = {"default": [[10, 20, 30], [40, 50, 60]], "mimetic": [[12, 18, 33], [70, 75, 80]]}
-    whole = aggregate(found(values))
+    whole = aggregate(found(values, percent=True))
     default, mimetic = whole.arms
     assert default.mean.mean == pytest.approx(35)  # of 20, 30, 40 and 50
     assert default.improvement is None
     assert mimetic.improvement.mean == pytest.approx((5 / 9 + 1) / 2)  # of nine pairs five at 0.1, all at 0.5
     assert default.mean.low < 35 < default.mean.high
     # With a seed alone at each place there is nothing to draw again.
-    one = aggregate(found({arm: [of_place[:1] for of_place in of_arm] for arm, of_arm in values.items()}))
+    one = aggregate(found({arm: [of_place[:1] for of_place in of_arm] for arm, of_arm in values.items()}, percent=True))
     assert one.arms[0].mean.low == one.arms[0].mean.high == pytest.approx(25)
 
 
 def test_arms_places_and_their_interaction_move_what_a_table_built_from_them_says():
     arms, places = np.array([0.0, 3.0, 1.0]), np.array([10.0, 30.0])
     added = arms[:, None] + places
-    np.testing.assert_allclose(moves_of(added), [3, 20, 0], atol=1e-12)
+    np.testing.assert_allclose(ranges_of(added), [3, 20, 0], atol=1e-12)
     crossed = added + 2 * np.array([[1, -1], [-1, 1], [0, 0]])  # rows and columns sum to zero
-    np.testing.assert_allclose(moves_of(np.stack([added, crossed])), [[3, 20, 0], [3, 20, 2]], atol=1e-12)
-    whole = aggregate(found({"default": [[10, 11], [20, 21]], "mimetic": [[16, 17], [20, 21]]}))
+    np.testing.assert_allclose(ranges_of(np.stack([added, crossed])), [[3, 20, 0], [3, 20, 2]], atol=1e-12)
+    whole = aggregate(found({"default": [[10, 11], [20, 21]], "mimetic": [[16, 17], [20, 21]]}, percent=True))
     assert (whole.between_arms.mean, whole.between_places.mean, whole.interaction.mean) == (3, 7, 1.5)
 
 
@@ -97,6 +78,6 @@ def test_an_interaction_is_a_difference_of_paired_differences_adjusted_for_all_p
 
 
 def test_places_at_which_an_arm_has_no_run_are_left_out():
-    assert aggregate(found({"default": [[10], [20]], "mimetic": [[12], []]})) is None
-    assert aggregate(found({"default": [[10], [20]]})) is None
+    assert aggregate(found({"default": [[10], [20]], "mimetic": [[12], []]}, percent=True)) is None
+    assert aggregate(found({"default": [[10], [20]]}, percent=True)) is None
     assert aggregate([]) is None

@@ -1,8 +1,9 @@
 import copy
 import json
+from dataclasses import asdict
 
-import pandas as pd
 import pytest
+from compared import found
 
 from comparison.results.controls import (
     check_controls,
@@ -13,7 +14,6 @@ from comparison.results.controls import (
     verdicts,
 )
 from comparison.results.decisions import Question
-from comparison.results.effects import effects
 from comparison.results.folder import find_runs, read_manifest
 from comparison.results.headline import headline_table, look
 from structured_init import (
@@ -148,19 +148,12 @@ def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said, margi
     arms = {"default": [value - 5 + off for value, off in zip(GAINED, noise[0], strict=True)], "mine": GAINED}
     for number, (ending, gain) in enumerate(values.items()):
         arms["mine" + ending] = [v - gain + off for v, off in zip(GAINED, noise[number % 2], strict=True)]
-    question = None if margin is None else Question(margin=margin).plain()
-    manifest = {"metric": "test/accuracy", "mode": "max", "baseline": "default", "learning_rates": [], "grid": {}}
-    manifest |= {"arms": dict.fromkeys(arms), "question": question, "seeds": list(range(5))}
-    rows = [
-        {"arm": arm, "seed": seed, "test/accuracy": value / 100, "chosen": True, "learning_rate": None}
-        for arm, of_arm in arms.items()
-        for seed, value in enumerate(of_arm)
-    ]
-    (found,) = effects(pd.DataFrame(rows), manifest, scrambled={"mine": "mine_scrambled"})
+    question = None if margin is None else asdict(Question(margin=margin))
+    (judged,) = found(arms, percent=True, scrambled={"mine": "mine_scrambled"}, question=question, seeds=list(range(5)))
     if margin is not None and said[1] == "not shown":
         said = ("shown", "refuted", said[2])  # within half a point a control gains as much
-    assert verdicts(found) == {"mine": said}
-    table = headline_table(found)
+    assert verdicts(judged) == {"mine": said}
+    table = headline_table(judged)
     place = table.columns.index("gain; due to structure")
     cells = {row[0].text: row[place] for row in table.rows}
     assert (cells["mine"].text, cells["mine"].note) == (f"{said[0]}; {said[1]}", ", ".join(said[2]))
@@ -170,5 +163,5 @@ def test_the_table_says_of_every_arm_what_its_gain_is_due_to(values, said, margi
 def test_where_nothing_is_gained_nothing_is_due_to_structure(comparison, known_effects):
     base = known_effects["default"]
     folder = comparison({"default": base, "mimetic": dict(base), "mimetic_sharpened": dict(base)}, pieces=())
-    (found,) = look(folder, read_manifest(folder))
-    assert verdicts(found) == {"mimetic": ("not shown", "–", [])}
+    (judged,) = look(folder, read_manifest(folder))
+    assert verdicts(judged) == {"mimetic": ("not shown", "–", [])}

@@ -80,11 +80,6 @@ def test_a_run_that_has_not_logged_the_metric_is_no_divergence(comparison):
     assert list(arms) == ["default"]
 
 
-def test_results_say_which_runs_diverged(comparison):
-    table = load_results(comparison({"default": GOOD, "wild": HALF}, pieces=()))
-    assert list(table["diverged"]) == [False] * 4 + [False, False, True, True]
-
-
 def test_a_curve_that_ends_in_no_number_reaches_nothing_and_gaps_are_passed_over():
     assert steps_to([(10, 0.2), (20, 0.8), (30, math.nan)], 0.5) is None
     assert steps_to([(10, 0.2), (20, math.nan), (30, 0.8)], 0.5) == pytest.approx(20)

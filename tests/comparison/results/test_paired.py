@@ -3,16 +3,13 @@
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
+from compared import found
 from scipy import stats
 
 from comparison.report.findings import findings
-from comparison.results.effects import effects
 from comparison.results.paired import bootstrap_interval, holm, p_value, paired_difference, paired_values, t_interval
 from structured_init import StructuredInitError
-
-COLUMNS = ["arm", "seed", "chosen", "learning_rate", "test/accuracy"]
 
 
 def test_interval_of_three_values_is_the_textbook_one():
@@ -20,11 +17,6 @@ def test_interval_of_three_values_is_the_textbook_one():
     assert interval.mean == pytest.approx(2.0)
     assert interval.half_width == pytest.approx(4.302653 * 1.0 / math.sqrt(3), rel=1e-6)  # t(0.975, 2) = 4.302653
     assert (interval.low, interval.high) == (pytest.approx(-0.4841, abs=1e-4), pytest.approx(4.4841, abs=1e-4))
-
-
-def test_interval_at_three_seeds_is_about_two_and_a_half_standard_deviations():
-    values = [0.0, 1.0, 5.0]
-    assert t_interval(values).half_width / np.std(values, ddof=1) == pytest.approx(2.48, abs=0.01)
 
 
 def test_one_seed_has_no_interval_and_prints_none():
@@ -105,14 +97,6 @@ def test_bootstrap_is_the_percentile_interval_of_the_mean():
     assert interval.high == pytest.approx(means[38_000], abs=tolerance)
 
 
-def found(values):
-    """The effects of arm → accuracy by seed, in percent; the first arm is the baseline."""
-    manifest = {"arms": dict.fromkeys(values), "baseline": next(iter(values)), "metric": "test/accuracy"}
-    manifest |= {"mode": "max", "grid": {}, "learning_rates": []}
-    rows = [(arm, seed, True, math.nan, v / 100) for arm, of in values.items() for seed, v in enumerate(of)]
-    return effects(pd.DataFrame(rows, columns=COLUMNS), manifest)[0]
-
-
 def test_holm_multiplies_the_smallest_by_all_and_never_falls():
     # The example of Holm's paper in shape: 0.01 × 4, 0.02 × 3, 0.022 × 2 raised to the one before, 0.3.
     assert holm({"c": 0.022, "a": 0.01, "d": 0.3, "b": 0.02}) == pytest.approx(
@@ -144,15 +128,17 @@ def test_of_null_comparisons_with_three_seeds_one_in_twenty_finds_an_arm_that_di
 def test_better_is_said_of_what_holds_among_all_arms():
     base = [80.0, 81.0, 82.0]
     values = {"default": base, "strong": [84.0, 85.0, 86.1], "weak": [81.0, 82.3, 83.9], "none": [80.5, 80.7, 82.0]}
-    arms = {arm.name: arm.baseline for arm in found(values).arms if arm.baseline}
+    (judged,) = found(values, percent=True)
+    arms = {arm.name: arm.baseline for arm in judged.arms if arm.baseline}
     p = {name: stats.ttest_rel(values[name], base).pvalue for name in arms}
     assert p["weak"] < 0.05 < 2 * p["weak"]
     assert arms["weak"].adjusted == pytest.approx(2 * p["weak"])  # the second smallest of three
     assert {name: effect.is_gain for name, effect in arms.items()} == {"strong": True, "weak": None, "none": None}
-    said = " ".join(findings(found(values))).replace("\N{NO-BREAK SPACE}", " ")
+    said = " ".join(findings(judged)).replace("\N{NO-BREAK SPACE}", " ")
     assert "Better than default: strong +4.0 ± 0.1 points" in said
     assert (
         "not told apart, among 3 differences, though the interval alone excludes zero: weak +1.4 ± 1.1 points" in said
     )
-    alone = found({arm: values[arm] for arm in ("default", "weak")}).arms[1].baseline
+    (two,) = found({arm: values[arm] for arm in ("default", "weak")}, percent=True)
+    alone = two.arms[1].baseline
     assert (alone.is_gain, alone.adjusted) == (True, pytest.approx(p["weak"]))

@@ -5,27 +5,19 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
+from compared import found
 from scipy import stats
 
 from comparison.report.findings import findings, suggestion, unseen
-from comparison.results.effects import all_or_nothing, check_success, effects, successes
+from comparison.results.effects import all_or_nothing, check_success, successes
 from comparison.results.headline import headline_table
 from comparison.results.targets import Share, fewest_seeds, fisher, share, times_to
 from structured_init import StructuredInitError
 
-COLUMNS = ["arm", "seed", "chosen", "learning_rate", "test/accuracy", "diverged"]
 
-
-def found(values, **changes):
-    """The effects of arm → accuracy by seed, as a fraction; the first arm is the baseline."""
-    manifest = {"arms": dict.fromkeys(values), "baseline": next(iter(values)), "metric": "test/accuracy"}
-    manifest |= {"mode": "max", "grid": {}, "learning_rates": [], **changes}
-    rows = [
-        (arm, seed, True, math.nan, value, math.isnan(value))
-        for arm, of_arm in values.items()
-        for seed, value in enumerate(of_arm)
-    ]
-    return effects(pd.DataFrame(rows, columns=COLUMNS), manifest)[0]
+def one(values, *further, **changes):
+    """The effects of arm → accuracy by seed, at a single place."""
+    return found(values, *further, **changes)[0]
 
 
 def test_the_interval_of_a_share_is_that_of_clopper_and_pearson():
@@ -71,12 +63,12 @@ def test_medians_with_censored_runs_are_those_of_the_textbook():
 
 def test_runs_are_counted_where_they_are_as_good_and_one_that_diverged_is_none():
     arms = {"default": [0.1, 0.95, 0.2, math.nan], "mimetic": [0.96, 0.99, 0.95, 0.97]}
-    counted = {arm.name: arm.share for arm in successes(found(arms), 0.95).arms}
+    counted = {arm.name: arm.share for arm in successes(one(arms), 0.95).arms}
     assert (counted["default"].count, counted["default"].runs) == (1, 4)
     assert (counted["mimetic"].count, counted["mimetic"].runs) == (4, 4)
-    more = found({"default": [0.99] * 10 + [0.1] * 20, "mimetic": [0.99] * 8})
+    more = one({"default": [0.99] * 10 + [0.1] * 20, "mimetic": [0.99] * 8})
     assert successes(more, 0.95).arms[1].baseline.is_gain  # 8 of 8 are more than 10 of 30
-    losses = found({"a": [0.1, 0.3], "b": [0.2, 0.4]}, metric="test/accuracy", mode="min")
+    losses = one({"a": [0.1, 0.3], "b": [0.2, 0.4]}, metric="test/accuracy", mode="min")
     assert [arm.share.count for arm in successes(losses, 0.2).arms] == [1, 1]
 
 
@@ -89,7 +81,7 @@ def test_the_table_and_the_sentences_say_who_succeeds_more_often():
         for seed, final in enumerate(finals)
         for at, value in steps
     ]
-    counted = successes(found(arms), 0.8, pd.DataFrame(rows))
+    counted = successes(one(arms), 0.8, pd.DataFrame(rows))
     header, default, mimetic, half = ([c.strip() for c in line.strip("|").split("|")] for line in table_lines(counted))
     assert header == ["arm", "runs with test accuracy ≥ 80 %", "against default", "steps until half have it"]
     # 0.6 to 0.99 between 20 and 30 steps: 80 % at 25.1; p is twice 2 / C(12, 6).
@@ -99,7 +91,7 @@ def test_the_table_and_the_sentences_say_who_succeeds_more_often():
     said = " ".join(findings(counted)).replace("\N{NO-BREAK SPACE}", " ")
     assert "default 0 of 6, mimetic 6 of 6 and half 3 of 6." in said
     assert "More often than default: mimetic (adjusted p = 0.004); not told apart: half." in said
-    few = findings(successes(found({arm: values[:3] for arm, values in arms.items()}), 0.8))
+    few = findings(successes(one({arm: values[:3] for arm, values in arms.items()}), 0.8))
     assert (
         few[-1]
         == "With 3 seeds even “all succeed” cannot be told from “none succeeds” among 2 differences: run at least 5."
@@ -112,18 +104,18 @@ def table_lines(counted):
 
 
 def test_results_that_look_all_or_nothing_suggest_a_threshold():
-    recall = found({"default": [0.02, 0.98, 0.05], "mimetic": [0.99, 0.97, 0.99]})
+    recall = one({"default": [0.02, 0.98, 0.05], "mimetic": [0.99, 0.97, 0.99]})
     assert all_or_nothing(recall) == 0.95
     assert "--success 0.95 counts" in suggestion(recall)[0]
-    assert all_or_nothing(found({"default": [0.02, 0.52], "mimetic": [0.5, 0.51]})) == 0.5
-    apart = found({"default": [0.1, 0.12], "mimetic": [0.9, 0.92]})  # an arm that is better, no arm that is both
+    assert all_or_nothing(one({"default": [0.02, 0.52], "mimetic": [0.5, 0.51]})) == 0.5
+    apart = one({"default": [0.1, 0.12], "mimetic": [0.9, 0.92]})  # an arm that is better, no arm that is both
     assert (all_or_nothing(apart), suggestion(apart)) == (None, [])
-    assert all_or_nothing(found({"default": [0.6, 0.7, 0.8]})) is None
+    assert all_or_nothing(one({"default": [0.6, 0.7, 0.8]})) is None
 
 
 def test_means_of_tasks_that_runs_solve_or_do_not_have_no_interval_even_where_all_solve_them():
     def cells(metric, values):
-        (judged,) = effects_of(metric, {"default": values, "other": values[::-1]})
+        judged = one({"default": values, "other": values[::-1]}, metric)
         return [row[2].note for row in headline_table(judged).rows]
 
     alike = [0.98, 0.97, 0.99]
@@ -136,21 +128,13 @@ def test_means_of_tasks_that_runs_solve_or_do_not_have_no_interval_even_where_al
     assert mixed == ["2 of 3 with test exact match ≥ 0.95"] * 2
 
 
-def effects_of(metric, values):
-    rows = [(a, seed, True, math.nan, v, False) for a, of_arm in values.items() for seed, v in enumerate(of_arm)]
-    manifest = {"arms": dict.fromkeys(values), "baseline": "default", "metric": metric, "mode": "max"}
-    return effects(
-        pd.DataFrame(rows, columns=[*COLUMNS[:4], metric, "diverged"]), manifest | {"grid": {}, "learning_rates": []}
-    )
-
-
 def test_a_page_of_shares_says_how_many_runs_may_fail_unseen():
     arms = {"default": [0.98, 0.97, 0.99, 0.98, 0.98], "other": [0.97, 0.98, 0.98, 0.98, 0.99]}
-    said = unseen(found(arms))
+    said = unseen(one(arms))
     assert "of 5 runs all may succeed where up to 45% fail" in said
     assert stats.binom.pmf(0, 5, 0.4507) == pytest.approx(0.05, abs=1e-4)  # none of five fails one time in twenty
-    assert unseen(effects_of("test/loss", arms)[0]) == ""
-    assert unseen(effects_of("test/exact_match", {"default": [0.1, 0.9], "other": [0.9, 0.1]})[0]) == ""
+    assert unseen(one(arms, "test/loss")) == ""
+    assert unseen(one({"default": [0.1, 0.9], "other": [0.9, 0.1]}, "test/exact_match")) == ""
 
 
 def test_a_threshold_in_percent_is_refused():
@@ -162,12 +146,5 @@ def test_a_threshold_in_percent_is_refused():
 
 def test_a_run_whose_loss_is_no_number_has_not_succeeded_whatever_its_accuracy():
     values = {"default": [0.1, 0.2, 0.3], "a": [0.96, 0.97, 0.98]}
-    rows = [
-        (arm, seed, True, math.nan, value, (arm, seed) == ("a", 1))
-        for arm, of_arm in values.items()
-        for seed, value in enumerate(of_arm)
-    ]
-    manifest = {"arms": dict.fromkeys(values), "baseline": "default", "metric": "test/accuracy", "mode": "max"}
-    manifest |= {"grid": {}, "learning_rates": []}
-    (judged,) = effects(pd.DataFrame(rows, columns=COLUMNS), manifest)
+    judged = one(values, diverged=[("a", 1)])
     assert [(arm.share.count, arm.share.runs) for arm in successes(judged, 0.95).arms] == [(0, 3), (2, 3)]

@@ -1,9 +1,8 @@
 import math
-import shutil
 
 import numpy as np
-import pandas as pd
 import pytest
+from compared import found
 
 from comparison.results.effects import effects
 from comparison.results.folder import read_manifest
@@ -43,41 +42,34 @@ def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
 
 def test_intervals_of_the_table_cover_a_known_effect_at_the_stated_rate():
     rng, seeds, trials, truth = np.random.default_rng(0), 5, 400, 5.0
-    manifest = {"arms": {"default": {}, "sincos": {}}, "baseline": "default", "metric": "test/accuracy", "mode": "max"}
-    manifest |= {"grid": {}, "learning_rates": []}
     covered = []
     for _ in range(trials):
         base = 0.6 + 0.1 * rng.standard_normal(seeds)  # what a seed's runs share, five times the noise of its own
         values = {"default": base, "sincos": base + truth / 100 + 0.02 * rng.standard_normal(seeds)}
-        rows = [(arm, seed, True, math.nan, of_arm[seed]) for arm, of_arm in values.items() for seed in range(seeds)]
-        results = pd.DataFrame(rows, columns=["arm", "seed", "chosen", "learning_rate", "test/accuracy"])
-        interval = effects(results, manifest)[0].arms[1].baseline.interval
+        interval = found(values)[0].arms[1].baseline.interval
         covered.append(interval.low <= truth <= interval.high)
     # Three standard errors; with the normal quantile 1.96 in place of Student's 2.78 it would be 88 %.
     assert np.mean(covered) == pytest.approx(0.95, abs=3 * math.sqrt(0.95 * 0.05 / trials))
 
 
-def test_one_seed_says_so_and_is_never_a_bare_mean(comparison):
-    folder = comparison({"default": {0: 0.8}, "sincos": {0: 0.9}}, pieces=())
-    rows = cells(headline(folder, read_manifest(folder)))
-    assert rows[3][2] == "90.0 (1 seed, no interval)"
-    assert rows[3][3] == "+10.0 (1 seed, no interval)"
-
-
-def test_a_seed_that_only_one_arm_has_is_not_paired_and_the_pairs_are_counted(comparison):
-    folder = comparison({"default": {0: 0.8, 1: 0.8}, "sincos": {0: 0.85, 1: 0.87, 2: 0.1}}, pieces=())
-    assert "2 pairs" in cells(headline(folder, read_manifest(folder)))[3][3]
-
-
-def test_equal_differences_are_not_taken_for_certainty(comparison):
-    values = {"default": {0: 0.8, 1: 0.81}, "sincos": {0: 0.85, 1: 0.86}, "mimetic": {0: 0.8, 1: 0.81}}
-    folder = comparison(values, pieces=())
-    (found,) = effects(load_results(folder), read_manifest(folder))
-    moved, equal = (row[3] for row in headline_table(found).rows[1:])
-    assert (moved.kind, equal.kind) == ("open", "open")
-    assert "the same difference in all seeds: no t-test applies" in moved.note
-    assert "equal in all seeds" in equal.note
-    assert "p = " not in moved.note + equal.note
+@pytest.mark.parametrize(
+    ("values", "mean", "difference"),
+    [
+        (({0: 0.8}, {0: 0.9}), "90.0 (1 seed, no interval)", "+10.0 (1 seed, no interval)"),
+        # A seed that only one arm has is not paired.
+        (({0: 0.8, 1: 0.8}, {0: 0.85, 1: 0.87, 2: 0.1}), "60.7 (", "+6.0 (2 pairs)"),
+        (({0: 0.2, 1: 0.3}, {0: 0.61, 1: 0.62}), "61.5 (no interval)", "+36.5 (2 seeds, no interval: run at least 5)"),
+        (({0: 0.8, 1: 0.81}, {0: 0.85, 1: 0.86}), "85.5", "the same difference in all seeds: no t-test applies"),
+        (({0: 0.8, 1: 0.81}, {0: 0.8, 1: 0.81}), "80.5", "equal in all seeds"),
+    ],
+)
+def test_few_or_equal_seeds_are_never_a_bare_mean_nor_certain(values, mean, difference):
+    (judged,) = found(dict(zip(("default", "sincos"), values, strict=True)))
+    shown = cells(headline_table(judged).markdown())[3]
+    assert shown[2].startswith(mean)
+    assert difference in shown[3]
+    assert "p = " not in shown[3]
+    assert headline_table(judged).rows[1][3].kind == "open"
 
 
 def test_from_twenty_seeds_on_the_bootstrap_stands_beside(comparison):
@@ -160,23 +152,19 @@ def test_an_arm_is_faster_only_among_all_speed_ups(comparison):
     )
 
 
-def test_means_of_shares_have_intervals_inside_of_the_whole_and_none_where_seeds_agree(comparison):
+def test_means_of_shares_have_intervals_inside_of_the_whole_and_none_where_seeds_agree():
     values = {"default": [1.0, 1.0, 1.0], "near": [0.99, 0.97, 1.0], "split": [0.99, 0.98, 0.97]}
-    folder = comparison({arm: dict(enumerate(of_arm)) for arm, of_arm in values.items()}, pieces=())
-    (found,) = effects(load_results(folder), read_manifest(folder))
-    default, near, _ = (row[2] for row in headline_table(found).rows)
+    (judged,) = found(values)
+    default, near, _ = (row[2] for row in headline_table(judged).rows)
     assert (default.text, default.note) == ("100.0", "3 of 3 at 100.0 %")
-    interval = found.arms[1].value
+    interval = judged.arms[1].value
     odds = math.log(0.98667 / 0.01333) - 4.302653 * 0.015275 / math.sqrt(3) / (0.98667 * 0.01333)
     assert interval.low == pytest.approx(100 / (1 + math.exp(-odds)), rel=1e-3)
     assert interval.mean - interval.low > 2 * (interval.high - interval.mean)
     assert near.text == f"98.7 ({interval.low:.1f} to {interval.high:.1f})"
-    for run in (folder / "runs").iterdir():
-        shutil.rmtree(run)
-    folder = comparison({"default": dict(enumerate([0.99, 0.98, 0.97, 0.1]))}, pieces=())
-    (found,) = effects(load_results(folder), read_manifest(folder))
-    assert "±" not in headline_table(found).markdown()
-    assert headline_table(found).rows[0][2].note == "3 of 4 with test accuracy ≥ 95 %"
+    (judged,) = found({"default": [0.99, 0.98, 0.97, 0.1]})
+    assert "±" not in headline_table(judged).markdown()
+    assert headline_table(judged).rows[0][2].note == "3 of 4 with test accuracy ≥ 95 %"
 
 
 def test_a_mistyped_metric_or_an_empty_folder_says_that_nothing_is_complete(comparison):
@@ -192,7 +180,7 @@ def test_cells_are_escaped():
 
 def test_numbers_have_a_real_minus_and_accuracy_is_in_percent():
     assert number(-1.25, 1, signed=True) == "−1.2"
-    assert number(-0.001, 2) == number(-0.001, 2, signed=True) == "0.00"
-    assert number(-0.006, 2) == "−0.01"
+    assert {number(value, 2, signed) for value in (-0.004, -0.0) for signed in (True, False)} == {"0.00"}
+    assert (number(-0.014, 2), number(-2e-15, 16)) == ("−0.01", "−2.0e−15")
     assert Metric("test/accuracy").factor == 100
     assert Metric("val/loss").label == "val loss"

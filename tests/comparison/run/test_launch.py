@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from compared import Places
 
 from comparison.run import run as running
 from comparison.run.arms import parse_arms
@@ -203,20 +204,6 @@ def test_the_process_that_others_are_forked_from_holds_ctrl_c_back_also_where_it
 
 
 def test_runs_start_in_order_as_places_become_free(folder):
-    class Places:
-        def __init__(self):
-            self.running, self.most = [], 0
-
-        def free(self):
-            return len(self.running) < 2
-
-        def start(self, run):
-            self.running.append(run)
-            self.most = max(self.most, len(self.running))
-
-        def wait(self, seconds):
-            return [(self.running.pop(0), None)]
-
     runs, places, order = of(folder / "out"), Places(), []
     launch(runs, places, order.append, lambda *_: None)
     assert order == runs

@@ -7,10 +7,9 @@ import sys
 
 import pytest
 import torch
+from compared import assert_same, one_run
 from lightning.pytorch import Callback
 
-from comparison.run.arms import parse_arms
-from comparison.run.comparison import Comparison
 from comparison.run.run import last_checkpoint, train
 from comparison.run.run_log import RunLog, read_rows
 from lightning_modules.cli import main
@@ -36,31 +35,16 @@ class Dated(Callback):
         return {"when": datetime.datetime(2026, 1, 1)}
 
 
-def make_run(folder, further=(), **changes):
-    """A run of three epochs of four steps, of the experiment in the present folder."""
-    comparison = Comparison(
-        folder=folder,
-        experiment=["tiny.yaml"],
-        arms=parse_arms("sincos"),
-        seeds=[1],
-        arguments=[
-            "--trainer.max_epochs=3",
-            "--trainer.limit_train_batches=4",
-            "--data.fraction=0.3",
-            "--trainer.callbacks+=test_run.Stop",
-            *further,
-        ],
-        added_callbacks=["ElapsedTime", "RepresentationCallback"],
-        **changes,
-    )
-    (run,) = comparison.runs(identity="i")
-    return run
+def make_run(folder, *further, **changes):
+    """A run of three epochs of four steps."""
+    steps = ("--trainer.max_epochs=3", "--trainer.limit_train_batches=4", "--data.fraction=0.3")
+    return one_run(folder, *steps, "--trainer.callbacks+=test_run.Stop", *further, **changes)
 
 
 @pytest.fixture
 def a_run(folder):
     """A factory of such runs."""
-    return lambda name, **changes: make_run(folder / name, **changes)
+    return lambda name, *further, **changes: make_run(folder / name, *further, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -81,28 +65,6 @@ def named(monkeypatch):
     """Let the command line find this file's callback by its name."""
     monkeypatch.setitem(sys.modules, "test_run", sys.modules[__name__])
     Stop.at = None
-
-
-def weights(run):
-    return torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-
-
-def lasting(run):
-    """What a run leaves, without the times and folders in it."""
-    result = {key: value for key, value in run.latest().result.items() if "seconds" not in key}
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
-    files = {path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file()}
-    maps = {name: (run.folder / name).read_bytes() for name in sorted(files) if name.endswith(".safetensors")}
-    statistics = json.loads((run.folder / "attention" / "statistics.json").read_text())
-    return result, rows, files, maps, statistics
-
-
-def assert_same(one, other):
-    for left, right in zip(lasting(one), lasting(other), strict=True):
-        assert left == right
-    left, right = weights(one), weights(other)
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_a_run_leaves_its_result_and_is_the_fit_that_its_settings_say(a_run, folder):
@@ -229,13 +191,13 @@ def test_without_a_whole_checkpoint_a_run_begins_anew_and_what_is_damaged_is_kep
 
 
 def test_what_only_those_can_read_who_trust_it_is_named_and_kept_and_the_run_goes_on_for_them(a_run, undisturbed):
-    run = a_run("out", further=["--trainer.callbacks+=test_run.Dated"])
+    run = a_run("out", "--trainer.callbacks+=test_run.Dated")
     stop(run)
     before = {path: path.read_bytes() for path in run.folder.rglob("*.ckpt")}
     with pytest.raises(StructuredInitError, match=r"never run \(datetime.datetime\).*, add --weights_only false"):
         train(run)
     assert {path: path.read_bytes() for path in run.folder.rglob("*.ckpt")} == before
-    trusting = a_run("out", further=["--trainer.callbacks+=test_run.Dated", "--weights_only=false"])
+    trusting = a_run("out", "--trainer.callbacks+=test_run.Dated", "--weights_only=false")
     began = {row["seconds"] for row in read_rows(run.folder / "metrics.csv")}
     train(trusting)
     assert began < {row["seconds"] for row in read_rows(run.folder / "metrics.csv")}  # its first epoch is not repeated

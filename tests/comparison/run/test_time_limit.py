@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from compared import Places, assert_same, one_run
 from lightning.pytorch import Callback
 
 from comparison.command import comparing
@@ -19,7 +20,6 @@ from comparison.run.arms import parse_arms
 from comparison.run.comparison import Comparison
 from comparison.run.launch import LocalLauncher, launch
 from comparison.run.run import execute, last_checkpoint, train
-from comparison.run.run_log import read_rows
 from comparison.run.time_limit import TimeLimit, command_began, now
 from lightning_modules.cli import main
 from structured_init.arguments import parse_duration
@@ -74,14 +74,8 @@ def clock(monkeypatch):
 
 
 def make_run(folder, *arguments, **changes):
-    """A run of two epochs of three steps, of the experiment in the present folder."""
-    given = ["--trainer.callbacks+=test_time_limit.Clock", *SMALL, *arguments]
-    callbacks = ["ElapsedTime", "RepresentationCallback"]
-    comparison = Comparison(
-        folder, ["tiny.yaml"], parse_arms("sincos"), [1], given, added_callbacks=callbacks, **changes
-    )
-    (run,) = comparison.runs(identity="i")
-    return run
+    """A run of two epochs of three steps."""
+    return one_run(folder, "--trainer.callbacks+=test_time_limit.Clock", *SMALL, *arguments, **changes)
 
 
 @pytest.fixture
@@ -117,23 +111,6 @@ def go_on(run):
     """Train as the same command does later; give the step of the checkpoint."""
     train(run, FAR)
     return torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
-
-
-def lasting(run):
-    """What a run leaves, without the times and folders in it."""
-    result = {key: value for key, value in run.latest().result.items() if "seconds" not in key}
-    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
-    files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file())
-    maps = {name: (run.folder / name).read_bytes() for name in files if name.endswith(".safetensors")}
-    return {"result": result, "rows": rows, "files": files, "maps": maps}
-
-
-def assert_same(one, other):
-    for name, left in lasting(one).items():
-        assert left == lasting(other)[name], name
-    states = [torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True) for run in (one, other)]
-    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
-        torch.testing.assert_close(states[1][part], states[0][part], rtol=0, atol=0)
 
 
 INSIDE = ["--trainer.val_check_interval=2"]
@@ -242,37 +219,24 @@ def test_the_time_to_import_the_command_counts(monkeypatch):
     assert abs(command_began() - time.time()) < 1
 
 
-class Places:
-    """A launcher in which a run takes a second of a clock that only it turns."""
-
-    places = 2
-
-    def __init__(self, monkeypatch, endless=()):
-        self.now, self.running, self.endless = 0.0, [], endless
-        monkeypatch.setattr("comparison.run.launch.now", lambda: self.now)
-
-    def free(self):
-        return len(self.running) < self.places
-
-    def start(self, run):
-        self.running.append(run)
-
-    def wait(self, seconds):
-        self.now += 1.0
-        return [(self.running.pop(0), None)] if self.running[0] not in self.endless else []
+def places_of(monkeypatch, endless=()):
+    """Two places whose clock is the one by which runs are launched."""
+    places = Places(endless)
+    monkeypatch.setattr("comparison.run.launch.now", lambda: places.now)
+    return places
 
 
 def test_no_run_starts_after_the_deadline(a_run, monkeypatch):
     runs, started, ended = [a_run(str(number)) for number in range(5)], [], []
     limit = TimeLimit(0.0, 2.0)  # the deadline is at 1.8 s
-    launch(runs, Places(monkeypatch), started.append, lambda *run: ended.extend(run), limit)
+    launch(runs, places_of(monkeypatch), started.append, lambda *run: ended.extend(run), limit)
     assert started == runs[:3]
     assert [run for run in ended if run] == runs[:2]  # the third has not stopped in time: close ends it
 
 
 def test_what_does_not_stop_is_not_waited_for(a_run, monkeypatch):
-    runs, places = [a_run("endless")], Places(monkeypatch)
-    places.endless = runs
+    runs = [a_run("endless")]
+    places = places_of(monkeypatch, runs)
     launch(runs, places, lambda run: None, lambda *_: None, TimeLimit(0.0, 60.0))
     assert 58 <= places.now <= 59
 

@@ -1,0 +1,84 @@
+"""What tests of comparisons share: effects of values made up by numbers, and what a run leaves on the disk."""
+
+import json
+import math
+
+import pandas as pd
+import torch
+
+from comparison.results.effects import effects
+from comparison.run.arms import parse_arms
+from comparison.run.comparison import Comparison
+from comparison.run.run_log import read_rows
+
+PLACES = ("0.1", "0.5")
+
+
+def found(values, metric="test/accuracy", mode="max", *, percent=False, diverged=(), scrambled=None, **changes):
+    """The effects at every place of a grid, of arm → final values, a list or by seed; the first arm is the baseline.
+
+    Where arms have a list of values for each of ``PLACES``, these are a grid. What is no number, and the runs (arm,
+    seed) of ``diverged``, have diverged.
+    """
+    manifest = {"arms": dict.fromkeys(values), "baseline": next(iter(values)), "metric": metric, "mode": mode}
+    manifest |= {"grid": {}, "learning_rates": [], **changes}
+    unit, of_places = 100 if percent else 1, {arm: {None: of_arm} for arm, of_arm in values.items()}
+    first = next(iter(values.values()))
+    if isinstance(first, list) and isinstance(first[0], list):
+        manifest["grid"] = {"k": list(PLACES)}
+        of_places = {arm: dict(zip(PLACES, of_arm, strict=True)) for arm, of_arm in values.items()}
+    rows = [
+        {"arm": arm, "seed": seed, "k": place, "chosen": True, "learning_rate": math.nan, metric: value / unit}
+        | {"diverged": math.isnan(value) or (arm, seed) in diverged}
+        for arm, places in of_places.items()
+        for place, of_place in places.items()
+        for seed, value in (of_place.items() if isinstance(of_place, dict) else enumerate(of_place))
+    ]
+    return effects(pd.DataFrame(rows), manifest, scrambled=scrambled)
+
+
+def one_run(folder, *arguments, **changes):
+    """A run of ``sincos`` with seed 1, of the experiment in the present folder."""
+    callbacks = ["ElapsedTime", "RepresentationCallback"]
+    given = {"arguments": list(arguments), "added_callbacks": callbacks, **changes}
+    (run,) = Comparison(folder, ["tiny.yaml"], parse_arms("sincos"), [1], **given).runs(identity="i")
+    return run
+
+
+class Places:
+    """A launcher of two places, in which a run takes a second of a clock that only it turns; some never end."""
+
+    places = 2
+
+    def __init__(self, endless=()):
+        self.now, self.running, self.most, self.endless = 0.0, [], 0, endless
+
+    def free(self):
+        return len(self.running) < self.places
+
+    def start(self, run):
+        self.running.append(run)
+        self.most = max(self.most, len(self.running))
+
+    def wait(self, seconds):
+        self.now += 1.0
+        return [(self.running.pop(0), None)] if self.running[0] not in self.endless else []
+
+
+def lasting(run):
+    """What a run leaves, without the times and folders in it."""
+    result = {key: value for key, value in run.latest().result.items() if "seconds" not in key}
+    rows = [{k: v for k, v in row.items() if k != "seconds"} for row in read_rows(run.folder / "metrics.csv")]
+    files = sorted(path.relative_to(run.folder).as_posix() for path in run.folder.rglob("*") if path.is_file())
+    maps = {name: (run.folder / name).read_bytes() for name in files if name.endswith(".safetensors")}
+    statistics = json.loads((run.folder / "attention" / "statistics.json").read_text())
+    return {"result": result, "rows": rows, "files": files, "maps": maps, "statistics": statistics}
+
+
+def assert_same(one, other):
+    """Both runs have left the same, bit for bit."""
+    for name, left in lasting(one).items():
+        assert left == lasting(other)[name], name
+    states = [torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True) for run in (one, other)]
+    for part in ("state_dict", "optimizer_states", "lr_schedulers"):
+        torch.testing.assert_close(states[1][part], states[0][part], rtol=0, atol=0)
