@@ -84,6 +84,12 @@ TEXTS = {
     "a model of one's own": (Small, "transformer.wpe.weight", 16),
 }
 IMAGES = {
+    "timm's ViT": (  # of a known class: its rows are read off in the same way
+        lambda: timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=1, num_heads=2),
+        ["pos_embed"],
+        (4, 4),
+        lambda model: model.blocks[0],
+    ),
     "torchvision's ViT": (
         lambda: torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 16, num_classes=3),
         ["encoder.pos_embedding"],
