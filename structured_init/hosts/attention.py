@@ -130,9 +130,7 @@ def find_attention(weights: Weights) -> list[AttentionSite]:
     for found in _seen_beside(weights, sites):
         around, inner = enclosing(tokens, found.name), found.name
         if around is not None and around.grid is not None and prod(around.grid) + around.prefix_tokens != found.length:
-            around = replace(
-                around, grid=None, prefix_tokens=0
-            )  # it was seen to look at others: windows, pooled tokens
+            around = replace(around, grid=None, prefix_tokens=0)  # it looks at others: windows, pooled tokens
         while inner not in modules:  # heads of one layer, or several layers of one module, have names of their own
             inner = inner.rpartition(".")[0]
         site = AttentionSite(found.name, modules[inner], found.layout, around, weights)
@@ -257,13 +255,14 @@ def looks_like_attention(name: str, module: nn.Module) -> bool:
     Elementary layers are none, whatever they are called: ``attn_norm``, ``attn_drop``, ``post_attention_layernorm``.
     They have no children, and are torch's own or hold no more than a weight, a bias or scales.
     """
+    if ATTENTION.find(module) is not None:
+        return True
     words = f"{name.rpartition('.')[2]} {type(module).__name__}".lower()
-    if ATTENTION.find(module) is not None or not ("attn" in words or "attention" in words):
-        return ATTENTION.find(module) is not None
     own = dict(module.named_parameters(recurse=False))
     scales = bool(own) and all(parameter.ndim <= 1 or key == "weight" for key, parameter in own.items())
-    elementary = scales or type(module).__module__.startswith("torch.nn.modules.")
-    return next(module.children(), None) is not None or not elementary
+    of_torch = type(module).__module__.startswith("torch.nn.modules.")
+    elementary = next(module.children(), None) is None and (scales or of_torch)
+    return ("attn" in words or "attention" in words) and not elementary
 
 
 def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
