@@ -182,14 +182,10 @@ class Weights(Log):
         return update.value
 
     def write(self, tensor: Tensor, value: Tensor, by: str, *, own: bool = False) -> None:
-        """Set the whole of ``tensor``. Shapes must agree; dtype and device are the tensor's own.
+        """Set the whole of a floating-point ``tensor``, whose dtype and device are kept; ``by``: who and why.
 
-        Args:
-            tensor: a floating-point parameter or buffer of the model.
-            value: the full value.
-            by: who and why, for the report.
-            own: the value was made for this alone: it is kept as it is, without a copy, and flushing says if its
-                numbers are not finite.
+        With ``own`` the value was made for this alone: it is kept as it is, without a copy, and flushing says if its
+        numbers are not finite.
         """
         check(tensor, value, self.names(tensor)[0], finite=own)
         update = self._update(tensor, by)

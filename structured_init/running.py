@@ -36,13 +36,8 @@ def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = L
     """Return inputs that the host library names; ``None`` where it says nothing.
 
     A model of transformers has a main input, whose sizes are in its configuration; one of timm or torchvision has the
-    size of its images. Images and sounds are drawn from N(0, 1), tokens uniformly.
-
-    Args:
-        model: any module.
-        seed: of the draws; the global random state is left alone.
-        batch: how many samples.
-        length: tokens of a text, or as many as the model takes.
+    size of its images. Images and sounds are drawn from N(0, 1), tokens uniformly, ``length`` of them or as many as the
+    model takes. The global random state is left alone.
     """
     while (child := wrapped_child(model)) is not None:
         model = model._modules[child]
@@ -151,10 +146,6 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
     Inside, random draws start from ``seed``, so that a model which draws in evaluation mode does so equally each
     time. Of several threads one does so at a time. Restored are the training flag of every module and the python,
     numpy, torch and accelerator random states.
-
-    Args:
-        model: the model that is looked at.
-        seed: seed of the block's own random states.
     """
     with ONE_AT_A_TIME, ExitStack() as stack:
         for module in model.modules():
@@ -177,12 +168,7 @@ def eager() -> AbstractContextManager[object]:
 
 @contextmanager
 def own_random_state(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed every global random state for the block and restore them all after it.
-
-    Args:
-        model: its parameters say which accelerators are concerned.
-        seed: seed of the states inside the block.
-    """
+    """Seed every global random state for the block, also of the accelerators of ``model``, and restore them all."""
     python, numpy = random.getstate(), np.random.get_state()
     devices = {parameter.device for parameter in model.parameters()}
     accelerators = sorted({device.index or 0 for device in devices if device.type == "cuda"})

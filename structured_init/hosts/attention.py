@@ -87,9 +87,6 @@ def attention_sites(
         batch: what the model takes, to find attention of unknown classes by running the model once. An overlay has its
             own.
 
-    Returns:
-        The sites; an empty list where the model has none, or none of a known class and there is no batch.
-
     Example:
         >>> import timm
         >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
@@ -308,8 +305,7 @@ def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[f
 
     Args:
         model: any network whose attention is known.
-        batch: what it takes: a tensor, a tuple of arguments or a dictionary of them; without it, what the host library
-            offers.
+        batch: what it takes, as in :func:`discover_attention`.
 
     Returns:
         Name → relative errors of the logits x W_q W_kᵀ xᵀ and of the outputs x W_v W_o, over all heads. Layers that do

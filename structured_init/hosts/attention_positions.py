@@ -49,9 +49,7 @@ class AttentionPositions:
 def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPositions:
     """Return the positions of an attention layer; nothing in it where the host has none (NoPE) or none that is known.
 
-    Args:
-        site: an attention layer.
-        weights: the overlay that the site was found in.
+    ``weights`` is the overlay that the site was found in.
     """
     around = enclosing(token_layouts(weights), site.name)
     tables = {id(each.tensor): each for each in position_sites(weights)}

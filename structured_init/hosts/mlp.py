@@ -112,9 +112,6 @@ def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
     Args:
         model: a model, to read its present weights, or an overlay, to write as well.
         where: which of them; see :func:`structured_init.hosts.registry.selects`.
-
-    Returns:
-        The sites; an empty list where the model has none.
     """
     weights = model if isinstance(model, Weights) else Weights(model)
     sites = mlp_sites_unwatched(weights)

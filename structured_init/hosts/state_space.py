@@ -268,9 +268,6 @@ def state_space_sites(model: nn.Module | Weights, where: Where = None) -> list[S
     Args:
         model: a model, to read its present weights, or an overlay, to write as well.
         where: which of them; see :func:`structured_init.hosts.registry.selects`.
-
-    Returns:
-        The sites; an empty list where the model has none.
     """
     weights = model if isinstance(model, Weights) else Weights(model)
     known = ((name, module, STATE_SPACE.find(module)) for name, module in weights.modules.items())
