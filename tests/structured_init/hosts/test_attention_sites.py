@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hosts import Does
 from timm.layers import Attention, LayerScale
 from torch import nn
 
 from structured_init import (
     AttentionLayout,
     Compose,
-    Initializer,
     Mimetic,
     Projection,
     StructuredInitError,
@@ -220,14 +220,13 @@ def test_where_that_selects_nothing_lists_the_layers(tiny_vit):
 
 
 def test_a_matrix_of_a_wrong_shape_is_refused_with_the_right_one(tiny_vit, as_installed):
-    class Wrong(Initializer):
-        def plan(self, weights, *, rng, batch=None):
-            attention_sites(weights)[0].query = torch.zeros(2, 8, 16)
+    def wrong(weights):
+        attention_sites(weights)[0].query = torch.zeros(2, 8, 16)
 
     with pytest.raises(
         StructuredInitError, match=r"'blocks.0.attn.qkv.weight' takes .* = \(2, 8, 16\), got \(2, 16, 8\)"
     ):
-        initialize(tiny_vit(), Wrong())
+        initialize(tiny_vit(), Does(wrong))
 
 
 class Temporal(nn.Module):

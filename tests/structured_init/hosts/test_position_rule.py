@@ -7,10 +7,10 @@ import timm
 import torch
 import torchvision
 import transformers
-from hosts import of_transformers
+from hosts import Does, of_transformers
 from torch import nn
 
-from structured_init import Initializer, attention_sites, initialize, position_sites
+from structured_init import attention_sites, initialize, position_sites
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 DECODER = {"decoder_hidden_size": 12, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
@@ -129,17 +129,16 @@ IMAGES = {
 }  # fmt: skip
 
 
-class Mark(Initializer):
-    """Positions are zero but for one row."""
+def mark(row):
+    """Positions that are zero but for one row."""
 
-    def __init__(self, row):
-        self.row = row
-
-    def plan(self, weights, *, rng, batch=None):
+    def does(weights):
         for site in weights.each(position_sites(weights)):
             value = torch.zeros(site.num_tokens, site.embed_dim)
-            value[self.row] = torch.linspace(-1, 2, site.embed_dim)  # a constant would not survive a norm
+            value[row] = torch.linspace(-1, 2, site.embed_dim)  # a constant would not survive a norm
             site.write(value, "Mark")
+
+    return Does(does)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -149,7 +148,7 @@ def test_the_row_of_a_text_is_the_tokens_in_its_place(name):
     (site,) = position_sites(model)
     assert (site.name, site.grid, site.num_tokens) == (table, None, length)
     assert site.saved == (name != "M2M100")
-    initialize(model, Mark(5))
+    initialize(model, mark(5))
     with torch.no_grad():
         for module in model.modules():  # what else is added is the same for all tokens
             if isinstance(module, nn.Embedding) and module.weight is not site.tensor:
@@ -163,7 +162,7 @@ def test_the_row_of_an_image_is_the_patchs(name):
     build, tables, (rows, columns), before_layers = IMAGES[name]
     model = build().eval()
     assert [site.name for site in position_sites(model)] == tables
-    initialize(model, Mark(2 * columns + 1))
+    initialize(model, mark(2 * columns + 1))
     seen = []
     before_layers(model).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     for module in model.modules():  # patches without content

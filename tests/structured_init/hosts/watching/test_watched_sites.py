@@ -7,13 +7,12 @@ import strangers
 import timm
 import torch
 import transformers
-from hosts import of_transformers
+from hosts import Does, of_transformers
 from torch import nn
 
 from structured_init import (
     AttentionLayout,
     Compose,
-    Initializer,
     Mimetic,
     Projection,
     StructuredInitError,
@@ -102,11 +101,8 @@ def test_a_right_layout_of_ones_own_is_checked_and_used():
     torch.manual_seed(0)
     model, tokens, seen = Reader(SquareApart), torch.randn(2, 5, 12), []
 
-    class Look(Initializer):
-        def plan(self, weights, *, rng, batch=None):
-            seen.extend(required_attention_sites(weights, None, "Look"))
-
-    initialize(model, Look(), batch=tokens)
+    look = Does(lambda weights: seen.extend(required_attention_sites(weights, None, "Look")))
+    initialize(model, look, batch=tokens)
     assert [(site.how, site.checked) for site in seen] == [("written", True)] * 2
 
 
