@@ -1,4 +1,4 @@
-"""timm's attention classes: a site is what the module does, and the maps that are captured are the site's."""
+"""Attention of timm and torch: a site is what the module does, and the maps that are captured are the site's."""
 
 from __future__ import annotations
 
@@ -20,8 +20,17 @@ from structured_init.overlay import Weights
 FEW = settings(max_examples=4, deadline=None, derandomize=True)
 WINDOW = (2, 3)
 
+
+class OfTorch(nn.MultiheadAttention):
+    """Attention of torch to its own tokens."""
+
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
 # name → builder (heads H, head_dim k, qk-norm and the like on or off)
 LAYERS = {
+    "torch": lambda h, k, extra: OfTorch(h * k, h, bias=extra, batch_first=True),
     "attention": lambda h, k, extra: Attention(
         h * k + 1, h, attn_head_dim=k, qk_norm=extra, gated=extra, norm_layer=nn.LayerNorm
     ),

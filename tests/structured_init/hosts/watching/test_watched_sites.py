@@ -124,23 +124,6 @@ def test_one_forward_pass_serves_every_initializer():
     assert len(calls) == 1
 
 
-class Unsaid(nn.Module):
-    """Attention of torch's class, and beside it attention that neither a name nor a class gives away."""
-
-    def __init__(self):
-        super().__init__()
-        self.known = nn.MultiheadAttention(12, 3, batch_first=True)
-        self.mixer = strangers.Apart()
-
-    def forward(self, x):
-        return self.mixer(x + self.known(x, x, x)[0])
-
-
-def test_a_batch_finds_attention_without_a_name_beside_a_known_class():
-    report = initialize(Unsaid(), Mimetic(positions="keep"), batch=torch.randn(2, 5, 12))
-    assert report.attention == {"known": True, "mixer": True}
-
-
 def test_a_batch_that_is_only_offered_is_asked_for_where_nothing_is_known():
     asked = []
 
