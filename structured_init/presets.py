@@ -77,8 +77,13 @@ def split_overrides(text: str) -> tuple[str, dict[str, str]]:
     found = re.fullmatch(r"([^{]*)(?:\{(.*)\})?", text)
     if not found:
         raise StructuredInitError(f"cannot read '{text}': write name or name{{argument=value}}")
-    parts = split_outside_brackets(found[2] or "")
-    return found[1].strip(), dict(_override(part, text) for part in parts)
+    overrides = {}
+    for part in split_outside_brackets(found[2] or ""):
+        key, equals, value = part.partition("=")
+        if not equals or not re.fullmatch(r"[\w.]+", key.strip()):
+            raise StructuredInitError(f"cannot read '{part}' in '{text}': write argument=value")
+        overrides[key.strip()] = value.strip()
+    return found[1].strip(), overrides
 
 
 def split_outside_brackets(text: str) -> list[str]:
@@ -99,10 +104,3 @@ def split_outside_brackets(text: str) -> list[str]:
     if depth:
         raise StructuredInitError(f"the brackets in '{text}' do not match")
     return [part.strip() for part in parts if part.strip()]
-
-
-def _override(part: str, entry: str) -> tuple[str, str]:
-    key, equals, value = part.partition("=")
-    if not equals or not re.fullmatch(r"[\w.]+", key.strip()):
-        raise StructuredInitError(f"cannot read '{part}' in '{entry}': write argument=value")
-    return key.strip(), value.strip()

@@ -65,7 +65,7 @@ def _of_transformers(model: nn.Module, config: Any, numbers: Any, tokens: Any) -
     main, named = model.main_input_name, {}
     both = hasattr(model, "get_text_features") and hasattr(model, "get_image_features")  # CLIP and its kin
     if main == "pixel_values" or both:
-        size = _pair(_setting(config, "image_size"))
+        size = pair(_setting(config, "image_size"))
         if size is None:
             return None
         named["pixel_values"] = numbers(_setting(config, "num_channels") or 3, *size)
@@ -103,13 +103,14 @@ def _image(model: nn.Module) -> tuple[int, ...] | None:
     cfg = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if hasattr(cfg, "get") and cfg.get("input_size") is not None:
         channels, *size = cfg.get("input_size")
-        built = _pair(getattr(getattr(model, "patch_embed", None), "img_size", None))
+        built = pair(getattr(getattr(model, "patch_embed", None), "img_size", None))
         return (channels if first is None else first.shape[1], *(built or size))
-    size = _pair(getattr(model, "image_size", None))  # torchvision's ViT
+    size = pair(getattr(model, "image_size", None))  # torchvision's ViT
     return None if size is None or first is None else (first.shape[1], *size)
 
 
-def _pair(size: Any) -> tuple[int, int] | None:
+def pair(size: Any) -> tuple[int, int] | None:
+    """Return (height, width) of a size that is one number or two; ``None`` of anything else."""
     if isinstance(size, int):
         return size, size
     return tuple(size) if isinstance(size, tuple | list) and len(size) == 2 else None

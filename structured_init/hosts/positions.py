@@ -19,6 +19,7 @@ from structured_init.hosts.registry import Registry, Where, selects, what_the_mo
 from structured_init.hosts.watched import watched_attention
 from structured_init.names import is_stack, within
 from structured_init.overlay import Weights
+from structured_init.running import pair
 
 TOKENS: Registry[TokenLayout | None] = Registry()
 NO_POSITIONS = (
@@ -274,12 +275,6 @@ def _grids(modules: Mapping[str, nn.Module], owner: str, outside: list[nn.Module
         if isinstance(grid, tuple | list) and len(grid) == 2:
             yield grid[0], grid[1]
         for source in (module, getattr(module, "config", None)):
-            image, patch = (getattr(source, name, None) for name in ("image_size", "patch_size"))
-            if image and patch and isinstance(image, int | tuple | list) and isinstance(patch, int | tuple | list):
-                (height, width), (rows, columns) = pair(image), pair(patch)
-                yield height // rows, width // columns
-
-
-def pair(size: int | tuple | list) -> tuple[int, int]:
-    """Return (height, width) of a size that is one number or two."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+            image, patch = (pair(getattr(source, name, None)) for name in ("image_size", "patch_size"))
+            if image and patch:
+                yield image[0] // patch[0], image[1] // patch[1]
