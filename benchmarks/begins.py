@@ -158,7 +158,7 @@ def bare_after_loading(model: nn.Module) -> list[str]:
         return []
     with _poisoned():
         loaded = type(model).from_pretrained(None, config=model.config, state_dict={})
-    return [name for name, _ in _bare(loaded)]
+    return list(_bare(loaded))
 
 
 def verdict(key: str, check: str, line: str, bare: bool, drawn: str) -> str:

@@ -354,8 +354,8 @@ MUTATIONS = [
     Mutation(f"{LIBRARY}/hosts/shared.py", "right.shape[-1]) / group)", "right.shape[-1]))", OF_SHARED),
     Mutation(
         f"{LIBRARY}/hosts/layout.py",
-        "whole = full.narrow(0, block.start,",
-        "whole = full.narrow(0, 0,",
+        "begin = self.start + torch.arange(self.heads)",
+        "begin = torch.arange(self.heads)",
         "structured_init/hosts/test_layout.py structured_init/hosts/test_attention_sites.py "
         "structured_init/test_previous_token.py",
     ),

@@ -39,16 +39,7 @@ def _alike(one: str, other: str) -> bool:
 
 
 def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
-    """Return the end of an error message: the nearest valid name, or the first few valid ones.
-
-    Args:
-        name: what the user wrote.
-        valid: the names that would have been right.
-        limit: how many names to list when none is near.
-
-    Returns:
-        ``"did you mean 'x'?"`` or ``"choose from a, b, c, …"``.
-    """
+    """Return ``"did you mean 'x'?"`` or, where none is near, ``"choose from a, b, c, …"``: ``limit`` valid names."""
     names = sorted(set(valid))
     same_case = {each.lower(): each for each in reversed(names)}
     if name.lower() in same_case:
@@ -81,13 +72,7 @@ class MissingExtraError(ModuleNotFoundError):
 
 
 def missing_extra(error: ModuleNotFoundError, who: str, extra: str) -> MissingExtraError | None:
-    """Return what to install where an extra of ours brings the missing module; None where it does not.
-
-    Args:
-        error: of an import; its ``name`` is the module that is missing.
-        who: what needs the module.
-        extra: that brings all that ``who`` needs.
-    """
+    """Return what to install where our ``extra`` brings the module that ``who`` misses; None where it does not."""
     module = (error.name or "").partition(".")[0]
     distribution = BROUGHT_BY.get(module, module).replace("_", "-").lower()
     try:
@@ -101,13 +86,7 @@ def missing_extra(error: ModuleNotFoundError, who: str, extra: str) -> MissingEx
 
 
 def with_extra(extra: str, package: str, get: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__`` that names the extra where a name cannot be imported without it.
-
-    Args:
-        extra: that brings all that the package needs.
-        package: whose names are asked for.
-        get: imports a name.
-    """
+    """Return a package's ``__getattr__``: it imports by ``get``, and names the extra that brings what is missing."""
 
     def attribute(name: str) -> Any:
         try:

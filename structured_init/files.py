@@ -31,15 +31,10 @@ DIGITS = 12
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary path beside ``path`` and rename it into place when the block ends without an error.
+    """Yield a temporary path beside ``path`` and rename it into place when the block ends without an error.
 
-    What a process that was killed has left of the same file is removed.
-
-    Args:
-        path: the final name; its folder is created.
-
-    Yields:
-        The temporary path to write to. It keeps the suffix of ``path``, which some writers look at.
+    It keeps the suffix of ``path``, which some writers look at. The folder is created. What a process that was killed
+    has left of the same file is removed.
 
     Raises:
         StructuredInitError: the folder cannot be created or written to.
@@ -83,11 +78,7 @@ def _remove_left(final: Path, prefix: str) -> None:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text in UTF-8, under its final name only when it is complete.
-
-    Raises:
-        StructuredInitError: it cannot be written there.
-    """
+    """Write a text in UTF-8, under its final name only when it is complete; errors as for :func:`replacing`."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -113,12 +104,7 @@ def read_text(path: str | os.PathLike[str]) -> str:
 
 
 def refuse_endless(path: str | os.PathLike[str]) -> None:
-    """Refuse a device, a pipe, and what is longer than ``LARGEST``, such as a file of zeros that takes no room.
-
-    Raises:
-        StructuredInitError: names it.
-        OSError: it does not exist, or cannot be reached.
-    """
+    """Refuse a device, a pipe, and what is longer than ``LARGEST``, such as a file of zeros that takes no room."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise StructuredInitError(f"cannot read '{path}': it is no ordinary file")
@@ -133,10 +119,7 @@ class DamagedFileError(StructuredInitError):
 def load_saved(path: str | os.PathLike[str], what: str, **arguments: Any) -> Any:
     """Return what ``torch.save`` wrote into a file, on the CPU.
 
-    Args:
-        path: of the file.
-        what: the start of messages, such as ``cannot read 'weights.pt'``.
-        arguments: of ``torch.load``; ``weights_only`` is true unless it is given.
+    ``what`` is the start of messages, such as ``cannot read 'weights.pt'``; arguments are those of ``torch.load``.
 
     Raises:
         StructuredInitError: it holds Python objects, or its entries expand to more than the file.

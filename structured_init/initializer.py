@@ -195,8 +195,7 @@ def initialize(
 
     Parameters keep their identity, dtype and device; the global random state is untouched. A failure leaves the model
     as it was. Beyond the model, memory holds about one layer (see ``docs/scaling.md``); what was overwritten is kept in
-    a temporary file until the end. The values do not depend on the number of threads; decompositions stand side by side
-    on as many as torch is given.
+    a temporary file until the end. The values do not depend on the number of threads.
 
     Args:
         model: any module; only the sites that the initializer asks for must be known.
@@ -210,10 +209,10 @@ def initialize(
             what the host library offers serves. Methods that run the model themselves are given a tensor alone. A
             function that returns the inputs is called only where attention is sought and not all of it is known.
         batches: many batches of real training inputs, for the methods that train on them (``SelfPretraining``): a
-            ``DataLoader`` or a list of what one yields. They are iterated as often as is needed, in their own order.
+            ``DataLoader`` or a list of what one yields, iterated as often as is needed.
         dry_run: only plan: the report says what would be written, and the model is not touched. Memory then holds
-            every change at once. What is planned is what would be written, so an initializer that trains
-            (``ProceduralWarmup``, ``SelfPretraining``) trains a copy here too; ``iterations=0`` leaves that out.
+            every change at once, and an initializer that trains (``ProceduralWarmup``, ``SelfPretraining``) trains a
+            copy; ``iterations=0`` leaves that out.
         broadcast: take rank 0's values on every rank of the default process group; all ranks must call.
         strict: refuse a model of which attention would be left alone that ``where`` selects, because its class is not
             known or because it is cross-attention, and heads that reach less than half of what was asked for in the
@@ -317,14 +316,12 @@ def _built(value: Any) -> Any:
         return [_built(each) for each in value]
     if not isinstance(value, dict) or "class_path" not in value:
         return value
-    return _class(value["class_path"])(**{key: _built(each) for key, each in value.get("init_args", {}).items()})
-
-
-def _class(path: str) -> Any:
     import structured_init
 
-    module, _, name = path.rpartition(".")
+    module, _, name = value["class_path"].rpartition(".")
     try:
-        return getattr(importlib.import_module(module) if module else structured_init, name)
+        cls = getattr(importlib.import_module(module) if module else structured_init, name)
     except (ImportError, AttributeError):
-        raise StructuredInitError(f"there is no class '{path}': {nearest(name, structured_init.__all__)}") from None
+        near = nearest(name, structured_init.__all__)
+        raise StructuredInitError(f"there is no class '{value['class_path']}': {near}") from None
+    return cls(**{key: _built(each) for key, each in value.get("init_args", {}).items()})

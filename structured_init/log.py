@@ -7,30 +7,19 @@ from typing import Any
 
 
 class Log:
-    """What is recorded during one initialization.
-
-    Attributes:
-        skipped: site → why it was left alone.
-        attention: attention layer that an initializer looked for → whether one takes it.
-        notes: site → what its host does that changes what an initializer means there.
-        warnings: what the user should look at.
-        short: of these, those that say that less was reached than was asked for.
-        measures: site → quantity → (before, after).
-        assigned: attention layer → which of its four matrices were written.
-        roles: identity of a parameter → (layer, matrix) that was written in it → its ``hosts.shared.Role``.
-        refused: who → why a part of it could not be written to some layer.
-    """
+    """What is recorded during one initialization."""
 
     def __init__(self) -> None:
-        self.skipped: dict[str, str] = {}
-        self.attention: dict[str, bool] = {}
-        self.notes: dict[str, str] = {}
-        self.warnings: list[str] = []
-        self.short: list[str] = []
-        self.measures: dict[str, dict[str, tuple[float, float]]] = {}
-        self.assigned: dict[str, set[str]] = {}
+        self.skipped: dict[str, str] = {}  # site → why it was left alone
+        self.attention: dict[str, bool] = {}  # attention layer that was looked for → whether an initializer takes it
+        self.notes: dict[str, str] = {}  # site → what its host does that changes what an initializer means there
+        self.warnings: list[str] = []  # what the user should look at
+        self.short: list[str] = []  # of these, those that say that less was reached than was asked for
+        self.measures: dict[str, dict[str, tuple[float, float]]] = {}  # site → quantity → (before, after)
+        self.assigned: dict[str, set[str]] = {}  # attention layer → which of its four matrices were written
+        # identity of a parameter → (layer, matrix) that was written in it → its ``hosts.shared.Role``
         self.roles: dict[int, dict[tuple[str, str], Any]] = {}
-        self.refused: dict[str, str] = {}
+        self.refused: dict[str, str] = {}  # who → why a part of it could not be written to some layer
 
     def skip(self, name: str, why: str) -> None:
         """Record a site that was left alone and why."""

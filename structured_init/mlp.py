@@ -9,19 +9,12 @@ from torch import Tensor
 from structured_init.arguments import check_finite
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.mlp import FirstLayer, MlpLayout, required_mlp_sites
+from structured_init.hosts.mlp import required_mlp_sites
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.overlay import Weights
 
 Gated = Literal["gate", "value", "both"]
-
-
-def shifted_layers(layout: MlpLayout, gated: Gated) -> list[FirstLayer]:
-    """Return the first layers that a shift applies to: the only one, or of a gated MLP those that ``gated`` names."""
-    if layout.gate is None:
-        return [layout.first]
-    return {"gate": [layout.gate], "value": [layout.first], "both": [layout.gate, layout.first]}[gated]
 
 
 class MlpMean(Initializer):
@@ -55,5 +48,7 @@ class MlpMean(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         for site in weights.each(required_mlp_sites(weights, self.where, "MlpMean")):
-            for layer in shifted_layers(site.layout, self.gated):
+            first, gate = site.layout.first, site.layout.gate
+            layers = {"gate": [gate], "value": [first], "both": [gate, first]}[self.gated]
+            for layer in [first] if gate is None else layers:
                 site.add(self.mean, layer, "MlpMean")

@@ -43,16 +43,10 @@ def _children(cls: type) -> tuple[str, ...]:
 def plain_name(name: str, model: nn.Module | None = None) -> str:
     """Return the name of a module, parameter or buffer without what wrappers put into it.
 
+    Of ``"module.base_model.model.blocks.0.attn.q_proj.base_layer.weight"`` that is ``"blocks.0.attn.q_proj.weight"``.
     Wrappers are compilation, activation checkpointing, (sharded) data parallelism, averaging and PEFT. They are known
-    by their class, so a user's own child called ``module`` or ``model`` keeps its name.
-
-    Args:
-        name: a dotted name, e.g. ``"module.base_model.model.blocks.0.attn.q_proj.base_layer.weight"``.
-        model: the model that has the name. Without it only the names that torch alone gives (``_orig_mod``,
-            ``_checkpoint_wrapped_module``, ``_fsdp_wrapped_module``) are known to be a wrapper's.
-
-    Returns:
-        The plain name, e.g. ``"blocks.0.attn.q_proj.weight"``; empty for the model itself.
+    by their class, so a user's own child called ``module`` or ``model`` keeps its name. Without the ``model`` that has
+    the name, only names that torch alone gives (``UNMISTAKABLE``) are known to be a wrapper's.
     """
     if model is None:
         return ".".join(part for part in name.split(".") if part not in UNMISTAKABLE)
@@ -108,12 +102,7 @@ def is_stack(module: nn.Module) -> bool:
 
 
 def block_around(name: str, stacks: Collection[str]) -> str:
-    """Return a layer's own place in the innermost list of layers around it: what enters there is the stream.
-
-    Args:
-        name: of something in the layer.
-        stacks: names of the lists of layers.
-    """
+    """Return the place of what has ``name`` in the innermost list of layers around it: the stream enters there."""
     around = name
     while around and around.rpartition(".")[0] not in stacks:
         around = around.rpartition(".")[0]

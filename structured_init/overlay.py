@@ -63,46 +63,27 @@ class Statistics:
 
 @dataclass
 class Update:
-    """One tensor of the model and its new value.
+    """One tensor of the model and its new value."""
 
-    Attributes:
-        target: the model's own parameter or buffer.
-        value: the new full value (CPU, float32 or float64).
-        by: who set it and why, in order, e.g. ``["Mimetic: query_key"]``.
-        before: statistics of the value that the host library had built.
-        after: statistics of the value as written.
-    """
-
-    target: Tensor
-    value: Tensor | None
-    by: list[str] = field(default_factory=list)
-    before: Statistics | None = None
-    after: Statistics | None = None
+    target: Tensor  # the model's own parameter or buffer
+    value: Tensor | None  # full, on the CPU, float32 or float64; ``None`` when it is written
+    by: list[str] = field(default_factory=list)  # who set it and why, in order: ["Mimetic: query_key"]
+    before: Statistics | None = None  # of the value that the host library had built
+    after: Statistics | None = None  # of the value as written
 
 
 @dataclass
 class Found:
-    """What :mod:`structured_init.hosts` has found in a model, so that each search is made once for all its overlays.
+    """What :mod:`structured_init.hosts` has found in a model, so that each search is made once for all its overlays."""
 
-    Attributes:
-        sites: the attention layers, and what the search for them depended on.
-        tokens: the same of the tokens of the model and its towers.
-        watched: what one forward pass showed of attention; ``None`` before it was run.
-        watched_mlps: and of MLPs.
-        added: parameters with a row for every token that it saw added to tokens.
-        ran: the modules that it ran; ``None`` where there was no pass.
-        unwatched: why there was none.
-        mlps_run_alone: the MLPs that their modules, run alone, turned out to be; ``None`` before they were run.
-    """
-
-    sites: tuple[tuple, list] | None = None
-    tokens: tuple[tuple, dict] | None = None
-    watched: list | None = None
-    watched_mlps: list = field(default_factory=list)
-    added: list = field(default_factory=list)
-    ran: set[str] | None = None
-    unwatched: str | None = None
-    mlps_run_alone: list | None = None
+    sites: tuple[tuple, list] | None = None  # what the search depended on, and the attention layers
+    tokens: tuple[tuple, dict] | None = None  # the same of the tokens of the model and its towers
+    watched: list | None = None  # what one forward pass showed of attention; ``None`` before it was run
+    watched_mlps: list = field(default_factory=list)  # and of MLPs
+    added: list = field(default_factory=list)  # parameters with a row for every token that it saw added to tokens
+    ran: set[str] | None = None  # the modules that it ran; ``None`` where there was no pass
+    unwatched: str | None = None  # why there was none
+    mlps_run_alone: list | None = None  # what modules, run alone, turned out to be; ``None`` before they were run
 
 
 class Weights(Log):
@@ -175,11 +156,10 @@ class Weights(Log):
             modules = list(named_plain_modules(self.model))
             computed = find_computed(modules, tensor)
             if computed is None:
-                message = (
+                raise StructuredInitError(
                     f"a tensor of shape {tuple(tensor.shape)} is no parameter or buffer of the model: a layout names"
-                    " the parameter itself, no slice, reshape or copy of it"
+                    f" the parameter itself, no slice, reshape or copy of it{describe_computed(modules, tensor.shape)}"
                 )
-                raise StructuredInitError(message + describe_computed(modules, tensor.shape))
             self._computed[id(tensor)] = (computed, tensor)
             self._names[id(tensor)] = (computed.name,)
         return self._names[id(tensor)]
@@ -196,12 +176,7 @@ class Weights(Log):
         return full_value(tensor, self.names(tensor)[0], own=own)
 
     def edit(self, tensor: Tensor, by: str) -> Tensor:
-        """Return the overlay's own copy of ``tensor`` to modify in place.
-
-        Args:
-            tensor: a floating-point parameter or buffer of the model.
-            by: who and why, for the report.
-        """
+        """Return the overlay's own copy of a floating-point ``tensor`` to modify in place; ``by``: who and why."""
         update = self._update(tensor, by)
         if update.value is None:
             update.value = self._below(tensor, own=True)
@@ -209,14 +184,10 @@ class Weights(Log):
         return update.value
 
     def write(self, tensor: Tensor, value: Tensor, by: str, *, own: bool = False) -> None:
-        """Set the whole of ``tensor``. Shapes must agree; dtype and device are the tensor's own.
+        """Set the whole of a floating-point ``tensor``, whose dtype and device are kept; ``by``: who and why.
 
-        Args:
-            tensor: a floating-point parameter or buffer of the model.
-            value: the full value.
-            by: who and why, for the report.
-            own: the value was made for this alone: it is kept as it is, without a copy, and flushing says if its
-                numbers are not finite.
+        With ``own`` the value was made for this alone: it is kept as it is, without a copy, and flushing says if its
+        numbers are not finite.
         """
         check(tensor, value, self.names(tensor)[0], finite=own)
         update = self._update(tensor, by)

@@ -84,11 +84,15 @@ def split_overrides(text: str) -> tuple[str, dict[str, str]]:
     found = re.fullmatch(r"([^{]*)(?:\{(.*)\})?", text)
     if not found:
         raise StructuredInitError(f"cannot read '{text}': write name or name{{argument=value}}")
-    parts = split_outside_brackets(found[2] or "")
-    overrides = [_override(part, text) for part in parts]
-    if twice := [key for key, _ in overrides if [each for each, _ in overrides].count(key) > 1]:
-        raise StructuredInitError(f"'{text}' gives '{twice[0]}' twice")
-    return found[1].strip(), dict(overrides)
+    overrides = {}
+    for part in split_outside_brackets(found[2] or ""):
+        key, equals, value = part.partition("=")
+        if not equals or not re.fullmatch(r"[\w.]+", key.strip()):
+            raise StructuredInitError(f"cannot read '{part}' in '{text}': write argument=value")
+        if key.strip() in overrides:
+            raise StructuredInitError(f"'{text}' gives '{key.strip()}' twice")
+        overrides[key.strip()] = value.strip()
+    return found[1].strip(), overrides
 
 
 def split_outside_brackets(text: str) -> list[str]:
@@ -109,10 +113,3 @@ def split_outside_brackets(text: str) -> list[str]:
     if depth:
         raise StructuredInitError(f"the brackets in '{text}' do not match")
     return [part.strip() for part in parts if part.strip()]
-
-
-def _override(part: str, entry: str) -> tuple[str, str]:
-    key, equals, value = part.partition("=")
-    if not equals or not re.fullmatch(r"[\w.]+", key.strip()):
-        raise StructuredInitError(f"cannot read '{part}' in '{entry}': write argument=value")
-    return key.strip(), value.strip()

@@ -220,7 +220,7 @@ class InitReport:
         for entry in self.entries:
             block = _block(entry.names[0])
             was_set[block] = was_set.get(block, False) or bool(entry.set_by)
-        unset = _folded([block for block, was in was_set.items() if not was])
+        unset = [name for name, _ in _once({block: "" for block, was in was_set.items() if not was})]
         measured = {
             site: "; ".join(f"{quantity} {before:.4g} → {after:.4g}" for quantity, (before, after) in values.items())
             for site, values in self.measures.items()
@@ -348,7 +348,7 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
     texts = []
     for (set_by, trainable), entries in groups.items():
         names = [_inside(each, first) for each in of_first if (each.set_by, each.trainable) == (set_by, trainable)]
-        tensors = ", ".join(_folded([name for name in names if name]))
+        tensors = ", ".join(name for name, _ in _once({name: "" for name in names if name}))
         before = _span([entry.before.std for entry in entries if entry.before])
         after = _span([entry.after.std for entry in entries if entry.after])
         parts: dict[str, list[str]] = {}  # "Mimetic: query_key, value_output" instead of the name twice
@@ -364,11 +364,6 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
 def _span(values: Sequence[float]) -> str:
     low, high = (f"{value:.2g}" for value in (min(values), max(values)))
     return low if low == high else f"{low}–{high}"
-
-
-def _folded(names: Sequence[str]) -> list[str]:
-    """Join names that differ in a number."""
-    return [name for name, _ in _once(dict.fromkeys(names, ""))]
 
 
 def _once(remarks: Mapping[str, str]) -> list[tuple[str, str]]:

@@ -36,13 +36,8 @@ def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = L
     """Return inputs that the host library names; ``None`` where it says nothing.
 
     A model of transformers has a main input, whose sizes are in its configuration; one of timm or torchvision has the
-    size of its images. Images and sounds are drawn from N(0, 1), tokens uniformly.
-
-    Args:
-        model: any module.
-        seed: of the draws; the global random state is left alone.
-        batch: how many samples.
-        length: tokens of a text, or as many as the model takes.
+    size of its images. Images and sounds are drawn from N(0, 1), tokens uniformly, ``length`` of them or as many as the
+    model takes. The global random state is left alone.
     """
     while (child := wrapped_child(model)) is not None:
         model = model._modules[child]
@@ -70,7 +65,7 @@ def _of_transformers(model: nn.Module, config: Any, numbers: Any, tokens: Any) -
     main, named = model.main_input_name, {}
     both = hasattr(model, "get_text_features") and hasattr(model, "get_image_features")  # CLIP and its kin
     if main == "pixel_values" or both:
-        size = _pair(_setting(config, "image_size"))
+        size = pair(_setting(config, "image_size"))
         if size is None:
             return None
         named["pixel_values"] = numbers(_setting(config, "num_channels") or 3, *size)
@@ -108,13 +103,14 @@ def _image(model: nn.Module) -> tuple[int, ...] | None:
     cfg = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if hasattr(cfg, "get") and cfg.get("input_size") is not None:
         channels, *size = cfg.get("input_size")
-        built = _pair(getattr(getattr(model, "patch_embed", None), "img_size", None))
+        built = pair(getattr(getattr(model, "patch_embed", None), "img_size", None))
         return (channels if first is None else first.shape[1], *(built or size))
-    size = _pair(getattr(model, "image_size", None))  # torchvision's ViT
+    size = pair(getattr(model, "image_size", None))  # torchvision's ViT
     return None if size is None or first is None else (first.shape[1], *size)
 
 
-def _pair(size: Any) -> tuple[int, int] | None:
+def pair(size: Any) -> tuple[int, int] | None:
+    """Return (height, width) of a size that is one number or two; ``None`` of anything else."""
     if isinstance(size, int):
         return size, size
     return tuple(size) if isinstance(size, tuple | list) and len(size) == 2 else None
@@ -151,10 +147,6 @@ def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
     Inside, random draws start from ``seed``, so that a model which draws in evaluation mode does so equally each
     time. Of several threads one does so at a time. Restored are the training flag of every module and the python,
     numpy, torch and accelerator random states.
-
-    Args:
-        model: the model that is looked at.
-        seed: seed of the block's own random states.
     """
     with ONE_AT_A_TIME, ExitStack() as stack:
         for module in model.modules():
@@ -177,12 +169,7 @@ def eager() -> AbstractContextManager[object]:
 
 @contextmanager
 def own_random_state(model: nn.Module, seed: int) -> Iterator[None]:
-    """Seed every global random state for the block and restore them all after it.
-
-    Args:
-        model: its parameters say which accelerators are concerned.
-        seed: seed of the states inside the block.
-    """
+    """Seed every global random state for the block, also of the accelerators of ``model``, and restore them all."""
     python, numpy = random.getstate(), np.random.get_state()
     devices = {parameter.device for parameter in model.parameters()}
     accelerators = sorted({device.index or 0 for device in devices if device.type == "cuda"})

@@ -19,26 +19,18 @@ SUBNORMAL_SHARE = 1e-3  # of a float32 tensor; memory that holds integers or poi
 
 
 def refuse_lazy(model: nn.Module) -> None:
-    """Refuse a model that has parameters without a shape, such as those of ``nn.LazyLinear``.
-
-    Raises:
-        StructuredInitError: names the first of them.
-    """
-    for named in (model.named_parameters(), model.named_buffers()):
-        for name, tensor in named:
-            if is_lazy(tensor):
-                raise StructuredInitError(
-                    f"'{name}' of a lazy layer has no shape yet: call the model once on a batch, then initialize it"
-                )
+    """Refuse a model that has parameters without a shape, such as those of ``nn.LazyLinear``; name the first."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise StructuredInitError(
+                f"'{name}' of a lazy layer has no shape yet: call the model once on a batch, then initialize it"
+            )
 
 
 def refuse_flattened(model: nn.Module) -> None:
     """Refuse a model of which FSDP1 has put the weights into one flat parameter, whole or cut into shards.
 
     Only ``use_orig_params=True`` without shards leaves each weight under its name and in its shape.
-
-    Raises:
-        StructuredInitError: names the first module whose weights are flat.
     """
     for name, module in model.named_modules():
         if wrapped_child(module) != "_fsdp_wrapped_module" or module._handle is None:
@@ -51,11 +43,7 @@ def refuse_flattened(model: nn.Module) -> None:
 
 
 def refuse_inference(tensor: Tensor, name: str) -> None:
-    """Refuse to write to a tensor that was made under ``torch.inference_mode``.
-
-    Raises:
-        StructuredInitError: names the tensor.
-    """
+    """Refuse to write to a tensor that was made under ``torch.inference_mode``."""
     if tensor.is_inference() and not torch.is_inference_mode_enabled():
         raise StructuredInitError(
             f"'{name}' was made under torch.inference_mode and cannot be changed: build the model outside of it"
@@ -93,15 +81,10 @@ SETTLING = 16  # forward passes in which the vectors of a spectral norm come to 
 
 @dataclass(frozen=True)
 class Computed:
-    """A weight that is no parameter of its module but a function of some.
+    """A weight that is no parameter of its module but a function of some."""
 
-    Attributes:
-        name: what it would be called, e.g. ``"conv.weight"``.
-        parts: the module that computes it.
-    """
-
-    name: str
-    parts: parametrize.ParametrizationList
+    name: str  # what it would be called: "conv.weight"
+    parts: parametrize.ParametrizationList  # the module that computes it
 
     @property
     def kinds(self) -> str:
@@ -110,7 +93,7 @@ class Computed:
 
     def sources(self) -> list[Tensor]:
         """Return the parameters and floating-point buffers that it is computed from."""
-        return [tensor for _, tensor in _sources(self.parts)]
+        return _sources(self.parts)
 
     def invert(self, value: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return new values of :meth:`sources`, and the weight that they give, nearest to the one asked for.
@@ -141,12 +124,11 @@ class Computed:
                 getattr(parts, name).copy_(original)
             for _ in range(SETTLING):
                 reached = parts()
-            return [tensor.detach() for _, tensor in _sources(parts)], reached.detach()
+            return [tensor.detach() for tensor in _sources(parts)], reached.detach()
 
 
-def _sources(parts: nn.Module) -> list[tuple[str, Tensor]]:
-    buffers = [(name, buffer) for name, buffer in parts.named_buffers() if buffer.is_floating_point()]
-    return [*parts.named_parameters(), *buffers]
+def _sources(parts: nn.Module) -> list[Tensor]:
+    return [*parts.parameters(), *(buffer for buffer in parts.buffers() if buffer.is_floating_point())]
 
 
 def find_computed(modules: Iterable[tuple[str, nn.Module]], tensor: Tensor) -> Computed | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import difflib
 import io
 import math
 import os
@@ -24,7 +23,7 @@ from structured_init.analysis.audit.depth import measure_depth
 from structured_init.analysis.audit.records import Record, in_words, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, nearest
 from structured_init.initializer import answered
 from structured_init.names import plain_names
 from structured_init.overlay import tensor_names
@@ -160,10 +159,10 @@ def check_initialized(
     """
     if isinstance(skip, str):
         skip = [name.strip() for name in skip.split(",") if name.strip()]
-    for name in skip:
-        _known(name, CHECKS, "check")
-    if isinstance(like, str):
-        _known(like, STANDARDS, "standard")
+    unknown = [("check", name, CHECKS) for name in skip if name not in CHECKS]
+    unknown += [("standard", like, STANDARDS)] if isinstance(like, str) and like not in STANDARDS else []
+    for what, name, names in unknown:
+        raise StructuredInitError(f"there is no {what} '{name}': {nearest(str(name), names, limit=len(names))}")
     wanted = [name for name in CHECKS if name not in skip and (name != "like" or like is not None)]
     rows: dict[str, Check] = {}
     fixed: set[str] = set()
@@ -181,7 +180,7 @@ def check_initialized(
         for name in ("seed", "seeds", "save", "meta", "own"):
             row(name, left_out="it needs a function that builds the model")
     else:
-        row("memory", _folded((name, f"{_unwritten(each)} never written") for name, each in _bare(fresh)))
+        row("memory", _folded((name, f"{text} never written") for name, text in _bare(fresh).items()))
         other = _built(build, seed + 1)
         fixed = {name for name, each in _tensors(other).items() if _equal(_tensors(fresh)[name], each)}
         for name, each in _against_builds(build, fresh, other, found, fixed, wanted, seed):
@@ -191,20 +190,14 @@ def check_initialized(
     row("copies", (each.text for each in findings.copied(drawn, {each.name: values[each.name] for each in drawn})))
     if {"loss", "bfloat16", "depth"} & set(wanted):
         with torch.no_grad():  # what was never written is said once, by "memory"
-            for each in [each for _, each in _bare(fresh) if each.is_floating_point()] if build else ():
-                each.nan_to_num_()
+            for name in _bare(fresh) if build else ():
+                if values[name].is_floating_point():
+                    values[name].nan_to_num_()
         for name, each in _run(fresh, batch, classes, loss_tolerance, growth, seed):
             row(name, **each)
     if like is not None:
         row("like", _unlike(found, like, num_layers(fresh)))
     return Checked(type(fresh).__name__, tuple(rows[name] for name in CHECKS if name in rows))
-
-
-def _known(name: str, names: Iterable[str], what: str) -> None:
-    if name not in names:
-        near = difflib.get_close_matches(str(name), list(names), 1)
-        hint = f": did you mean '{near[0]}'?" if near else f": one of {', '.join(names)}"
-        raise StructuredInitError(f"there is no {what} '{name}'{hint}")
 
 
 def _blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -217,8 +210,7 @@ def _blocks(model: nn.Module) -> dict[str, nn.Module]:
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers by their first plain name."""
     plain = plain_names(model)
-    return {plain(name): each.detach() for named in (model.named_parameters(), model.named_buffers())
-            for name, each in named}  # fmt: skip
+    return {plain(name): each.detach() for name, each in (*model.named_parameters(), *model.named_buffers())}
 
 
 @contextmanager
@@ -276,8 +268,10 @@ def _unwritten(tensor: Tensor) -> str:
     return f"{count:,} of {tensor.numel():,} numbers were" if count else ""
 
 
-def _bare(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from ((name, each) for name, each in _tensors(model).items() if _unwritten(each))
+def _bare(model: nn.Module) -> dict[str, str]:
+    """Return the names of what was not written, and how much of it."""
+    said = {name: _unwritten(each) for name, each in _tensors(model).items()}
+    return {name: text for name, text in said.items() if text}
 
 
 def _folded(lines: Iterable[tuple[str, str]]) -> list[str]:
@@ -345,18 +339,17 @@ def _by_meta(
         why = f"meta device: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         yield from (("meta", {"left_out": why}), ("own", {"left_out": why}))
         return
-    values, theirs = _tensors(fresh), _tensors(empty)
-    bare = {name: _unwritten(each) for name, each in _bare(empty)}
-    here = {name: _unwritten(each) for name, each in _bare(fresh)}  # "memory" says so
+    bare, here = _bare(empty), _bare(fresh)  # of what is bare here, "memory" says so
     lost = [(name, f"{text} not written by {own} after to_empty()") for name, text in bare.items() if name not in here]
     ties = {names for names in tensor_names(fresh).values() if len(names) > 1}
     untied = ties - {names for names in tensor_names(empty).values() if len(names) > 1}
     lost += [(names[0], f"no longer tied to {names[1]} after to_empty() and {own}") for names in sorted(untied)]
     yield "meta", {"failures": _folded(lost)}
     others = {each.name: each for each in records(empty, [])}
+    named = bare.keys() | here.keys()
     yield (
         "own",
-        {"failures": _folded(_disagreements(found, others, bare.keys() | here.keys(), own, values, theirs, fixed))},
+        {"failures": _folded(_disagreements(found, others, named, own, _tensors(fresh), _tensors(empty), fixed))},
     )
 
 
@@ -393,9 +386,7 @@ def _disagreements(
         other = others.get(each.name)
         if other is None or each.name in bare or math.isnan(each.std + other.std):
             continue
-        slack = 0.0
-        for record in (each, other):
-            slack = max(slack, math.sqrt(max(record.kurtosis - 1, 0.8) / (2 * record.size)))
+        slack = max(math.sqrt(max(record.kurtosis - 1, 0.8) / (2 * record.size)) for record in (each, other))
         larger = max(each.std, other.std)
         spread = abs(each.std - other.std) > (CLOSE + ERRORS * slack) * larger and each.size >= FEWEST
         constant = min(each.std, other.std) <= 1e-6 * larger and larger > 0 and each.size > 1

@@ -44,17 +44,10 @@ class Writer:
 
     @torch.no_grad()
     def write(self, target: Tensor, value: Tensor, name: str, *, finite: bool = False) -> None:
-        """Copy ``value`` into ``target``.
-
-        Args:
-            target: a parameter or buffer of the model, possibly a ``DTensor``.
-            value: the full value, of the full shape, on the CPU.
-            name: for messages.
-            finite: whether the value is known to be finite, in its own dtype.
+        """Copy a full value on the CPU into ``target``, a parameter or buffer and possibly a ``DTensor``.
 
         Raises:
-            StructuredInitError: the shape differs, the value is not finite in the tensor's dtype, or the temporary
-                file has no room.
+            StructuredInitError: as :func:`check` does, or the temporary file has no room.
         """
         check(target, value, name, finite=finite)
         self._remember(target, name)
@@ -108,13 +101,9 @@ class Writer:
 
 
 def check(target: Tensor, value: Tensor, name: str, *, finite: bool = False) -> None:
-    """Raise a ``StructuredInitError`` unless ``value`` can be written into ``target``.
+    """Raise a ``StructuredInitError`` unless ``value`` has the shape of ``target`` and is finite in its dtype.
 
-    Args:
-        target: a parameter or buffer of the model.
-        value: the full value.
-        name: for messages.
-        finite: whether the value is known to be finite, in its own dtype.
+    ``finite`` says that it is known to be so in its own dtype.
     """
     refuse_inference(target, name)
     if value.shape != target.shape:
@@ -133,12 +122,8 @@ def _finite(value: Tensor) -> bool:
 def full_value(tensor: Tensor, name: str, *, own: bool = False) -> Tensor:
     """Return a tensor's full value on the CPU, in float32 or, where it is that already, float64.
 
-    For a ``DTensor`` this is a collective: every rank must ask, in the same order.
-
-    Args:
-        tensor: a parameter or buffer.
-        name: for messages.
-        own: never the tensor's own memory, so that the value may be changed.
+    With ``own`` it is never the tensor's own memory, so that it may be changed. For a ``DTensor`` this is a collective:
+    every rank must ask, in the same order.
 
     Raises:
         StructuredInitError: the tensor has no memory (meta device).

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import transformers
 from torch import nn
+
+from structured_init import Draws, Initializer, Weights
+
+
+class Does(Initializer):
+    """Plans what a function does with the overlay."""
+
+    def __init__(self, does: Callable[[Weights], None]) -> None:
+        self.does = does
+
+    def plan(self, weights: Weights, *, rng: Draws, batch: object = None) -> None:
+        self.does(weights)
+
+
+def values(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a copy of every parameter and buffer."""
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def differing(before: dict[str, torch.Tensor], model: nn.Module) -> set[str]:
+    """Return the names of what is not as it was."""
+    return {name for name, tensor in model.state_dict().items() if not torch.equal(before[name], tensor)}
+
 
 TOKENS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 

@@ -15,7 +15,7 @@ from timm.layers import Attention
 from torch import Tensor, nn
 
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.hosts.attention import ATTENTION, looks_like_attention
+from structured_init.hosts.attention import looks_like_attention
 from structured_init.hosts.registry import Where, selects
 from structured_init.layers import TokenSoftmaxValue
 
@@ -53,7 +53,7 @@ def place_token_softmax(
         names = ", ".join(list(found)[:4]) or type(hosts[0][1]).__name__
         raise StructuredInitError(f"token_softmax: where={where!r} selects no attention layer (there are {names}, …)")
     named = network.named_modules()
-    kinds = {type(module).__name__ for name, module in named if looks_like_attention(name, module, ATTENTION)}
+    kinds = {type(module).__name__ for name, module in named if looks_like_attention(name, module)}
     raise StructuredInitError(
         "token_softmax works on timm's Attention and on models of transformers with its attention interface; "
         f"{type(network).__name__} has {', '.join(sorted(kinds)) or 'no attention'}"

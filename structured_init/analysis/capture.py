@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from structured_init.analysis.listener import Adapter, AttentionListener
 from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.hosts.attention import ATTENTION, looks_like_attention, may_attend
+from structured_init.hosts.attention import looks_like_attention, may_attend
 from structured_init.hosts.registry import Registry, selects
 from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.mlps import without_hooks
@@ -273,7 +273,7 @@ def _by_watching(model: nn.Module, args: tuple, kwargs: dict) -> tuple[list[str]
 def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:
     """Name what the model has, for the one who expected attention."""
     named = [(name, module) for name, module in named_plain_modules(model) if name]
-    attention = [(name, module) for name, module in named if looks_like_attention(name, module, ATTENTION)]
+    attention = [(name, module) for name, module in named if looks_like_attention(name, module)]
     if not attention:
         kinds = sorted({type(module).__name__ for _, module in named if not list(module.children())})
         return NoAttentionError(

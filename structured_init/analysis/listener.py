@@ -234,7 +234,7 @@ class AttentionListener(TorchFunctionMode):
         self.follower.begin(Softmax(owner, logits, logits in self.follower.products), result)
 
     def _attends(self, call: Call) -> bool:
-        return call.name in self.attending or looks_like_attention(call.name, call.module, ATTENTION)
+        return call.name in self.attending or looks_like_attention(call.name, call.module)
 
     def _multiplied(self, product: Product) -> None:
         """Take note of the map that is multiplied with values, in float32 where it is the softmax as it was."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import wraps
+from math import prod
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from structured_init.arguments import check_grid, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
-from structured_init.hosts.layout import PARTS, AttentionLayout, TokenLayout, checked_layout
+from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
 from structured_init.hosts.mlp import mlp_sites_unwatched
 from structured_init.hosts.positions import TOKENS, token_layouts
 from structured_init.hosts.registry import Registry, Where, first_names, selects, what_the_model_has
@@ -26,7 +27,6 @@ from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
 
 ATTENTION: Registry[tuple[AttentionLayout, TokenLayout | None]] = Registry()
-
 Describe = Callable[[Any], AttentionLayout]
 
 WAY_OUT = "describe it with structured_init.register_attention"
@@ -87,9 +87,6 @@ def attention_sites(
         batch: what the model takes, to find attention of unknown classes by running the model once. An overlay has its
             own.
 
-    Returns:
-        The sites; an empty list where the model has none, or none of a known class and there is no batch.
-
     Example:
         >>> import timm
         >>> model = timm.create_model("vit_tiny_patch16_224", depth=2, num_classes=10)
@@ -120,13 +117,17 @@ def find_attention(weights: Weights) -> list[AttentionSite]:
         if (describe := ATTENTION.find(module)) is not None:
             layout, own = describe(module)
             around, block = enclosing(tokens, name), modules.get(name.rpartition(".")[0])
+            open_grid = own is not None and own.grid is None and around is not None
+            own = replace(around, prefix_tokens=own.prefix_tokens) if open_grid else own or around
             # An attention module does not know by itself whose tokens it is given, and whether with RoPE.
             rope = layout.rope if around is None or around.rope is None else around.rope
             other_width = layout.query.width not in (layout.key.width, layout.value.width)
             layout = replace(layout, rope=rope, cross=layout.cross or other_width or is_cross_attention(name, block))
-            sites.append(AttentionSite(name, module, layout, layout.tokens or _completed(own, around), weights))
+            sites.append(AttentionSite(name, module, layout, layout.tokens or own, weights))
     for found in _seen_beside(weights, sites):
-        around, inner = _of_length(enclosing(tokens, found.name), found.length), found.name
+        around, inner = enclosing(tokens, found.name), found.name
+        if around is not None and around.grid is not None and prod(around.grid) + around.prefix_tokens != found.length:
+            around = replace(around, grid=None, prefix_tokens=0)  # it looks at others: windows, pooled tokens
         while inner not in modules:  # heads of one layer, or several layers of one module, have names of their own
             inner = inner.rpartition(".")[0]
         site = AttentionSite(found.name, modules[inner], found.layout, around, weights)
@@ -139,28 +140,12 @@ def find_attention(weights: Weights) -> list[AttentionSite]:
 def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAttention]:
     """Return the attention that watching finds beside what layouts were written for."""
     names = [site.name for site in written]
-    watch = weights.batch is not None or weights.found.watched is not None
-    watch = watch or bool(unknown_attention(weights.model, ATTENTION))
-    watch = watch or (weights.can_ask and (not written or bool(may_attend(weights, names))))
-    if not watch:
+    watch = weights.batch is not None or weights.found.watched is not None or unknown_attention(weights.model)
+    if not (watch or (weights.can_ask and (not written or may_attend(weights, names)))):
         return []
-    known = {id(getattr(site.layout, part).weight) for site in written for part in PARTS}
+    known = {id(matrix.weight) for site in written for matrix in site.layout.matrices}
     seen = [each for each in watched_attention(weights) if each.layout and id(each.layout.query.weight) not in known]
     return [each for each in seen if not any(each.name == name or each.name.startswith(f"{name}.") for name in names)]
-
-
-def _of_length(tokens: TokenLayout | None, length: int) -> TokenLayout | None:
-    """Return the tokens of the model around attention, unless it was seen to look at others: windows, pooled tokens."""
-    if tokens is None or tokens.grid is None or tokens.grid[0] * tokens.grid[1] + tokens.prefix_tokens == length:
-        return tokens
-    return replace(tokens, grid=None, prefix_tokens=0)
-
-
-def _completed(own: TokenLayout | None, around: TokenLayout | None) -> TokenLayout | None:
-    """Return what a class was registered with; where that leaves the grid open, the model around it says."""
-    if own is None or around is None or own.grid is not None:
-        return own or around
-    return replace(around, prefix_tokens=own.prefix_tokens)
 
 
 def required_attention_sites(weights: Weights, where: Where, who: str, *, cross: bool = False) -> list[AttentionSite]:
@@ -198,18 +183,14 @@ def left_unknown(weights: Weights) -> dict[str, str]:
     taken = {id(held) for site in attention_sites(weights, cross=True) for held in site.layout.parameters()}
     reasons = {found.name: found.reason for found in weights.found.watched or () if found.reason}
     unknown = {}
-    for name, kind in unknown_attention(weights.model, ATTENTION).items():
+    for name, kind in unknown_attention(weights.model).items():
         if any(id(parameter) in taken for parameter in weights.modules[name].parameters()):
             continue
         reason = next((why for inner, why in reasons.items() if within(inner, name)), None)
-        if reason is not None:
-            unknown[name] = f"{kind} has no layout: {reason}"
-        elif weights.found.ran is not None and not any(within(each, name) for each in weights.found.ran):
-            unknown[name] = (
-                f"{kind} did not run on what the model was given: give a batch on which it does, or {WAY_OUT}"
-            )
-        else:
-            unknown[name] = f"{kind} is not known: {WAY_OUT}"
+        why = f"has no layout: {reason}" if reason else f"is not known: {WAY_OUT}"
+        if not reason and weights.found.ran is not None and not any(within(each, name) for each in weights.found.ran):
+            why = f"did not run on what the model was given: give a batch on which it does, or {WAY_OUT}"
+        unknown[name] = f"{kind} {why}"
     return unknown
 
 
@@ -218,14 +199,11 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
     kinds = "; ".join(sorted(set(unknown.values())))
     if chosen:
         beside = f"; beside it, {kinds}" if kinds else ""
-        found = (
-            f"{who} found nothing but cross-attention ({first_names(chosen)}), which is left alone unless cross=True"
-        )
-        return found + beside
+        found = f"found nothing but cross-attention ({first_names(chosen)}), which is left alone unless cross=True"
+        return f"{who} {found}{beside}"
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
-        return (
-            f"{who}: where={where!r} selects none of the {len(everywhere)} attention layers ({first_names(everywhere)})"
-        )
+        names = f"{len(everywhere)} attention layers ({first_names(everywhere)})"
+        return f"{who}: where={where!r} selects none of the {names}"
     seen = [f"'{found.name}': {found.reason}" for found in weights.found.watched or () if found.reason]
     kinds = "; ".join(sorted(set(left_unknown(weights).values())))
     if weights.batch is not None and weights.found.unwatched:
@@ -248,7 +226,7 @@ def enclosing(tokens: dict[str, TokenLayout], name: str) -> TokenLayout | None:
     return tokens[max(around, key=len)] if around else None
 
 
-def unknown_attention(model: nn.Module, known: Registry) -> dict[str, str]:
+def unknown_attention(model: nn.Module) -> dict[str, str]:
     """Return name → class of every module with parameters that is called attention and is not known.
 
     A module is left out where it lies in a known one, or where one inside it, known or not, is the attention itself.
@@ -256,9 +234,9 @@ def unknown_attention(model: nn.Module, known: Registry) -> dict[str, str]:
     described: list[str] = []
     suspects: dict[str, str] = {}
     for name, module in named_plain_modules(model):
-        if known.find(module) is not None:
+        if ATTENTION.find(module) is not None:
             described.append(name)
-        elif looks_like_attention(name, module, known) and next(module.parameters(), None) is not None:
+        elif looks_like_attention(name, module) and next(module.parameters(), None) is not None:
             suspects[name] = type(module).__name__
     candidates = [*described, *suspects]
     return {
@@ -269,24 +247,20 @@ def unknown_attention(model: nn.Module, known: Registry) -> dict[str, str]:
     }
 
 
-def looks_like_attention(name: str, module: nn.Module, known: Registry) -> bool:
+def looks_like_attention(name: str, module: nn.Module) -> bool:
     """Tell whether a module is attention: it is known as such, or its name or that of its class says so.
 
     Elementary layers are none, whatever they are called: ``attn_norm``, ``attn_drop``, ``post_attention_layernorm``.
+    They have no children, and are torch's own or hold no more than a weight, a bias or scales.
     """
-    if known.find(module) is not None:
+    if ATTENTION.find(module) is not None:
         return True
     words = f"{name.rpartition('.')[2]} {type(module).__name__}".lower()
-    return ("attn" in words or "attention" in words) and not _is_elementary(module)
-
-
-def _is_elementary(module: nn.Module) -> bool:
-    """Tell whether a module without children is torch's own, or holds no more than a weight, a bias or scales."""
-    if next(module.children(), None) is not None:
-        return False
     own = dict(module.named_parameters(recurse=False))
-    scales = own and all(parameter.ndim <= 1 or name == "weight" for name, parameter in own.items())
-    return bool(scales) or type(module).__module__.startswith("torch.nn.modules.")
+    scales = bool(own) and all(parameter.ndim <= 1 or key == "weight" for key, parameter in own.items())
+    of_torch = type(module).__module__.startswith("torch.nn.modules.")
+    elementary = next(module.children(), None) is None and (scales or of_torch)
+    return ("attn" in words or "attention" in words) and not elementary
 
 
 def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
@@ -315,18 +289,14 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
         while around and not any(within(each, around) for each in attending):  # the module and what is around it
             left.setdefault(around, []).extend(maps)
             around = around.rpartition(".")[0]
-    found = [name for name, maps in left.items() if _like_attention(maps)]
+
+    def enough(maps: list[Tensor], width: int) -> bool:
+        sizes = [weight.numel() for weight in maps if width in weight.shape[:2]]
+        return len(sizes) > 1 and sum(sizes) > 2 * width**2
+
+    widths = {name: {size for weight in maps for size in weight.shape[:2]} for name, maps in left.items()}
+    found = [name for name, maps in left.items() if any(enough(maps, width) for width in widths[name])]
     return [name for name in found if not any(within(other, name) and other != name for other in found)]
-
-
-def _like_attention(maps: list[Tensor]) -> bool:
-    """Say whether several of some maps have one width in common, and more numbers than two square matrices of it."""
-    widths = {size for weight in maps for size in weight.shape[:2]}
-    common = ([weight for weight in maps if width in weight.shape[:2]] for width in widths)
-    return any(
-        len(touching) > 1 and sum(weight.numel() for weight in touching) > 2 * width**2
-        for width, touching in zip(widths, common, strict=True)
-    )
 
 
 def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[float, float]]:
@@ -336,8 +306,7 @@ def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[f
 
     Args:
         model: any network whose attention is known.
-        batch: what it takes: a tensor, a tuple of arguments or a dictionary of them; without it, what the host library
-            offers.
+        batch: what it takes, as in :func:`discover_attention`.
 
     Returns:
         Name → relative errors of the logits x W_q W_kᵀ xᵀ and of the outputs x W_v W_o, over all heads. Layers that do

@@ -1,7 +1,6 @@
 """By which positions an attention layer can tell its tokens apart: those added to tokens, and those in its logits.
 
 Letters: H heads, k head_dim, r turned pairs, R rows of a table of biases, N tokens of a grid (Gy, Gx) or a sequence.
-A new kind is a class, a function that finds it on a site, and a field of ``AttentionPositions``.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from jaxtyping import Float, Float64, Int
@@ -26,6 +25,9 @@ from structured_init.overlay import Weights
 class AttentionPositions:
     """The positions of one attention layer, by kind; a host mostly has one.
 
+    A new kind is a class, a field, and a function that finds it in :func:`attention_positions`; heads look through it
+    where it is named in ``Kind`` (``attention/sequence/heads.py``) and has a way in ``KINDS`` (``previous_token.py``).
+
     Attributes:
         absolute: positions added to its tokens, learned or sinusoidal.
         relative: a table of biases.
@@ -41,15 +43,13 @@ class AttentionPositions:
     @property
     def kinds(self) -> list[str]:
         """The names of those that there are."""
-        return [name for name in ("absolute", "relative", "rotary", "alibi") if getattr(self, name) is not None]
+        return [each.name for each in fields(self) if getattr(self, each.name) is not None]
 
 
 def attention_positions(site: AttentionSite, weights: Weights) -> AttentionPositions:
     """Return the positions of an attention layer; nothing in it where the host has none (NoPE) or none that is known.
 
-    Args:
-        site: an attention layer.
-        weights: the overlay that the site was found in.
+    ``weights`` is the overlay that the site was found in.
     """
     around = enclosing(token_layouts(weights), site.name)
     tables = {id(each.tensor): each for each in position_sites(weights)}
@@ -115,8 +115,9 @@ def _alike(one: Tensor, two: Tensor) -> bool:
 
 
 def _of_modules(site: AttentionSite, weights: Weights) -> Rotary | None:
-    turn = _quarter_turn(site.module)
-    name = site.name
+    files = (sys.modules.get(cls.__module__) for cls in type(site.module).__mro__)
+    turns = (getattr(file, name, None) for file in files for name in TURNS)
+    turn, name = next(filter(callable, turns), None), site.name
     while turn is not None:
         for child in (weights.modules[name], *weights.modules[name].children()):
             frequencies = getattr(child, "inv_freq", None)
@@ -127,15 +128,6 @@ def _of_modules(site: AttentionSite, weights: Weights) -> Rotary | None:
         if not name:
             break
         name = name.rpartition(".")[0]
-    return None
-
-
-def _quarter_turn(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    for cls in type(module).__mro__:
-        file = sys.modules.get(cls.__module__)
-        for name in TURNS:
-            if callable(turn := getattr(file, name, None)):
-                return turn
     return None
 
 

@@ -103,14 +103,11 @@ def is_depthwise(module: nn.Module) -> bool:
 
 
 def depthwise_conv_sites(model: nn.Module | Weights, where: Where = None) -> list[DepthwiseConvSite]:
-    """Find every depthwise convolution, in the order of the model.
+    """Find every depthwise convolution, in the order of the model and each weight once.
 
     Args:
         model: any model, to read its present weights, or an overlay, to write as well.
         where: which of them; see :func:`structured_init.hosts.registry.selects`.
-
-    Returns:
-        The sites, each weight once; an empty list where the model has none.
     """
     weights = model if isinstance(model, Weights) else Weights(model)
     found: dict[int, tuple[str, nn.Conv1d | nn.Conv2d]] = {}
@@ -119,9 +116,7 @@ def depthwise_conv_sites(model: nn.Module | Weights, where: Where = None) -> lis
             weight = module._parameters.get("weight")
             found.setdefault(id(module if weight is None else weight), (name, module))
     last = max(len(found) - 1, 1)
-    sites = [
-        DepthwiseConvSite(name, module, index / last, weights) for index, (name, module) in enumerate(found.values())
-    ]
+    sites = [DepthwiseConvSite(*named, index / last, weights) for index, named in enumerate(found.values())]
     return [site for site in sites if selects(where, site.name, site)]
 
 

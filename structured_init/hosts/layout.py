@@ -7,7 +7,7 @@ Letters: H heads, D embed_dim, k head_dim. Row vectors: q = x W_q.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -21,8 +21,45 @@ from structured_init.overlay import Weights
 PARTS = ("query", "key", "value", "output")
 
 
+class _Heads:
+    """Heads in one parameter, read and written by where they begin in it, flattened, and by two strides."""
+
+    weight: Tensor
+    starts: tuple[int, ...]
+    head_dim: int
+    width: int
+    steps: tuple[int, int]
+
+    @property
+    def entries(self) -> Int64[Tensor, "heads head_dim width"]:
+        """The index of every number in the flattened parameter."""
+        channels = torch.tensor(self.starts)[:, None] + torch.arange(self.head_dim) * self.steps[0]
+        return channels[..., None] + torch.arange(self.width) * self.steps[1]
+
+    def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
+        """Return the heads, as a copy."""
+        return torch.stack(self._views(weights.read(self.weight).contiguous()))
+
+    def set(self, weights: Weights, value: Float[Tensor, "heads head_dim width"], by: str) -> None:
+        """Write the heads into the overlay; the rest of the parameter keeps its value."""
+        expected = (len(self.starts), self.head_dim, self.width)
+        if tuple(value.shape) != expected:
+            name = weights.names(self.weight)[0]
+            raise StructuredInitError(f"'{name}' takes (heads, head_dim, width) = {expected}, got {tuple(value.shape)}")
+        full = weights.edit(self.weight, by)
+        flat = full.contiguous()
+        for view, head in zip(self._views(flat), value, strict=True):
+            view.copy_(head)
+        if flat is not full:
+            full.copy_(flat)
+
+    def _views(self, full: Tensor) -> list[Tensor]:
+        size, begin = (self.head_dim, self.width), full.storage_offset()
+        return [full.as_strided(size, self.steps, begin + start) for start in self.starts]
+
+
 @dataclass(frozen=True)
-class Projection:
+class Projection(_Heads):
     """One of the four matrices of an attention layer: a block of a host's parameter, cut into heads.
 
     ``nn.Linear`` stores (out, in). So query, key and value have their heads along axis 0, also inside a fused
@@ -52,37 +89,26 @@ class Projection:
         return self.weight.shape[1 - self.axis]
 
     @property
-    def rows(self) -> set[int]:
+    def rows(self) -> Int64[Tensor, "heads head_dim"]:
         """Which rows, or columns, of the parameter it is."""
-        step = self.step or self.head_dim
-        return {self.start + head * step + channel for head in range(self.heads) for channel in range(self.head_dim)}
+        begin = self.start + torch.arange(self.heads) * (self.step or self.head_dim)
+        return begin[:, None] + torch.arange(self.head_dim)
 
     @property
-    def entries(self) -> Int64[Tensor, "heads head_dim width"]:
-        """The index of every number in the flattened parameter."""
-        return self._heads(torch.arange(self.weight.numel()).view(self.weight.shape))
+    def steps(self) -> tuple[int, int]:
+        """Strides in the flattened parameter, along a head and across it."""
+        columns = self.weight.shape[1]
+        return (columns, 1) if self.axis == 0 else (1, columns)
 
-    def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
-        """Return the block with its heads apart, as a copy."""
-        return self._heads(weights.read(self.weight)).clone(memory_format=torch.contiguous_format)
-
-    def set(self, weights: Weights, value: Float[Tensor, "heads head_dim width"], by: str) -> None:
-        """Write the block into the overlay; the rest of the parameter keeps its value."""
-        expected = (self.heads, self.head_dim, self.width)
-        if tuple(value.shape) != expected:
-            name = weights.names(self.weight)[0]
-            raise StructuredInitError(f"'{name}' takes (heads, head_dim, width) = {expected}, got {tuple(value.shape)}")
-        self._heads(weights.edit(self.weight, by)).copy_(value)
-
-    def _heads(self, full: Tensor) -> Tensor:
-        """Return a view of the full parameter, (heads, head_dim, width)."""
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The index of every head's first entry in the flattened parameter."""
         step = self.step or self.head_dim
-        block = full.movedim(self.axis, 0).narrow(0, self.start, (self.heads - 1) * step + self.head_dim)
-        return block.unfold(0, self.head_dim, step).mT
+        return tuple((self.start + head * step) * self.steps[0] for head in range(self.heads))
 
 
 @dataclass(frozen=True)
-class StridedProjection:
+class StridedProjection(_Heads):
     """One of the four matrices where it is no block of rows or columns: heads in any order, channels in any stride.
 
     Use it for a parameter of three or more axes, for interleaved heads, for convolutions of kernel 1, and for queries
@@ -114,29 +140,6 @@ class StridedProjection:
         """How many heads there are."""
         return len(self.starts)
 
-    @property
-    def entries(self) -> Int64[Tensor, "heads head_dim width"]:
-        """The index of every number in the flattened parameter."""
-        channels = torch.tensor(self.starts)[:, None] + torch.arange(self.head_dim) * self.steps[0]
-        return channels[..., None] + torch.arange(self.width) * self.steps[1]
-
-    def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
-        """Return the heads, as a copy."""
-        flat = weights.read(self.weight).reshape(-1)
-        return torch.stack([flat.as_strided((self.head_dim, self.width), self.steps, start) for start in self.starts])
-
-    def set(self, weights: Weights, value: Float[Tensor, "heads head_dim width"], by: str) -> None:
-        """Write the heads into the overlay; the rest of the parameter keeps its value."""
-        expected = (self.heads, self.head_dim, self.width)
-        if tuple(value.shape) != expected:
-            name = weights.names(self.weight)[0]
-            raise StructuredInitError(f"'{name}' takes (heads, head_dim, width) = {expected}, got {tuple(value.shape)}")
-        full = weights.edit(self.weight, by)
-        flat = full.reshape(-1).clone()
-        for start, head in zip(self.starts, value, strict=True):
-            flat.as_strided(expected[1:], self.steps, start).copy_(head)
-        full.copy_(flat.view(full.shape))
-
 
 @dataclass(frozen=True)
 class JoinedProjection:
@@ -148,25 +151,10 @@ class JoinedProjection:
 
     parts: tuple[Projection | StridedProjection, ...]
 
-    @property
-    def weight(self) -> Tensor:
-        """The first part's parameter."""
-        return self.parts[0].weight
-
-    @property
-    def heads(self) -> int:
-        """How many heads there are in all parts."""
-        return sum(part.heads for part in self.parts)
-
-    @property
-    def head_dim(self) -> int:
-        """How many channels a head has."""
-        return self.parts[0].head_dim
-
-    @property
-    def width(self) -> int:
-        """D, the size of the other axis."""
-        return self.parts[0].width
+    weight = property(lambda self: self.parts[0].weight)
+    heads = property(lambda self: sum(part.heads for part in self.parts))
+    head_dim = property(lambda self: self.parts[0].head_dim)
+    width = property(lambda self: self.parts[0].width)
 
     def get(self, weights: Weights) -> Float[Tensor, "heads head_dim width"]:
         """Return the heads, as a copy."""
@@ -188,14 +176,13 @@ def pieces(matrices: Matrices) -> tuple[Projection | StridedProjection, ...]:
 
 def overlap(one: Matrices, two: Matrices) -> bool:
     """Say whether two of the matrices have numbers in common: writing one would change the other."""
-    for a, b in ((a, b) for a in pieces(one) for b in pieces(two) if a.weight is b.weight):
+
+    def common(a: Projection | StridedProjection, b: Projection | StridedProjection) -> bool:
         if isinstance(a, Projection) and isinstance(b, Projection):  # no list of entries is needed
-            common = a.axis != b.axis or not a.rows.isdisjoint(b.rows)
-        else:
-            common = bool(torch.isin(a.entries, b.entries).any())
-        if common:
-            return True
-    return False
+            return a.axis != b.axis or bool(torch.isin(a.rows, b.rows).any())
+        return bool(torch.isin(a.entries, b.entries).any())
+
+    return any(a.weight is b.weight and common(a, b) for a in pieces(one) for b in pieces(two))
 
 
 def coincide(one: Matrices, two: Matrices) -> bool:
@@ -243,10 +230,14 @@ class AttentionLayout:
     causal: bool | None = None
     tokens: TokenLayout | None = None
 
-    def parameters(self) -> Iterator[Tensor]:
-        """Yield whatever holds a part of the four matrices; a fused parameter comes several times."""
-        for matrices in (self.query, self.key, self.value, self.output):
-            yield from (part.weight for part in getattr(matrices, "parts", (matrices,)))
+    @property
+    def matrices(self) -> tuple[Matrices, Matrices, Matrices, Matrices]:
+        """Query, key, value and output."""
+        return self.query, self.key, self.value, self.output
+
+    def parameters(self) -> list[Tensor]:
+        """Return whatever holds a part of the four matrices; a fused parameter comes several times."""
+        return [part.weight for matrices in self.matrices for part in pieces(matrices)]
 
 
 @dataclass(frozen=True)
@@ -285,16 +276,11 @@ class ProjectionBias:
 
     def get(self, weights: Weights) -> Float[Tensor, "heads head_dim"]:
         """The bias of each head, as a copy."""
-        return self._heads(weights.read(self.tensor)).clone()
+        return weights.read(self.tensor)[self.projection.rows]
 
     def set(self, weights: Weights, value: Float[Tensor, "heads head_dim"], by: str) -> None:
         """Write the bias of each head into the overlay; the rest of the parameter keeps its value."""
-        self._heads(weights.edit(self.tensor, by)).copy_(value)
-
-    def _heads(self, full: Tensor) -> Tensor:
-        block, step = self.projection, self.projection.step or self.projection.head_dim
-        whole = full.narrow(0, block.start, (block.heads - 1) * step + block.head_dim)
-        return whole.unfold(0, block.head_dim, step)
+        weights.edit(self.tensor, by)[self.projection.rows] = value.to(weights.read(self.tensor).dtype)
 
 
 def projection_bias(module: nn.Module, projection: Projection) -> ProjectionBias | None:

@@ -18,15 +18,13 @@ from torch.nn.modules.conv import _ConvNd
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import FirstLayer, MlpLayout
 from structured_init.hosts.registry import Registry, Where, first_names, selects, what_the_model_has
-from structured_init.hosts.watched import watched_mlps
+from structured_init.hosts.watched import watched_attention
 from structured_init.hosts.watching.mlps import FoundMlp, mlps_alone
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
 from structured_init.running import undisturbed
 
 WAY_OUT = "describe it with structured_init.register_mlp"
-
-
 Describe = Callable[[Any], MlpLayout]
 MLP: Registry[MlpLayout] = Registry()
 
@@ -114,14 +112,12 @@ def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
     Args:
         model: a model, to read its present weights, or an overlay, to write as well.
         where: which of them; see :func:`structured_init.hosts.registry.selects`.
-
-    Returns:
-        The sites; an empty list where the model has none.
     """
     weights = model if isinstance(model, Weights) else Weights(model)
     sites = mlp_sites_unwatched(weights)
     if weights.batch is not None or unknown_mlps(weights.model, [site.name for site in sites]):
-        sites += _beside(sites, watched_mlps(weights), weights, "watched")
+        watched_attention(weights)
+        sites += _beside(sites, weights.found.watched_mlps, weights, "watched")
     place = {id(module): number for number, module in enumerate(weights.modules.values())}
     sites = sorted(sites, key=lambda site: place[id(site.module)])
     return [site for site in sites if selects(where, site.name, site)]
@@ -139,11 +135,10 @@ def mlp_sites_unwatched(weights: Weights) -> list[MlpSite]:
 def _beside(known: list[MlpSite], mlps: Iterable[FoundMlp], weights: Weights, how: str) -> list[MlpSite]:
     """Return the sites of MLPs that were seen, of those whose first layer is not known otherwise."""
     own, sites = {id(site.layout.first.weight) for site in known}, []
-    for found in mlps:
-        if found.first is not None and id(found.first.weight) not in own:
-            site = MlpSite(found.name, weights.modules[found.name], MlpLayout(found.first, found.gate), weights)
-            site.how, site.checked = how, True
-            sites.append(site)
+    for found in (each for each in mlps if each.first is not None and id(each.first.weight) not in own):
+        site = MlpSite(found.name, weights.modules[found.name], MlpLayout(found.first, found.gate), weights)
+        site.how, site.checked = how, True
+        sites.append(site)
     return sites
 
 
@@ -154,32 +149,27 @@ def required_mlp_sites(weights: Weights, where: Where, who: str) -> list[MlpSite
     """
     everywhere = mlp_sites(weights)
     sites = [site for site in everywhere if selects(where, site.name, site)]
-    called = called_mlps(weights.model, MLP, [site.name for site in everywhere])
+    called = called_mlps(weights.model, [site.name for site in everywhere])
     if not sites:
         if where is not None and everywhere:
             names = f"{len(everywhere)} MLPs ({first_names(everywhere)})"
             raise StructuredInitError(f"{who}: where={where!r} selects none of the {names}")
-        raise StructuredInitError(f"{who} found no MLP that it recognizes; {_instead(called.values(), weights.model)}")
+        reasons = {type(module).__name__: why_none(module) for module in called.values()}
+        kinds = ", ".join(sorted(kind for kind, why in reasons.items() if why is None))
+        has = [f"{kind} {why}" for kind, why in sorted(reasons.items()) if why is not None]
+        if kinds or not has:
+            has.append(f"{f'the model has {kinds}' if kinds else what_the_model_has(weights.model)}: {WAY_OUT}")
+        raise StructuredInitError(f"{who} found no MLP that it recognizes; {'; '.join(has)}")
     for name, module in called.items():
         if not callable(where) and selects(where, name, None):
             weights.skip(name, f"{type(module).__name__} {why_none(module) or f'is not known: {WAY_OUT}'}")
     return sites
 
 
-def _instead(called: Iterable[nn.Module], model: nn.Module) -> str:
-    """Say what a model without a known MLP has, and the way out where there is one."""
-    reasons = {type(module).__name__: why_none(module) for module in called}
-    kinds = ", ".join(sorted(kind for kind, why in reasons.items() if why is None))
-    parts = [f"{kind} {why}" for kind, why in sorted(reasons.items()) if why is not None]
-    if kinds or not parts:
-        parts.append(f"the model has {kinds}: {WAY_OUT}" if kinds else f"{what_the_model_has(model)}: {WAY_OUT}")
-    return "; ".join(parts)
-
-
 def unknown_mlps(model: nn.Module, found: Iterable[str] = ()) -> dict[str, str]:
     """Return name → class of what is called an MLP, may be one by its weights, and is no known one."""
-    called = called_mlps(model, MLP, found)
-    return {name: type(module).__name__ for name, module in called.items() if why_none(module) is None}
+    called = called_mlps(model, found).items()
+    return {name: type(module).__name__ for name, module in called if why_none(module) is None}
 
 
 # By structure: which modules may be an MLP whatever they are called, and those that prove to be one when run.
@@ -202,16 +192,12 @@ def mlps_by_rule(model: nn.Module, known: Collection[str]) -> list[FoundMlp]:
     taken, found = list(known), {}
     with undisturbed(model):
         for name in sorted(may_be, key=lambda name: -name.count(".")):  # inner ones first
-            if any(within(name, other) or within(other, name) for other in taken) or not in_a_block(
-                name, modules, maps
-            ):
-                continue
-            if alone := mlps_alone(modules[name]):
-                taken.append(name)
-            for each in alone:
-                if each.first is not None:
-                    full = ".".join(filter(None, (name, each.name)))
-                    found.setdefault(id(each.first.weight), replace(each, name=full))
+            overlaps = any(within(name, other) or within(other, name) for other in taken)
+            alone = mlps_alone(modules[name]) if not overlaps and in_a_block(name, modules, maps) else []
+            taken += [name] if alone else []
+            for each in (each for each in alone if each.first is not None):
+                full = ".".join(filter(None, (name, each.name)))
+                found.setdefault(id(each.first.weight), replace(each, name=full))
     return list(found.values())
 
 
@@ -252,13 +238,13 @@ def in_a_block(name: str, modules: dict[str, nn.Module], maps: dict[str, Maps]) 
 NAMES = ("mlp", "ffn", "feed_forward", "feedforward")
 
 
-def called_mlps(model: nn.Module, known: Registry, found: Iterable[str] = ()) -> dict[str, nn.Module]:
+def called_mlps(model: nn.Module, found: Iterable[str] = ()) -> dict[str, nn.Module]:
     """Return by its name every innermost module that is called an MLP and is, holds and lies in no known one."""
     sites, suspects = list(found), {}
     for name, module in named_plain_modules(model):
         kind = type(module).__name__.lower()
         called = name.rpartition(".")[2] in NAMES or any(word in kind for word in ("mlp", "ffn", "feedforward"))
-        if known.find(module) is not None:
+        if MLP.find(module) is not None:
             sites.append(name)
         elif called and next(module.parameters(), None) is not None:
             suspects[name] = module

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isqrt, prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from structured_init.hosts.registry import Registry, Where, selects, what_the_mo
 from structured_init.hosts.watched import watched_attention
 from structured_init.names import is_stack, within
 from structured_init.overlay import Weights
+from structured_init.running import pair
 
 TOKENS: Registry[TokenLayout | None] = Registry()
 NO_POSITIONS = (
@@ -40,8 +41,6 @@ class PositionSite:
     """
 
     def __init__(self, name: str, layout: TokenLayout, weights: Weights) -> None:
-        if layout.positions is None:
-            raise ValueError("a position site needs positions")
         self.name = name
         self.tensor: Tensor = layout.positions
         self.grid = layout.grid
@@ -113,15 +112,9 @@ def position_sites(model: nn.Module | Weights, where: Where = None) -> list[Posi
         where: which of them; see :func:`structured_init.hosts.registry.selects`.
     """
     weights = model if isinstance(model, Weights) else Weights(model)
-    sites = []
-    for layout in token_layouts(weights).values():
-        if layout.positions is None:
-            continue
-        name = weights.names(layout.positions)[0]
-        site = PositionSite(name, layout, weights)
-        if selects(where, name, site):
-            sites.append(site)
-    return sites
+    layouts = [layout for layout in token_layouts(weights).values() if layout.positions is not None]
+    sites = [PositionSite(weights.names(layout.positions)[0], layout, weights) for layout in layouts]
+    return [site for site in sites if selects(where, site.name, site)]
 
 
 def sought_position_sites(weights: Weights, where: Where = None) -> list[PositionSite]:
@@ -138,8 +131,7 @@ def no_positions(weights: Weights) -> str:
 
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
     """Return the position sites, and raise one line that says what the model has where there is none."""
-    sites = sought_position_sites(weights, where)
-    if sites:
+    if sites := sought_position_sites(weights, where):
         return sites
     if everywhere := ", ".join(site.name for site in position_sites(weights)):
         raise StructuredInitError(f"{who}: where={where!r} selects none of the model's positions ({everywhere})")
@@ -192,14 +184,6 @@ PREFIX = re.compile(r"^(cls|class|reg(ister)?|dist(illation)?|storage)_?(tokens?
 MOST_PREFIX = 16
 
 
-class Table(NamedTuple):
-    """A candidate: where it is kept and what it holds."""
-
-    owner: str
-    holder: nn.Module
-    tensor: Tensor
-
-
 def layouts_by_rule(modules: Mapping[str, nn.Module], known: list[str]) -> dict[str, TokenLayout]:
     """Return, by the name of the module around them, the tokens of models that nobody described.
 
@@ -218,12 +202,12 @@ def layouts_by_rule(modules: Mapping[str, nn.Module], known: list[str]) -> dict[
     stacks = [name for name, module in modules.items() if is_stack(module)]
     outside = {name: each for name, each in modules.items() if not any(_inside(name, stack) for stack in stacks)}
     found: dict[str, list[TokenLayout]] = {}
-    for table in _tables(outside, stacks):
-        if any(within(table.owner, name) for name in known):
+    for owner, holder, table in _tables(outside, stacks):
+        if any(within(owner, name) for name in known):
             continue
-        layout = _layout(table, modules, outside)
+        layout = _layout(owner, holder, table, modules, outside)
         if layout is not None:
-            found.setdefault(table.owner, []).append(layout)
+            found.setdefault(owner, []).append(layout)
     return {name: layouts[0] for name, layouts in found.items() if len(layouts) == 1}
 
 
@@ -231,20 +215,19 @@ def _inside(inner: str, outer: str) -> bool:
     return inner != outer and within(inner, outer)
 
 
-def _tables(outside: Mapping[str, nn.Module], stacks: list[str]) -> Iterator[Table]:
+def _tables(outside: Mapping[str, nn.Module], stacks: list[str]) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """Yield candidates: the module that they belong to, what holds them, and themselves."""
     for name, module in outside.items():
         owner = name
-        while not any(_inside(stack, owner) for stack in stacks):
-            if not owner:
-                break
+        while owner and not any(_inside(stack, owner) for stack in stacks):
             owner = owner.rpartition(".")[0]
-        else:
+        if any(_inside(stack, owner) for stack in stacks):
             tensors = {**module._parameters, **module._buffers}
-            yield from (Table(owner, module, tensor) for key, tensor in tensors.items() if _is_table(key, tensor))
+            yield from ((owner, module, tensor) for key, tensor in tensors.items() if _is_table(key, tensor))
             for key, child in module.named_children():
                 content = {**child._parameters, **child._buffers}
-                content = [content[part] for part in CONTENTS if part in content]
-                yield from (Table(owner, child, tensor) for tensor in content if _is_table(key, tensor))
+                tensors = [content[part] for part in CONTENTS if part in content]
+                yield from ((owner, child, tensor) for tensor in tensors if _is_table(key, tensor))
 
 
 def _is_table(name: str, tensor: Tensor | None) -> bool:
@@ -254,45 +237,31 @@ def _is_table(name: str, tensor: Tensor | None) -> bool:
     return many and tensor.shape[-1] > 1 and bool(NAME.search(name.lower())) and not NOT.search(name.lower())
 
 
-def _layout(table: Table, modules: Mapping[str, nn.Module], outside: Mapping[str, nn.Module]) -> TokenLayout | None:
-    tensor = table.tensor
-    beside = [module for name, module in outside.items() if within(name, table.owner)]
-    prefix = sum(_prefix_tokens(module) for module in beside)
+def _layout(
+    owner: str, holder: nn.Module, tensor: Tensor, modules: Mapping[str, nn.Module], outside: Mapping[str, nn.Module]
+) -> TokenLayout | None:
+    def convolves(among: Iterable[nn.Module]) -> bool:
+        return any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in among)
+
+    beside = [module for name, module in outside.items() if within(name, owner)]
+    tokens = [p for module in beside for name, p in module._parameters.items() if p is not None and PREFIX.match(name)]
+    prefix = sum(token.numel() // token.shape[-1] for token in tokens)
     if tensor.ndim == 4:
-        features = 1 if tensor.shape[1] in _widths(beside) and tensor.shape[1] > tensor.shape[-1] else -1
+        widths = {module.out_channels for module in beside if isinstance(module, nn.Conv2d)}
+        features = 1 if tensor.shape[1] in widths and tensor.shape[1] > tensor.shape[-1] else -1
         grid = tuple(tensor.shape[2:] if features == 1 else tensor.shape[1:3])
         return TokenLayout((grid[0], grid[1]), prefix, tensor, features=features)
     rows = tensor.numel() // tensor.shape[-1]
-    text = isinstance(table.holder, nn.Embedding) and not _convolves(beside)
-    if text or not _convolves(outside.values()):
-        return TokenLayout(None, positions=tensor, first=_first_row(table.holder))
-    for grid in _grids(modules, table.owner, beside):
+    text = isinstance(holder, nn.Embedding) and not convolves(beside)
+    if text or not convolves(outside.values()):
+        offset, padding = getattr(holder, "offset", None), getattr(holder, "padding_idx", None)
+        first = offset if isinstance(offset, int) else 0 if padding is None else padding + 1
+        return TokenLayout(None, positions=tensor, first=first)
+    for grid in _grids(modules, owner, beside):
         before = rows - prod(grid)
         if 0 <= before <= MOST_PREFIX:
             return TokenLayout(grid, max(prefix, before), tensor, first=before)
     return None
-
-
-def _convolves(outside: Iterable[nn.Module]) -> bool:
-    return any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in outside)
-
-
-def _first_row(holder: nn.Module) -> int:
-    offset, padding = getattr(holder, "offset", None), getattr(holder, "padding_idx", None)
-    if isinstance(offset, int):
-        return offset
-    return 0 if padding is None else padding + 1
-
-
-def _prefix_tokens(module: nn.Module) -> int:
-    """Count the tokens that a module puts before the grid: the rows of its parameters of such a name."""
-    tokens = (value for name, value in module._parameters.items() if value is not None and PREFIX.match(name))
-    return sum(value.numel() // value.shape[-1] for value in tokens)
-
-
-def _widths(outside: list[nn.Module]) -> set[int]:
-    """The widths that a table's features could have: what the convolutions before the layers put out."""
-    return {module.out_channels for module in outside if isinstance(module, nn.Conv2d)}
 
 
 def _grids(modules: Mapping[str, nn.Module], owner: str, outside: list[nn.Module]) -> Iterator[tuple[int, int]]:
@@ -306,12 +275,6 @@ def _grids(modules: Mapping[str, nn.Module], owner: str, outside: list[nn.Module
         if isinstance(grid, tuple | list) and len(grid) == 2:
             yield grid[0], grid[1]
         for source in (module, getattr(module, "config", None)):
-            image, patch = (getattr(source, name, None) for name in ("image_size", "patch_size"))
-            if image and patch and isinstance(image, int | tuple | list) and isinstance(patch, int | tuple | list):
-                (height, width), (rows, columns) = pair(image), pair(patch)
-                yield height // rows, width // columns
-
-
-def pair(size: int | tuple | list) -> tuple[int, int]:
-    """Return (height, width) of a size that is one number or two."""
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+            image, patch = (pair(getattr(source, name, None)) for name in ("image_size", "patch_size"))
+            if image and patch:
+                yield image[0] // patch[0], image[1] // patch[1]

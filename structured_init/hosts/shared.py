@@ -8,7 +8,7 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim, E out_dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from structured_init.hosts.layout import AttentionLayout, coincide, overlap, pieces
+from structured_init.hosts.layout import AttentionLayout, Matrices, coincide, overlap, pieces
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
 
@@ -30,19 +30,17 @@ Pair = tuple[Tensor, Tensor]  # queries and keys, or values and outputs
 
 @dataclass(frozen=True)
 class Role:
-    """One matrix of one layer that was written.
-
-    Attributes:
-        name: of the layer.
-        layout: of the layer.
-        matrix: ``"query"``, ``"key"``, ``"value"`` or ``"output"``.
-        together: of values and outputs, whether what counts is the sum of the heads' products.
-    """
+    """One matrix of one layer that was written, ``"query"``, ``"key"``, ``"value"`` or ``"output"``."""
 
     name: str
     layout: AttentionLayout
     matrix: str
-    together: bool = False
+    together: bool = False  # of values and outputs, whether what counts is the sum of the heads' products
+
+    @property
+    def place(self) -> Matrices:
+        """Where it is kept."""
+        return getattr(self.layout, self.matrix)
 
 
 def other_roles(weights: Weights, role: Role) -> list[Role]:
@@ -50,11 +48,10 @@ def other_roles(weights: Weights, role: Role) -> list[Role]:
 
     A layer that is shared as a whole, under two names, has no other role.
     """
-    own, partner = (getattr(role.layout, matrix) for matrix in (role.matrix, PARTNER[role.matrix]))
-    found = {}
-    for piece in pieces(own):
+    partner, found = getattr(role.layout, PARTNER[role.matrix]), {}
+    for piece in pieces(role.place):
         for (name, matrix), other in weights.roles.get(id(piece.weight), {}).items():
-            if (name, matrix) == (role.name, role.matrix) or not overlap(own, getattr(other.layout, matrix)):
+            if (name, matrix) == (role.name, role.matrix) or not overlap(role.place, other.place):
                 continue
             if matrix != role.matrix or not overlap(partner, getattr(other.layout, PARTNER[matrix])):
                 found[name, matrix] = other
@@ -63,14 +60,13 @@ def other_roles(weights: Weights, role: Role) -> list[Role]:
 
 def record_role(weights: Weights, role: Role) -> None:
     """Record that a matrix was written."""
-    for piece in pieces(getattr(role.layout, role.matrix)):
+    for piece in pieces(role.place):
         weights.roles.setdefault(id(piece.weight), {})[role.name, role.matrix] = role
 
 
 def is_shared(weights: Weights, first: Role, second: Role) -> bool:
     """Say whether two matrices of a layer are the same numbers, or numbers that were written in another role."""
-    one, two = (getattr(role.layout, role.matrix) for role in (first, second))
-    return overlap(one, two) or bool(other_roles(weights, first) or other_roles(weights, second))
+    return overlap(first.place, second.place) or any(other_roles(weights, role) for role in (first, second))
 
 
 def reconciled(
@@ -90,7 +86,7 @@ def reconciled(
     attends = second.matrix == "key"
     fixed = [role for role in (first, second) if any(not (attends and o.matrix == "value") for o in others[role])]
     meeting = next(((role, other) for role in (first, second) for other in others[role]), (first, second))
-    one = overlap(*(getattr(role.layout, role.matrix) for role in (first, second)))
+    one = overlap(first.place, second.place)
     if fixed:
         [given, *more] = fixed
         solving = first if given is second else second
@@ -110,7 +106,7 @@ def reconciled(
         cosines.append(cosine(asked, tuple(new.values()), attends=True))
     for role, value in list(new.items()):
         for other in others[role]:
-            if not coincide(getattr(role.layout, role.matrix), other.layout.value):
+            if not coincide(role.place, other.layout.value):
                 return [], meeting, 0.0
             before = read(weights, other.layout, "value"), read(weights, other.layout, "output")
             outputs = solved("value", value, before, together=other.together)
@@ -121,7 +117,7 @@ def reconciled(
 
 def in_words(weights: Weights, role: Role, other: Role) -> str:
     """Say which parameter has which two roles."""
-    name = weights.names(pieces(getattr(role.layout, role.matrix))[0].weight)[0]
+    name = weights.names(role.place.weight)[0]
     first, second = NAMES[role.matrix], NAMES[other.matrix]
     of, other_of = (f"'{each.name}'" if each.name else "the model" for each in (role, other))
     if role.name == other.name:
@@ -202,19 +198,15 @@ def note_shared(weights: Weights) -> None:
         if not isinstance(layers, int) or not isinstance(groups, int) or groups >= layers:
             continue
         runs_them = any(isinstance(child, nn.ModuleList) and len(child) == groups for child in module.children())
-        if runs_them and _was_set(weights, module):
-            weights.note(
-                name, f"its {layers} layers share {groups} set(s) of weights: one initialization for all that share"
-            )
+        if runs_them and _was_set(weights, module.parameters()):
+            shared = f"its {layers} layers share {groups} set(s) of weights"
+            weights.note(name, f"{shared}: one initialization for all that share")
 
 
 def _several_roles(weights: Weights, target: Tensor) -> bool:
     """Say whether numbers of a tensor are two matrices of attention, such as keys and values: the site says so."""
     pairs = combinations(weights.roles.get(id(target), {}).values(), 2)
-    return any(
-        one.matrix != two.matrix and overlap(getattr(one.layout, one.matrix), getattr(two.layout, two.matrix))
-        for one, two in pairs
-    )
+    return any(one.matrix != two.matrix and overlap(one.place, two.place) for one, two in pairs)
 
 
 def stale_magnitudes(weights: Weights) -> Iterator[str]:
@@ -223,18 +215,15 @@ def stale_magnitudes(weights: Weights) -> Iterator[str]:
         magnitude, base = (getattr(module, key, None) for key in (DORA, "base_layer"))
         if not isinstance(magnitude, nn.Module) or not isinstance(base, nn.Module):
             continue
-        own = list(magnitude.parameters())
-        if own and _was_set(weights, base) and not all(_is_set(weights, parameter) for parameter in own):
+        left = any(not _was_set(weights, [parameter]) for parameter in magnitude.parameters())
+        if left and _was_set(weights, base.parameters()):
             yield (
                 f"'{name}.{DORA}' was computed from the weight that was overwritten and no longer is its norm:"
                 " initialize before DoRA is put in, or compute it anew"
             )
 
 
-def _was_set(weights: Weights, module: nn.Module) -> bool:
-    return any(_is_set(weights, parameter) for parameter in module.parameters())
-
-
-def _is_set(weights: Weights, parameter: nn.Parameter) -> bool:
-    update = weights.updates.get(id(parameter))
-    return update is not None and bool(update.by)
+def _was_set(weights: Weights, parameters: Iterable[nn.Parameter]) -> bool:
+    """Say whether one of some parameters was set."""
+    updates = (weights.updates.get(id(parameter)) for parameter in parameters)
+    return any(update is not None and update.by for update in updates)

@@ -268,19 +268,11 @@ def state_space_sites(model: nn.Module | Weights, where: Where = None) -> list[S
     Args:
         model: a model, to read its present weights, or an overlay, to write as well.
         where: which of them; see :func:`structured_init.hosts.registry.selects`.
-
-    Returns:
-        The sites; an empty list where the model has none.
     """
     weights = model if isinstance(model, Weights) else Weights(model)
-    sites = []
-    for name, module in weights.modules.items():
-        describe = STATE_SPACE.find(module)
-        if describe is not None:
-            site = StateSpaceSite(name, module, describe(module), weights)
-            if selects(where, name, site):
-                sites.append(site)
-    return sites
+    known = ((name, module, STATE_SPACE.find(module)) for name, module in weights.modules.items())
+    sites = [StateSpaceSite(name, module, describe(module), weights) for name, module, describe in known if describe]
+    return [site for site in sites if selects(where, site.name, site)]
 
 
 # Which state-space layers of a model are meant, and one line that says what it has where there is none.
@@ -324,14 +316,14 @@ def required_state_space_sites(
             f"{who}: {chosen} selects none of the {count} state-space layers ({first_names(everywhere)})"
         )
     for site in sites:
-        refuse_uneven_groups(site, who)
+        _refuse_uneven_groups(site, who)
     for name, kind in unknown.items():
         if not callable(where) and selects(where, name, None):
             weights.skip(name, why_unknown(kind))
     return sites
 
 
-def refuse_uneven_groups(site: StateSpaceSite, who: str) -> None:
+def _refuse_uneven_groups(site: StateSpaceSite, who: str) -> None:
     """Refuse a layer that no host can run: each group of B and C serves equally many heads."""
     heads, groups = site.num_heads, site.num_groups
     if heads % groups:

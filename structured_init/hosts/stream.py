@@ -25,19 +25,12 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True)
 class Stream:
-    """The tokens as they reach a model's first layer, positions apart.
+    """The tokens as they reach a model's first layer, positions apart."""
 
-    Attributes:
-        rms: root mean square of the content; 1 where nothing tells.
-        known: how that is known: "embeddings", "patches" (of pixels with mean square 1), "assumed" or "measured".
-        normalized: whether a norm follows before the layers, after which the whole has root mean square 1.
-        embeddings: the tables of tokens, the largest first.
-    """
-
-    rms: float
-    known: str
-    normalized: bool = False
-    embeddings: list[Tensor] = field(default_factory=list)
+    rms: float  # root mean square of the content; 1 where nothing tells
+    known: str  # how: "embeddings", "patches" (of pixels with mean square 1), "assumed" or "measured"
+    normalized: bool = False  # whether a norm follows before the layers, after which the whole has rms 1
+    embeddings: list[Tensor] = field(default_factory=list)  # the tables of tokens, the largest first
 
 
 def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None = None) -> Stream:
@@ -69,10 +62,9 @@ def stream_into(site: AttentionSite, weights: Weights, positions: Tensor | None 
         ]
         if tables:
             tables.sort(key=lambda table: table.num_embeddings, reverse=True)
-            square = sum(
-                (getattr(table, "embed_scale", 1.0) * _rms(weights.read(table.weight))) ** 2 for table in tables
-            )
-            return Stream(math.sqrt(square), "embeddings", normalized, [table.weight for table in tables])
+            sizes = (getattr(table, "embed_scale", 1.0) * _rms(weights.read(table.weight)) for table in tables)
+            rms = math.sqrt(sum(size**2 for size in sizes))
+            return Stream(rms, "embeddings", normalized, [table.weight for table in tables])
         patches = [module for module in outside.values() if isinstance(module, CONVOLUTIONS)]
         if patches and patches[-1].out_channels == site.embed_dim:
             weight = weights.read(patches[-1].weight)

@@ -5,7 +5,6 @@ Written out per model there, they differ in names only: queries, keys and values
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,8 @@ from torch import nn
 from structured_init.hosts.attention import register_attention
 from structured_init.hosts.layout import AttentionLayout, FirstLayer, MlpLayout, Projection, TokenLayout
 from structured_init.hosts.mlp import halves, register_mlp, register_mlps
-from structured_init.hosts.positions import pair, register_positions
+from structured_init.hosts.positions import register_positions
+from structured_init.running import pair
 
 MODELS = "transformers.models"
 
@@ -165,68 +165,15 @@ def _interleaved(module: Any, heads: int, head_dim: int, scale: float) -> Attent
     return AttentionLayout(query, key, value, output, scale=scale)
 
 
-def _grid(config: Any) -> tuple[int, int]:
-    """Return (rows, columns) from image and patch size, each one number or a pair."""
-    height, width = pair(config.image_size)
-    patch_height, patch_width = pair(config.patch_size)
-    return height // patch_height, width // patch_width
+# Tokens: the tables of positions are found by rule (``positions``); without one, nothing there tells the patches.
 
 
-# Tokens, patches or text, and the positions added to them: a parameter (1, tokens, D) or a table (tokens, D).
-TOKENS: dict[tuple[str, ...], Callable[[Any], TokenLayout]] = {
-    ("vit.modeling_vit.ViTModel", "dinov2.modeling_dinov2.Dinov2Model", "dinov2.modeling_dinov2.Dinov2Backbone"): (
-        lambda model: TokenLayout(_grid(model.config), 1, model.embeddings.position_embeddings, first=1)
-    ),
-    # A class and a distillation token.
-    ("deit.modeling_deit.DeiTModel",): (
-        lambda model: TokenLayout(_grid(model.config), 2, model.embeddings.position_embeddings, first=2)
-    ),
-    # The registers stand behind the class token and have no position.
-    (
-        "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersModel",
-        "dinov2_with_registers.modeling_dinov2_with_registers.Dinov2WithRegistersBackbone",
-    ): lambda model: TokenLayout(
-        _grid(model.config), 1 + model.config.num_register_tokens, model.embeddings.position_embeddings, first=1
-    ),
-    # RoPE, and nothing added.
-    ("dinov3_vit.modeling_dinov3_vit.DINOv3ViTModel", "dinov3_vit.modeling_dinov3_vit.DINOv3ViTBackbone"): (
-        lambda model: TokenLayout(_grid(model.config), 1 + model.config.num_register_tokens)
-    ),
-    ("clip.modeling_clip.CLIPVisionModel",): (
-        lambda model: TokenLayout(_grid(model.config), 1, model.embeddings.position_embedding.weight, first=1)
-    ),
-    # No class token.
-    ("siglip.modeling_siglip.SiglipVisionModel",): (
-        lambda model: TokenLayout(_grid(model.config), positions=model.embeddings.position_embedding.weight)
-    ),
-    ("clip.modeling_clip.CLIPTextModel", "siglip.modeling_siglip.SiglipTextModel"): (
-        lambda model: TokenLayout(None, positions=model.embeddings.position_embedding.weight)
-    ),
-    ("bert.modeling_bert.BertModel", "distilbert.modeling_distilbert.DistilBertModel"): (
-        lambda model: TokenLayout(None, positions=model.embeddings.position_embeddings.weight)
-    ),
-    # The first token has the row behind that of padding.
-    ("roberta.modeling_roberta.RobertaModel",): (
-        lambda model: TokenLayout(
-            None,
-            positions=model.embeddings.position_embeddings.weight,
-            first=model.embeddings.position_embeddings.padding_idx + 1,
-        )
-    ),
-    ("gpt2.modeling_gpt2.GPT2Model",): lambda model: TokenLayout(None, positions=model.wpe.weight),
-    # BART's table begins two rows late.
-    (
-        "whisper.modeling_whisper.WhisperEncoder",
-        "whisper.modeling_whisper.WhisperDecoder",
-        "bart.modeling_bart.BartEncoder",
-        "bart.modeling_bart.BartDecoder",
-    ): lambda model: TokenLayout(
-        None, positions=model.embed_positions.weight, first=getattr(model.embed_positions, "offset", 0)
-    ),
-}
-for _paths, _describe in TOKENS.items():
-    for _path in _paths:
-        register_positions(f"{MODELS}.{_path}")(_describe)
+@register_positions(f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTModel")
+@register_positions(f"{MODELS}.dinov3_vit.modeling_dinov3_vit.DINOv3ViTBackbone")
+def dinov3(model: Any) -> TokenLayout:
+    """RoPE, and nothing added."""
+    (height, width), (rows, columns) = pair(model.config.image_size), pair(model.config.patch_size)
+    return TokenLayout((height // rows, width // columns), 1 + model.config.num_register_tokens)
 
 
 # MLPs: the submodule that is the first layer, or those of values and gate.

@@ -14,7 +14,6 @@ from structured_init.hosts.layout import PARTS
 from structured_init.hosts.registry import Registry
 from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.evidence import TOLERANCE, FoundAttention, difference, product_diagonal, worst
-from structured_init.hosts.watching.mlps import FoundMlp
 from structured_init.overlay import Weights
 
 # attention modules → the layouts of theirs that a forward pass has shown to be right, as by ``check_attention``
@@ -34,7 +33,10 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
         try:
             if why := cannot_run(weights.model, asked=True):
                 raise StructuredInitError(why)
-            batch, none = _asked(weights)
+            try:
+                batch = weights.ask()
+            except StructuredInitError as error:
+                batch, none = None, str(error)
             if why := cannot_run(weights.model, asked=batch is not None):
                 raise StructuredInitError(why)
             found.watched, found.watched_mlps, found.added, found.ran = watch_model(weights.model, batch)
@@ -51,20 +53,6 @@ def cannot_run(model: nn.Module, *, asked: bool = False) -> str | None:
     if not asked and size > UNASKED:
         return f"{size:,} parameters are too many to run unasked: give a batch, as batch=…"
     return None
-
-
-def _asked(weights: Weights) -> tuple[object, str | None]:
-    """Return the batch that was given or could be had, and why there is none where somebody was asked in vain."""
-    try:
-        return weights.ask(), None
-    except StructuredInitError as error:
-        return None, str(error)
-
-
-def watched_mlps(weights: Weights) -> list[FoundMlp]:
-    """Return what the same pass shows of a model's MLPs."""
-    watched_attention(weights)
-    return weights.found.watched_mlps
 
 
 def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registry) -> None:
@@ -95,12 +83,13 @@ def check_sites(weights: Weights, sites: Iterable[AttentionSite], known: Registr
 def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights) -> tuple[float, float]:
     """Return the relative errors of logits and outputs, and raise one line where they are more than rounding."""
     kind, ours, true = type(site.module).__name__, site.layout, found.layout
-    if [_shape(ours, part) for part in PARTS] != [_shape(true, part) for part in PARTS]:
-        part = next(part for part in PARTS if _shape(ours, part) != _shape(true, part))
-        raise StructuredInitError(
-            f"the layout of {kind} ('{site.name}'): {part} is (heads, head_dim, width) = {_shape(ours, part)}, "
-            f"in the model it is {_shape(true, part)}"
-        )
+    for part, *both in zip(PARTS, ours.matrices, true.matrices, strict=True):
+        said, real = ((matrix.heads, matrix.head_dim, matrix.width) for matrix in both)
+        if said != real:
+            raise StructuredInitError(
+                f"the layout of {kind} ('{site.name}'): {part} is (heads, head_dim, width) = {said}, "
+                f"in the model it is {real}"
+            )
     logits, outputs = difference(ours, found, weights)
     tolerance = TOLERANCE.get(true.query.weight.dtype, 1e-3)
     if not worst(logits, outputs) <= tolerance:
@@ -116,22 +105,14 @@ def compare_layout(site: AttentionSite, found: FoundAttention, weights: Weights)
 
 def _described(site: AttentionSite) -> list[tuple[int, str]]:
     """Return which weights a site's layout names, and what it takes of them."""
-    projections = [getattr(site.layout, part) for part in PARTS]
-    return [(id(each.weight), repr(each)) for each in projections]
-
-
-def _shape(layout: object, part: str) -> tuple[int, int, int]:
-    projection = getattr(layout, part)
-    return projection.heads, projection.head_dim, projection.width
+    return [(id(each.weight), repr(each)) for each in site.layout.matrices]
 
 
 def same_attention(site: AttentionSite, found: Iterable[FoundAttention]) -> FoundAttention | None:
     """Return what was watched of a site: under its name, or with its parameters."""
-    own = {id(getattr(site.layout, part).weight) for part in PARTS}
-    for each in found:
-        if each.layout is None:
-            continue
+    own = {id(matrix.weight) for matrix in site.layout.matrices}
+    for each in (each for each in found if each.layout is not None):
         inside = each.name == site.name or each.name.startswith(f"{site.name}.")
-        if inside or {id(getattr(each.layout, part).weight) for part in PARTS} == own:
+        if inside or {id(matrix.weight) for matrix in each.layout.matrices} == own:
             return each
     return None

@@ -20,10 +20,9 @@ from torch.nn.utils import parametrize
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import attention_sites, required_attention_sites
 from structured_init.hosts.attention_site import AttentionSite, is_causal
-from structured_init.hosts.positions import pair
 from structured_init.names import is_stack, named_plain_modules
 from structured_init.overlay import Weights
-from structured_init.running import host_inputs, undisturbed
+from structured_init.running import host_inputs, pair, undisturbed
 
 Replace = Callable[[Tensor], Tensor]
 HALVES = (torch.float16, torch.bfloat16)

@@ -274,6 +274,7 @@ def test_an_argument_out_of_range_is_one_line(as_installed, cls, arguments, mess
         (Mimetic(), "Compose takes a list, as in Compose([Mimetic()]), got Mimetic("),
         (["Mimetic"], "Compose takes Initializer objects such as Mimetic(), got 'Mimetic'"),
         ([Mimetic], "Compose takes Initializer objects such as Mimetic(), got <class"),
+        ([], "Compose needs at least one initializer; for none, use Default"),
     ],
 )
 def test_compose_takes_a_list_of_initializers(as_installed, given, message):

@@ -10,7 +10,7 @@ import torch
 from timm.layers import Attention
 from torch import nn
 
-from structured_init import Compose, Initializer, KaimingUniform, Mimetic, Positions, StructuredInitError, initialize
+from structured_init import Initializer, Mimetic, StructuredInitError, initialize
 from structured_init import writer as writer_module
 
 
@@ -41,8 +41,8 @@ def assert_unchanged(model, taken):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("layer", [1, 9])
-def test_a_failure_after_layers_were_written_restores_all(tiny_vit, monkeypatch, dtype, layer):
+@pytest.mark.parametrize(("layer", "error"), [(1, RuntimeError), (9, RuntimeError), (5, KeyboardInterrupt)])
+def test_a_failure_after_layers_were_written_restores_all(tiny_vit, monkeypatch, dtype, layer, error):
     model = tiny_vit().to(dtype)
     model.pos_embed.requires_grad_(False)
     taken, touched = snapshot(model), []
@@ -53,18 +53,9 @@ def test_a_failure_after_layers_were_written_restores_all(tiny_vit, monkeypatch,
         touched.append(not torch.equal(target, taken[0][name]))
 
     monkeypatch.setattr(writer_module.Writer, "write", spy)
-    with pytest.raises(RuntimeError, match="half way"):
-        initialize(model, FailAt(layer))
+    with pytest.raises(error, match="half way"):
+        initialize(model, FailAt(layer, error))
     assert touched == [True] * layer  # so there was something to restore
-    assert_unchanged(model, taken)
-
-
-def test_a_failure_in_the_second_member_undoes_the_first(tiny_vit):
-    model = tiny_vit()
-    taken = snapshot(model)
-    start = Compose([KaimingUniform(), Mimetic(), Positions(trainable=False), FailAt(6)])
-    with pytest.raises(RuntimeError, match="half way"):
-        initialize(model, start)
     assert_unchanged(model, taken)
 
 
@@ -97,14 +88,6 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(tiny_vit, monkeypatch):
     ) as raised:
         initialize(model, FailAt(9))
     assert "\n" not in str(raised.value)
-    assert_unchanged(model, taken)
-
-
-def test_an_interrupt_restores_as_well(tiny_vit):
-    model = tiny_vit()
-    taken = snapshot(model)
-    with pytest.raises(KeyboardInterrupt):
-        initialize(model, FailAt(5, KeyboardInterrupt))
     assert_unchanged(model, taken)
 
 

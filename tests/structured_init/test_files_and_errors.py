@@ -30,11 +30,24 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["numbers.json"]
 
 
-def test_an_error_keeps_the_old_file_and_leaves_nothing_behind(tmp_path):
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (ZeroDivisionError("mine"), ZeroDivisionError, "^mine$"),
+        (OSError(28, "No space left"), StructuredInitError, "^cannot write '.*/numbers.json': No space left$"),
+    ],
+)
+def test_an_error_keeps_the_old_file_and_leaves_nothing_behind(tmp_path, error, kind, said):
     path = tmp_path / "numbers.json"
     path.write_text("old")
-    with pytest.raises(ZeroDivisionError), replacing(path) as temporary:
-        1 / temporary.write_text("")
+
+    def fail():
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise error
+
+    with pytest.raises(kind, match=said):
+        fail()
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["numbers.json"]
 

@@ -6,6 +6,7 @@ import importlib
 
 import pytest
 import torch
+import torchvision
 from hosts import of_transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,59 +64,41 @@ def test_the_variance_and_the_draw_are_those_of_the_start_before():
     assert torch.equal(second["mlp"].fc2.weight, first["mlp"].fc2.weight)
 
 
-def hosts():
-    import torchvision
-
-    small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
-    text = {**small, "vocab_size": 11, "max_position_embeddings": 8}
-    fused = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
-    bart = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 11}
-    return {
-        "vit": (lambda: of_transformers("ViTModel", **small, image_size=8, patch_size=4), "mlp.fc1"),
-        "bert": (lambda: of_transformers("BertModel", **text), "intermediate.dense"),
-        "distilbert": (
-            lambda: of_transformers("DistilBertModel", dim=16, n_layers=1, n_heads=2, hidden_dim=24, vocab_size=11),
-            "ffn.lin1",
-        ),
-        "gpt2": (
-            lambda: of_transformers("GPT2Model", n_embd=16, n_layer=1, n_head=2, vocab_size=11, n_positions=8),
-            "mlp.c_fc",
-        ),
-        "gpt_neox": (lambda: of_transformers("GPTNeoXModel", **text), "mlp.dense_h_to_4h"),
-        "llama": (
-            lambda: of_transformers("LlamaModel", **text, pad_token_id=0),
-            "mlp.gate_proj",
-        ),
-        "dinov2": (lambda: of_transformers("Dinov2Model", **fused), "mlp.fc1"),
-        "bart": (lambda: of_transformers("BartModel", **bart, **heads), "fc1"),
-        "encoder": (
-            lambda: nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24) for _ in range(2)]),
-            "linear1",
-        ),
-        "decoder": (lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 24), 2), "linear1"),
-        "torchvision": (
-            lambda: torchvision.models.VisionTransformer(8, 4, 2, 2, 16, 24),
-            "mlp.0",
-        ),
-    }
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
+TEXT = {**SMALL, "vocab_size": 11, "max_position_embeddings": 8}
+DISTIL = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 24, "vocab_size": 11}
+GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 11, "n_positions": 8}
+DINO = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
+BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24}
+BART |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "vocab_size": 11}
+HOSTS = {
+    "mlp.fc1": lambda: of_transformers("ViTModel", **SMALL, image_size=8, patch_size=4),
+    "intermediate.dense": lambda: of_transformers("BertModel", **TEXT),
+    "ffn.lin1": lambda: of_transformers("DistilBertModel", **DISTIL),
+    "mlp.c_fc": lambda: of_transformers("GPT2Model", **GPT2),
+    "mlp.dense_h_to_4h": lambda: of_transformers("GPTNeoXModel", **TEXT),
+    "mlp.gate_proj": lambda: of_transformers("LlamaModel", **TEXT, pad_token_id=0),
+    ".mlp.fc1": lambda: of_transformers("Dinov2Model", **DINO),
+    "fc1": lambda: of_transformers("BartModel", **BART),
+    "linear1": lambda: nn.ModuleList([nn.TransformerEncoderLayer(16, 2, 24) for _ in range(2)]),
+    ".linear1": lambda: nn.TransformerDecoder(nn.TransformerDecoderLayer(16, 2, 24), 2),
+    "mlp.0": lambda: torchvision.models.VisionTransformer(8, 4, 2, 2, 16, 24),
+}
 
 
-@pytest.mark.parametrize("host", hosts())
-def test_every_host_has_its_first_layers_and_no_others_moved(host):
-    build, name = hosts()[host]
-    model = build()
+@pytest.mark.parametrize("name", HOSTS)
+def test_every_host_has_its_first_layers_and_no_others_moved(name):
+    model = HOSTS[name]()
     expected = {full for full, _ in model.named_parameters() if full.endswith(f"{name}.weight")}
     moved = shifts(model, MlpMean(0.5))
     assert moved == dict.fromkeys(expected, pytest.approx(0.5))
     assert expected
 
 
-@pytest.mark.parametrize("host", hosts())
-def test_a_site_reads_what_the_hosts_layer_computes(host):
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_site_reads_what_the_hosts_layer_computes(name):
     """Row vectors: x W_1 is the layer without its bias, however it is stored."""
-    build, name = hosts()[host]
-    model = build().double()
+    model = HOSTS[name]().double()
     layers = [layer for full, layer in model.named_modules() if full.endswith(name)]
     sites = mlp_sites(model)
     assert len(sites) == len(layers) > 0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from structured_init import Default, KaimingUniform, Mimetic, StructuredInitError, initialize, register_attention
+from structured_init import Default, KaimingUniform, Mimetic, StructuredInitError, initialize
 
 
 def quantized(model):
@@ -59,18 +59,3 @@ def test_parameters_made_under_inference_mode_can_be_left_alone(tiny_vit):
     with torch.inference_mode():
         model = tiny_vit()
     assert initialize(model, Default()).changed == []
-
-
-def test_a_layout_function_without_its_return_is_named(as_installed):
-    class Mine(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.to_q = nn.Linear(4, 4)
-
-    @register_attention(Mine)
-    def mine(module):
-        pass
-
-    said = r"the function registered for Mine returned None: it must return an AttentionLayout"
-    with pytest.raises(StructuredInitError, match=said):
-        initialize(nn.Sequential(Mine()), Mimetic())

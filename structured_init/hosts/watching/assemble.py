@@ -40,6 +40,7 @@ from structured_init.hosts.watching.records import (
     Sum,
     agreed,
 )
+from structured_init.names import within
 
 NORMS = NORMING | {AVERAGED}
 POOLS = frozenset({POOLED})
@@ -55,23 +56,14 @@ ON_LOGITS -= {"neg"}
 
 @dataclass(eq=False)
 class Call:
-    """One call of attention, whose heads are made of channels of linear maps.
-
-    Attributes:
-        sum, product: what was seen.
-        factor: what the product was multiplied with before the softmax.
-        linears: the linear maps of queries, keys, values and output.
-        columns: for every head, its channels among the outputs of the first three and the inputs of the last,
-            (H, k) each.
-        channels: for every head, the order of its channels in the product, (H, k).
-    """
+    """One call of attention, whose heads are made of channels of linear maps: queries, keys, values and output."""
 
     sum: Sum
     product: Product
-    factor: float
+    factor: float  # what the product was multiplied with before the softmax
     linears: tuple[Linear, Linear, Linear, Linear]
-    columns: tuple[Tensor, Tensor, Tensor, Tensor]
-    channels: Tensor
+    columns: tuple[Tensor, Tensor, Tensor, Tensor]  # of every head, its outputs of the maps, inputs of the last; (H, k)
+    channels: Tensor  # of every head, the order of its channels in the product, (H, k)
 
     @property
     def curved(self) -> frozenset[str]:
@@ -81,25 +73,15 @@ class Call:
 
 @dataclass(eq=False)
 class Watched:
-    """One attention layer as it was seen.
+    """One attention layer as it was seen."""
 
-    Attributes:
-        name: the innermost module that holds all its parameters; of one without a layout, the module that was running.
-        layout: where its matrices are; ``None`` where the four projections cannot say it.
-        reason: why not.
-        calls: how often it ran.
-        parts: the calls that its layout is of: several where heads are multiplied one at a time.
-        columns: for every head of the layout, its channels, as in ``Call``; keys and values that are shared once.
-        order: for every head of the layout, its place among those of the calls.
-    """
-
-    name: str
+    name: str  # the innermost module that holds all its parameters; without a layout, the module that was running
     layout: AttentionLayout | None
-    reason: str | None
-    calls: int
-    parts: list[Call]
-    columns: tuple[Tensor, ...] = ()
-    order: list[int] = field(default_factory=list)
+    reason: str | None  # why the four projections cannot say it
+    calls: int  # how often it ran
+    parts: list[Call]  # those that the layout is of: several where heads are multiplied one at a time
+    columns: tuple[Tensor, ...] = ()  # as in ``Call``; keys and values that are shared stand once
+    order: list[int] = field(default_factory=list)  # for every head of the layout, its place among those of the calls
 
 
 def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
@@ -121,9 +103,7 @@ def assemble(seen: WatchMode, owners: dict[int, str]) -> list[Watched]:
         if not calls:
             found.append(Watched(key[0], None, key[1], refused[key], []))
             continue
-        parts = [
-            call for call in calls if all(one is two for one, two in zip(call.linears, calls[0].linears, strict=True))
-        ]
+        parts = [call for call in calls if list(map(id, call.linears)) == list(map(id, calls[0].linears))]
         name = common([owners[id(linear.block.parameter)] for linear in parts[0].linears])
         try:
             layout, columns, order = _layout(seen, parts)
@@ -224,10 +204,7 @@ def _layout(seen: WatchMode, calls: list[Call]) -> tuple[AttentionLayout, tuple[
 
 def common(names: list[str]) -> str:
     """Return the innermost module around all of these."""
-    parts = [name.split(".") if name else [] for name in names]
-    shared = []
-    for here in zip(*parts, strict=False):
-        if len(set(here)) > 1:
-            break
-        shared.append(here[0])
-    return ".".join(shared)
+    around, *others = names
+    while not all(within(name, around) for name in others):
+        around = around.rpartition(".")[0]
+    return around

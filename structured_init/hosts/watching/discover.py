@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from traceback import walk_tb
 
-from torch import Tensor, nn
+from torch import nn
 
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
@@ -98,35 +98,31 @@ def _not_finite(model: nn.Module) -> str | None:
 
 def checked(watched: Watched, weights: Weights) -> FoundAttention:
     """Check what was watched; a layout that its own evidence contradicts is refused."""
-    calls = watched.calls
-    if watched.layout is None:
+    own, calls = watched.layout, watched.calls
+    if own is None:
         return FoundAttention(watched.name, None, None, watched.reason, calls)
-    proof = evidence(watched, weights)
+    proof, reason = evidence(watched, weights), None
     tolerance = TOLERANCE.get(watched.parts[0].linears[0].y.dtype, 1e-3)
     if proof.factor is not None and proof.factor < 0 and proof.error <= tolerance:
-        return FoundAttention(watched.name, None, proof, "its softmax is taken of −q·k", calls)
-    own = watched.layout
-    if any(overlap(part, own.output) for part in (own.query, own.key, own.value)):
-        return FoundAttention(watched.name, None, proof, "its values and its output are the same numbers", calls)
-    if not proof.error <= tolerance:
+        reason = "its softmax is taken of −q·k"
+    elif any(overlap(part, own.output) for part in (own.query, own.key, own.value)):
+        reason = "its values and its output are the same numbers"
+    elif not math.isfinite(proof.error):
+        reason = _not_finite(weights.model) or "its queries, keys or values are not finite"
+    elif not proof.error <= tolerance:
         reason = (
             f"what its matrices predict is not what came out: relative error {proof.logits:.2g} "
             f"(compared: {proof.how}), and {proof.outputs:.2g} of the outputs"
         )
-        if not math.isfinite(proof.error):
-            reason = _not_finite(weights.model) or "its queries, keys or values are not finite"
+    if reason is not None:
         return FoundAttention(watched.name, None, proof, reason, calls)
-    tokens = tuple(_some_tokens(linear.x) for linear in watched.parts[0].linears[:3])
-    layout, length = replace(watched.layout, scale=proof.factor), watched.parts[0].product.key.shape[1]
+    inputs = (linear.x.flatten(0, -2) for linear in watched.parts[0].linears[:3])
+    tokens = tuple(x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu() for x in inputs)
+    layout, length = replace(own, scale=proof.factor), watched.parts[0].product.key.shape[1]
     if abs(proof.value_factor - 1) > tolerance:
-        words = [layout.between, f"a factor of {proof.value_factor:.3g} on the values"]
+        words = (layout.between, f"a factor of {proof.value_factor:.3g} on the values")
         layout = replace(layout, between=", ".join(filter(None, words)))
     return FoundAttention(watched.name, layout, proof, None, calls, length, tokens, rotation_of(watched))
-
-
-def _some_tokens(x: Tensor) -> Tensor:
-    x = x.reshape(-1, x.shape[-1])
-    return x[:: max(1, len(x) // ROWS)][:ROWS].double().cpu()
 
 
 # Heads that are modules of their own, put together to the layer that they are; and a name for every layer.
@@ -146,36 +142,32 @@ def _added_up(one: Watched, first: FoundAttention, two: Watched, second: FoundAt
     """Say whether two layers are heads of one: of the same tokens and the same kind, and their outputs are added."""
     if first.layout is None or second.layout is None:
         return False
+
+    def kind(found: FoundAttention) -> tuple[int, ...]:
+        query, key, value, _ = found.layout.matrices
+        return query.head_dim, value.head_dim, query.heads // key.heads, query.heads // value.heads
+
     (q, k, _, o), (q_2, k_2, _, o_2) = one.parts[0].linears, two.parts[0].linears
-    return (
-        id(o) in o_2.beside
-        and all(a.x.shape == b.x.shape and a.x.data_ptr() == b.x.data_ptr() for a, b in ((q, q_2), (k, k_2)))
-        and _kind(first) == _kind(second)
-    )
-
-
-def _kind(found: FoundAttention) -> tuple[int, ...]:
-    """Return what heads of one layer have in common."""
-    query, key, value = found.layout.query, found.layout.key, found.layout.value
-    return query.head_dim, value.head_dim, query.heads // key.heads, query.heads // value.heads
+    same = all(a.x.shape == b.x.shape and a.x.data_ptr() == b.x.data_ptr() for a, b in ((q, q_2), (k, k_2)))
+    return id(o) in o_2.beside and same and kind(first) == kind(second)
 
 
 def _together(heads: list[FoundAttention]) -> FoundAttention:
     """Return the layer of several heads, or of several groups of them; without a layout where one has none."""
     if len(heads) == 1:
         return heads[0]
-    name, calls = common([each.name for each in heads]), heads[0].calls
+    name = common([each.name for each in heads])
     reason = next((each.reason for each in heads if each.reason), None)
     if reason is None and len({(each.layout.query.head_dim, each.layout.value.head_dim) for each in heads}) > 1:
         reason = "its heads are of different sizes"
     if reason is None and len({each.layout.query.heads // each.layout.key.heads for each in heads}) > 1:
         reason = "some of its heads share keys, others do not"
     if reason is not None:
-        return FoundAttention(name, None, None, reason, calls)
+        return FoundAttention(name, None, None, reason, heads[0].calls)
     matrices = {part: JoinedProjection(tuple(getattr(each.layout, part) for each in heads)) for part in PARTS}
     causal = agreed(each.layout.causal for each in heads)
     proofs = [each.evidence for each in heads]
-    logits, outputs = worst(*(proof.logits for proof in proofs)), worst(*(proof.outputs for proof in proofs))
+    logits, outputs = (worst(*(getattr(proof, name) for proof in proofs)) for name in ("logits", "outputs"))
     proof = Evidence(logits, outputs, proofs[0].factor, proofs[0].how)
     layout = replace(heads[0].layout, **matrices, causal=causal)
     return replace(heads[0], name=name, layout=layout, evidence=proof)

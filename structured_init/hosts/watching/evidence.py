@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Complex128, Float, Float64, Int64
 from torch import Tensor
 
-from structured_init.hosts.layout import AttentionLayout, Matrices, Projection, StridedProjection
+from structured_init.hosts.layout import AttentionLayout, Projection, StridedProjection
 from structured_init.hosts.watching.assemble import NORMS, POOLS, TURNS, Call, Watched
 from structured_init.hosts.watching.operations import SUMS, TIMES
 from structured_init.hosts.watching.records import Linear
@@ -50,12 +50,7 @@ TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torc
 
 @dataclass(frozen=True)
 class Rotation:
-    """How queries and keys are turned: the pair (a, b) of token t by the angle frequency · t.
-
-    Attributes:
-        frequencies: of each pair, in radians per token.
-        pairs: the two coordinates of each within a head of the layout.
-    """
+    """How queries and keys are turned: the pair (a, b) of coordinates of a head by frequency · t, in radians."""
 
     frequencies: Float64[Tensor, " r"]
     pairs: Int64[Tensor, "r 2"]
@@ -105,13 +100,10 @@ def evidence(watched: Watched, weights: Weights) -> Evidence:
     (q, wrong_q), (k, wrong_k), (v, wrong_v) = (_predicted(*part, weights) for part in parts)
     v, k = v.repeat_interleave(len(q) // len(v), 0), k.repeat_interleave(len(q) // len(k), 0)
     products, sums = ([getattr(call, name) for call in watched.parts] for name in ("product", "sum"))
-    query, key = (
-        torch.cat([getattr(call.product, name).gather(2, _along(call, name)) for call in watched.parts])
-        for name in ("query", "key")
-    )
-    of_products = (query, key, torch.cat([product.logits for product in products]))
-    of_sums = (torch.cat([getattr(s, name) for s in sums]) for name in ("maps", "value", "out"))
-    seen = _Seen(*(_wide(part[watched.order]) for part in (*of_products, *of_sums)))
+    ordered = ([_in_order(call, name) for call in watched.parts] for name in ("query", "key"))
+    of_sums = ([getattr(each, name) for each in sums] for name in ("maps", "value", "out"))
+    parts = (*ordered, [product.logits for product in products], *of_sums)
+    seen = _Seen(*(_wide(torch.cat(part)[watched.order]) for part in parts))
     outputs, scale = 0.0, 1.0
     call = watched.parts[0]
     if not (call.sum.value_tag.path & (NORMS | POOLS) or call.curved):
@@ -138,10 +130,10 @@ class _Seen:
     out: Tensor
 
 
-def _along(call: Call, name: str) -> Tensor:
-    """Return the order of a call's channels for every row of its queries or keys."""
-    rows = getattr(call.product, name).shape[1]
-    return call.channels.to(call.product.query.device)[:, None].expand(-1, rows, -1)
+def _in_order(call: Call, name: str) -> Tensor:
+    """Return a call's queries or keys with the channels in the order of the layout."""
+    rows = getattr(call.product, name)
+    return rows.gather(2, call.channels.to(rows.device)[:, None].expand(-1, rows.shape[1], -1))
 
 
 def _logits(watched: Watched, seen: _Seen, q: Tensor, k: Tensor, v: Tensor) -> tuple[float, float | None, str]:
@@ -260,7 +252,7 @@ def difference(layout: AttentionLayout, found: FoundAttention, weights: Weights)
     x_q, x_k, x_v = found.tokens
     values = []
     for each in (layout, found.layout):
-        q, k, v, o = (block.get(weights).double().cpu() for block in blocks(each))
+        q, k, v, o = (matrix.get(weights).double().cpu() for matrix in each.matrices)
         k, v = k.repeat_interleave(len(q) // len(k), 0), v.repeat_interleave(len(o) // len(v), 0)
         values.append(((x_q @ q.mT) @ (x_k @ k.mT).mT, (x_v @ v.mT) @ o))
     (logits, outputs), (true_logits, true_outputs) = values
@@ -269,15 +261,10 @@ def difference(layout: AttentionLayout, found: FoundAttention, weights: Weights)
 
 def product_diagonal(layout: AttentionLayout, weights: Weights) -> float:
     """Return the mean diagonal of W_v W_o, summed over heads; NaN where it is not square."""
-    _, _, v, o = (block.get(weights).double() for block in blocks(layout))
+    v, o = layout.value.get(weights).double(), layout.output.get(weights).double()
     if v.shape[-1] != o.shape[-1]:
         return float("nan")
     return float((v.repeat_interleave(len(o) // len(v), 0) * o).sum()) / o.shape[-1]
-
-
-def blocks(layout: AttentionLayout) -> tuple[Matrices, ...]:
-    """Return the four projections."""
-    return layout.query, layout.key, layout.value, layout.output
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -307,8 +294,7 @@ def rotation_of(watched: Watched) -> Rotation | None:
     linear, product = call.linears[0], call.product
     if len(watched.parts) > 1 or not TURNS & product.query_tag.path or product.columns is None or len(product.rows) < 3:
         return None
-    order = call.channels.to(product.query.device)[:, None].expand(-1, len(product.rows), -1)
-    after = product.query.gather(2, order)[watched.order].double().cpu()
+    after = _in_order(call, "query")[watched.order].double().cpu()
     y = linear.y.reshape(-1, linear.y.shape[-1]).double().cpu()[product.rows.cpu()]
     before = y[:, watched.columns[0].cpu()].movedim(1, 0)
     if before.shape != after.shape:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -47,34 +48,24 @@ Source = Linear | Other | Product | Sum | nn.Parameter
 class WatchMode(TorchDispatchMode):
     """Record linear maps, products and weighted sums of everything that runs inside.
 
-    Attributes:
-        sources: what the numbers of codes stand for; entry 0 is unknown.
-        alike: for every source, the number of the first that is the same linear map.
-        running: plain names of the modules that run, the innermost last.
-        ran: names of all that have run.
-        tags: what is known of tensors.
-        pointwise: names of functions that were seen to act on single numbers.
-        together: numbers of calls of one linear map → the linear map with the tokens of all.
-        measure: is asked of every map, for what it gives to stand in its ``Sum``.
-        added: parameters with a row for every token that were added to tokens.
-        sequences: tokens of the input in a sequence and its width → how many that are parameters stand before them.
+    ``measure`` is asked of every map, for what it gives to stand in its ``Sum``.
     """
 
     def __init__(self, model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> None:
         super().__init__()
         self.measure = measure
-        self.sources: list[Source | None] = [None]
-        self.alike: list[int] = [0]
-        self.pointwise: set[str] = set()
-        self.together: dict[tuple[int, ...], Linear] = {}
-        self._maps: dict[tuple, int] = {}
+        self.sources: list[Source | None] = [None]  # what the numbers of codes stand for; 0 is unknown
+        self.alike: list[int] = [0]  # for every source, the number of the first that is the same linear map
+        self.tags: WeakIdKeyDictionary = WeakIdKeyDictionary()  # what is known of tensors
+        self.running: list[str] = [""]  # plain names of the modules that run, the innermost last
+        self.ran: set[str] = set()  # names of all that have run
+        self.pointwise: set[str] = set()  # functions that were seen to act on single numbers
+        self.together: dict[tuple[int, ...], Linear] = {}  # calls of one linear map → that with the tokens of all
         self.added: list[Added] = []
-        self.sequences: dict[tuple[int, int], int] = {}
-        self.running: list[str] = [""]
-        self.ran: set[str] = set()
+        self.sequences: dict[tuple[int, int], int] = {}  # (tokens of the input, width) → parameters before them
         self._weights = ParameterViews(model)
+        self._maps: dict[tuple, int] = {}
         self._numbers: dict[int, int] = {}
-        self.tags: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._recorded: dict[int, list[tuple[Source, str]]] = {}  # storage → records that hold a tensor in it
 
     def of(self, kind: type[Source]) -> list:
@@ -202,14 +193,13 @@ class WatchMode(TorchDispatchMode):
     def _multiply(self, left: Tensor, right: Tensor, result: Tensor, factor: float | None = None) -> None:
         """Tell a linear map from a product of two activations."""
         one, two = self._block(left), self._block(right)
-        if one is not None and two is not None:  # tokens may be parameters too: rows of a table, learned queries
-            one, two = (None, two) if self._weights.parameter(right) is not None else (one, None)
-        if two is not None and one is None:
+        # Where both are, one is tokens that are parameters too: rows of a table, learned queries.
+        if two is not None and (one is None or self._weights.parameter(right) is not None):
             self._linear(left, self.tag(left), two, result, result)
-        elif one is not None and two is None:  # W xᵀ
+        elif one is not None:  # W xᵀ
             tag = self.tag(right)
             self._linear(right.mT, tag and turned(tag), one.turned, result.mT, result)
-        elif one is None and two is None and result.ndim == 3:
+        elif result.ndim == 3:
             left_tag, right_tag = self.tag(left), self.tag(right)
             if left_tag is not None and right_tag is not None:
                 self._product(left, right, result, left_tag, right_tag, factor)
@@ -323,7 +313,7 @@ class WatchMode(TorchDispatchMode):
         for name in RECORDED.get(type(source), ()):
             storage = getattr(source, name).untyped_storage().data_ptr()
             self._recorded.setdefault(storage, []).append((source, name))
-        return len(self.sources) - 1
+        return number
 
     def weight(self, tensor: Tensor) -> bool:
         """Say whether a tensor is a parameter, a view or a copy of one."""
@@ -343,12 +333,19 @@ class WatchMode(TorchDispatchMode):
 @contextmanager
 def watching(model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None) -> Iterator[WatchMode]:
     """Watch what runs inside; fused attention is written out, and its inference fast path is off."""
-    mode = WatchMode(model, measure)
-    handles, stack = [], mode.running
+    mode, handles = WatchMode(model, measure), []
+
+    def enter(*_: object, name: str) -> None:
+        mode.running.append(name)
+        mode.ran.add(name)
+
+    def leave(*_: object) -> None:  # what a hook returns would replace what the module gave
+        mode.running.pop()
+
     fast = torch.backends.mha.get_fastpath_enabled()
     for name, module in named_plain_modules(model):
-        handles.append(module.register_forward_pre_hook(lambda *_, name=name: entered(mode, name), prepend=True))
-        handles.append(module.register_forward_hook(lambda *_: ended(stack), always_call=True))
+        handles.append(module.register_forward_pre_hook(partial(enter, name=name), prepend=True))
+        handles.append(module.register_forward_hook(leave, always_call=True))
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         with ExitStack() as modes:
@@ -359,14 +356,3 @@ def watching(model: nn.Module, measure: Callable[[Tensor], Tensor] | None = None
         torch.backends.mha.set_fastpath_enabled(fast)
         for handle in handles:
             handle.remove()
-
-
-def entered(mode: WatchMode, name: str) -> None:
-    """Take note that a module begins to run."""
-    mode.running.append(name)
-    mode.ran.add(name)
-
-
-def ended(running: list[str]) -> None:
-    """Take note that the innermost module has ended; a hook that returned its name would replace what it gave."""
-    running.pop()

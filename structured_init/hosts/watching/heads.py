@@ -27,9 +27,10 @@ def content(seen: WatchMode, product: Product, sum_: Sum) -> tuple[Product, floa
     """
     if not product.beside:
         return product, product.factor
-    tokens = _input(seen, sum_.value_tag)
+    values = _input(seen, sum_.value_tag)
     every = [(product, product.factor), *((o, o.factor * product.factor / at) for o, at in product.beside)]
-    of_tokens = [pair for pair in every if _alike(_input(seen, pair[0].key_tag), tokens)]
+    keys = ((pair, _input(seen, pair[0].key_tag)) for pair in every)
+    of_tokens = [pair for pair, x in keys if x is not None and values is not None and torch.equal(x, values)]
     if not of_tokens or not torch.equal(of_tokens[0][0].heads, product.heads):
         raise NoLayout("its logits are a sum of products, and none is of keys and values of the same tokens")
     return of_tokens[0]
@@ -39,10 +40,6 @@ def _input(seen: WatchMode, tag: Tag) -> Tensor | None:
     """Return the tokens that a tag's linear map is given."""
     source = seen.source(tag)
     return source.x if isinstance(source, Linear) else None
-
-
-def _alike(one: Tensor | None, two: Tensor | None) -> bool:
-    return one is not None and two is not None and one.shape == two.shape and torch.equal(one, two)
 
 
 def resolved(seen: WatchMode, tag: Tag) -> Int64[Tensor, "batch channels"]:
@@ -60,9 +57,7 @@ def resolved(seen: WatchMode, tag: Tag) -> Int64[Tensor, "batch channels"]:
     columns = origins.over_tokens(tag.codes)
     if columns is None:
         raise NoLayout("its keys or values are no channels of tokens")
-    if tag.other is None:
-        return columns
-    others = origins.over_tokens(tag.other)
+    others = None if tag.other is None else origins.over_tokens(tag.other)
     if others is None:
         return columns
     resolved = columns.tolist()
@@ -105,8 +100,7 @@ def all_calls(calls: list[Linear]) -> Linear:
 
 def in_groups(query: Tensor, key: Tensor, value: Tensor) -> list[int]:
     """Return the order of the heads in which those that share a key or a value are neighbours."""
-    rank = [tuple(int(table[head].min()) for table in (key, value, query)) for head in range(len(query))]
-    return sorted(range(len(query)), key=rank.__getitem__)
+    return sorted(range(len(query)), key=lambda head: [int(table[head].min()) for table in (key, value, query)])
 
 
 def distinct(table: Int64[Tensor, "heads channels"]) -> Int64[Tensor, "groups channels"]:
@@ -115,10 +109,9 @@ def distinct(table: Int64[Tensor, "heads channels"]) -> Int64[Tensor, "groups ch
 
 
 def sorted_alike(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Put the channels of every head in order, its key's with them: a product does not ask for their order.
+    """Put the channels of every head in order, its key's with them; return both and the order, all (H, k).
 
-    Returns:
-        Both, and the order of each head, all (H, k).
+    A product does not ask for it.
     """
     order = query.argsort(dim=1)
     return query.gather(1, order), key.gather(1, order), order
@@ -128,28 +121,20 @@ def map_that_takes(seen: WatchMode, sum_: Sum, order: Tensor) -> tuple[Linear, I
     """Return the linear map that takes what attention gives, and which of its inputs each head's channels are."""
     number, width = seen.number(sum_), sum_.width
     wanted = order[:, None] * width + torch.arange(width)
-    taking = [
-        linear
-        for linear in seen.of(Linear)
-        if linear.taken is not None and (origins.source(linear.taken) == number).any()
-    ]
+    linears = (linear for linear in seen.of(Linear) if linear.taken is not None)
+    taking = [linear for linear in linears if (origins.source(linear.taken) == number).any()]
     if not taking:
-        takers = (other for other in seen.of(Other) if other.below is sum_)
-        raise NoLayout(
-            next(
-                (f"what it gives goes into {t.what} ('{t.module}')" for t in takers),
-                sum_.parted or "no linear map takes what it gives",
-            )
-        )
+        takers = (f"{other.what} ('{other.module}')" for other in seen.of(Other) if other.below is sum_)
+        into = next((f"what it gives goes into {taker}" for taker in takers), None)
+        raise NoLayout(into or sum_.parted or "no linear map takes what it gives")
     if len({id(linear.block.parameter) for linear in taking}) > 1:
         names = ", ".join(dict.fromkeys(f"'{linear.module}'" for linear in taking))
         raise NoLayout(f"what it gives goes into several linear maps ({names})")
     for linear in taking:
-        own = linear.taken[origins.source(linear.taken) == number]
-        if len(own.unique()) < len(own):
-            raise NoLayout(f"what it gives goes into '{linear.module}' more than once")
         inputs = (origins.source(linear.taken) == number).nonzero().flatten()
         places = dict(zip(origins.place(linear.taken[inputs]).tolist(), inputs.tolist(), strict=True))
+        if len(places) < len(inputs):
+            raise NoLayout(f"what it gives goes into '{linear.module}' more than once")
         if all(channel in places for channel in wanted.flatten().tolist()):
             return linear, torch.tensor([[places[channel] for channel in row] for row in wanted.tolist()])
     raise NoLayout(f"'{taking[0].module}' takes only a part of what it gives")
@@ -180,28 +165,19 @@ def is_cross(seen: WatchMode, query: Linear, key: Linear) -> bool:
 def _line(seen: WatchMode, linear: Linear) -> list[Linear | Other]:
     """Return a linear map, what made its input, and what made the input of that."""
     line: list[Linear | Other] = [linear]
-    while len(line) < 3 and (above := _above(seen, line[-1])) is not None:
-        line.append(above)
+    while len(line) < 3 and line[-1].taken is not None:
+        numbers = origins.source(line[-1].taken).unique().tolist()
+        source = seen.sources[numbers[0]] if len(numbers) == 1 else None
+        if not isinstance(source, Linear | Other):
+            break
+        line.append(source)
     return line
 
 
 def _holds(tokens: Tensor, some: Tensor) -> bool:
-    """Say whether some tokens are among others of the same width."""
-    return tokens.shape[-1] == some.shape[-1] and _rows(some) <= _rows(tokens)
-
-
-def _above(seen: WatchMode, linear: Linear | Other) -> Linear | Other | None:
-    """Return what made the input of a linear map, where one source did."""
-    if linear.taken is None:
-        return None
-    numbers = origins.source(linear.taken).unique().tolist()
-    source = seen.sources[numbers[0]] if len(numbers) == 1 else None
-    return source if isinstance(source, Linear | Other) else None
-
-
-def _rows(x: Tensor) -> set[tuple[float, ...]]:
-    """Return the tokens as a set; a few of their numbers tell them apart."""
-    return set(map(tuple, x.reshape(-1, x.shape[-1])[:, :4].tolist()))
+    """Say whether some tokens are among others of the same width; a few of their numbers tell them apart."""
+    few, all_ = (set(map(tuple, x.reshape(-1, x.shape[-1])[:, :4].tolist())) for x in (some, tokens))
+    return tokens.shape[-1] == some.shape[-1] and few <= all_
 
 
 # From channels of a linear map to the block of its parameter that makes or takes them.

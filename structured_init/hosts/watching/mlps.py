@@ -9,7 +9,7 @@ import inspect
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int64
@@ -28,19 +28,11 @@ SUMMING = POOLING | {"sum", "mean"}
 
 @dataclass(frozen=True)
 class FoundMlp:
-    """One MLP of a forward pass.
+    """One MLP of a forward pass."""
 
-    Attributes:
-        name: the innermost module that holds both maps, or, where several MLPs have that, the first map's.
-        first: the first layer; in a gated MLP that of the values. ``None`` where no parameter holds it as a block.
-        gate: the first layer of the gate, if there is one.
-        function: what lies between the two maps, such as ``"gelu"``.
-    """
-
-    name: str
-    first: FirstLayer | None
+    name: str  # the innermost module that holds both maps, or, where several MLPs have that, the first map's
+    first: FirstLayer | None  # in a gated MLP that of the values; ``None`` where no parameter holds it as a block
     gate: FirstLayer | None
-    function: str
 
 
 def found_mlps(seen: WatchMode, owners: dict[int, str]) -> list[FoundMlp]:
@@ -56,17 +48,17 @@ def found_mlps(seen: WatchMode, owners: dict[int, str]) -> list[FoundMlp]:
         sides = _sides(seen, second)
         if sides is None:
             continue
-        (value, units), gate, function = sides
+        (value, units), gate = sides
         key = (value.block.key, None if gate is None else gate[0].block.key, second.block.key)
         if key not in found:
             names = [owners[id(linear.block.parameter)] for linear in (value, second)]
             blocks = (_block(value, units), None if gate is None else _block(*gate))
             if gate is not None and blocks[1] is None:
                 blocks = (None, None)
-            found[key] = (names, FoundMlp("", *blocks, function))
+            found[key] = (names, FoundMlp("", *blocks))
     shared = Counter(common(names) for names, _ in found.values())
     return [
-        FoundMlp(around if shared[around := common(names)] == 1 else names[0], each.first, each.gate, each.function)
+        replace(each, name=around if shared[around := common(names)] == 1 else names[0])
         for names, each in found.values()
     ]
 
@@ -74,8 +66,8 @@ def found_mlps(seen: WatchMode, owners: dict[int, str]) -> list[FoundMlp]:
 Units = tuple[Linear, Int64[Tensor, " hidden"]]
 
 
-def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None, str] | None:
-    """Return the hidden units that a linear map takes, of values and of the gate, and the function between."""
+def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None] | None:
+    """Return the hidden units that a linear map takes, of values and of the gate."""
     if second.taken is None or len(second.block.starts) > 1:
         return None
     first = seen.sources[int(origins.source(second.taken[0]))]
@@ -88,8 +80,8 @@ def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None, str] |
         return None
     plain, narrow = origins.source(second.taken).unique().numel() == 1, 2 * width <= inputs
     if GATED not in second.path:
-        function = _function(second.path)
-        return ((first, origins.place(second.taken)), None, function) if function and plain and not narrow else None
+        proven = _functions(second.path) and plain and not narrow
+        return ((first, origins.place(second.taken)), None) if proven else None
     if second.factors is None:
         return None
     if any(_summed(tag.path) for tag in second.factors):
@@ -97,15 +89,15 @@ def _sides(seen: WatchMode, second: Linear) -> tuple[Units, Units | None, str] |
     units = [_units(seen, tag) for tag in second.factors]
     if None in units or any(linear.block.inputs != inputs for linear, _ in units):
         return None
-    functions = [_function(tag.path) for tag in second.factors]
-    if bool(functions[0]) == bool(functions[1]):
+    curved = [bool(_functions(tag.path)) for tag in second.factors]
+    if curved[0] == curved[1]:
         return None
-    value, gate = (1, 0) if functions[0] else (0, 1)
-    return units[value], units[gate], functions[gate]
+    return (units[1], units[0]) if curved[0] else (units[0], units[1])
 
 
-def _function(path: frozenset[str]) -> str:
-    return ", ".join(sorted(path - PLAIN - NORMS - POOLS - TURNS - SILENT - {GATED}))
+def _functions(path: frozenset[str]) -> frozenset[str]:
+    """Return the functions of single numbers among what was done."""
+    return path - PLAIN - NORMS - POOLS - TURNS - SILENT - {GATED}
 
 
 def _summed(path: frozenset[str]) -> bool:
@@ -115,7 +107,7 @@ def _summed(path: frozenset[str]) -> bool:
 
 def is_plain(path: frozenset[str]) -> bool:
     """Say whether nothing but factors, norms and dropout happened to a tensor."""
-    return not path & {GATED, LATE, MIXED} and not POOLS & path and not _function(path)
+    return not path & {GATED, LATE, MIXED} and not POOLS & path and not _functions(path)
 
 
 def _units(seen: WatchMode, tag: Tag) -> Units | None:

@@ -7,10 +7,9 @@ multiplies them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, MutableMapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int64
@@ -30,54 +29,21 @@ NEGATED = "a change of sign"
 
 @dataclass(eq=False)
 class Tag:
-    """Where a tensor's numbers come from.
-
-    Attributes:
-        codes: a code per number (see ``codes``).
-        other: where two tensors of one source were added, the codes of the second.
-        path: names of the operations since the source that changed numbers.
-        factors: of a product, as in a gated MLP, the tags of both sides.
-        terms: of a sum, the linear maps whose outputs are added up in it.
-    """
+    """Where a tensor's numbers come from: a code for each (see ``origins``), and what was done since."""
 
     codes: Int64[Tensor, ...]
-    other: Int64[Tensor, ...] | None = None
-    path: frozenset[str] = frozenset()
-    factors: tuple[Tag, Tag] | None = None
-    terms: list[Linear] = field(default_factory=list)
-
-
-@runtime_checkable
-class Pass(Protocol):
-    """What is known in the middle of a pass (see ``watch.WatchMode``)."""
-
-    sources: list
-    running: list[str]
-    tags: MutableMapping[Tensor, Tag]
-    pointwise: set[str]
-
-    def source(self, tag: Tag) -> object | None:
-        """Return the source of a tensor."""
-
-    def tag(self, tensor: Tensor) -> Tag | None:
-        """Return what is known of a tensor."""
-
-    def weight(self, tensor: Tensor) -> bool:
-        """Say whether a tensor is a parameter, a view or a copy of one."""
-
-    def is_weight(self, tag: Tag) -> bool:
-        """Say whether every number of a tensor is a parameter's."""
+    other: Int64[Tensor, ...] | None = None  # the codes of the second of two tensors of one source that were added
+    path: frozenset[str] = frozenset()  # names of the operations since the source that changed numbers
+    factors: tuple[Tag, Tag] | None = None  # of a product, as in a gated MLP: the tags of both sides
+    terms: list[Linear] = field(default_factory=list)  # of a sum: the linear maps whose outputs are added up
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
     """Which entries of a parameter a matrix W (I, O) is, or several of them side by side.
 
-    Attributes:
-        parameter: what holds them.
-        starts: for every matrix and output, the index in the parameter of the entry for input 0; ``None`` where the
-            entries follow no rule.
-        offsets: from there to the entry for each input.
+    ``starts`` are the indices of the entries for input 0, ``None`` where the entries follow no rule; ``offsets`` lead
+    from there to the entry for each input.
     """
 
     parameter: nn.Parameter
@@ -86,7 +52,7 @@ class Block:
 
     @property
     def inputs(self) -> int:
-        """I."""
+        """How many inputs W has."""
         return len(self.offsets)
 
     @property
@@ -108,49 +74,29 @@ class Block:
 
 @dataclass(frozen=True, eq=False)
 class Added:
-    """A parameter with a row for every token, seen to be added to tokens.
-
-    Attributes:
-        parameter: of shape (T, D) or (1, T, D).
-        first: the row of it that the first token of the input is given.
-        tokens: how many tokens of the input are given one; of a text all are rows of a table themselves, and 0 here.
-        after: how many tokens that are parameters, such as registers, stand behind those of the input in the same sum.
-        prefix: how many of them stand before those of the input where attention sees them.
-        image: whether the model was given images.
-    """
+    """A parameter with a row for every token, (T, D) or (1, T, D), seen to be added to tokens."""
 
     parameter: nn.Parameter
-    first: int
-    tokens: int
-    after: int
-    prefix: int = 0
-    image: bool = False
+    first: int  # the row that the first token of the input is given
+    tokens: int  # how many of the input are given one; of a text all are rows of a table themselves, and 0 here
+    after: int  # how many tokens that are parameters, such as registers, stand behind those of the input in the sum
+    prefix: int = 0  # how many of them stand before those of the input where attention sees them
+    image: bool = False  # whether the model was given images
 
 
 @dataclass(eq=False)
 class Linear:
-    """y = x W + b, seen.
-
-    Attributes:
-        module: the plain name of the module that was running.
-        block: where W is.
-        x, y: the tensors. With several matrices, axis 0 says which.
-        taken: for every input, the code of what comes in.
-        path: what happened to the input since its own source.
-        factors: of an input that is a product, the tags of both sides.
-        joined: whether y was added to another activation, as a residual branch is.
-        beside: the linear maps whose outputs y was added to, by identity.
-    """
+    """y = x W + b, seen in the module of that plain name. With several matrices, axis 0 of x and y says which."""
 
     module: str
     block: Block
     x: Float[Tensor, "*tokens inputs"]
     y: Float[Tensor, "*tokens outputs"]
-    taken: Int64[Tensor, " inputs"] | None
-    path: frozenset[str]
-    factors: tuple[Tag, Tag] | None = None
-    joined: bool = False
-    beside: set[int] = field(default_factory=set)
+    taken: Int64[Tensor, " inputs"] | None  # for every input, the code of what comes in
+    path: frozenset[str]  # what happened to x since its own source
+    factors: tuple[Tag, Tag] | None = None  # where x is a product, the tags of both sides
+    joined: bool = False  # whether y was added to another activation, as a residual branch is
+    beside: set[int] = field(default_factory=set)  # the linear maps whose outputs y was added to, by identity
 
     def biased(self, y: Tensor) -> None:
         """Take y with a bias that is added in a step of its own, where y is that."""
@@ -163,20 +109,12 @@ class Linear:
 
 @dataclass(eq=False)
 class Other:
-    """A source that is no linear map of single tokens: a convolution over several, or weights that are computed.
-
-    Attributes:
-        module: the plain name of the module that was running.
-        what: what it is, for a message.
-        x: what it is given, channels last.
-        below: the source of what it is given.
-        taken: not known.
-    """
+    """A source that is no linear map of single tokens: a convolution over several, or weights that are computed."""
 
     module: str
-    what: str
-    x: Tensor
-    below: object | None = None
+    what: str  # for a message
+    x: Tensor  # what it is given, channels last
+    below: object | None = None  # the source of that
     taken: None = None
 
 
@@ -184,22 +122,7 @@ class Other:
 class Product:
     """Logits, seen: queries times keys. Of every head, a few queries of its first entry in the batch are kept.
 
-    Attributes:
-        module: the plain name of the module that was running.
-        query, key: the tensors, given whole as (batch, N, k) and (batch, M, k), kept as (H, R, k) and (H, M, k).
-        query_tag, key_tag: the tags of the whole.
-        logits: given as (batch, N, M), kept as (H, R, M).
-        added: parameters that were added to the logits.
-        factor: what they were multiplied with before the softmax.
-        beside: products that were added to it, such as that with positions, each with ``factor`` at that moment.
-        softened: how often a softmax was taken.
-        over_queries: whether one was taken over the queries, so that the keys are what asks.
-        apart: whether factors of both signs, or negative ones, were put on some of its logits alone.
-        others: products whose own softmax is added to its softmax, or subtracted.
-        heads: for every entry of the batch, the number of its head: those with the same query channels are one.
-        columns: the codes of each head's query channels; ``None`` where they differ between tokens.
-        rows: which of the N queries are kept.
-        first: for every head, its first entry in the batch.
+    Given are query (batch, N, k), key (batch, M, k) and logits (batch, N, M) whole; the tags stay those of the whole.
     """
 
     module: str
@@ -208,17 +131,17 @@ class Product:
     query_tag: Tag
     key_tag: Tag
     logits: Float[Tensor, "heads rows keys"]
-    added: list[nn.Parameter] = field(default_factory=list)
-    factor: float = 1.0
-    beside: list[tuple[Product, float]] = field(default_factory=list)
-    softened: int = 0
-    over_queries: bool = False
-    apart: bool = False
-    others: list[Product] = field(default_factory=list)
-    heads: Int64[Tensor, " batch"] = field(init=False)
-    columns: Int64[Tensor, "heads head_dim"] | None = field(init=False)
-    rows: Int64[Tensor, " rows"] = field(init=False)
-    first: list[int] = field(init=False)
+    added: list[nn.Parameter] = field(default_factory=list)  # parameters that were added to the logits
+    factor: float = 1.0  # what they were multiplied with before the softmax
+    beside: list[tuple[Product, float]] = field(default_factory=list)  # products added to it, and ``factor`` then
+    softened: int = 0  # how often a softmax was taken
+    over_queries: bool = False  # whether one was taken over the queries, so that the keys are what asks
+    apart: bool = False  # whether factors of both signs, or negative ones, were put on some of its logits alone
+    others: list[Product] = field(default_factory=list)  # those whose own softmax is added to its, or subtracted
+    heads: Int64[Tensor, " batch"] = field(init=False)  # of every entry of the batch: the same query channels are one
+    columns: Int64[Tensor, "heads head_dim"] | None = field(init=False)  # codes of query channels, alike in all tokens
+    rows: Int64[Tensor, " rows"] = field(init=False)  # which of the N queries are kept
+    first: list[int] = field(init=False)  # for every head, its first entry in the batch
 
     def __post_init__(self) -> None:
         """Tell the heads apart, and keep a few numbers of each."""
@@ -236,37 +159,23 @@ class Product:
 class Sum:
     """Values, weighted with a map and summed: what attention gives, before its output projection.
 
-    Attributes:
-        module: the plain name of the module that was running.
-        maps: given as (batch, N, M), kept as (H, R, M).
-        maps_tag: the tag of the whole: its codes say from which product each map comes.
-        value: given as (batch, M, k), kept as (H, M, k).
-        value_tag: the tag of the whole.
-        out: given as (batch, N, k), kept as (H, R, k).
-        heads: for every entry of the batch, the number of its head in the product.
-        first: for every number of a head, its first entry in the batch.
-        width: k.
-        causal: whether the whole is zero above the diagonal; ``None`` where that cannot be told.
-        parted: why no linear map takes it as a whole, where that is known.
-        turned: whether the map has the product's keys where its queries are, and its queries where its keys are.
-        measure: what is to be read off the whole map, before most of it is let go of.
-        measured: what that gave, (H, …): the mean over the entries of each head.
+    Given are maps (batch, N, M), value (batch, M, k) and out (batch, N, k) whole; the tags stay those of the whole.
     """
 
     module: str
     maps: Float[Tensor, "heads rows keys"]
-    maps_tag: Tag
+    maps_tag: Tag  # its codes say from which product each map comes
     value: Float[Tensor, "heads keys value_dim"]
     value_tag: Tag
     out: Float[Tensor, "heads rows value_dim"]
-    measure: Callable[[Tensor], Tensor] | None = None
-    measured: Tensor | None = field(init=False, default=None)
-    heads: Int64[Tensor, " batch"] = field(init=False)
-    first: dict[int, int] = field(init=False)
-    width: int = field(init=False)
-    causal: bool | None = field(init=False)
-    turned: bool = field(init=False)
-    parted: str | None = field(init=False, default=None)
+    measure: Callable[[Tensor], Tensor] | None = None  # is asked of the whole map, before most of it is let go of
+    measured: Tensor | None = field(init=False, default=None)  # (H, …): its mean over the entries of each head
+    heads: Int64[Tensor, " batch"] = field(init=False)  # of every entry of the batch, its head in the product
+    first: dict[int, int] = field(init=False)  # for every number of a head, its first entry in the batch
+    width: int = field(init=False)  # k
+    causal: bool | None = field(init=False)  # whether the whole is zero above the diagonal; ``None``: unknown
+    turned: bool = field(init=False)  # whether keys and queries of the product have changed places in the map
+    parted: str | None = field(init=False, default=None)  # why no linear map takes it as a whole, where known
 
     def __post_init__(self) -> None:
         """Read from the map which head it is of, and keep a few numbers of each."""
@@ -307,11 +216,8 @@ def hides_what_follows(maps: Float[Tensor, "batch queries keys"]) -> bool | None
     """Say whether every map is exactly zero above its diagonal, as under any causal mask.
 
     A row of equal entries says nothing: that is what a softmax makes of a token, such as padding, that is kept from
-    seeing anything.
-
-    Returns:
-        The answer; ``None`` where queries and keys are not the same number of tokens, where there is one token alone,
-        and where every row but the last is of equal entries.
+    seeing anything. ``None`` where that is every row but the last, where queries and keys are not the same number of
+    tokens, and where there is one token alone.
     """
     if maps.shape[-2] != maps.shape[-1] or maps.shape[-1] < 2:
         return None
@@ -380,11 +286,7 @@ def tensors(tree: object) -> list[Tensor]:
 
 
 class ParameterViews:
-    """The parameters of a model by the memory that they lie in.
-
-    Args:
-        model: whose parameters.
-    """
+    """The parameters of a model by the memory that they lie in."""
 
     def __init__(self, model: nn.Module) -> None:
         self._storages: dict[int, list[nn.Parameter]] = {}

@@ -7,7 +7,6 @@ import importlib
 import pytest
 import timm
 import torch
-import transformers
 from hosts import of_transformers
 
 from structured_init import attention_positions, attention_sites
@@ -38,31 +37,15 @@ def beit(**options):
     return timm.models.beit.Beit(**BEIT, **options, num_classes=3)
 
 
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 8}
 HOSTS = {
-    "GPT-2": (
-        lambda: of_transformers("GPT2Model", n_embd=16, n_layer=2, n_head=2, n_positions=8, **TEXT),
-        [["absolute"], ["absolute"]],
-    ),
+    "GPT-2": (lambda: of_transformers("GPT2Model", **GPT2, **TEXT), [["absolute"], ["absolute"]]),
     "Llama": (lambda: of_transformers("LlamaModel", **WIDTH, **TEXT), [["rotary"], ["rotary"]]),
-    "T5, whose first layer has the table": (
-        lambda: of_transformers("T5EncoderModel", **T5),
-        [["relative"], []],
-    ),
-    "BLOOM": (
-        lambda: of_transformers("BloomModel", hidden_size=16, n_layer=1, n_head=2, **TEXT),
-        [["alibi"]],
-    ),
-    "MPT": (
-        lambda: of_transformers("MptModel", d_model=16, n_heads=2, n_layers=1, vocab_size=20),
-        [["alibi"]],
-    ),
+    "T5, whose first layer has the table": (lambda: of_transformers("T5EncoderModel", **T5), [["relative"], []]),
+    "BLOOM": (lambda: of_transformers("BloomModel", hidden_size=16, n_layer=1, n_head=2, **TEXT), [["alibi"]]),
+    "MPT": (lambda: of_transformers("MptModel", d_model=16, n_heads=2, n_layers=1, vocab_size=20), [["alibi"]]),
     "BEiT": (lambda: beit(use_rel_pos_bias=True), [["relative"], ["relative"]]),
-    "encoder of torch": (
-        lambda: torch.nn.TransformerEncoder(
-            torch.nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 1, enable_nested_tensor=False
-        ),
-        [[]],
-    ),
+    "layer of torch": (lambda: torch.nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), [[]]),
 }
 
 
@@ -150,8 +133,7 @@ def test_the_entry_of_an_offset_is_added_between_patches_so_far_apart(name):
     ],
 )
 def test_the_host_turns_a_pair_by_its_frequency(kind, options, turned):
-    config = getattr(transformers, f"{kind}Config")(**WIDTH, **TEXT, **LONG, **options)
-    model = getattr(transformers, f"{kind}Model")(config)
+    model = of_transformers(f"{kind}Model", **WIDTH, **TEXT, **LONG, **options)
     site, found = first(model, "rotary")
     apply = importlib.import_module(type(site.module).__module__).apply_rotary_pos_emb
     assert len(found.frequencies) == turned
@@ -180,7 +162,6 @@ def test_neighbouring_coordinates_pair_where_the_host_says_so():
 @pytest.mark.parametrize("heads", [4, 6])
 def test_the_slopes_are_the_papers(heads):
     """2108.12409: 2^(−8h/H) for a power of two; of 6 heads the first four are those of four heads."""
-    config = transformers.BloomConfig(hidden_size=24, n_layer=1, n_head=heads, **TEXT)
-    _, found = first(transformers.BloomModel(config), "alibi")
+    _, found = first(of_transformers("BloomModel", hidden_size=24, n_layer=1, n_head=heads, **TEXT), "alibi")
     wanted = [2.0 ** (-8 * h / 4) for h in range(1, 5)] + [2.0 ** (-8 * h / 8) for h in (1, 3)]
     assert found.slopes.tolist() == pytest.approx(wanted[:heads])

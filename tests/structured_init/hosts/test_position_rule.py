@@ -6,44 +6,23 @@ import pytest
 import timm
 import torch
 import torchvision
-import transformers
-from hosts import of_transformers
+from hosts import Does, of_transformers
 from torch import nn
 
-from structured_init import Initializer, attention_sites, initialize, position_sites
+from structured_init import attention_sites, initialize, position_sites
 
 WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 DECODER = {"decoder_hidden_size": 12, "decoder_num_hidden_layers": 1, "decoder_num_attention_heads": 2}
 TEXT = {"vocab_size": 20, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "max_position_embeddings": 16}
 IMAGE = {"image_size": 32, "patch_size": 8}
-PIT = {
-    "img_size": 32,
-    "patch_size": 8,
-    "stride": 4,
-    "stem_type": "overlap",
-    "base_dims": (4, 4),
-    "depth": (1, 1),
-    "heads": (2, 4),
-}
+PIT = {"img_size": 32, "patch_size": 8, "stride": 4, "stem_type": "overlap"}
+PIT |= {"base_dims": (4, 4), "depth": (1, 1), "heads": (2, 4)}
 SPEECH = {"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
-SPEECH |= {
-    "encoder_ffn_dim": 8,
-    "decoder_ffn_dim": 8,
-    "vocab_size": 20,
-    "pad_token_id": 1,
-    "max_position_embeddings": 16,
-}
-
-
-def opt():
-    config = transformers.OPTConfig(num_hidden_layers=1, num_attention_heads=2, hidden_size=16, ffn_dim=16, **TEXT)
-    config.word_embed_proj_dim = 16
-    return transformers.OPTModel(config)
-
-
-def gpt_neo():
-    layers = {"num_layers": 2, "num_heads": 2, "attention_types": [[["global"], 2]], "hidden_size": 16}
-    return of_transformers("GPTNeoModel", **layers, **TEXT)
+SPEECH |= {"encoder_ffn_dim": 8, "decoder_ffn_dim": 8, "vocab_size": 20, "pad_token_id": 1}
+SPEECH |= {"d_model": 16, "eos_token_id": 2, "max_position_embeddings": 16}
+OPT = {"num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 16, "ffn_dim": 16, "word_embed_proj_dim": 16}
+NEO = {"num_layers": 2, "num_heads": 2, "attention_types": [[["global"], 2]], "hidden_size": 16}
+SAM = {**WIDTH, "image_size": 32, "patch_size": 8, "output_channels": 8, "window_size": 2}
 
 
 class Small(nn.Module):
@@ -64,26 +43,28 @@ class Small(nn.Module):
 
 
 TEXTS = {
-    "OPT": (opt, "decoder.embed_positions.weight", 16),
-    "GPT-Neo": (gpt_neo, "wpe.weight", 16),
+    "OPT": (lambda: of_transformers("OPTModel", **OPT, **TEXT), "decoder.embed_positions.weight", 16),
+    "GPT-Neo": (lambda: of_transformers("GPTNeoModel", **NEO, **TEXT), "wpe.weight", 16),
     "XLM-RoBERTa": (
         lambda: of_transformers("XLMRobertaModel", **WIDTH, **TEXT),
         "embeddings.position_embeddings.weight",
         14,
     ),
     "Marian": (
-        lambda: of_transformers("MarianModel", d_model=16, decoder_start_token_id=1, eos_token_id=2, **SPEECH).encoder,
+        lambda: of_transformers("MarianModel", decoder_start_token_id=1, **SPEECH).encoder,
         "embed_positions.weight",
         16,
     ),
-    "M2M100": (
-        lambda: of_transformers("M2M100Model", d_model=16, eos_token_id=2, **SPEECH).encoder,
-        "embed_positions.weights",
-        16,
-    ),
+    "M2M100": (lambda: of_transformers("M2M100Model", **SPEECH).encoder, "embed_positions.weights", 16),
     "a model of one's own": (Small, "transformer.wpe.weight", 16),
 }
 IMAGES = {
+    "timm's ViT": (  # of a known class: its rows are read off in the same way
+        lambda: timm.models.VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=1, num_heads=2),
+        ["pos_embed"],
+        (4, 4),
+        lambda model: model.blocks[0],
+    ),
     "torchvision's ViT": (
         lambda: torchvision.models.VisionTransformer(32, 8, 2, 2, 16, 16, num_classes=3),
         ["encoder.pos_embedding"],
@@ -113,9 +94,7 @@ IMAGES = {
         None,
     ),
     "SAM": (
-        lambda: of_transformers(
-            "SamVisionModel", **WIDTH, image_size=32, patch_size=8, output_channels=8, window_size=2
-        ),
+        lambda: of_transformers("SamVisionModel", **SAM),
         ["vision_encoder.pos_embed"],
         (4, 4),
         lambda model: model.vision_encoder.layers[0],
@@ -123,17 +102,16 @@ IMAGES = {
 }  # fmt: skip
 
 
-class Mark(Initializer):
-    """Positions are zero but for one row."""
+def mark(row):
+    """Positions that are zero but for one row."""
 
-    def __init__(self, row):
-        self.row = row
-
-    def plan(self, weights, *, rng, batch=None):
+    def does(weights):
         for site in weights.each(position_sites(weights)):
             value = torch.zeros(site.num_tokens, site.embed_dim)
-            value[self.row] = torch.linspace(-1, 2, site.embed_dim)  # a constant would not survive a norm
+            value[row] = torch.linspace(-1, 2, site.embed_dim)  # a constant would not survive a norm
             site.write(value, "Mark")
+
+    return Does(does)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -143,7 +121,7 @@ def test_the_row_of_a_text_is_the_tokens_in_its_place(name):
     (site,) = position_sites(model)
     assert (site.name, site.grid, site.num_tokens) == (table, None, length)
     assert site.saved == (name != "M2M100")
-    initialize(model, Mark(5))
+    initialize(model, mark(5))
     with torch.no_grad():
         for module in model.modules():  # what else is added is the same for all tokens
             if isinstance(module, nn.Embedding) and module.weight is not site.tensor:
@@ -157,7 +135,7 @@ def test_the_row_of_an_image_is_the_patchs(name):
     build, tables, (rows, columns), before_layers = IMAGES[name]
     model = build().eval()
     assert [site.name for site in position_sites(model)] == tables
-    initialize(model, Mark(2 * columns + 1))
+    initialize(model, mark(2 * columns + 1))
     seen = []
     before_layers(model).register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     for module in model.modules():  # patches without content
@@ -191,16 +169,12 @@ def test_a_later_stage_is_not_given_the_grid_of_the_first():
         lambda: timm.create_model("resnet10t"),
         lambda: of_transformers("GPTJModel", n_embd=16, n_layer=2, n_head=2, rotary_dim=4),
         lambda: nn.Sequential(nn.Embedding(5, 4), nn.LayerNorm(4)),
+        lambda: of_transformers("BeitModel", **WIDTH, **IMAGE, use_relative_position_bias=True),
     ],
-    ids=["ResNet", "GPT-J", "no layers"],
+    ids=["ResNet", "GPT-J", "no layers", "BEiT, whose table is of relative positions"],
 )  # fmt: skip
 def test_models_without_added_positions_have_none(build):
     assert position_sites(build()) == []
-
-
-def test_tables_of_relative_positions_are_not_added_positions():
-    config = transformers.BeitConfig(**WIDTH, **IMAGE, use_relative_position_bias=True)
-    assert position_sites(transformers.BeitModel(config)) == []
 
 
 def first_input(model, run):

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from structured_init import (
-    Initializer,
     Positions,
     StructuredInitError,
     TokenLayout,
@@ -16,46 +15,6 @@ from structured_init import (
     register_positions,
 )
 from structured_init.overlay import Weights
-
-
-@pytest.mark.parametrize(
-    ("changes", "grid", "prefix_rows"),
-    [
-        ({}, (4, 4), 1),
-        ({"class_token": False, "global_pool": "avg"}, (4, 4), 0),
-        ({"no_embed_class": True}, (4, 4), 0),
-        ({"reg_tokens": 3}, (4, 4), 4),
-        ({"reg_tokens": 3, "no_embed_class": True}, (4, 4), 0),
-        ({"img_size": (6, 10)}, (3, 5), 1),
-    ],
-)
-def test_writing_the_grid_keeps_the_rows_of_prefix_tokens(tiny_vit, changes, grid, prefix_rows):
-    model = tiny_vit(**changes)
-    before = model.pos_embed.detach().clone()
-    (site,) = position_sites(model)
-    assert (site.name, site.grid, site.num_tokens, site.embed_dim) == ("pos_embed", grid, grid[0] * grid[1], 16)
-    assert torch.equal(site.value, before[0, prefix_rows:])
-    initialize(model, Positions())
-    assert torch.equal(model.pos_embed[:, :prefix_rows], before[:, :prefix_rows])
-    assert not torch.isclose(model.pos_embed[:, prefix_rows:], before[:, prefix_rows:]).all(-1).any()
-
-
-def test_the_first_grid_row_is_the_first_patch(tiny_vit):
-    """A position at one token only must show at that patch's token behind the class token, found by forward hooks."""
-
-    class Mark(Initializer):
-        def plan(self, weights, *, rng, batch=None):
-            (site,) = position_sites(weights)
-            value = torch.zeros(16, 16)
-            value[2 * 4 + 1] = 1.0  # row 2, column 1
-            site.write(value, "Mark")
-
-    model, seen = tiny_vit().eval(), []
-    initialize(model, Mark())
-    model.blocks[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0][0]))
-    model.patch_embed.register_forward_hook(lambda module, inputs, output: output * 0)
-    model(torch.zeros(1, 3, 8, 8))
-    assert (seen[0][1:] == 1).all(-1).nonzero().tolist() == [[9]]
 
 
 def test_a_model_without_positions_has_no_site_and_says_so(tiny_vit):

@@ -1,20 +1,32 @@
-"""State-space sites: one convention for Mamba and Mamba-2, whatever the host."""
+"""State-space sites are what their mixers compute: Mamba and Mamba-2 of any host, hybrids, gated delta rules."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import transformers
 from torch import nn
-from transformers import Mamba2Config, MambaConfig
+from transformers.models.bamba.modeling_bamba import BambaMixer
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1Mixer
+from transformers.models.falcon_mamba.modeling_falcon_mamba import FalconMambaMixer
+from transformers.models.granitemoehybrid.modeling_granitemoehybrid import GraniteMoeHybridMambaLayer
+from transformers.models.jamba.modeling_jamba import JambaMambaMixer
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHMamba2Mixer
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDeltaNet
+from transformers.models.zamba2.modeling_zamba2 import Zamba2MambaMixer
 
 from structured_init import (
+    MambaReference,
+    MimeticStateSpace,
     StateSpaceLayout,
     StructuredInitError,
+    initialize,
     register_state_space,
     state_space_sites,
 )
@@ -22,96 +34,278 @@ from structured_init.hosts.state_space import STATE_SPACE
 from structured_init.overlay import Weights
 from structured_init.writer import Writer
 
-PARTS = ("A_log", "dt_weight", "dt_bias", "B", "C", "conv_weight", "conv_bias", "D")
-SIZES = settings(max_examples=15, deadline=None, derandomize=True)
+D, STATES, TOKENS = 8, 4, 6
+MAMBA2 = {
+    "hidden_size": D, "mamba_n_heads": 4, "mamba_d_head": 4, "mamba_d_state": STATES, "mamba_n_groups": 2,
+    "mamba_d_conv": 3, "mamba_expand": 2, "mamba_chunk_size": 4,
+}  # fmt: skip
+SMALL = {"vocab_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 4}
+NEMOTRON = {
+    "hidden_size": D, "mamba_num_heads": 4, "mamba_head_dim": 4, "ssm_state_size": STATES, "n_groups": 2,
+    "conv_kernel": 3, "chunk_size": 4,
+}  # fmt: skip
+ZAMBA2 = {
+    "hidden_size": D, "n_mamba_heads": 4, "mamba_headdim": 4, "mamba_d_state": STATES, "mamba_ngroups": 2,
+    "mamba_d_conv": 3, "mamba_expand": 2, "chunk_size": 4,
+}  # fmt: skip
+ONE = {
+    MambaMixer: ("MambaConfig", {"hidden_size": D, "state_size": STATES, "time_step_rank": 2, "use_bias": True}),
+    FalconMambaMixer: ("FalconMambaConfig", {"hidden_size": D, "state_size": STATES, "time_step_rank": 2}),
+    JambaMambaMixer: ("JambaConfig", {"hidden_size": D, "mamba_d_state": STATES, "mamba_dt_rank": 2}),
+}
+TWO = {
+    Mamba2Mixer: (
+        "Mamba2Config",
+        {
+            "hidden_size": D,
+            "num_heads": 4,
+            "head_dim": 4,
+            "state_size": STATES,
+            "n_groups": 2,
+            "conv_kernel": 3,
+            "chunk_size": 4,
+        },
+    ),
+    BambaMixer: ("BambaConfig", MAMBA2),
+    GraniteMoeHybridMambaLayer: (
+        "GraniteMoeHybridConfig",
+        {**MAMBA2, "num_hidden_layers": 1, "layer_types": ["mamba"]},
+    ),
+    FalconH1Mixer: ("FalconH1Config", {**MAMBA2, "mamba_d_ssm": 16, "ssm_in_multiplier": 0.5, "mamba_rms_norm": True}),
+    NemotronHMamba2Mixer: ("NemotronHConfig", NEMOTRON),
+    Zamba2MambaMixer: ("Zamba2Config", ZAMBA2),
+}
+WHOLE = {FalconMambaMixer: "FalconMambaModel", FalconH1Mixer: "FalconH1Model"}  # their models complete the mixers
+SIZES = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": STATES}
+SIZES |= {"hidden_size": D, "linear_value_head_dim": 3, "linear_conv_kernel_dim": 3}
+DELTA = {
+    Qwen3NextGatedDeltaNet: ("Qwen3NextConfig", SIZES),
+    Qwen3_5GatedDeltaNet: ("Qwen3_5TextConfig", SIZES),
+}
 
 
-def mamba(width=6, states=4, rank=2, taps=3, bias=True):
-    config = MambaConfig(
-        hidden_size=width, state_size=states, time_step_rank=rank, conv_kernel=taps, num_hidden_layers=1, use_bias=bias
-    )
-    return MambaMixer(config, layer_idx=0)
-
-
-def mamba2(heads=4, head_dim=3, groups=2, states=4, taps=3, bias=True):
-    config = Mamba2Config(
-        hidden_size=heads * head_dim,
-        expand=1,
-        num_heads=heads,
-        head_dim=head_dim,
-        n_groups=groups,
-        state_size=states,
-        conv_kernel=taps,
-        num_hidden_layers=1,
-        use_bias=bias,
-        chunk_size=4,
-    )
-    return Mamba2Mixer(config, layer_idx=0)
-
-
-def check_round_trip(module):
-    """Every part is written and read back, fills entries of its own, and leaves all other parts as they were."""
-    model = nn.ModuleDict({"mixer": module})
+def built(kind, table):
+    torch.manual_seed(0)
+    name, sizes = table[kind]
+    if kind in WHOLE:
+        sizes = {**SMALL, **sizes, "ssm_multipliers": [0.5, 0.7, 0.9, 1.1, 1.3], "intermediate_size": 16}
+        model = getattr(transformers, WHOLE[kind])(getattr(transformers, name)(**sizes))
+        mixer = next(module for module in model.modules() if isinstance(module, kind)).eval()
+    else:
+        mixer = kind(getattr(transformers, name)(**sizes), layer_idx=0).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_()
+        for parameter in mixer.parameters():
+            parameter.normal_(std=0.5)
+    return nn.ModuleDict({"mixer": mixer})
+
+
+def scanned(values, step, A, B, C):
+    """The scan by its definition: h_t = e^(Δ A) h_(t−1) + Δ x B, y = C h; A (H, N) or (H, 1), B and C per head."""
+    state, outputs = torch.zeros(*values.shape[2:], B.shape[-1]), []
+    for t in range(values.shape[1]):
+        decay = (step[0, t, :, None] * A).exp()[:, None]
+        state = decay * state + (step[0, t, :, None] * values[0, t])[..., None] * B[0, t][:, None]
+        outputs.append((state * C[0, t][:, None]).sum(-1))
+    return torch.stack(outputs)[None]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", list(ONE))
+def test_mamba_computes_what_its_site_says(kind):
+    model = built(kind, ONE)
+    [site], mixer = state_space_sites(model), model["mixer"]
+    hidden = torch.randn(1, TOKENS, D)
+    values, gate = mixer.in_proj(hidden).chunk(2, -1)
+    values = F.silu(mixer.conv1d(values.mT)[..., :TOKENS].mT)
+    # b and c by the site's matrices, each normalized where the host does so
+    norms = [getattr(mixer, f"{name}_layernorm", nn.Identity()) for name in ("b", "c", "dt")]
+    B, C = norms[0](values @ site.B[0])[:, :, None], norms[1](values @ site.C[0])[:, :, None]
+    rank = norms[2](values @ mixer.x_proj.weight[:2].T)
+    step = F.softplus(rank @ site.dt_weight + site.dt_bias)
+    heads = values.shape[-1]
+    B, C = (part.expand(-1, -1, heads, -1) for part in (B, C))
+    y = scanned(values[..., None], step, -site.A_log.exp(), B, C)[..., 0] + site.D * values
+    torch.testing.assert_close(mixer(hidden), mixer.out_proj(y * F.silu(gate)), rtol=1e-4, atol=1e-5)
+    read = site.selection(hidden)
+    torch.testing.assert_close(read.B[:, :, 0], B[:, :, 0])
+    torch.testing.assert_close(read.step, step)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", list(TWO))
+def test_mamba_2_computes_what_its_site_says(kind):
+    model = built(kind, TWO)
+    [site], mixer = state_space_sites(model), model["mixer"]
+    hidden = torch.randn(1, TOKENS, D)
+    read = site.selection(hidden)
+    factor = getattr(mixer, "ssm_in_multiplier", 1.0)
+    inputs = factor * hidden
+    raw = torch.cat([inputs @ site.B[group] for group in range(2)], -1)
+    if hasattr(mixer, "mup_vector"):
+        raw = raw * mixer.mup_vector[..., 32:40]  # behind those of the gate and of x
+    taps, bias = site.conv_weight[16:24], mixer.conv1d.bias[16:24]  # channels of B, behind those of x
+    padded = F.pad(raw.mT, (2, 0)).unfold(-1, 3, 1)
+    B = F.silu((padded * taps[:, None]).sum(-1) + bias[:, None]).mT.unflatten(-1, (2, STATES))
+    torch.testing.assert_close(read.B, B)
+    B, C = (part.repeat_interleave(2, 2) for part in (read.B, read.C))
+    y = scanned(read.values, read.step, -site.A_log.exp(), B, C) + site.D[:, None] * read.values
+    gate = mixer.in_proj(inputs)[..., :16] * getattr(mixer, "mup_vector", torch.ones(16))[..., :16]
+    torch.testing.assert_close(mixer(hidden), mixer.out_proj(mixer.norm(y.flatten(2), gate)), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", list(DELTA))
+def test_a_gated_delta_rule_computes_what_its_site_says_after_an_initialization(kind):
+    model = built(kind, DELTA)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = initialize(model, MimeticStateSpace(decay_c=8.0, match="copy"))
+    [site], mixer = state_space_sites(model), model["mixer"]
+    # An identity convolution, no decay worth a word (A = −e^−8, Δ = 1) and keys equal to queries leave linear attention
+    # with a delta rule between values, all behind SiLU.
+    hidden = torch.randn(1, TOKENS, D)
+    keys = [F.normalize(F.silu(hidden[0] @ site.B[group]), dim=-1) for group in range(2)]
+    assert torch.equal(site.B, site.C)
+    if kind is Qwen3NextGatedDeltaNet:
+        _, _, values, z, b, _ = mixer.fix_query_key_value_ordering(mixer.in_proj_qkvz(hidden), mixer.in_proj_ba(hidden))
+    else:
+        values = mixer.in_proj_qkv(hidden)[..., 16:].unflatten(-1, (4, 3))
+        z, b = mixer.in_proj_z(hidden).unflatten(-1, (4, 3)), mixer.in_proj_b(hidden)
+    values, beta, decay = F.silu(values[0]), b[0].sigmoid(), math.exp(-math.exp(-8))
+    outputs = torch.zeros(TOKENS, 4, 3)
+    for head in range(4):
+        state = torch.zeros(STATES, 3)
+        for t in range(TOKENS):
+            key = keys[head // 2][t]
+            state = decay * state
+            state = state + beta[t, head] * key[:, None] * (values[t, head] - key @ state)
+            outputs[t, head] = key @ state / STATES**0.5
+    normalized = mixer.norm(outputs.view(-1, 3), z.reshape(-1, 3)).view(1, TOKENS, -1)
+    torch.testing.assert_close(mixer(hidden), mixer.out_proj(normalized), rtol=1e-3, atol=1e-5)
+    assert "Δ sets the decay of this delta rule alone" in report.notes["mixer"]
+    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert not any(part in name for name in changed for part in ("norm", "out_proj", "in_proj_b.", "in_proj_z"))
+
+
+PARTS = ("A_log", "dt_weight", "dt_bias", "B", "C", "conv_weight", "conv_bias", "D")
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("kind", [*DELTA, MambaMixer, Mamba2Mixer, BambaMixer, JambaMambaMixer])
+def test_every_part_is_written_where_it_is_read_and_nowhere_else(kind, part):
+    model = built(kind, {**ONE, **TWO, **DELTA})
+    if getattr(state_space_sites(model)[0], part) is not None:
+        check_round_trip(model, part)
+
+
+def check_round_trip(model, part):
+    """A part is written and read back, fills entries of its own, and leaves all other parts as they were."""
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with Writer() as writer:
+        weights = Weights(model, writer)
+        [site] = state_space_sites(weights)
+        others = {name: getattr(site, name) for name in PARTS if getattr(site, name) is not None}
+        wanted = torch.randn_like(others[part])
+        setattr(site.by("test"), part, wanted)
+        weights.flush()
+    [site] = state_space_sites(model)
+    for name, value in others.items():
+        assert torch.equal(getattr(site, name), wanted if name == part else value)
+    changed = sum(int((tensor != before[name]).sum()) for name, tensor in model.state_dict().items())
+    assert changed == wanted.numel()
+
+
+def test_a_delta_rule_has_no_skip_and_is_no_layer_of_mamba_ssm():
+    model = built(Qwen3NextGatedDeltaNet, DELTA)
+    [site] = state_space_sites(model)
+    assert site.D is None
+    with pytest.raises(StructuredInitError, match="'mixer' has no skip D"):
+        site.D = torch.ones(4)
+    report = initialize(model, MambaReference())
+    assert report.skipped == {"mixer": "a delta rule is no layer of mamba-ssm"}
+
+
+def test_where_the_host_normalizes_b_and_c_no_factor_on_them_is_tried():
+    model = built(JambaMambaMixer, ONE)
+    before = state_space_sites(model)[0].B
+    report = initialize(model, MimeticStateSpace())
+    assert "no scale of W_B and W_C prevents it where the host normalizes b and c" in " ".join(report.warnings)
+    assert torch.equal(state_space_sites(model)[0].B, before)
+
+
+def test_hybrids_have_sites_of_both_kinds_and_others_say_why_not():
+    torch.manual_seed(0)
+    config = transformers.JambaConfig(
+        vocab_size=20, hidden_size=D, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, mamba_d_state=STATES, mamba_dt_rank=2, attn_layer_period=2, attn_layer_offset=1,
+        num_experts=1,
+    )  # fmt: skip
+    model = transformers.JambaModel(config)
+    assert [site.name for site in state_space_sites(model)] == ["layers.0.mamba"]
+    zamba = transformers.ZambaConfig(hidden_size=D, mamba_d_state=STATES, mamba_dt_rank=2, n_mamba_heads=2)
+    mixer = transformers.models.zamba.modeling_zamba.ZambaMambaMixer(zamba, layer_idx=0)
+    with pytest.raises(
+        StructuredInitError, match="ZambaMambaMixer has no layout: its heads have matrices of their own"
+    ):
+        initialize(nn.ModuleDict({"mixer": mixer}), MimeticStateSpace())
+
+
+def test_a_wrong_shape_is_refused_by_name():
+    (site,) = state_space_sites(weights := Weights(built(MambaMixer, ONE)))
+    with pytest.raises(StructuredInitError, match=r"'mixer' takes dt_bias of shape \(16,\), got \(5,\)"):
+        site.dt_bias = torch.zeros(5)
+    assert not weights.updates
+
+
+def test_a_class_of_one_s_own_is_described_in_one_function():
+    class Own(MambaMixer):
+        pass
+
+    assert len(state_space_sites(nn.ModuleDict({"m": Own(transformers.MambaConfig(hidden_size=4), 0)}))) == 1
+
+    class Fresh(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = MambaMixer(transformers.MambaConfig(hidden_size=4), 0)
+
+    @register_state_space(Fresh)
+    def fresh(module) -> StateSpaceLayout:
+        return STATE_SPACE.find(module.inner)(module.inner)
+
+    assert [site.name for site in state_space_sites(nn.ModuleDict({"m": Fresh()}))] == ["m", "m.inner"]
+
+
+# mamba-ssm, where it is installed
+
+
+OF_MAMBA_SSM = [
+    ("Mamba", {}),
+    ("Mamba", {"d_state": 3, "d_conv": 2, "dt_rank": 3, "bias": True}),
+    ("Mamba2", {"d_state": 5, "headdim": 4}),
+    ("Mamba2", {"d_state": 5, "headdim": 4, "ngroups": 2, "bias": True}),
+    ("Mamba2", {"d_state": 5, "headdim": 4, "d_ssm": 8, "rmsnorm": False}),
+    ("Mamba2", {"d_state": 3, "headdim": 4, "D_has_hdim": True}),
+]
+
+
+@pytest.mark.parametrize(("kind", "options"), OF_MAMBA_SSM)
+def test_what_is_written_into_mamba_ssm_is_read_back(mamba_ssm, kind, options):
+    model = nn.ModuleDict({"mixer": getattr(mamba_ssm, kind)(d_model=D, **options)})
     for part in PARTS:
-        (site,) = state_space_sites(model)
-        before = {name: getattr(site, name) for name in PARTS}
-        wanted = torch.randn_like(before[part])
-        entries = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        with Writer() as writer:
-            weights = Weights(model, writer)
-            (written,) = state_space_sites(weights)
-            setattr(written.by("test"), part, wanted)
-            weights.flush()
-        for name in PARTS:
-            assert torch.equal(getattr(site, name), wanted if name == part else before[name]), (part, name)
-        changed = sum((tensor != entries[name]).sum().item() for name, tensor in model.state_dict().items())
-        assert changed == wanted.numel() > 0
-
-
-@SIZES
-@given(st.integers(1, 6), st.integers(1, 5), st.integers(1, 3), st.integers(1, 4), st.booleans())
-def test_what_is_written_into_transformers_mamba_is_read_back(width, states, rank, taps, bias):
-    torch.manual_seed(0)
-    check_round_trip(mamba(width, states, rank, taps, bias))
-
-
-@SIZES
-@given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 3), st.integers(1, 5), st.booleans())
-def test_what_is_written_into_transformers_mamba2_is_read_back(per_group, groups, head_dim, states, bias):
-    torch.manual_seed(0)
-    check_round_trip(mamba2(per_group * groups, head_dim, groups, states, bias=bias))
-
-
-@pytest.mark.parametrize("options", [{}, {"d_state": 3, "d_conv": 2, "dt_rank": 3, "bias": True}])
-def test_what_is_written_into_mamba_ssm_s_mamba_is_read_back(mamba_ssm, options):
-    check_round_trip(mamba_ssm.Mamba(d_model=6, **options))
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"ngroups": 2, "bias": True}, {"d_ssm": 8, "rmsnorm": False}, {"D_has_hdim": True, "d_state": 3}]
-)
-def test_what_is_written_into_mamba_ssm_s_mamba2_is_read_back(mamba_ssm, options):
-    check_round_trip(mamba_ssm.Mamba2(d_model=8, headdim=4, **{"d_state": 5, **options}))
+        check_round_trip(model, part)
 
 
 def test_both_hosts_keep_the_same_matrices_under_the_same_names(mamba_ssm):
     """The weights of one host, loaded into the other, read the same."""
-    pairs = [
-        (mamba(bias=False), mamba_ssm.Mamba(d_model=6, d_state=4, dt_rank=2, d_conv=3)),
-        (
-            mamba2(bias=False),
-            mamba_ssm.Mamba2(d_model=12, expand=1, headdim=3, ngroups=2, d_state=4, d_conv=3),
-        ),
-    ]
-    for transformers, original in pairs:
-        original.load_state_dict(transformers.state_dict())
-        (ours,), (theirs,) = (state_space_sites(nn.ModuleDict({"m": module})) for module in (transformers, original))
-        assert repr(ours) == repr(theirs)
-        for part in PARTS:
-            assert torch.equal(getattr(ours, part), getattr(theirs, part))
+    for kind, table, options in (
+        (MambaMixer, ONE, {"dt_rank": 2, "d_state": STATES, "bias": True}),
+        (Mamba2Mixer, TWO, {"headdim": 4, "ngroups": 2, "d_state": STATES, "d_conv": 3}),
+    ):
+        ours = built(kind, table)
+        theirs = nn.ModuleDict({"mixer": getattr(mamba_ssm, kind.__name__.removesuffix("Mixer"))(d_model=D, **options)})
+        theirs.load_state_dict(ours.state_dict())
+        (one,), (two,) = state_space_sites(ours), state_space_sites(theirs)
+        assert repr(one) == repr(two)
+        assert all(torch.equal(getattr(one, part), getattr(two, part)) for part in PARTS)
 
 
 def test_beside_a_gated_mlp_the_state_space_part_of_mamba2_stands_last(mamba_ssm):
@@ -123,76 +317,3 @@ def test_beside_a_gated_mlp_the_state_space_part_of_mamba2_stands_last(mamba_ssm
     assert site.B[:, 0].flatten().tolist() == list(range(32, 42))
     assert site.C[:, 0].flatten().tolist() == list(range(42, 52))
     assert site.dt_weight[0].tolist() == [52, 53]
-
-
-def recurrence(x, step, A, B, C, D):
-    """y_t = C_t h_t + D x_t of one channel, in a loop; x and step (L,), A (N,), B and C (L, N)."""
-    state, outputs = torch.zeros_like(A), []
-    for token in range(len(x)):
-        state = (step[token] * A).exp() * state + step[token] * B[token] * x[token]
-        outputs.append(C[token] @ state + D * x[token])
-    return torch.stack(outputs)
-
-
-def test_the_convention_is_that_of_the_layer_s_own_output_in_mamba():
-    torch.manual_seed(0)
-    module = mamba(bias=False).double().eval()
-    (site,) = state_space_sites(nn.ModuleDict({"m": module}))
-    hidden = torch.randn(7, 6).double()
-    x, gate = (hidden @ module.in_proj.weight.mT).chunk(2, dim=-1)
-    padded = torch.cat([torch.zeros(2, 12).double(), x])
-    x = F.silu(sum(padded[tap : tap + 7] * site.conv_weight[:, tap] for tap in range(3)) + site.conv_bias)
-    step = F.softplus(x @ module.x_proj.weight[:2].mT @ site.dt_weight + site.dt_bias)
-    A, B, C = -site.A_log.exp(), x @ site.B[0], x @ site.C[0]
-    y = [recurrence(x[:, i], step[:, i], A[i], B, C, site.D[i]) for i in range(site.num_heads)]
-    expected = (torch.stack(y, dim=1) * F.silu(gate)) @ module.out_proj.weight.mT
-    torch.testing.assert_close(module(hidden[None])[0], expected, rtol=1e-5, atol=1e-7)
-
-
-def test_the_convention_is_that_of_the_layer_s_own_output_in_mamba2():
-    torch.manual_seed(0)
-    module = mamba2(bias=False).double().eval()
-    (site,) = state_space_sites(nn.ModuleDict({"m": module}))
-    hidden = torch.randn(7, 12).double()
-    gate, x = (hidden @ module.in_proj.weight[:24].mT).chunk(2, dim=-1)
-    mixed = torch.cat([x, *(hidden @ w for w in site.B), *(hidden @ w for w in site.C)], dim=-1)
-    padded = torch.cat([torch.zeros(2, mixed.shape[1]).double(), mixed])
-    mixed = F.silu(sum(padded[tap : tap + 7] * site.conv_weight[:, tap] for tap in range(3)) + site.conv_bias)
-    x, B, C = (
-        mixed[:, :12].unflatten(1, (4, 3)),
-        mixed[:, 12:20].unflatten(1, (2, 4)),
-        mixed[:, 20:].unflatten(1, (2, 4)),
-    )
-    step, A = F.softplus(hidden @ site.dt_weight + site.dt_bias), -site.A_log.exp()
-    y = [
-        recurrence(x[:, h, p], step[:, h], A[h].expand(4), B[:, h // 2], C[:, h // 2], site.D[h])
-        for h in range(4)
-        for p in range(3)
-    ]
-    expected = module.norm(torch.stack(y, dim=1), gate) @ module.out_proj.weight.mT
-    torch.testing.assert_close(module(hidden[None])[0], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_a_wrong_shape_is_refused_by_name():
-    (site,) = state_space_sites(weights := Weights(nn.ModuleDict({"m": mamba()})))
-    with pytest.raises(StructuredInitError, match=r"'m' takes dt_bias of shape \(12,\), got \(5,\)"):
-        site.dt_bias = torch.zeros(5)
-    assert not weights.updates
-
-
-def test_a_class_of_one_s_own_is_described_in_one_function():
-    class Own(MambaMixer):
-        pass
-
-    assert len(state_space_sites(nn.ModuleDict({"m": Own(MambaConfig(hidden_size=4, num_hidden_layers=1), 0)}))) == 1
-
-    class Fresh(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = mamba()
-
-    @register_state_space(Fresh)
-    def fresh(module) -> StateSpaceLayout:
-        return STATE_SPACE.find(module.inner)(module.inner)
-
-    assert [site.name for site in state_space_sites(nn.ModuleDict({"m": Fresh()}))] == ["m", "m.inner"]

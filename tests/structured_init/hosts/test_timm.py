@@ -1,4 +1,4 @@
-"""timm's attention classes: a site is what the module does, and the maps that are captured are the site's."""
+"""Attention of timm and torch: a site is what the module does, and the maps that are captured are the site's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from timm.layers import AttentionRope
+from timm.layers import Attention, AttentionRope
 from timm.models import beit, cait, davit, deit, eva, metaformer, swin_transformer, swin_transformer_v2, xcit
 from timm.models import vision_transformer_relpos as relpos
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from structured_init import Mimetic, Positions, attention_sites, initialize, position_sites
@@ -19,8 +20,20 @@ from structured_init.overlay import Weights
 FEW = settings(max_examples=4, deadline=None, derandomize=True)
 WINDOW = (2, 3)
 
+
+class OfTorch(nn.MultiheadAttention):
+    """Attention of torch to its own tokens."""
+
+    def forward(self, x):
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
 # name → builder (heads H, head_dim k, qk-norm and the like on or off)
 LAYERS = {
+    "torch": lambda h, k, extra: OfTorch(h * k, h, bias=extra, batch_first=True),
+    "attention": lambda h, k, extra: Attention(
+        h * k + 1, h, attn_head_dim=k, qk_norm=extra, gated=extra, norm_layer=nn.LayerNorm
+    ),
     "metaformer": lambda h, k, extra: metaformer.Attention(h * k, head_dim=k, num_heads=h),
     "beit": lambda h, k, extra: beit.Attention(h * k, h, qkv_bias=extra, qkv_bias_separate=extra),
     "relpos": lambda h, k, extra: relpos.RelPosAttention(h * k, h, qk_norm=extra),
@@ -142,6 +155,19 @@ WINDOWS = {**TINY, "depths": (2, 1), "num_heads": (2, 4), "window_size": 2}
 del WINDOWS["depth"]
 # name → (builder, grid of the attention, prefix tokens, grid of the positions or None, rows before it)
 MODELS = {
+    "vit": (lambda: VisionTransformer(**TINY), (4, 4), 1, (4, 4), 1),
+    "vit, patches alone": (
+        lambda: VisionTransformer(**TINY, class_token=False, global_pool="avg"),
+        (4, 4),
+        0,
+        (4, 4),
+        0,
+    ),
+    "vit, no_embed_class": (lambda: VisionTransformer(**TINY, no_embed_class=True), (4, 4), 1, (4, 4), 0),
+    "vit, registers": (lambda: VisionTransformer(**TINY, reg_tokens=3), (4, 4), 4, (4, 4), 4),
+    "vit, both": (lambda: VisionTransformer(**TINY, reg_tokens=3, no_embed_class=True), (4, 4), 4, (4, 4), 0),
+    "vit, no positions": (lambda: VisionTransformer(**TINY, pos_embed="none"), (4, 4), 1, None, 0),
+    "vit, wide": (lambda: VisionTransformer(**{**TINY, "img_size": (6, 10)}), (3, 5), 1, (3, 5), 1),
     "deit, distilled": (lambda: deit.VisionTransformerDistilled(**TINY), (4, 4), 2, (4, 4), 2),
     "eva": (lambda: eva.Eva(**TINY, use_rot_pos_emb=True), (4, 4), 1, (4, 4), 1),
     "eva, apart": (
@@ -178,7 +204,7 @@ def tiny(kind):
 def test_captured_layers_are_the_sites_in_order_and_have_their_tokens(kind):
     model = tiny(kind)
     _, grid, prefix, *_ = MODELS[kind]
-    maps = capture_attention(model, torch.randn(2, 3, 8, 8))
+    maps = capture_attention(model, torch.randn(2, 3, *((6, 10) if grid == (3, 5) else (8, 8))))
     sites = attention_sites(model)
     assert list(maps) == [site.name for site in sites]
     for site in sites:
@@ -214,7 +240,8 @@ def test_positions_are_written_behind_the_prefix_tokens(kind):
         return
     before = model.pos_embed.detach().clone()
     (site,) = position_sites(model)
-    assert (site.name, site.grid, site.num_tokens) == ("pos_embed", grid, 16)
+    assert (site.name, site.grid, site.num_tokens) == ("pos_embed", grid, grid[0] * grid[1])
+    assert torch.equal(site.value, before[0, first:])
     initialize(model, Positions("gaussian"))
     assert torch.equal(model.pos_embed[:, :first], before[:, :first])
     assert (model.pos_embed[:, first:] != before[:, first:]).all()

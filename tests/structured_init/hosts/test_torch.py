@@ -1,17 +1,13 @@
-"""torch's own attention: fused or apart, self or cross, and the encoder and decoder around it."""
+"""torch's own attention to other tokens, and the encoder and decoder around it; to its own, see ``test_timm``."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from structured_init import Mimetic, Positions, StructuredInitError, attention_sites, initialize
 from structured_init.analysis import capture_attention
-
-FEW = settings(max_examples=8, deadline=None, derandomize=True)
 
 
 class Host(nn.Module):
@@ -25,41 +21,6 @@ class Host(nn.Module):
         context = x if context is None else context
         values = context if self.other_width is None else context[..., : self.attn.vdim]
         return self.attn(x, context, values, need_weights=False)[0]
-
-
-@st.composite
-def hosts(draw):
-    heads, head_dim = draw(st.integers(1, 3)), draw(st.integers(1, 5))
-    torch.manual_seed(draw(st.integers(0, 99)))
-    module = nn.MultiheadAttention(heads * head_dim, heads, bias=draw(st.booleans()), batch_first=True)
-    model = Host(module)
-    for parameter in model.parameters():
-        nn.init.normal_(parameter, std=0.4)
-    return model
-
-
-@FEW
-@given(hosts())
-def test_output_and_captured_map_are_those_of_the_four_matrices(attend, without_biases, model):
-    (site,) = attention_sites(without_biases(model))
-    x = torch.randn(2, 5, site.embed_dim, dtype=torch.float64)
-    maps, output = attend(site, x)
-    torch.testing.assert_close(model(x), output, rtol=1e-9, atol=1e-9)
-    captured = capture_attention(model, x)
-    assert list(captured) == [site.name] == ["attn"]
-    torch.testing.assert_close(captured["attn"], maps.float(), rtol=1e-5, atol=1e-6)
-
-
-@FEW
-@given(model=hosts(), part=st.sampled_from(["query", "key", "value", "output"]))
-def test_what_is_written_is_read_back_and_nothing_else_changes(check_round_trip, model, part):
-    check_round_trip(model, part)
-
-
-@FEW
-@given(hosts())
-def test_mimetic_products_are_the_formulas(check_mimetic, model):
-    assert check_mimetic(model).notes == {}
 
 
 def with_other_widths(key_width=7, value_width=6, heads=2):

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import transformers
 from hosts import of_transformers
 from torch import nn
 
@@ -18,118 +17,57 @@ WIDTH = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "i
 IMAGE = {"image_size": 8, "patch_size": 4}
 TEXT = {"vocab_size": 13, "max_position_embeddings": 12, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 GROUPED = {**WIDTH, **TEXT, "num_key_value_heads": 2, "head_dim": 6}
-DECODER = {
-    "d_model": 16,
-    "encoder_layers": 2,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 8,
-    "decoder_ffn_dim": 8,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
+DECODER = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
+DECODER |= {"encoder_attention_heads": 4, "decoder_attention_heads": 2, "decoder_start_token_id": 1}
+DECODER |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 class Case(NamedTuple):
-    """A model of transformers; ``positions`` are the table's name, grid and rows before the first token of it."""
+    """A model of transformers; ``positions`` are the table's name and the rows before the first token of it."""
 
     model: str
-    config: Any
+    settings: dict[str, Any]
     inputs: str
     grid: tuple[int, int] | None = None
     prefix: int = 0
     positions: tuple[str, int] | None = None
 
 
-VIT_TABLE = "embeddings.position_embeddings"
+SEEN, READ = WIDTH | IMAGE, WIDTH | TEXT
+GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 4, "vocab_size": 13, "bos_token_id": 0}
+DISTIL = {"dim": 16, "n_layers": 2, "n_heads": 4, "hidden_dim": 8, **TEXT}
+WHISPER = {**DECODER, "vocab_size": 13, "num_mel_bins": 4, "max_source_positions": 6, "max_target_positions": 7}
+WAVES = {"conv_dim": (8, 8), "conv_stride": (4, 2), "conv_kernel": (8, 4), "num_conv_pos_embeddings": 4}
+WAVES |= {"num_conv_pos_embedding_groups": 2, "num_feat_extract_layers": 2}
+TABLE, CLIP_TABLE = "embeddings.position_embeddings", "embeddings.position_embedding.weight"
 CASES = {
-    "vit": Case("ViTModel", lambda t: t.ViTConfig(**WIDTH, **IMAGE), "images", (2, 2), 1, (VIT_TABLE, 1)),
-    "deit": Case("DeiTModel", lambda t: t.DeiTConfig(**WIDTH, **IMAGE), "images", (2, 2), 2, (VIT_TABLE, 2)),
-    "dinov2": Case("Dinov2Model", lambda t: t.Dinov2Config(**WIDTH, **IMAGE), "images", (2, 2), 1, (VIT_TABLE, 1)),
+    "vit": Case("ViTModel", SEEN, "images", (2, 2), 1, (TABLE, 1)),
+    "deit": Case("DeiTModel", SEEN, "images", (2, 2), 2, (TABLE, 2)),
+    "dinov2": Case("Dinov2Model", SEEN, "images", (2, 2), 1, (TABLE, 1)),
     "dinov2, registers": Case(
-        "Dinov2WithRegistersModel",
-        lambda t: t.Dinov2WithRegistersConfig(**WIDTH, **IMAGE, num_register_tokens=3),
-        "images",
-        (2, 2),
-        4,
-        (VIT_TABLE, 1),
+        "Dinov2WithRegistersModel", {**SEEN, "num_register_tokens": 3}, "images", (2, 2), 4, (TABLE, 1)
     ),
-    "dinov3": Case(
-        "DINOv3ViTModel", lambda t: t.DINOv3ViTConfig(**WIDTH, **IMAGE, num_register_tokens=2), "images", (2, 2), 3
-    ),
-    "clip vision": Case(
-        "CLIPVisionModel",
-        lambda t: t.CLIPVisionConfig(**WIDTH, **IMAGE),
-        "images",
-        (2, 2),
-        1,
-        ("embeddings.position_embedding.weight", 1),
-    ),
-    "clip text": Case(
-        "CLIPTextModel",
-        lambda t: t.CLIPTextConfig(**WIDTH, **TEXT),
-        "text",
-        positions=("embeddings.position_embedding.weight", 0),
-    ),
+    "dinov3": Case("DINOv3ViTModel", {**SEEN, "num_register_tokens": 2}, "images", (2, 2), 3),
+    "clip vision": Case("CLIPVisionModel", SEEN, "images", (2, 2), 1, (CLIP_TABLE, 1)),
+    "clip text": Case("CLIPTextModel", READ, "text", positions=(CLIP_TABLE, 0)),
     "siglip vision": Case(
-        "SiglipVisionModel",
-        lambda t: t.SiglipVisionConfig(**WIDTH, **IMAGE, vision_use_head=False),
-        "images",
-        (2, 2),
-        0,
-        ("embeddings.position_embedding.weight", 0),
+        "SiglipVisionModel", {**SEEN, "vision_use_head": False}, "images", (2, 2), 0, (CLIP_TABLE, 0)
     ),
-    "bert": Case("BertModel", lambda t: t.BertConfig(**WIDTH, **TEXT), "text", positions=(f"{VIT_TABLE}.weight", 0)),
-    "roberta": Case(
-        "RobertaModel", lambda t: t.RobertaConfig(**WIDTH, **TEXT), "text", positions=(f"{VIT_TABLE}.weight", 2)
-    ),
-    "distilbert": Case(
-        "DistilBertModel",
-        lambda t: t.DistilBertConfig(dim=16, n_layers=2, n_heads=4, hidden_dim=8, **TEXT),
-        "text",
-        positions=(f"{VIT_TABLE}.weight", 0),
-    ),
-    "gpt2": Case(
-        "GPT2Model",
-        lambda t: t.GPT2Config(n_embd=16, n_layer=2, n_head=4, n_positions=12, vocab_size=13, bos_token_id=0),
-        "text",
-        positions=("wpe.weight", 0),
-    ),
+    "bert": Case("BertModel", READ, "text", positions=(f"{TABLE}.weight", 0)),
+    "roberta": Case("RobertaModel", READ, "text", positions=(f"{TABLE}.weight", 2)),
+    "distilbert": Case("DistilBertModel", DISTIL, "text", positions=(f"{TABLE}.weight", 0)),
+    "gpt2": Case("GPT2Model", {**GPT2, "n_positions": 12}, "text", positions=("wpe.weight", 0)),
     "gpt2, scaled by layer": Case(
-        "GPT2Model",
-        lambda t: t.GPT2Config(n_embd=16, n_layer=2, n_head=4, vocab_size=13, scale_attn_by_inverse_layer_idx=True),
-        "text",
-        positions=("wpe.weight", 0),
+        "GPT2Model", {**GPT2, "scale_attn_by_inverse_layer_idx": True}, "text", positions=("wpe.weight", 0)
     ),
-    "gpt_neox": Case("GPTNeoXModel", lambda t: t.GPTNeoXConfig(**WIDTH, **TEXT), "text"),
-    "llama": Case("LlamaModel", lambda t: t.LlamaConfig(**GROUPED, attention_bias=True), "text"),
-    "mistral": Case("MistralModel", lambda t: t.MistralConfig(**GROUPED), "text"),
-    "qwen2": Case("Qwen2Model", lambda t: t.Qwen2Config(**GROUPED), "text"),
-    "qwen3": Case("Qwen3Model", lambda t: t.Qwen3Config(**GROUPED), "text"),
-    "whisper": Case(
-        "WhisperModel",
-        lambda t: t.WhisperConfig(
-            **DECODER, vocab_size=13, num_mel_bins=4, max_source_positions=6, max_target_positions=7
-        ),
-        "audio and text",
-    ),
-    "bart": Case("BartModel", lambda t: t.BartConfig(**DECODER, vocab_size=13, max_position_embeddings=12), "text"),
-    "wav2vec2": Case(
-        "Wav2Vec2Model",
-        lambda t: t.Wav2Vec2Config(
-            **WIDTH,
-            conv_dim=(8, 8),
-            conv_stride=(4, 2),
-            conv_kernel=(8, 4),
-            num_conv_pos_embeddings=4,
-            num_conv_pos_embedding_groups=2,
-            num_feat_extract_layers=2,
-        ),
-        "waves",
-    ),
+    "gpt_neox": Case("GPTNeoXModel", READ, "text"),
+    "llama": Case("LlamaModel", {**GROUPED, "attention_bias": True}, "text"),
+    "mistral": Case("MistralModel", GROUPED, "text"),
+    "qwen2": Case("Qwen2Model", GROUPED, "text"),
+    "qwen3": Case("Qwen3Model", GROUPED, "text"),
+    "whisper": Case("WhisperModel", WHISPER, "audio and text"),
+    "bart": Case("BartModel", {**DECODER, "vocab_size": 13, "max_position_embeddings": 12}, "text"),
+    "wav2vec2": Case("Wav2Vec2Model", WIDTH | WAVES, "waves"),
 }
 ROTARY = {"dinov3", "gpt_neox", "llama", "mistral", "qwen2", "qwen3"}
 SHARED_KEYS = {"llama", "mistral", "qwen2", "qwen3"}
@@ -138,10 +76,8 @@ ENCODER_DECODER = {"whisper", "bart"}
 
 def build(kind, attention="sdpa"):
     case = CASES[kind]
+    model = of_transformers(case.model, seed=0, **case.settings, attn_implementation=attention).eval()
     torch.manual_seed(0)
-    config = case.config(transformers)
-    config._attn_implementation = attention
-    model = getattr(transformers, case.model)(config).eval()
     for parameter in model.parameters():  # libraries start so small that every map would be uniform
         nn.init.normal_(parameter, std=0.3)
     return model
@@ -285,9 +221,7 @@ def test_the_first_text_token_has_robertas_row_behind_the_padding():
 
 
 def test_two_towers_of_clip_are_told_apart_and_where_selects_one():
-    torch.manual_seed(0)
-    config = transformers.CLIPConfig(text_config={**WIDTH, **TEXT}, vision_config={**WIDTH, **IMAGE}, projection_dim=8)
-    model = transformers.CLIPModel(config)
+    model = of_transformers("CLIPModel", seed=0, text_config=READ, vision_config=SEEN, projection_dim=8)
     tokens = {site.name: (site.grid, site.prefix_tokens) for site in attention_sites(model)}
     assert tokens == {
         **{f"text_model.encoder.layers.{i}.self_attn": (None, 0) for i in (0, 1)},
@@ -295,14 +229,8 @@ def test_two_towers_of_clip_are_told_apart_and_where_selects_one():
     }
     report = initialize(model, Mimetic(where="vision_model.*"))
     changed = {name for entry in report.changed for name in entry.names}
-    assert changed == {
-        "vision_model.embeddings.position_embedding.weight",
-        *(
-            f"vision_model.encoder.layers.{i}.self_attn.{part}_proj.weight"
-            for i in (0, 1)
-            for part in ("q", "k", "v", "out")
-        ),
-    }
+    layers = [f"encoder.layers.{i}.self_attn.{part}_proj.weight" for i in (0, 1) for part in ("q", "k", "v", "out")]
+    assert changed == {f"vision_model.{name}" for name in (CLIP_TABLE, *layers)}
 
 
 @pytest.mark.parametrize(
@@ -313,10 +241,7 @@ def test_two_towers_of_clip_are_told_apart_and_where_selects_one():
     ],
 )
 def test_cross_attention_of_decoders_is_found_when_asked(check_round_trip, kind, changes, cross):
-    case = CASES[kind]
-    config = case.config(transformers)
-    config.update(changes)
-    model = getattr(transformers, case.model)(config)
+    model = of_transformers(CASES[kind].model, **CASES[kind].settings, **changes)
     assert not any(site.cross for site in attention_sites(model))
     found = [site.name for site in attention_sites(model, cross=True) if site.cross]
     assert found == [cross.format(0), cross.format(1)]
@@ -330,8 +255,7 @@ def test_the_token_that_pools_siglips_patches_is_cross_attention():
 
 
 def test_dinov2s_layer_scale_is_seen():
-    config = transformers.Dinov2Config(**WIDTH, **IMAGE, layerscale_value=1e-5)
-    report = initialize(transformers.Dinov2Model(config), Mimetic())
+    report = initialize(of_transformers("Dinov2Model", **SEEN, layerscale_value=1e-5), Mimetic())
     assert "LayerScale 1e-05 hides the branch" in report.notes["encoder.layer.0.attention"]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
+from hosts import of_transformers
 from torch import nn
 
 from structured_init import attention_sites
@@ -19,32 +19,25 @@ TEXT = {"vocab_size": 13, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 
 IMAGE = {"image_size": 16, "patch_size": 4}
 
 
-def config(kind, **options):
-    return getattr(transformers, f"{kind}Config")(**options)
-
-
 HOSTS = {
-    "OPT": lambda: config(
-        "OPT", hidden_size=16, word_embed_proj_dim=16, num_hidden_layers=2, num_attention_heads=4, ffn_dim=8, **TEXT
-    ),
-    "GPTNeo": lambda: config(
-        "GPTNeo", hidden_size=16, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], **TEXT
-    ),
-    "Phi": lambda: config("Phi", **WIDTH, **TEXT),
-    "T5Encoder": lambda: transformers.T5Config(d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=4, vocab_size=13),
-    "Bloom": lambda: config("Bloom", hidden_size=16, n_layer=2, n_head=4, **TEXT),
-    "Mpt": lambda: config("Mpt", d_model=16, n_heads=4, n_layers=2, vocab_size=13),
-    "Beit": lambda: config("Beit", **WIDTH, **IMAGE, use_relative_position_bias=True),
-    "Swin": lambda: config("Swin", **IMAGE, embed_dim=16, depths=[2], num_heads=[4], window_size=4),
-}
+    "OPT": {"hidden_size": 16, "word_embed_proj_dim": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+            "ffn_dim": 8, **TEXT},
+    "GPTNeo": {"hidden_size": 16, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
+               **TEXT},
+    "Phi": WIDTH | TEXT,
+    "T5Encoder": {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_heads": 4, "vocab_size": 13},
+    "Bloom": {"hidden_size": 16, "n_layer": 2, "n_head": 4, **TEXT},
+    "Mpt": {"d_model": 16, "n_heads": 4, "n_layers": 2, "vocab_size": 13},
+    "Beit": {**WIDTH, **IMAGE, "use_relative_position_bias": True},
+    "Swin": {**IMAGE, "embed_dim": 16, "depths": [2], "num_heads": [4], "window_size": 4},
+}  # fmt: skip
 
 
 @pytest.fixture(params=HOSTS)
 def model(request):
+    settings = {**HOSTS[request.param], "attn_implementation": "eager"}
+    model = of_transformers(f"{request.param}Model", seed=0, **settings).eval()
     torch.manual_seed(0)
-    settings = HOSTS[request.param]()
-    settings._attn_implementation = "eager"
-    model = getattr(transformers, f"{request.param}Model")(settings).eval()
     for name, parameter in model.named_parameters():
         nn.init.normal_(parameter, std=0.3)
         if name.endswith("bias") and parameter.ndim == 1 and "norm" not in name and "ln" not in name:

@@ -116,26 +116,31 @@ def test_one_token_alone_says_nothing():
     assert all(found.layout is None or found.layout.causal is None for found in discover_attention(mha, (tokens,) * 3))
 
 
-def test_one_head_or_sample_that_looks_ahead_is_enough():
+def lower(**changes):
+    """Causal maps (4, 5, 5), some entries of which are changed."""
     maps = torch.rand(4, 5, 5).tril() + 0.1 * torch.eye(5)
-    assert hides_what_follows(maps) is True
-    maps[2, 1, 3] = 1e-30
-    assert hides_what_follows(maps) is False
+    for place, value in changes.items():
+        maps[tuple(map(int, place[1:]))] = value
+    return maps
 
 
-def test_a_row_that_sees_nothing_is_no_sign_of_looking_ahead():
-    """Padding before a text: softmax makes equal entries of a row of minus infinities, or none."""
-    maps = torch.rand(1, 5, 5).tril() + 0.1 * torch.eye(5)
-    maps[0, 0] = 0.2
-    assert hides_what_follows(maps) is True
-    maps[0, 0] = float("nan")
-    assert hides_what_follows(maps) is True
+@pytest.mark.parametrize(
+    ("maps", "said"),
+    [
+        (lower(), True),
+        (lower(_213=1e-30), False),  # one head or sample that looks ahead is enough
+        (lower(_00=0.2), True),  # padding before a text: softmax makes equal entries of minus infinities, or none
+        (lower(_00=float("nan")), True),
+        (torch.full((1, 4, 4), 0.25), None),
+        (torch.ones(3, 4, 5), None),
+        (torch.ones(3, 1, 1), None),
+    ],
+)
+def test_maps_that_hide_what_follows_are_told_from_others(maps, said):
+    assert hides_what_follows(maps) is said
 
 
-def test_what_cannot_be_told_is_neither():
-    assert hides_what_follows(torch.full((1, 4, 4), 0.25)) is None
-    assert hides_what_follows(torch.ones(3, 4, 5)) is None
-    assert hides_what_follows(torch.ones(3, 1, 1)) is None
+def test_of_several_answers_those_count_that_say_anything():
     assert (agreed([]), agreed([None, True]), agreed([None, True, False])) == (None, True, False)
 
 

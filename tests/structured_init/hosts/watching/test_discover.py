@@ -59,7 +59,7 @@ def test_four_linear_maps_are_found_whatever_lies_between(kind):
         (strangers.StableSoftmax, {"scale": 0.5}),
         (strangers.RotaryByHalves, {"rope": True, "scale": 0.5}),
         (strangers.RotaryByPairs, {"rope": True}),
-        (strangers.RotaryByComplexNumbers, {"rope": False, "scale": 0.5}),
+        (strangers.RotaryByComplexNumbers, {"rope": True, "scale": 0.5}),
         (strangers.NormalizedQueries, {"query_key_norm": True, "rope": False}),
         (strangers.BatchNormed, {"query_key_norm": True, "value_norm": True, "between": None}),
         (strangers.TalkingHeads, {"mixes_heads": True}),
@@ -76,57 +76,59 @@ def test_four_linear_maps_are_found_whatever_lies_between(kind):
 )
 def test_what_the_host_does_between_is_recognized(kind, said):
     torch.manual_seed(0)
-    if kind is strangers.RotaryByComplexNumbers:
-        said = {"rope": True, "scale": 0.5}
     [found] = discover_attention(kind(), torch.randn(TOKENS))
     for name, value in said.items():
         assert getattr(found.layout, name) == (pytest.approx(value, rel=1e-5) if name == "scale" else value)
 
 
-def test_parameters_of_three_axes_are_read_and_written_through_einsum():
+def fused(model):
+    """A pointwise convolution whose heads alternate channel by channel."""
+    query, _, value = model.qkv.weight.flatten(1).unflatten(0, (3, 4, 3)).transpose(1, 2)
+    return query, None, value, model.out.weight.flatten(1).T.unflatten(0, (4, 3)).transpose(0, 1)
+
+
+def grouped(model):
+    """Groups of two queries before their key and value, in one map."""
+    rows = model.wqkv.weight.view(2, 4, 4, 16)
+    return rows[:, :2].flatten(0, 1), rows[:, 2], rows[:, 3], None
+
+
+def tiled(model):
+    """Heads that share a key become neighbours."""
+    output = model.write.weight.T.unflatten(0, (4, 4))[[0, 2, 1, 3]]
+    return block(model.ask)[[0, 2, 1, 3]], block(model.meet), None, output
+
+
+def of_their_own(model):
+    """Heads that are modules of their own are one layer."""
+    names = ("query", "key", "value")
+    heads = [torch.stack([getattr(head, name).weight for head in model.heads]) for name in names]
+    return *heads, model.proj.weight.T.unflatten(0, (3, 4))
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "matrices"),
+    [
+        (strangers.Einsum, TOKENS, lambda m: (m.q.mT, m.k.mT, m.v.mT, m.o)),
+        (strangers.EinsumOutput, TOKENS, lambda m: (None, None, None, m.o.transpose(0, 1))),
+        (strangers.PointwiseConvolution, MAPS, fused),
+        (strangers.AlternatingHeads, (2, 5, 16), grouped),
+        (strangers.TiledKeys, TOKENS, tiled),
+        (strangers.HeadsOfTheirOwn, TOKENS, of_their_own),
+    ],
+)
+def test_matrices_that_lie_in_no_plain_rows_are_read_and_written(model, shape, matrices):
     torch.manual_seed(0)
-    model = strangers.Einsum()
-    [found] = discover_attention(model, torch.randn(TOKENS))
-    query, key, value, output = parts(found, model)
-    torch.testing.assert_close(query.mT, model.q.detach())
-    torch.testing.assert_close(key.mT, model.k.detach())
-    torch.testing.assert_close(value.mT, model.v.detach())
-    torch.testing.assert_close(output, model.o.detach())
-    weights, new = Weights(model), torch.randn(3, 4, 12)
+    model = model()
+    [found] = discover_attention(model, torch.randn(shape))
+    assert found.name == ""
+    for read, wanted in zip(parts(found, model), matrices(model), strict=True):
+        if wanted is not None:
+            torch.testing.assert_close(read, wanted.detach())
+    weights = Weights(model)
+    new = torch.randn_like(found.layout.query.get(weights))
     found.layout.query.set(weights, new, "test")
     torch.testing.assert_close(found.layout.query.get(weights), new)
-
-
-def test_heads_that_alternate_channel_by_channel_in_a_pointwise_convolution_are_found():
-    torch.manual_seed(0)
-    model = strangers.PointwiseConvolution()
-    [found] = discover_attention(model, torch.randn(MAPS))
-    query, _, value, output = parts(found, model)
-    rows = model.qkv.weight.detach().flatten(1)
-    torch.testing.assert_close(query, rows[:12].unflatten(0, (4, 3)).transpose(0, 1))
-    torch.testing.assert_close(value, rows[24:].unflatten(0, (4, 3)).transpose(0, 1))
-    torch.testing.assert_close(output, model.out.weight.detach().flatten(1).T.unflatten(0, (4, 3)).transpose(0, 1))
-
-
-def test_groups_of_queries_before_their_key_and_value_in_one_map_are_found():
-    torch.manual_seed(0)
-    model = strangers.AlternatingHeads()
-    [found] = discover_attention(model, torch.randn(2, 5, 16))
-    query, key, value, _ = parts(found, model)
-    rows = model.wqkv.weight.detach().view(2, 4, 4, 16)
-    torch.testing.assert_close(query, rows[:, :2].flatten(0, 1))
-    torch.testing.assert_close(key, rows[:, 2])
-    torch.testing.assert_close(value, rows[:, 3])
-
-
-def test_heads_that_share_a_key_become_neighbours():
-    torch.manual_seed(0)
-    model = strangers.TiledKeys()
-    [found] = discover_attention(model, torch.randn(TOKENS))
-    query, key, _, output = parts(found, model)
-    torch.testing.assert_close(query, block(model.ask)[[0, 2, 1, 3]])
-    torch.testing.assert_close(key, block(model.meet))
-    torch.testing.assert_close(output, model.write.weight.detach().T.unflatten(0, (4, 4))[[0, 2, 1, 3]])
 
 
 @pytest.mark.parametrize(
@@ -316,19 +318,6 @@ def test_a_batch_may_be_a_dictionary_of_arguments():
     assert found.layout.query.heads == 3
 
 
-def test_heads_that_are_modules_of_their_own_are_one_layer():
-    torch.manual_seed(0)
-    model = nn.Sequential(strangers.HeadsOfTheirOwn(), strangers.HeadsOfTheirOwn())
-    found = discover_attention(model, torch.randn(TOKENS))
-    assert [each.name for each in found] == ["0", "1"]
-    query, key, value, output = parts(found[1], model)
-    second = model[1]
-    torch.testing.assert_close(query, torch.stack([head.query.weight.detach() for head in second.heads]))
-    torch.testing.assert_close(key, torch.stack([head.key.weight.detach() for head in second.heads]))
-    torch.testing.assert_close(value, torch.stack([head.value.weight.detach() for head in second.heads]))
-    torch.testing.assert_close(output, second.proj.weight.detach().T.unflatten(0, (3, 4)))
-
-
 @pytest.mark.parametrize("kind", [strangers.StackedLayers, strangers.ListsOfMaps])
 def test_every_layer_has_a_name_of_its_own_and_so_its_own_draws(kind):
     torch.manual_seed(0)
@@ -340,14 +329,6 @@ def test_every_layer_has_a_name_of_its_own_and_so_its_own_draws(kind):
     assert not any(torch.equal(a, b) for a, b in zip(one, two, strict=True))
     for _, _, value, output in (one, two):
         assert torch.einsum("hkd,hke->de", value, output).diagonal().mean() == pytest.approx(-0.4, abs=0.1)
-
-
-def test_an_output_of_three_axes_in_any_order_is_found():
-    torch.manual_seed(0)
-    model = strangers.EinsumOutput()
-    [found] = discover_attention(model, torch.randn(TOKENS))
-    *_, output = parts(found, model)
-    torch.testing.assert_close(output, model.o.detach().transpose(0, 1))
 
 
 @pytest.mark.parametrize(
@@ -406,13 +387,6 @@ def test_sequences_of_different_lengths_in_one_tensor_are_refused_in_one_line():
     for model, batch in ((strangers.Jagged(), torch.randn(TOKENS)), (strangers.Apart(), pair)):
         with pytest.raises(StructuredInitError, match=said):
             discover_attention(model, batch)
-
-
-def test_initializing_with_a_batch_runs_the_model_once():
-    passes, model = [], nn.Sequential(strangers.Apart())
-    model.register_forward_hook(lambda *_: passes.append(1))
-    initialize(model, Mimetic(positions="keep"), batch=torch.randn(TOKENS))
-    assert len(passes) == 1
 
 
 def test_angles_per_token_are_read_off_texts_that_are_longer_than_the_tokens_that_are_kept():

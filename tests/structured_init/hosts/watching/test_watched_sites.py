@@ -7,13 +7,12 @@ import strangers
 import timm
 import torch
 import transformers
-from hosts import of_transformers
+from hosts import Does, of_transformers
 from torch import nn
 
 from structured_init import (
     AttentionLayout,
     Compose,
-    Initializer,
     Mimetic,
     Projection,
     StructuredInitError,
@@ -102,11 +101,8 @@ def test_a_right_layout_of_ones_own_is_checked_and_used():
     torch.manual_seed(0)
     model, tokens, seen = Reader(SquareApart), torch.randn(2, 5, 12), []
 
-    class Look(Initializer):
-        def plan(self, weights, *, rng, batch=None):
-            seen.extend(required_attention_sites(weights, None, "Look"))
-
-    initialize(model, Look(), batch=tokens)
+    look = Does(lambda weights: seen.extend(required_attention_sites(weights, None, "Look")))
+    initialize(model, look, batch=tokens)
     assert [(site.how, site.checked) for site in seen] == [("written", True)] * 2
 
 
@@ -126,23 +122,6 @@ def test_one_forward_pass_serves_every_initializer():
     model.register_forward_hook(lambda *_: calls.append(1))
     initialize(model, Compose([Mimetic(positions="keep"), Mimetic(positions="keep")]), batch=torch.randn(1, 5, 12))
     assert len(calls) == 1
-
-
-class Unsaid(nn.Module):
-    """Attention of torch's class, and beside it attention that neither a name nor a class gives away."""
-
-    def __init__(self):
-        super().__init__()
-        self.known = nn.MultiheadAttention(12, 3, batch_first=True)
-        self.mixer = strangers.Apart()
-
-    def forward(self, x):
-        return self.mixer(x + self.known(x, x, x)[0])
-
-
-def test_a_batch_finds_attention_without_a_name_beside_a_known_class():
-    report = initialize(Unsaid(), Mimetic(positions="keep"), batch=torch.randn(2, 5, 12))
-    assert report.attention == {"known": True, "mixer": True}
 
 
 def test_a_batch_that_is_only_offered_is_asked_for_where_nothing_is_known():

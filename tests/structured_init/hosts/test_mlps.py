@@ -1,4 +1,4 @@
-"""MLPs are found by their structure, without a batch and whatever they are called, and proven by running them alone."""
+"""MLPs are found by what they do: run alone, where their structure suggests it, or in the pass that finds attention."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+import transformers
+from hosts import of_transformers
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from structured_init import MlpMean, initialize, mlp_sites
+from structured_init import MlpMean, Weights, initialize, mlp_sites
 
 D, HIDDEN = 6, 10
 
@@ -35,6 +37,12 @@ class Fused(nn.Module):
     def forward(self, x):
         gate, values = self.both(x).split(HIDDEN, -1)
         return self.last(values * F.silu(gate))
+
+
+class GateLast(Fused):
+    def forward(self, x):
+        values, gate = self.both(x).split(HIDDEN, -1)
+        return self.last(values * torch.sigmoid(gate))
 
 
 class Transposed(nn.Module):
@@ -78,6 +86,14 @@ class ByHand(Functional):
         return self.down(torch.where(hidden > 0, hidden * hidden + hidden / 2, torch.expm1(hidden) - hidden / 2))
 
 
+class ByProduct(Functional):
+    """GELU as x · Φ(x): a product with itself, and no gate."""
+
+    def forward(self, x):
+        hidden = self.up(x)
+        return self.down(hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5)))
+
+
 class TwoArguments(Functional):
     def forward(self, x, mask):
         assert mask is None
@@ -94,24 +110,59 @@ def in_blocks(kind, beside=4):
 
 
 def first_of(part):
-    """The first layer (D, F) that the test itself says the host has."""
+    """The first layer (D, F) that the test itself says the host has; in a gated MLP that of the values."""
     return {
         "Fused": lambda: part.both.weight[HIDDEN:].T,
+        "GateLast": lambda: part.both.weight[:HIDDEN].T,
         "Transposed": lambda: part.wide.weight,
         "Pixels": lambda: part.layers[0].weight[:, :, 0, 0].T,
     }.get(type(part).__name__, lambda: part.up.weight.T)()
 
 
-@pytest.mark.parametrize("kind", [Functional, Fused, Transposed, Pixels, NormInTheMiddle, ByHand, TwoArguments])
+OF_TOKENS = [Functional, Fused, GateLast, Transposed, NormInTheMiddle, ByHand, ByProduct]
+
+
+@pytest.mark.parametrize("kind", [*OF_TOKENS, Pixels, TwoArguments])
 def test_two_maps_around_a_function_in_a_block_are_an_mlp_without_a_batch(kind):
     model = in_blocks(kind)
     sites = mlp_sites(model)
     assert [(site.how, site.checked) for site in sites] == [("rule", True)] * 2
     for site, block in zip(sites, model["layers"], strict=True):
         assert torch.equal(site.first, first_of(block["part"]))
-        assert (site.gate is not None) == (kind is Fused)
-    if kind is Fused:
-        assert torch.equal(sites[1].gate, model["layers"][1]["part"].both.weight[:HIDDEN].T)
+        assert_gate(site, block["part"])
+
+
+def assert_gate(site, part):
+    gates = {Fused: slice(None, HIDDEN), GateLast: slice(HIDDEN, None)}
+    if type(part) in gates:
+        assert torch.equal(site.gate, part.both.weight[gates[type(part)]].T)
+    else:
+        assert site.gate is None
+
+
+class Residual(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part = part
+
+    def forward(self, x):
+        return x + self.part(x)
+
+
+def watched(part):
+    """MLPs of a model in which no list of blocks suggests them, on a batch."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Identity(), part)
+    return mlp_sites(Weights(model, batch=torch.randn(1, 5, D)))
+
+
+@pytest.mark.parametrize("kind", OF_TOKENS)
+def test_two_maps_around_a_function_in_a_residual_branch_are_seen_to_be_an_mlp(kind):
+    part = kind()
+    [site] = watched(Residual(part))
+    assert (site.name, site.how) == ("1.part", "watched")
+    assert torch.equal(site.first, first_of(part))
+    assert_gate(site, part)
 
 
 class Squeeze(Functional):
@@ -203,23 +254,22 @@ class Experts(nn.Module):
         return (F.gelu(x @ self.up[:, None]) @ self.down[:, None]).sum(0)
 
 
-REFUSED = [
-    Squeeze,
-    Adapter,
-    Head,
-    EndsInAFunction,
-    WithoutAFunction,
-    NormAlone,
-    HalvesAdded,
-    Attention,
-    LinearAttention,
-    Experts,
-]
+REFUSED = [Squeeze, Adapter, EndsInAFunction, WithoutAFunction, HalvesAdded, Attention, LinearAttention, Experts]
 
 
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", [*REFUSED, Head, NormAlone])
 def test_what_is_no_mlp_of_a_block_is_none_by_rule(kind):
     assert mlp_sites(in_blocks(kind)) == []
+
+
+@pytest.mark.parametrize("kind", [WithoutAFunction, Squeeze])
+def test_what_is_no_mlp_is_not_seen_to_be_one(kind):
+    assert watched(Residual(kind())) == []
+
+
+def test_outside_of_a_residual_branch_nothing_is_seen_to_be_an_mlp():
+    assert watched(Functional()) == []
+    assert watched(nn.Sequential(Head(), nn.Linear(3, D))) == []
 
 
 def test_a_projector_or_a_head_of_equal_widths_stands_in_no_block():
@@ -253,3 +303,42 @@ def test_mlps_beside_known_ones_are_found_too():
     blocks = [timm.models.vision_transformer.Block(D, 2), in_blocks(Fused)["layers"][0]]
     sites = mlp_sites(nn.Sequential(*blocks))
     assert [(site.name, site.how) for site in sites] == [("0.mlp", "written"), ("1.part", "rule")]
+
+
+TINY = {"vocab_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 32}
+
+
+def test_hosts_without_a_telling_name_and_with_fused_layers_are_found():
+    torch.manual_seed(0)
+    opt = of_transformers("OPTModel", **TINY, hidden_size=8, ffn_dim=12, word_embed_proj_dim=8)
+    tokens = torch.arange(3, 9)[None]
+    sites = mlp_sites(Weights(opt, batch={"input_ids": tokens}))
+    assert [site.name for site in sites] == ["decoder.layers.0", "decoder.layers.1"]
+    assert torch.equal(sites[1].first, opt.decoder.layers[1].fc1.weight.T)
+    config = transformers.Phi3Config(**TINY, hidden_size=8, intermediate_size=12, pad_token_id=0)
+    phi = transformers.Phi3Model(config)
+    [first, _] = mlp_sites(phi)  # its class says that there is an MLP, so the host is asked for a batch
+    gate, values = phi.layers[0].mlp.gate_up_proj.weight.chunk(2)
+    assert torch.equal(first.gate, gate.T)
+    assert torch.equal(first.first, values.T)
+
+
+def test_a_block_with_a_convolution_behind_its_function_is_no_mlp_and_one_in_front_of_it_is():
+    torch.manual_seed(0)
+    images, depths = torch.randn(1, 3, 64, 64), (1, 1, 1, 1)
+    pvt = timm.create_model("pvt_v2_b0", depths=depths)  # linear, depthwise, GELU, linear
+    sites = mlp_sites(Weights(pvt, batch=images))
+    assert [site.name for site in sites] == [f"stages.{stage}.blocks.0.mlp" for stage in range(4)]
+    mixers = [timm.models.metaformer.SepConv] * 4  # linear, StarReLU, depthwise, linear
+    metaformer = timm.models.metaformer.MetaFormer(depths=depths, dims=(8, 8, 8, 8), token_mixers=mixers)
+    sites = mlp_sites(Weights(metaformer, batch=images))
+    assert [site.name for site in sites] == [f"stages.{stage}.blocks.0.mlp" for stage in range(4)]
+
+
+def test_an_initializer_writes_to_what_was_found():
+    torch.manual_seed(0)
+    model = Residual(Fused())
+    before = model.part.both.weight.detach().clone()
+    initialize(model, MlpMean(0.5, gated="value"), batch=torch.randn(1, 5, D))
+    torch.testing.assert_close(model.part.both.weight[HIDDEN:], before[HIDDEN:] + 0.5)
+    assert torch.equal(model.part.both.weight[:HIDDEN], before[:HIDDEN])
