@@ -240,11 +240,7 @@ class CertifiedClassifier(ImageClassifier):
         self._scale_checked = False
 
     def setup(self, stage: str) -> None:
-        """Refuse data that do not fit: other classes than the network's, or images that are scaled.
-
-        Raises:
-            StructuredInitError: either of them.
-        """
+        """Refuse data that do not fit: other classes than the network's, or images that are scaled."""
         super().setup(stage)
         std = getattr(getattr(self.trainer, "datamodule", None), "std", None)
         if stage != "predict" and std is not None and any(abs(value - 1) > 1e-6 for value in std):
@@ -299,11 +295,10 @@ class CertifiedClassifier(ImageClassifier):
         images, labels = self._checked(batch)
         logits = self(images)
         loss = self._margin_loss(logits, labels)
-        self._record(self.train_metrics, logits, labels, loss)
+        self.count(self.train_metrics, logits, labels, loss)
         return loss
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
-        """Record accuracy, loss, certificates and what attacks find."""
         images, labels = self._checked(batch)
         if not self._scale_checked:
             span = (images.amax((0, 2, 3)) - images.amin((0, 2, 3))).max().item()
@@ -322,17 +317,15 @@ class CertifiedClassifier(ImageClassifier):
             (word,) = np.random.SeedSequence([self.seed, batch_idx, self.global_rank]).generate_state(1)
             surroundings = {"generator": torch.Generator().manual_seed(int(word)), "box": self._box()}
             found = robustness.attacked(self.network, images, labels, logits, **surroundings)
-        self._record(self.known_metrics(split), logits, labels, loss)
+        self.count(self.known_metrics(split), logits, labels, loss)
         robustness.update(logits, labels, found)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the validation."""
         super().on_validation_epoch_end()
         self.log_dict(self.val_robustness.logged)
         self.val_robustness.refuse_broken()
 
     def on_test_epoch_end(self) -> None:
-        """Log the test."""
         super().on_test_epoch_end()
         self.log_dict(self.test_robustness.logged)
         self.test_robustness.refuse_broken()

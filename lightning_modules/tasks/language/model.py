@@ -18,7 +18,7 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.transformers_network import first_position, transformers_network
-from lightning_modules.tasks.language.checks import check_batch, check_data, enable_gradient_checkpointing
+from lightning_modules.tasks.language.checks import check_batch, enable_gradient_checkpointing
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
 from lightning_modules.tasks.language.samples import decode, encode, generate, log_samples, token_strings
 from lightning_modules.tasks.task import NetworkTask
@@ -180,12 +180,8 @@ class LanguageModel(NetworkTask):
         return [token_strings(self._tokenizer, ids) for ids in batch["input_ids"].tolist()]
 
     def setup(self, stage: str) -> None:
-        """Compare what the data says with what the network was built for.
-
-        Raises:
-            StructuredInitError: they differ, or a sample's prompt cannot be read.
-        """
-        check_data(self, getattr(self.trainer, "datamodule", None))
+        """Compare the data with the network, and refuse prompts that cannot be read."""
+        super().setup(stage)
         if self.sample_tokens and self.sample_prompts and self._tokenizer is None:
             raise StructuredInitError("sample_prompts need data with a tokenizer: leave them out")
 

@@ -269,5 +269,5 @@ class Data(LightningDataModule):
 
 
 def test_data_of_other_classes_are_refused():
-    with pytest.raises(StructuredInitError, match="the data has 12 classes, the network 10"):
+    with pytest.raises(StructuredInitError, match="the data has num_classes 12, the model 10: set num_classes"):
         trainer().fit(classifier(), datamodule=Data())

@@ -164,7 +164,7 @@ class Data(LightningDataModule):
 @pytest.mark.parametrize(
     ("arguments", "data", "message"),
     [
-        ({}, [None, None, Data()], "the data has 12 classes, the network 10"),
+        ({}, [None, None, Data()], "the data has num_classes 12, the model 10: set num_classes"),
         ({"num_classes": 5}, [loader()] * 2, "the labels run from 0 to 9, the network has 5 classes"),
         ({}, [loader(side=12)] * 2, "the images are 1 × 12 × 12 .*, the model expects 1 × 8 × 8"),
         ({"in_channels": 3}, [loader()] * 2, "the images are 1 × 8 × 8 .*, the model expects 3 × 8 × 8"),
