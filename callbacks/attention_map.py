@@ -331,21 +331,13 @@ def _zoom(maps: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Mapping
 
 
 class _Encoded(NamedTuple):
-    """A capture as text.
-
-    Attributes:
-        record: that was encoded.
-        statistics: its entry in ``statistics.json``.
-        described: its entry in ``meta.json``.
-        rows: its table in CSV, with the header.
-        state: all of it, for a checkpoint.
-    """
+    """A capture as text."""
 
     record: Record
-    statistics: str
-    described: str
-    rows: str
-    state: str
+    statistics: str  # its entry in statistics.json
+    described: str  # its entry in meta.json
+    rows: str  # its table in CSV, with the header
+    state: str  # all of it, for a checkpoint
 
 
 class AttentionTables:

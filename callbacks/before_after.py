@@ -154,16 +154,13 @@ class BeforeAndAfter(Callback):
             self.before = self.capture("before", trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the model after training."""
         if self.enabled:
             self.capture("after", trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where ``before`` is."""
         return {"before": self.before}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take ``before`` of the run that is resumed."""
         self.before = state_dict["before"]
 
     def _save(self, phase: str, folder: Path, tensors: Mapping[str, Tensor]) -> Path:
@@ -211,7 +208,6 @@ class FilterCallback(BeforeAndAfter):
         self.figures = figures
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor]:
-        """Return the filters of every layer."""
         return depthwise_filters(pl_module)
 
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> Path | None:
@@ -293,7 +289,6 @@ class RepresentationCallback(BeforeAndAfter):
             )
 
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> Path:
-        """Write the matrices in float32."""
         return self._save(phase, folder, {name: gram.float() for name, gram in seen.items()})
 
 

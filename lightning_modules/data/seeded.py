@@ -240,11 +240,9 @@ class SeededData(L.LightningDataModule, ABC):
         return self._ordered(self.val_set) if self.val_set is not None else []
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """All test samples in order."""
         return self._ordered(self.test_set)
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """The test samples, to predict."""
         return self._ordered(self.test_set)
 
     def share_seed(self) -> None:

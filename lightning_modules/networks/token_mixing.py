@@ -189,7 +189,10 @@ def mix_tokens(network: nn.Module, kind: str) -> None:
         torch.manual_seed((torch.initial_seed() + 1_000_003) % 2**63)
         sites = attention_sites(network)
         for site in sites:
-            _check_tokens(site, kind)
+            if (kind in GRIDS) != (site.grid is not None):
+                tokens, fitting = ("a sequence", CAUSAL) if site.grid is None else ("a grid of patches", GRIDS)
+                said = f"'{site.name}' sees {tokens}, which takes {' or '.join(fitting)}"
+                raise StructuredInitError(f"token_mixing '{kind}': {said}")
         if kind in EMBEDDINGS:
             embedding = _token_embedding(network, kind)
             mixing = Smear(embedding.embedding_dim) if kind == "smear" else BigramHash(*embedding.weight.shape)
@@ -203,13 +206,6 @@ def mix_tokens(network: nn.Module, kind: str) -> None:
         for site in sites:
             grid = (site.grid, site.prefix_tokens) if kind in GRIDS else ()
             _before(site.module, {**SEQUENCES, **GRIDS}[kind](site.embed_dim, *grid))
-
-
-def _check_tokens(site: AttentionSite, kind: str) -> None:
-    if (kind in GRIDS) != (site.grid is not None):
-        tokens, fitting = ("a sequence", CAUSAL) if site.grid is None else ("a grid of patches", GRIDS)
-        said = f"'{site.name}' sees {tokens}, which takes {' or '.join(fitting)}"
-        raise StructuredInitError(f"token_mixing '{kind}': {said}")
 
 
 def _token_embedding(network: nn.Module, kind: str) -> nn.Embedding:

@@ -116,11 +116,7 @@ class Task(LightningModule):
         )
 
     def _steps_per_epoch(self) -> int:
-        """Return the optimizer steps of one epoch.
-
-        Raises:
-            StructuredInitError: the data do not say how many batches they have.
-        """
+        """Return the optimizer steps of one epoch, or an error where the data do not say how many batches they have."""
         if self.trainer.train_dataloader is None:  # not yet looked at where max_steps alone ends the run
             self.trainer.fit_loop.setup_data()
         batches = self.trainer.num_training_batches

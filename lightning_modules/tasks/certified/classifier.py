@@ -29,15 +29,7 @@ SEARCH_RADIUS = 36.0  # within which the largest ratio is looked for, as publish
 
 @dataclass(frozen=True)
 class Attack:
-    """How hard to search.
-
-    Attributes:
-        epsilons: radii, in 1/255.
-        steps: of PGD from each start.
-        step_size: length of a step, as a share of the radius.
-        restarts: random starts of PGD.
-        lipschitz_steps: of the search for the largest ratio.
-    """
+    """How hard to search: arguments of :class:`CertifiedClassifier`, those of PGD without their prefix."""
 
     epsilons: Sequence[float]
     steps: int
@@ -93,13 +85,7 @@ class RobustnessMetrics(nn.Module):
     ) -> dict[str, Tensor]:
         """Return what attacks find on a batch, by metric; ``broken`` counts certified predictions that one changed.
 
-        Args:
-            network: in evaluation mode, outside of inference mode.
-            images: (B, C, H, W).
-            labels: (B,) class numbers.
-            logits: the network's, (B, K).
-            generator: of random starts.
-            box: what pixels may be.
+        Images are (B, C, H, W), labels (B,), logits (B, K); the network evaluates, outside of inference mode.
         """
         found: dict[str, Tensor] = {}
         attack = self.attack
@@ -133,11 +119,7 @@ class RobustnessMetrics(nn.Module):
             (self.broken if name == "broken" else self.logged[name]).update(values)
 
     def refuse_broken(self) -> None:
-        """Stop where an attack has changed a certified prediction.
-
-        Raises:
-            StructuredInitError: how many there were.
-        """
+        """Stop where an attack has changed a certified prediction, and say how many there were."""
         broken = int(self.broken.compute()) if self.broken.update_called else 0
         self.broken.reset()
         if broken:
@@ -279,12 +261,10 @@ class CertifiedClassifier(ImageClassifier):
             self.lipschitz_bound()
 
     def on_validation_epoch_start(self) -> None:
-        """Certify with the weights as they are now."""
-        if self.epsilons:
+        if self.epsilons:  # with the weights as they are now
             self.val_robustness.certify(*self.lipschitz_bound())
 
     def on_test_epoch_start(self) -> None:
-        """Certify with the weights as they are now."""
         if self.epsilons:
             self.test_robustness.certify(*self.lipschitz_bound())
 

@@ -43,16 +43,10 @@ def pool_tokens(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
 
 
 class PooledClassifier(nn.Module):
-    """A backbone, its pooled tokens, and a linear layer.
+    """A backbone, its pooled tokens, dropout, and a linear layer with normal weights and biases of 0.
 
-    Args:
-        backbone: takes ``input_ids`` and ``attention_mask`` (B, T) and returns (B, T, D), or what has
-            ``.last_hidden_state``.
-        width: D.
-        num_classes: K.
-        pool: see :func:`pool_tokens`.
-        dropout: before the linear layer.
-        std: of the linear layer's weights, normal; its biases are 0.
+    The backbone takes ``input_ids`` and ``attention_mask`` (B, T), and returns (B, T, D) or what has
+    ``.last_hidden_state``.
     """
 
     def __init__(
