@@ -211,7 +211,6 @@ class FilterCallback(BeforeAndAfter):
         return depthwise_filters(pl_module)
 
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> Path | None:
-        """Write filters and statistics; after training, draw."""
         if not seen:
             return None
         path, moments = self._save(phase, folder, seen), {phase: seen}
@@ -280,7 +279,6 @@ class RepresentationCallback(BeforeAndAfter):
         self.samples, self.batch_size, self.seed = samples, batch_size, seed
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor]:
-        """Run the probe and return the Gram matrices of every block."""
         probe = probe_batch(trainer, pl_module, self.samples, self.seed)
         blocks = repeated_blocks(pl_module)
         with trainer.precision_plugin.forward_context():
@@ -325,7 +323,6 @@ class WeightProductsCallback(BeforeAndAfter):
         return attention_sites(pl_module)
 
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: list[AttentionSite]) -> Path | None:
-        """Write the corners of the products, and the summary of both moments."""
         tensors, summaries = {}, {}
         for site in seen:
             try:

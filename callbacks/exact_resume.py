@@ -52,7 +52,6 @@ class ExactResume(L.Callback):
         self._loaded: State | None = None
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: State) -> None:
-        """Add the state of all ranks."""
         moment = moment_of(trainer)
         checkpoint["callbacks"][self.state_key] = {
             "threads": torch.get_num_threads(),

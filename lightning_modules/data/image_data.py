@@ -156,7 +156,6 @@ class ImageData(LabelledData):
 
     @cached_property
     def train_set(self) -> ImageSet:
-        """The training part, augmented."""
         if self._augmentation is not None:
             augmentation = self._augmentation(self.image_size)
         else:
@@ -165,18 +164,15 @@ class ImageData(LabelledData):
 
     @cached_property
     def val_set(self) -> ImageSet | None:
-        """The validation part, carved out of the train split; ``None`` where there is none."""
         if self.val_fraction == 0:
             return None
         return self._image_set(self.train_split, self.parts[0], self._images(self.train_split, self.parts[0]))
 
     @cached_property
     def test_set(self) -> ImageSet:
-        """The test part."""
         return self._image_set(self.test_split, self.test_rows, self._images(self.test_split, self.test_rows))
 
     def prepare_data(self) -> None:
-        """Download on one process before the others look."""
         _ = self.source
 
     # Pieces ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,6 @@ class TokenShift(nn.Module):
         self.half = width // 2
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens (B, T, D) of the same shape."""
         before = nn.functional.pad(tokens[:, :-1, : self.half], (0, 0, 1, 0))
         return torch.cat([before, tokens[..., self.half :]], dim=-1)
 
@@ -70,7 +69,6 @@ class DepthwiseConvolution(nn.Module):
         self.convolution = nn.Conv2d(width, width, 3, groups=width, padding=1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens (B, T, D) of the same shape."""
         prefix, patches = tokens[:, : self.prefix_tokens], tokens[:, self.prefix_tokens :]
         mixed = self.convolution(patches.mT.unflatten(-1, self.grid)).flatten(-2).mT
         return torch.cat([prefix, patches + mixed], dim=1)
@@ -117,7 +115,6 @@ class BigramHash(nn.Module):
         return F.pad(pairs, (1, 0), value=last)
 
     def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        """Return tokens (B, T, D) of the same shape, of token numbers (B, T)."""
         return tokens + self.table(self.rows(ids))
 
 
@@ -125,7 +122,6 @@ class TokenNumbers(nn.Module):
     """Keeps the token numbers (B, T) of the present call, for the layers that look them up again."""
 
     def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        """Return the tokens as they are."""
         self.ids = ids
         return tokens
 

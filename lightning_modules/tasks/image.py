@@ -122,7 +122,6 @@ class ImageClassifier(ClassifierTask):
         self.count_classes()
 
     def named_network(self, name: str) -> nn.Module:
-        """Build the network from ``num_classes``, ``image_size``, ``in_channels`` and ``network_args``."""
         sizes = {"num_classes": self.num_classes, "image_size": self.image_size, "in_channels": self.in_channels}
         return create_network(name, **{**sizes, **self.network_args})
 
@@ -131,7 +130,6 @@ class ImageClassifier(ClassifierTask):
         return self.network(images)
 
     def probe_inputs(self, batch: Batch) -> Tensor:
-        """Return the images of a batch: attention is captured on them."""
         return batch[0]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:

@@ -129,7 +129,6 @@ class SequenceRecall(NetworkTask):
         self.losses = nn.ModuleDict({f"{part}_loss": NatsPerToken() for part in ("train", "val", "test")})
 
     def named_network(self, name: str) -> nn.Module:
-        """Build the network from ``vocab_size``, ``block_size`` and ``network_args``."""
         return create_backbone(name, self.vocab_size, self.block_size, **self.network_args)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -138,7 +137,6 @@ class SequenceRecall(NetworkTask):
         return getattr(output, "logits", output)
 
     def probe_inputs(self, batch: Batch) -> Tensor:
-        """Return the token numbers of a batch: attention is captured on them."""
         return batch["input_ids"]
 
     def probe_queries(self, batch: Batch) -> Tensor:

@@ -131,17 +131,14 @@ class TextClassificationData(LabelledData, Tokenized):
 
     @cached_property
     def train_set(self) -> Sentences:
-        """The training part."""
         return self._sentences(self.train_split, self.parts[1])
 
     @cached_property
     def val_set(self) -> Sentences | None:
-        """The validation part; ``None`` where there is none."""
         return self._sentences(self.train_split, self.parts[0]) if self.val_fraction > 0 else None
 
     @cached_property
     def test_set(self) -> Sentences:
-        """The test part."""
         return self._sentences(self.test_split, self.test_rows)
 
     def prepare_data(self) -> None:
@@ -149,7 +146,6 @@ class TextClassificationData(LabelledData, Tokenized):
         _ = self.train_set
 
     def training_text(self) -> Texts:
-        """Return the train split without its validation part."""
         keep = np.ones(len(self.source.split(self.train_split)), dtype=bool)
         keep[self.parts[0]] = False
         return Texts([text for text, kept in zip(self._texts(self.train_split), keep, strict=True) if kept])

@@ -111,7 +111,6 @@ class TextData(SeededData, Tokenized):
 
     @cached_property
     def train_set(self) -> Blocks:
-        """The training part."""
         tokens = self._tokens("train")
         budget = round(self.fraction * len(tokens))
         budget = budget if self.max_tokens is None else min(budget, self.max_tokens)
@@ -119,14 +118,12 @@ class TextData(SeededData, Tokenized):
 
     @cached_property
     def val_set(self) -> Blocks | None:
-        """The validation part; ``None`` where there is none."""
         if "val" not in self.parts:
             return None
         return self._blocks(self._tokens("val"), None, self._masking(self.split_seed, fixed=True))
 
     @cached_property
     def test_set(self) -> Blocks:
-        """The test part."""
         return self._blocks(self._tokens("test"), None, self._masking(self.split_seed, fixed=True))
 
     def prepare_data(self) -> None:

@@ -271,7 +271,6 @@ class CertifiedClassifier(ImageClassifier):
     # Steps ----------------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the multi-margin loss of a batch."""
         images, labels = self._checked(batch)
         logits = self(images)
         loss = self._margin_loss(logits, labels)

@@ -121,7 +121,6 @@ class TextClassifier(ClassifierTask):
         self.count_classes(f1=MulticlassF1Score(num_classes, average="macro", validate_args=False))
 
     def named_network(self, name: str) -> nn.Module:
-        """Build backbone and head from the sizes, ``network_args`` and ``pretrained``."""
         if text_arguments(name):
             arguments = {"seq_len": self.block_size, **self.network_args}
             classes = {"vocab_size": self.vocab_size, "num_classes": self.num_classes}
@@ -142,7 +141,6 @@ class TextClassifier(ClassifierTask):
         return self.network(input_ids, attention_mask)
 
     def probe_inputs(self, batch: Batch) -> Batch:
-        """Return token numbers and mask: attention is captured on them."""
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def probe_tokens(self, batch: Batch) -> list[list[str]]:
@@ -151,7 +149,6 @@ class TextClassifier(ClassifierTask):
         return [token_strings(tokenizer, ids) for ids in batch["input_ids"].tolist()]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss of a batch, smoothed if asked for."""
         return self._step(batch, self.train_metrics, self.label_smoothing)
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:

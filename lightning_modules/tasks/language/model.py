@@ -155,7 +155,6 @@ class LanguageModel(NetworkTask):
         self._prompt: list[int] = []
 
     def named_network(self, name: str) -> nn.Module:
-        """Build the network from ``vocab_size``, ``block_size``, ``objective``, ``network_args`` and ``pretrained``."""
         return transformers_network(
             name,
             purpose=self.objective,
@@ -186,7 +185,6 @@ class LanguageModel(NetworkTask):
             raise StructuredInitError("sample_prompts need data with a tokenizer: leave them out")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss of a batch, smoothed and with z-loss if asked for."""
         return self._step(batch, self.train_metrics, self.label_smoothing, self.z_loss)
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
@@ -201,7 +199,6 @@ class LanguageModel(NetworkTask):
         return F.cross_entropy(logits.float().mT, labels, ignore_index=IGNORED, reduction="none")
 
     def on_validation_epoch_end(self) -> None:
-        """Log the validation's metrics, and samples where they are asked for."""
         super().on_validation_epoch_end()
         if self.sample_tokens and not self.trainer.sanity_checking:
             texts, folder = self.samples(), self.trainer.log_dir  # a collective: every rank asks
