@@ -134,13 +134,11 @@ class AttentionMapCallback(Callback):
             rank_zero_info("attention: this run was resumed from a checkpoint without a capture before training")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Capture at chosen epochs."""
         epoch = trainer.current_epoch + 1
         if self.enabled and self.every_n_epochs is not None and epoch % self.every_n_epochs == 0:
             self._capture(f"epoch_{epoch:04d}", trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Capture ``after`` and draw."""
         if self.enabled:
             self._capture("after", trainer, pl_module)
 
@@ -149,7 +147,6 @@ class AttentionMapCallback(Callback):
         return {"records": self._tables.state(self.records)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the records of the run that is resumed."""
         self.records = {  # a checkpoint of an earlier version holds them as they are
             name: json.loads(known) if isinstance(known, str) else known
             for name, known in state_dict["records"].items()
@@ -331,21 +328,13 @@ def _zoom(maps: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Mapping
 
 
 class _Encoded(NamedTuple):
-    """A capture as text.
-
-    Attributes:
-        record: that was encoded.
-        statistics: its entry in ``statistics.json``.
-        described: its entry in ``meta.json``.
-        rows: its table in CSV, with the header.
-        state: all of it, for a checkpoint.
-    """
+    """A capture as text."""
 
     record: Record
-    statistics: str
-    described: str
-    rows: str
-    state: str
+    statistics: str  # its entry in statistics.json
+    described: str  # its entry in meta.json
+    rows: str  # its table in CSV, with the header
+    state: str  # all of it, for a checkpoint
 
 
 class AttentionTables:

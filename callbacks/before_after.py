@@ -154,16 +154,13 @@ class BeforeAndAfter(Callback):
             self.before = self.capture("before", trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the model after training."""
         if self.enabled:
             self.capture("after", trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where ``before`` is."""
         return {"before": self.before}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take ``before`` of the run that is resumed."""
         self.before = state_dict["before"]
 
     def _save(self, phase: str, folder: Path, tensors: Mapping[str, Tensor]) -> Path:
@@ -211,11 +208,9 @@ class FilterCallback(BeforeAndAfter):
         self.figures = figures
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor]:
-        """Return the filters of every layer."""
         return depthwise_filters(pl_module)
 
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> Path | None:
-        """Write filters and statistics; after training, draw."""
         if not seen:
             return None
         path, moments = self._save(phase, folder, seen), {phase: seen}
@@ -284,7 +279,6 @@ class RepresentationCallback(BeforeAndAfter):
         self.samples, self.batch_size, self.seed = samples, batch_size, seed
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor]:
-        """Run the probe and return the Gram matrices of every block."""
         probe = probe_batch(trainer, pl_module, self.samples, self.seed)
         blocks = repeated_blocks(pl_module)
         with trainer.precision_plugin.forward_context():
@@ -293,7 +287,6 @@ class RepresentationCallback(BeforeAndAfter):
             )
 
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: dict[str, Tensor]) -> Path:
-        """Write the matrices in float32."""
         return self._save(phase, folder, {name: gram.float() for name, gram in seen.items()})
 
 
@@ -330,7 +323,6 @@ class WeightProductsCallback(BeforeAndAfter):
         return attention_sites(pl_module)
 
     def write(self, phase: str, folder: Path, trainer: Trainer, seen: list[AttentionSite]) -> Path | None:
-        """Write the corners of the products, and the summary of both moments."""
         tensors, summaries = {}, {}
         for site in seen:
             try:

@@ -52,7 +52,6 @@ class ExactResume(L.Callback):
         self._loaded: State | None = None
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: State) -> None:
-        """Add the state of all ranks."""
         moment = moment_of(trainer)
         checkpoint["callbacks"][self.state_key] = {
             "threads": torch.get_num_threads(),
@@ -129,47 +128,33 @@ def set_random_state(state: State, device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 
 
-def torchmetrics_state(trainer: L.Trainer, module: L.LightningModule, epoch_end: bool) -> State:
-    """Return what the module's torchmetrics have accumulated, by name.
-
-    Left out are those that Lightning resets right after this moment: the validation's while it ends, the training's
-    while the epoch ends (``epoch_end``).
-    """
-    left_out = reset_next(trainer, epoch_end)
-    return {
-        name: {"update_count": metric._update_count, "values": detached(metric.metric_state)}
-        for name, metric in module.named_modules()
-        if isinstance(metric, Metric) and id(metric) not in left_out
-    }
-
-
-def restore_torchmetrics(module: L.LightningModule, states: State) -> None:
-    """Set what `torchmetrics_state` returned."""
-    metrics = dict(module.named_modules())
-    for name, state in states.items():
-        metric = metrics.get(name)
-        if isinstance(metric, Metric):
-            for key, value in state["values"].items():
-                setattr(metric, key, moved(value, metric.device))
-            metric._update_count = state["update_count"]
-            metric._computed = None
-
-
 def _rank_state(trainer: L.Trainer, module: L.LightningModule, moment: State) -> State:
+    """Return a rank's state. Of torchmetrics those are left out that Lightning resets right after this moment."""
     parameters = module.named_parameters() if moment["accumulating"] else ()
+    left_out = reset_next(trainer, moment["epoch_end"])
     return {
         "random": random_state(trainer.strategy.root_device),
-        "torchmetrics": torchmetrics_state(trainer, module, moment["epoch_end"]),
+        "torchmetrics": {
+            name: {"update_count": metric._update_count, "values": detached(metric.metric_state)}
+            for name, metric in module.named_modules()
+            if isinstance(metric, Metric) and id(metric) not in left_out
+        },
         "logged": [] if moment["epoch_end"] else logged_state(trainer),
         "gradients": {name: value.grad.detach().cpu() for name, value in parameters if value.grad is not None},
     }
 
 
 def _restore_rank(trainer: L.Trainer, module: L.LightningModule, state: State) -> None:
-    parameters = dict(module.named_parameters())
+    parameters, modules = dict(module.named_parameters()), dict(module.named_modules())
     for name, gradient in state["gradients"].items():
         parameters[name].grad = gradient.to(parameters[name])
-    restore_torchmetrics(module, state["torchmetrics"])
+    for name, known in state["torchmetrics"].items():
+        metric = modules.get(name)
+        if isinstance(metric, Metric):
+            for key, value in known["values"].items():
+                setattr(metric, key, moved(value, metric.device))
+            metric._update_count = known["update_count"]
+            metric._computed = None
     restore_logged(trainer, module, state["logged"])
     set_random_state(state["random"], trainer.strategy.root_device)
 

@@ -50,11 +50,7 @@ def finish_batch(loops: State, moment: State) -> None:
     """Count the last batch of a checkpoint as completed where something of its epoch is left to do.
 
     Lightning would take a validation that was due for done, and an epoch whose last batch is done for ended, without
-    its validation, its hooks and its metrics.
-
-    Args:
-        loops: of the fit loop, in the checkpoint.
-        moment: of the checkpoint; see `moment_of`.
+    its validation, its hooks and its metrics. ``loops`` are those of the fit loop in the checkpoint.
     """
     if not (moment["validation_due"] or moment["last_batch"]):
         return

@@ -45,15 +45,10 @@ def probe_batch(trainer: Trainer, pl_module: LightningModule, samples: int, seed
     """Return the same samples at any time of a run: from validation data, or from training data where there is none.
 
     The choice is made by a generator of its own; the dataset, the collate function and the transfer hooks run in
-    random states of their own, so that the run's order, augmentation and dropout stay as they are.
-
-    Args:
-        trainer: its loaders are not iterated, only their datasets are read.
-        pl_module: says with ``probe_inputs(batch)`` what its forward takes; the batch's first element where it does
-            not say; with ``probe_tokens(batch)`` the strings of every sample's tokens, where it has them; and with
-            ``probe_queries(batch)`` which tokens are to be continued from what came before.
-        samples: how many.
-        seed: of the choice, and of the random states inside.
+    random states of their own, so that the run's order, augmentation and dropout stay as they are. Loaders are not
+    iterated, only their datasets are read. The module says with ``probe_inputs(batch)`` what its forward takes (where
+    it does not, the batch's first element), with ``probe_tokens(batch)`` the strings of every sample's tokens, and with
+    ``probe_queries(batch)`` which tokens are to be continued from what came before.
 
     Raises:
         StructuredInitError: there is no dataset to read from.
@@ -87,15 +82,10 @@ def first_loader(loaders: Any) -> Iterable | None:
 
 
 def collect(loader: Iterable, samples: int, seed: int, who: str, *, to_train: bool = False) -> tuple[Any, list[int]]:
-    """Return a batch as the loader would collate it, and the samples' numbers.
+    """Return a batch as the loader would collate it, and the samples' numbers; a ``DataLoader`` is not iterated.
 
-    Args:
-        loader: is not iterated where it is a ``DataLoader``, only its dataset is read.
-        samples: how many.
-        seed: of the choice.
-        who: asks, for errors.
-        to_train: the samples are still to be trained on: nothing may be used up of them, and where the dataset can do
-            without augmentation, they come without.
+    Where the samples are still ``to_train`` on, nothing may be used up of them, and where the dataset can do without
+    augmentation, they come without. ``who`` asks, for errors.
 
     Raises:
         StructuredInitError: the loader, or the dataset that is still to be trained on, can be iterated once only.
@@ -140,15 +130,7 @@ def training_batch(
 
     The choice is a function of the seed alone. Loaders are not iterated: their dataset is read, without augmentation
     where it can do without (``without_augmentation()``, as that of ``ImageData``), and in random states of its own.
-
-    Args:
-        trainer: says where the training data is.
-        pl_module: says with ``probe_inputs(batch)`` what its forward takes; the batch's first element where it does
-            not say.
-        samples: how many at most.
-        seed: of the choice, and of the random states inside.
-        early: whether this is ``setup``. Loaders given to ``fit`` and a datamodule are ready by then; the module's own
-            loader may not be.
+    In ``setup`` (``early``), loaders given to ``fit`` and a datamodule are ready; the module's own loader may not be.
 
     Raises:
         StructuredInitError: on every rank, there is no training data, or no single tensor for ``forward``.
@@ -166,15 +148,8 @@ def training_batch(
 class TrainingBatches:
     """Batches of what the module's forward takes, from the training data; they can be iterated any number of times.
 
-    Each batch is drawn anew from the whole of the data, and is a function of the seed and its number alone: equal on
-    every rank that has the same data. Samples are read as by :func:`training_batch`.
-
-    Args:
-        trainer: says where the training data is.
-        pl_module: says with ``probe_inputs(batch)`` what its forward takes.
-        samples: in a batch.
-        seed: of the choice, and of the random states inside.
-        early: whether this is ``setup``.
+    Each batch of ``samples`` is drawn anew from the whole of the data, and is a function of the seed and its number
+    alone: equal on every rank that has the same data. Samples are read as by :func:`training_batch`.
 
     Raises:
         StructuredInitError: on every rank, there is no training data, or none with numbered samples.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,12 +45,17 @@ class Augmentation:
         mean: Sequence[float] = (0.5, 0.5, 0.5),
     ) -> None:
         from timm.data.random_erasing import RandomErasing
+        from timm.data.transforms import RandomResizedCropAndInterpolation
 
         check_augmentation(crop_padding, crop_scale, random_erasing)
         self.image_size = image_size
         self.flip = flip
         self.crop_padding = crop_padding
-        self.resized_crop = None if crop_scale is None else _resized_crop(image_size, crop_scale)
+        self.resized_crop = None
+        if crop_scale is not None:
+            self.resized_crop = RandomResizedCropAndInterpolation(
+                image_size, scale=tuple(crop_scale), interpolation="random"
+            )
         self.policy = None if rand_augment is None else _rand_augment(rand_augment, image_size, mean)
         self.erase = RandomErasing(random_erasing, mode="pixel", device="cpu") if random_erasing > 0 else None
 
@@ -90,11 +93,7 @@ AugmentationCallable = Callable[[int], Augmentation]
 
 
 def check_augmentation(crop_padding: int, crop_scale: Sequence[float] | None, random_erasing: float) -> None:
-    """Refuse values of :class:`Augmentation` out of their range, before anything is read.
-
-    Raises:
-        StructuredInitError: names the argument.
-    """
+    """Refuse values of :class:`Augmentation` out of their range, before anything is read."""
     check_type("crop_padding", crop_padding, int)
     if crop_padding < 0:
         raise StructuredInitError(f"crop_padding={crop_padding} is negative: it is a number of pixels, 0 for none")
@@ -104,33 +103,6 @@ def check_augmentation(crop_padding: int, crop_scale: Sequence[float] | None, ra
     if crop_scale is not None and (len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1):
         shares = list(crop_scale)
         raise StructuredInitError(f"crop_scale={shares} is not [smallest, largest] share of the area in (0, 1]")
-
-
-def augmentation_builder(given: AugmentationCallable | None, **arguments: Any) -> Callable[..., Augmentation]:
-    """Return what builds the augmentation, called with ``image_size`` and, by name, ``mean``.
-
-    Args:
-        given: an augmentation of the user's choice.
-        arguments: of :class:`Augmentation`, where none was given.
-
-    Raises:
-        StructuredInitError: both were given.
-    """
-    if given is None:
-        return partial(Augmentation, **arguments)
-    if idle := [name for name, value in arguments.items() if value]:
-        raise StructuredInitError(f"the data have an augmentation of their own, so {', '.join(idle)} would do nothing")
-    return partial(_without_mean, given)
-
-
-def _without_mean(given: AugmentationCallable, image_size: int, mean: Sequence[float]) -> Augmentation:
-    return given(image_size)
-
-
-def _resized_crop(image_size: int, scale: Sequence[float]):  # noqa: ANN202  timm's own class
-    from timm.data.transforms import RandomResizedCropAndInterpolation
-
-    return RandomResizedCropAndInterpolation(image_size, scale=tuple(scale), interpolation="random")
 
 
 def _rand_augment(policy: str, image_size: int, mean: Sequence[float]):  # noqa: ANN202  timm's own class

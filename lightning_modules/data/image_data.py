@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.augment import Augmentation, AugmentationCallable, augmentation_builder, check_augmentation
+from lightning_modules.data.augment import Augmentation, AugmentationCallable, check_augmentation
 from lightning_modules.data.finding import Kind
 from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
 from lightning_modules.data.labelled import LabelledData, stratified_parts
@@ -118,15 +118,14 @@ class ImageData(LabelledData):
         self.input_column = self.image_column = image_column
         self._image_size, self._in_channels = image_size, in_channels
         self._mean, self._std = mean, std
-        self._augmentation = augmentation_builder(
-            augmentation,
-            flip=flip,
-            crop_padding=crop_padding,
-            crop_scale=crop_scale,
-            rand_augment=rand_augment,
-            random_erasing=random_erasing,
-        )
         check_augmentation(crop_padding, crop_scale, random_erasing)
+        changes = {"flip": flip, "crop_padding": crop_padding, "crop_scale": crop_scale}
+        changes |= {"rand_augment": rand_augment, "random_erasing": random_erasing}
+        if augmentation is not None and (idle := [name for name, value in changes.items() if value]):
+            raise StructuredInitError(
+                f"the data have an augmentation of their own, so {', '.join(idle)} would do nothing"
+            )
+        self._augmentation, self._changes = augmentation, changes
         self.interpolation, self.crop_pct = interpolation, crop_pct
         self._in_memory = in_memory
         self._check_arguments()
@@ -157,26 +156,23 @@ class ImageData(LabelledData):
 
     @cached_property
     def train_set(self) -> ImageSet:
-        """The training part, augmented."""
-        augmentation = self._augmentation(self.image_size, mean=self.mean)
+        if self._augmentation is not None:
+            augmentation = self._augmentation(self.image_size)
+        else:
+            augmentation = Augmentation(self.image_size, mean=self.mean, **self._changes)
         return self._image_set(self.train_split, self.parts[1], self._train_images, augmentation)
 
     @cached_property
     def val_set(self) -> ImageSet | None:
-        """The validation part, carved out of the train split; ``None`` where there is none."""
         if self.val_fraction == 0:
             return None
         return self._image_set(self.train_split, self.parts[0], self._images(self.train_split, self.parts[0]))
 
     @cached_property
     def test_set(self) -> ImageSet:
-        """The test part."""
         return self._image_set(self.test_split, self.test_rows, self._images(self.test_split, self.test_rows))
 
-    # Lightning ------------------------------------------------------------------------------------------------------
-
     def prepare_data(self) -> None:
-        """Download on one process before the others look."""
         _ = self.source
 
     # Pieces ---------------------------------------------------------------------------------------------------------

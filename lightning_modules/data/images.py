@@ -17,7 +17,7 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lightning_modules.data.augment import Augmentation
+from lightning_modules.data.augment import Augmentation, as_array
 from lightning_modules.data.seeded import derive_seeds, seed_here, undisturbed
 from structured_init.errors import StructuredInitError
 
@@ -36,13 +36,7 @@ def encoded(split: datasets.Dataset, column: str) -> datasets.Dataset:
 
 
 def open_picture(record: dict[str, Any], row: int, where: str) -> Image.Image:
-    """Return the picture in a record ``{"bytes": …, "path": …}`` of the hub's, or an error that says which row is bad.
-
-    Args:
-        record: encoded bytes, or the path of a file.
-        row: for the error.
-        where: the split's name, for the error.
-    """
+    """Return the picture in a record ``{"bytes": …, "path": …}``, or an error that says which row is bad."""
     try:
         picture = Image.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
         picture.load()
@@ -53,17 +47,7 @@ def open_picture(record: dict[str, Any], row: int, where: str) -> Image.Image:
 
 
 class Decoder:
-    """Decodes the images of one split, by row.
-
-    Args:
-        split: a split of a Hugging Face dataset.
-        column: its column of images.
-        where: the split's name, for errors.
-        channels: 1 or 3.
-        image_size: side of the result in pixels.
-        crop_pct: share of the shorter side that the central crop keeps, for images of another size.
-        interpolation: a key of `INTERPOLATIONS`.
-    """
+    """Decodes the images of one split, by row; ``where`` names it in errors. The sizes are those of `ImageData`."""
 
     def __init__(
         self,
@@ -112,8 +96,7 @@ class Decoder:
             width, height = (max(side, round(length * scale)) for length in picture.size)
             left, top = (width - side) // 2, (height - side) // 2
             picture = picture.resize((width, height), self.resampling).crop((left, top, left + side, top + side))
-        array = np.asarray(picture)
-        return array if array.ndim == 3 else array[..., None]
+        return as_array(picture)
 
 
 def channel_statistics(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:

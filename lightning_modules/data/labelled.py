@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 
 
 def stratified_counts(class_counts: NDArray[np.int64], fraction: float) -> NDArray[np.int64]:
-    """Return how many of each class make ``fraction`` of all: proportional, rounded by the largest remainder.
-
-    Args:
-        class_counts: images per class, (C,).
-        fraction: in [0, 1].
-
-    Returns:
-        Images to take per class, (C,); their sum is ``round(fraction * class_counts.sum())``.
-    """
+    """Return how many of each class, (C,), make ``fraction`` of all: proportional, rounded by the largest remainder."""
     exact = class_counts * fraction
     counts = np.floor(exact + 1e-9).astype(np.int64)
     missing = round(float(class_counts.sum() * fraction)) - int(counts.sum())
@@ -42,16 +34,7 @@ def stratified_parts(
     """Draw disjoint stratified parts, the first one first; the last takes what is left where its share is not there.
 
     The draw is nested: with the same seed and the same parts before it, a smaller last part is contained in a larger.
-
-    Args:
-        labels: class of each image, (N,).
-        fractions: share of all images for each part; 0 gives an empty part.
-        seed: of the draw.
-        class_names: for the error.
-        what: the split's name, for the error.
-
-    Returns:
-        Sorted indices into ``labels``, one array per part.
+    A part is sorted indices into ``labels`` (N,); a fraction of 0 gives an empty one. Names are for the error.
 
     Raises:
         StructuredInitError: a class has too few images for every part that is not empty to have one.
@@ -80,14 +63,7 @@ LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
 
 @dataclass
 class Source:
-    """A labelled dataset before anything is decoded.
-
-    Attributes:
-        name: as the user wrote it.
-        splits: the splits by name.
-        input_column: name of the column of images or texts.
-        label_column: name of the column of classes.
-    """
+    """A labelled dataset before anything is decoded: its splits by name, and its two columns."""
 
     name: str
     splits: Mapping[str, Dataset]
@@ -130,31 +106,8 @@ class Source:
         return values.astype(np.int64)
 
 
-def open_source(
-    name: str, config: str | None, input_column: str | None, label_column: str | None, kind: Kind
-) -> Source:
-    """Find a dataset and its two columns.
-
-    Args:
-        name: an embedded dataset, a Parquet file or a folder of them, or a hub name.
-        config: the hub's configuration, e.g. ``cropped_digits``.
-        input_column: found by its name or type where None.
-        label_column: found by its name or type where None.
-        kind: of the samples.
-
-    Raises:
-        StructuredInitError: no such dataset, a corrupt file, no such column.
-    """
-    splits = open_splits(name, config, kind)
-    features = next(iter(splits.values())).features
-    return Source(
-        name,
-        splits,
-        find_column(name, kind.what, input_column, kind.columns, features, kind.is_one),
-        find_column(
-            name, "label", label_column, LABEL_COLUMNS, features, lambda kind: type(kind).__name__ == "ClassLabel"
-        ),
-    )
+def _is_class(feature: Any) -> bool:
+    return type(feature).__name__ == "ClassLabel"
 
 
 def _column(split: Dataset, column: str) -> NDArray[np.generic]:
@@ -224,7 +177,11 @@ class LabelledData(SeededData):
     @cached_property
     def source(self) -> Source:
         """The dataset, nothing of it decoded or tokenized."""
-        source = open_source(self.name, self.config, self.input_column, self.label_column, self.kind)
+        kind, splits = self.kind, open_splits(self.name, self.config, self.kind)
+        features = next(iter(splits.values())).features
+        given = find_column(self.name, kind.what, self.input_column, kind.columns, features, kind.is_one)
+        label = find_column(self.name, "label", self.label_column, LABEL_COLUMNS, features, _is_class)
+        source = Source(self.name, splits, given, label)
         if self._num_classes is not None and self._num_classes != len(source.class_names):
             raise StructuredInitError(
                 f"num_classes={self._num_classes} does not match dataset '{self.name}', "

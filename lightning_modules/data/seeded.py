@@ -217,7 +217,8 @@ class SeededData(L.LightningDataModule, ABC):
 
     def setup(self, stage: str) -> None:
         """Open what the stage needs."""
-        self.share_seed()
+        if self.trainer is not None:  # ranks with global seeds of their own must still share one order
+            self.seed = self.trainer.strategy.broadcast(self.seed)
         stages = {"train_set": ("fit",), "val_set": ("fit", "validate"), "test_set": ("test", "predict")}
         for part, needing in stages.items():
             if stage in needing:
@@ -240,17 +241,10 @@ class SeededData(L.LightningDataModule, ABC):
         return self._ordered(self.val_set) if self.val_set is not None else []
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """All test samples in order."""
         return self._ordered(self.test_set)
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        """The test samples, to predict."""
         return self._ordered(self.test_set)
-
-    def share_seed(self) -> None:
-        """Take rank 0's seed: ranks with global seeds of their own must still share one order."""
-        if self.trainer is not None:
-            self.seed = self.trainer.strategy.broadcast(self.seed)
 
     def _ordered(self, dataset: Any) -> DataLoader[Any]:
         sampler = self._sampler(len(dataset), shuffle=False)

@@ -166,14 +166,7 @@ class _Parts:
 
 
 def kw_large(*, num_classes: int = 10, image_size: int = 32, in_channels: int = 3, **choices: Any) -> nn.Sequential:
-    """Build KWLarge: four convolutions, two of them with stride 2, and three linear layers.
-
-    Args:
-        num_classes: outputs.
-        image_size: side of the square image; a multiple of 4.
-        in_channels: channels of the image.
-        choices: those of :func:`choose`.
-    """
+    """Build KWLarge: four convolutions, two of them with stride 2, and three linear layers; choices are of `choose`."""
     _divides("kw_large", 4, image_size)
     p = choose(**choices)
     c32, c64, c512 = p.channels(32), p.channels(64), p.channels(512)
@@ -190,14 +183,7 @@ def kw_large(*, num_classes: int = 10, image_size: int = 32, in_channels: int = 
 
 
 def resnet9(*, num_classes: int = 10, image_size: int = 32, in_channels: int = 3, **choices: Any) -> nn.Sequential:
-    """Build ResNet9: eight convolutions, four of them in two residual pairs, and two linear layers.
-
-    Args:
-        num_classes: outputs.
-        image_size: side of the square image; a multiple of 16.
-        in_channels: channels of the image.
-        choices: those of :func:`choose`.
-    """
+    """Build ResNet9: eight convolutions, four of them in two residual pairs, and two linear layers."""
     _divides("resnet9", 16, image_size)
     p = choose(**choices)
     c64, c128, c256, c512 = (p.channels(published) for published in (64, 128, 256, 512))

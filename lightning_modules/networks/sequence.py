@@ -136,7 +136,7 @@ def mamba(
     if _is_mamba_ssm(host):
         return mamba_ssm_network("Mamba1", vocab_size, hidden_size, num_hidden_layers, d_state=state_size, **fields)
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers, "state_size": state_size}
-    return use_chunked_scan(transformers_network("mamba", **_data(vocab_size, block_size), **{**sizes, **fields}))
+    return use_chunked_scan(_causal("mamba", vocab_size, block_size, {**sizes, **fields}))
 
 
 def mamba2(
@@ -160,8 +160,7 @@ def mamba2(
         )
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers, "state_size": state_size}
     heads = {"head_dim": head_dim, "num_heads": inner // head_dim, "n_groups": 1, "chunk_size": 32}
-    network = transformers_network("mamba2", **_data(vocab_size, block_size), **{**sizes, **heads, **fields})
-    return use_chunked_scan(network)
+    return use_chunked_scan(_causal("mamba2", vocab_size, block_size, {**sizes, **heads, **fields}))
 
 
 def hybrid(
@@ -211,7 +210,7 @@ def gpt2(
     """GPT-2, with learned positions: as many as the longest input has, unless the fields say."""
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
     heads = {"num_attention_heads": num_attention_heads}
-    return transformers_network("gpt2", **_data(vocab_size, block_size), **{**sizes, **heads, **fields})
+    return _causal("gpt2", vocab_size, block_size, {**sizes, **heads, **fields})
 
 
 def llama(
@@ -225,7 +224,7 @@ def llama(
     """Llama, with RoPE; an MLP four times as wide, unless the fields say."""
     sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers, "intermediate_size": 4 * hidden_size}
     heads = {"num_attention_heads": num_attention_heads}
-    return transformers_network("llama", **_data(vocab_size, block_size), **{**sizes, **heads, **fields})
+    return _causal("llama", vocab_size, block_size, {**sizes, **heads, **fields})
 
 
 BACKBONES = {
@@ -238,8 +237,8 @@ BACKBONES = {
 }
 
 
-def _data(vocab_size: int, block_size: int) -> dict[str, Any]:
-    return {"purpose": "causal", "tokenizer_size": vocab_size, "block_size": block_size}
+def _causal(name: str, vocab_size: int, block_size: int, fields: dict[str, Any]) -> nn.Module:
+    return transformers_network(name, tokenizer_size=vocab_size, block_size=block_size, **fields)
 
 
 def _is_mamba_ssm(host: str) -> bool:

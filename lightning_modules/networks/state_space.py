@@ -77,14 +77,7 @@ def use_chunked_scan(model: nn.Module) -> nn.Module:
 
 
 def mamba_ssm_network(layer: str, vocab_size: int, hidden_size: int, num_hidden_layers: int, **layer_args: Any) -> Any:
-    """Build mamba-ssm's own language model, whose kernels need a GPU.
-
-    Args:
-        layer: ``Mamba1`` or ``Mamba2``.
-        vocab_size: token numbers.
-        hidden_size: D.
-        num_hidden_layers: layers.
-        layer_args: of mamba-ssm's layer, such as ``d_state``.
+    """Build mamba-ssm's own language model of ``Mamba1`` or ``Mamba2`` layers, whose kernels need a GPU.
 
     Raises:
         StructuredInitError: mamba-ssm is not installed, or its CUDA extension is not.

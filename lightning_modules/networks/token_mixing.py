@@ -34,7 +34,6 @@ class TokenShift(nn.Module):
         self.half = width // 2
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens (B, T, D) of the same shape."""
         before = nn.functional.pad(tokens[:, :-1, : self.half], (0, 0, 1, 0))
         return torch.cat([before, tokens[..., self.half :]], dim=-1)
 
@@ -70,7 +69,6 @@ class DepthwiseConvolution(nn.Module):
         self.convolution = nn.Conv2d(width, width, 3, groups=width, padding=1)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens (B, T, D) of the same shape."""
         prefix, patches = tokens[:, : self.prefix_tokens], tokens[:, self.prefix_tokens :]
         mixed = self.convolution(patches.mT.unflatten(-1, self.grid)).flatten(-2).mT
         return torch.cat([prefix, patches + mixed], dim=1)
@@ -117,7 +115,6 @@ class BigramHash(nn.Module):
         return F.pad(pairs, (1, 0), value=last)
 
     def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        """Return tokens (B, T, D) of the same shape, of token numbers (B, T)."""
         return tokens + self.table(self.rows(ids))
 
 
@@ -125,7 +122,6 @@ class TokenNumbers(nn.Module):
     """Keeps the token numbers (B, T) of the present call, for the layers that look them up again."""
 
     def forward(self, tokens: Tensor, ids: Tensor) -> Tensor:
-        """Return the tokens as they are."""
         self.ids = ids
         return tokens
 
@@ -189,7 +185,10 @@ def mix_tokens(network: nn.Module, kind: str) -> None:
         torch.manual_seed((torch.initial_seed() + 1_000_003) % 2**63)
         sites = attention_sites(network)
         for site in sites:
-            _check_tokens(site, kind)
+            if (kind in GRIDS) != (site.grid is not None):
+                tokens, fitting = ("a sequence", CAUSAL) if site.grid is None else ("a grid of patches", GRIDS)
+                said = f"'{site.name}' sees {tokens}, which takes {' or '.join(fitting)}"
+                raise StructuredInitError(f"token_mixing '{kind}': {said}")
         if kind in EMBEDDINGS:
             embedding = _token_embedding(network, kind)
             mixing = Smear(embedding.embedding_dim) if kind == "smear" else BigramHash(*embedding.weight.shape)
@@ -203,13 +202,6 @@ def mix_tokens(network: nn.Module, kind: str) -> None:
         for site in sites:
             grid = (site.grid, site.prefix_tokens) if kind in GRIDS else ()
             _before(site.module, {**SEQUENCES, **GRIDS}[kind](site.embed_dim, *grid))
-
-
-def _check_tokens(site: AttentionSite, kind: str) -> None:
-    if (kind in GRIDS) != (site.grid is not None):
-        tokens, fitting = ("a sequence", CAUSAL) if site.grid is None else ("a grid of patches", GRIDS)
-        said = f"'{site.name}' sees {tokens}, which takes {' or '.join(fitting)}"
-        raise StructuredInitError(f"token_mixing '{kind}': {said}")
 
 
 def _token_embedding(network: nn.Module, kind: str) -> nn.Embedding:

@@ -44,10 +44,13 @@ def place_token_softmax(
     check_arguments(arguments)
     # Of timm's class itself: subclasses differ.
     found = {name: module for name, module in network.named_modules() if type(module) is Attention}
-    placed = place_in_timm(network, found, where, per_head, arguments)
+    chosen = {name: module for name, module in found.items() if selects(where, name, module)}
+    for name, module in chosen.items():
+        values = TokenSoftmaxValue(**arguments, num_heads=module.num_heads if per_head else 1)
+        weight = module.qkv.weight
+        network.set_submodule(name, TokenSoftmaxAttention(module, values.to(weight.device, weight.dtype)))
     hosts = _pretrained_models(network)
-    placed += place_in_transformers(hosts, where, per_head, arguments)
-    if placed:
+    if place_in_transformers(hosts, where, per_head, arguments) or chosen:
         return network
     if found or hosts:
         names = ", ".join(list(found)[:4]) or type(hosts[0][1]).__name__
@@ -61,11 +64,7 @@ def place_token_softmax(
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments that TokenSoftmaxValue does not take, naming the nearest.
-
-    Raises:
-        StructuredInitError: there is one.
-    """
+    """Refuse arguments that TokenSoftmaxValue does not take, naming the nearest."""
     known = {*inspect.signature(TokenSoftmaxValue).parameters, "where", "per_head"} - {"num_heads"}
     for name in arguments:
         if name not in known:
@@ -115,18 +114,6 @@ class TokenSoftmaxAttention(Attention):
         if self.gate is not None:
             attended = attended * self.gate(x).sigmoid()
         return self.proj_drop(self.proj(attended))
-
-
-def place_in_timm(
-    network: nn.Module, attentions: dict[str, Attention], where: Where, per_head: bool, arguments: dict[str, Any]
-) -> int:
-    """Swap the attention layers that ``where`` selects; return how many."""
-    chosen = {name: module for name, module in attentions.items() if selects(where, name, module)}
-    for name, module in chosen.items():
-        values = TokenSoftmaxValue(**arguments, num_heads=module.num_heads if per_head else 1)
-        weight = module.qkv.weight
-        network.set_submodule(name, TokenSoftmaxAttention(module, values.to(weight.device, weight.dtype)))
-    return len(chosen)
 
 
 NAME = "token_softmax"

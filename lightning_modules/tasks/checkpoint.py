@@ -104,16 +104,7 @@ def checkpoints_in(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def refuse_best(path: str | None, command: str, root: str | os.PathLike[str] | None = None) -> None:
-    """Refuse names of checkpoints that only the process which trained would know.
-
-    Args:
-        path: as the user gave it.
-        command: ``fit``, ``test``, …
-        root: the folder of the runs, in which the newest checkpoint is looked for.
-
-    Raises:
-        StructuredInitError: names the newest checkpoint, where there is one.
-    """
+    """Refuse names that only the process which trained would know; say which is the newest checkpoint in ``root``."""
     if path == "" or path == "best" or (path == "last" and command != "fit"):
         newest = newest_checkpoint(root)
         example = f"such as '{newest}'" if newest else "<folder of the run>/checkpoints/last.ckpt"
@@ -129,11 +120,7 @@ def newest_checkpoint(root: str | os.PathLike[str] | None = None) -> Path | None
 
 
 def refuse_changed_arguments(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-    """Refuse to load a checkpoint made with other arguments than the present model's.
-
-    Args:
-        saved: hyperparameters in the checkpoint.
-        present: hyperparameters of the model; what only one side knows is not compared.
+    """Refuse a checkpoint made with other arguments than the present model's, as far as both sides know them.
 
     Raises:
         StructuredInitError: names the first argument that differs, and both values.

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.networks import create_network
-from lightning_modules.tasks.task import NetworkTask, check_labels
+from lightning_modules.tasks.task import ClassifierTask
 from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 
@@ -76,7 +74,7 @@ def mixed_cross_entropy(logits: Tensor, labels: Tensor, weight: float, label_smo
 Batch = tuple[Tensor, Tensor]
 
 
-class ImageClassifier(NetworkTask):
+class ImageClassifier(ClassifierTask):
     """Classifies images. Override :meth:`configure_network` to bring an architecture of your own.
 
     Logs ``{train,val,test}/accuracy`` and ``{train,val,test}/loss`` once per epoch. The training loss is that of the
@@ -99,8 +97,6 @@ class ImageClassifier(NetworkTask):
         StructuredInitError: unknown network or argument, sizes that do not divide, shares out of range, a schedule
             that is no curve.
     """
-
-    headline = ("accuracy", "max")
 
     def __init__(
         self,
@@ -125,17 +121,9 @@ class ImageClassifier(NetworkTask):
         self.label_smoothing, self.mixup, self.cutmix = label_smoothing, mixup, cutmix
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         super().__init__(network, network_args, **task)
-        metrics = MetricCollection(
-            {
-                "accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
-                "loss": MeanMetric(nan_strategy="disable"),  # any other strategy waits for the device at every step
-            },
-            compute_groups=False,
-        )
-        self.set_metrics(metrics.clone)
+        self.count_classes()
 
     def named_network(self, name: str) -> nn.Module:
-        """Build the network from ``num_classes``, ``image_size``, ``in_channels`` and ``network_args``."""
         sizes = {"num_classes": self.num_classes, "image_size": self.image_size, "in_channels": self.in_channels}
         return create_network(name, **{**sizes, **self.network_args})
 
@@ -144,20 +132,7 @@ class ImageClassifier(NetworkTask):
         return self.network(images)
 
     def probe_inputs(self, batch: Batch) -> Tensor:
-        """Return the images of a batch: attention is captured on them."""
         return batch[0]
-
-    def setup(self, stage: str) -> None:
-        """Compare the classes of the data with the network's.
-
-        Raises:
-            StructuredInitError: the numbers differ.
-        """
-        classes = getattr(getattr(self.trainer, "datamodule", None), "num_classes", None)
-        if classes is not None and classes != self.num_classes:
-            raise StructuredInitError(
-                f"the data has {classes} classes, the network {self.num_classes}: set num_classes"
-            )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of a batch, mixed if asked for; its accuracy is counted on the heavier of the two labels."""
@@ -166,23 +141,17 @@ class ImageClassifier(NetworkTask):
         images, weight = mix(images, mixup=self.mixup, cutmix=self.cutmix, rng=rng)
         logits = self(images)
         loss = mixed_cross_entropy(logits, labels, weight, self.label_smoothing)
-        self._record(self.train_metrics, logits, labels if weight >= 0.5 else labels.roll(1, 0), loss)
+        self.count(self.train_metrics, logits, labels if weight >= 0.5 else labels.roll(1, 0), loss)
         return loss
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
-        """Record accuracy and cross-entropy."""
         images, labels = self._checked(batch)
         logits = self(images)
-        self._record(self.known_metrics(split), logits, labels, F.cross_entropy(logits, labels))
+        self.count(self.known_metrics(split), logits, labels, F.cross_entropy(logits, labels))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return class probabilities (B, classes)."""
         return self(self.probe_inputs(batch)).softmax(-1)
-
-    def _record(self, metrics: MetricCollection, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
-        """Count a batch. Logging here as well would cost a millisecond a step."""
-        metrics["accuracy"].update(logits.detach(), labels)
-        metrics["loss"].update(loss.detach().expand(len(labels)))  # one per image: this strategy ignores weights
 
     def _checked(self, batch: Batch) -> Batch:
         """Look at the first batch, and at no later one: reading labels waits for the device."""
@@ -198,6 +167,6 @@ class ImageClassifier(NetworkTask):
                     f"the images are {' × '.join(map(str, images.shape[1:]))} (channels × height × width), the model "
                     f"expects {' × '.join(map(str, expected))}: set in_channels and image_size"
                 )
-            check_labels(labels, self.num_classes)
+            self.check_labels(labels)
             self._first_batch_checked = True
         return images, labels

@@ -85,7 +85,7 @@ def build_optimizer(build: Callable[..., Optimizer], module: nn.Module, *, decay
         build: from groups to the optimizer. One with a fallback (``timm.optim.Muon``) gets what is no hidden matrix in
             groups of its own.
         module: its trainable parameters are grouped by :func:`parameter_groups`.
-        decay_all: as there.
+        decay_all: see there.
 
     Raises:
         StructuredInitError: nothing is trainable; the optimizer refuses a value, or cannot train such groups. A bug in
@@ -128,11 +128,7 @@ RANGES = {
 
 
 def check_rates(**values: float) -> None:
-    """Refuse an argument of the schedule that is negative or no number.
-
-    Raises:
-        StructuredInitError: names it.
-    """
+    """Refuse an argument of the schedule that is negative or no number."""
     for name, value in values.items():
         if not 0 <= value < math.inf:
             raise StructuredInitError(f"{name} is {value:g}: it must be 0 or more")
@@ -155,15 +151,9 @@ def _declared_undecayed(module: nn.Module) -> Iterator[str]:
 def learning_rate(
     step: int, *, base_lr: float, total_steps: int, warmup_steps: int, warmup_lr: float, min_lr: float
 ) -> float:
-    """Return the learning rate of a step: a straight line up, then half a cosine down.
+    """Return the learning rate after ``step`` steps: a straight line up to ``base_lr``, then half a cosine down.
 
-    Args:
-        step: optimizer steps done so far.
-        base_lr: the optimizer's own learning rate, reached when the warmup ends.
-        total_steps: steps of the run; ``min_lr`` is reached there and kept.
-        warmup_steps: steps of the straight line.
-        warmup_lr: learning rate of step 0, when there is a warmup.
-        min_lr: learning rate at the end.
+    The line begins at ``warmup_lr``, where there is a warmup; the cosine ends at ``min_lr``, which is kept.
     """
     if step < warmup_steps:
         return warmup_lr + (base_lr - warmup_lr) * step / warmup_steps
@@ -206,11 +196,7 @@ def piecewise_linear(optimizer: Optimizer, *, total_steps: int, points: Sequence
 
 
 def check_points(points: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
-    """Return the shares of the run and of the learning rate.
-
-    Raises:
-        StructuredInitError: the points are no curve from 0 to 1.
-    """
+    """Return the shares of the run and of the learning rate, where they are a curve from 0 to 1."""
     pairs = [tuple(point) for point in points]
     shares = [pair[0] for pair in pairs if len(pair) == 2]
     rising = all(left < right for left, right in itertools.pairwise(shares))
@@ -223,11 +209,7 @@ def check_points(points: Sequence[Sequence[float]]) -> tuple[list[float], list[f
 
 
 def check_schedule(points: Sequence[Sequence[float]] | None, warmup_epochs: float) -> None:
-    """Refuse a schedule that is no curve, or a warmup beside it.
-
-    Raises:
-        StructuredInitError: either of them.
-    """
+    """Refuse a schedule that is no curve, or a warmup beside it."""
     if points is None:
         return
     check_points(points)

@@ -129,7 +129,6 @@ class SequenceRecall(NetworkTask):
         self.losses = nn.ModuleDict({f"{part}_loss": NatsPerToken() for part in ("train", "val", "test")})
 
     def named_network(self, name: str) -> nn.Module:
-        """Build the network from ``vocab_size``, ``block_size`` and ``network_args``."""
         return create_backbone(name, self.vocab_size, self.block_size, **self.network_args)
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -138,7 +137,6 @@ class SequenceRecall(NetworkTask):
         return getattr(output, "logits", output)
 
     def probe_inputs(self, batch: Batch) -> Tensor:
-        """Return the token numbers of a batch: attention is captured on them."""
         return batch["input_ids"]
 
     def probe_queries(self, batch: Batch) -> Tensor:
@@ -169,11 +167,9 @@ class SequenceRecall(NetworkTask):
         self.recall = {part: RecallByLength(known, self.solved) for part, known in lengths.items()}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss of the answers."""
         return self._step("train", batch)[0]
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
-        """Count the batch."""
         _, logits = self._step(split, batch)
         recall = self.recall[split].to(self.device)
         recall.update(logits.argmax(-1), batch["targets"], batch["scored"], batch["lengths"])
@@ -183,15 +179,12 @@ class SequenceRecall(NetworkTask):
         return self(batch["input_ids"]).argmax(-1)
 
     def on_train_epoch_end(self) -> None:
-        """Log the epoch's loss; Lightning then computes and resets it."""
         self.log("train/loss", self.losses["train_loss"])
 
     def on_validation_epoch_end(self) -> None:
-        """Log how much was recalled."""
         self._log("val")
 
     def on_test_epoch_end(self) -> None:
-        """Log how much was recalled, at each length."""
         self._log("test")
 
     def _step(self, part: str, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,8 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torchmetrics import MetricCollection
+from torchmetrics import MeanMetric, Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.tasks.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
 from lightning_modules.tasks.optim import (
@@ -115,11 +116,7 @@ class Task(LightningModule):
         )
 
     def _steps_per_epoch(self) -> int:
-        """Return the optimizer steps of one epoch.
-
-        Raises:
-            StructuredInitError: the data do not say how many batches they have.
-        """
+        """Return the optimizer steps of one epoch, or an error where the data do not say how many batches they have."""
         if self.trainer.train_dataloader is None:  # not yet looked at where max_steps alone ends the run
             self.trainer.fit_loop.setup_data()
         batches = self.trainer.num_training_batches
@@ -172,6 +169,22 @@ class NetworkTask(Task):
         """Build a network by its name, from the sizes and ``network_args``."""
         raise NotImplementedError(f"{type(self).__name__} knows no network '{name}'")
 
+    def setup(self, stage: str) -> None:
+        """Compare what the data say of themselves with what the network was built for.
+
+        Raises:
+            StructuredInitError: names the first argument that differs, and both values.
+        """
+        data = getattr(self.trainer, "datamodule", None)
+        for name in ("objective", "num_classes", "vocab_size", "block_size"):
+            ours, theirs = getattr(self, name, None), getattr(data, name, None)
+            if ours is None or theirs is None or ours == theirs:
+                continue
+            if name in ("objective", "num_classes"):
+                raise StructuredInitError(f"the data has {name} {theirs}, the model {ours}: set {name}")
+            if theirs > ours:
+                raise StructuredInitError(f"the data has {name} {theirs}, more than the model's {ours}: set {name}")
+
     def set_metrics(self, metrics: Callable[[str], MetricCollection]) -> None:
         """Keep metrics for each split, made by what is called with ``"train/"``, ``"val/"`` and ``"test/"``."""
         self.train_metrics, self.val_metrics, self.test_metrics = map(metrics, ("train/", "val/", "test/"))
@@ -181,11 +194,9 @@ class NetworkTask(Task):
         raise NotImplementedError(f"{type(self).__name__} has no evaluate")
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Count the batch."""
         self.evaluate("val", batch, batch_idx)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        """Count the batch."""
         self.evaluate("test", batch, batch_idx)
 
     def known_metrics(self, split: str) -> Any:
@@ -197,21 +208,43 @@ class NetworkTask(Task):
         self.log_dict(self.known_metrics("train"))
 
     def on_validation_epoch_end(self) -> None:
-        """Log the validation's metrics."""
         self.log_dict(self.known_metrics("val"), prog_bar=True)
 
     def on_test_epoch_end(self) -> None:
-        """Log the test's metrics."""
         self.log_dict(self.known_metrics("test"))
 
 
-def check_labels(labels: Tensor, num_classes: int) -> None:
-    """Refuse classes that the network has not, before it fails in a device kernel.
+class ClassifierTask(NetworkTask):
+    """A task that tells classes apart: ``accuracy`` and ``loss`` of each split, and a look at the first labels."""
 
-    Raises:
-        StructuredInitError: names their range.
-    """
-    if not 0 <= int(labels.min()) <= int(labels.max()) < num_classes:
-        raise StructuredInitError(
-            f"the labels run from {int(labels.min())} to {int(labels.max())}, the network has {num_classes} classes"
-        )
+    headline = ("accuracy", "max")
+    num_classes: int
+
+    def count_classes(self, **further: Metric) -> None:
+        """Keep the metrics; call it after ``super().__init__``."""
+        metrics = {
+            "accuracy": MulticlassAccuracy(self.num_classes, average="micro", validate_args=False),
+            **further,
+            "loss": MeanMetric(nan_strategy="disable"),  # any other strategy waits for the device at every step
+        }
+        self.set_metrics(MetricCollection(metrics, compute_groups=False).clone)
+
+    def count(self, metrics: MetricCollection, logits: Tensor, labels: Tensor, loss: Tensor) -> None:
+        """Count a batch. Logging here as well would cost a millisecond a step."""
+        for name, metric in metrics.items(keep_base=True, copy_state=False):
+            if name == "loss":
+                metric.update(loss.detach().expand(len(labels)))  # one per sample: this strategy ignores weights
+            else:
+                metric.update(logits.detach(), labels)
+
+    def check_labels(self, labels: Tensor) -> None:
+        """Refuse classes that the network has not, before it fails in a device kernel.
+
+        Raises:
+            StructuredInitError: names their range.
+        """
+        if not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
+            raise StructuredInitError(
+                f"the labels run from {int(labels.min())} to {int(labels.max())}, the network has {self.num_classes} "
+                "classes"
+            )

@@ -6,6 +6,7 @@ import lightning as L
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from training import quiet_trainer
 
 from callbacks import AlphaScheduleCallback
 from lightning_modules import ImageClassifier
@@ -43,17 +44,8 @@ class Seen(L.Callback):
 
 def fit(callback, tmp_path, model=None, epochs=EPOCHS, more=(), ckpt_path=None, **options):
     seen = Seen()
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        callbacks=[callback, seen, *more],
-        logger=False,
-        limit_val_batches=0,
-        default_root_dir=tmp_path,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **{"enable_checkpointing": False, **options},
-    )
+    options = {"default_root_dir": tmp_path, "limit_val_batches": 0, **options}
+    trainer = quiet_trainer(max_epochs=epochs, callbacks=[callback, seen, *more], **options)
     trainer.fit(model or module(token_softmax=REMIX), loader(), loader(), ckpt_path=ckpt_path)
     return seen
 

@@ -4,15 +4,15 @@ import logging
 import math
 from pathlib import Path
 
-import lightning as L
 import pytest
 import torch
+import training
 import warm_process
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from safetensors.torch import load_file
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
+from training import Classifier, Noisy, images
 
 from callbacks import attention_map
 from callbacks.attention_map import AttentionMapCallback, AttentionTables
@@ -26,53 +26,10 @@ pytestmark = [
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
-class Classifier(L.LightningModule):
-    """A vision transformer with every kind of dropout."""
-
-    def __init__(self, network: nn.Module | None = None):
-        super().__init__()
-        self.network = network or VisionTransformer(
-            img_size=8, patch_size=2, embed_dim=12, depth=2, num_heads=2, num_classes=3, drop_rate=0.2,
-            attn_drop_rate=0.2, proj_drop_rate=0.2, drop_path_rate=0.2,
-        )  # fmt: skip
-
-    def forward(self, images):
-        return self.network(images)
-
-    def training_step(self, batch, index):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch, index):
-        self.log("val/loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
-
-    def configure_optimizers(self):
-        return torch.optim.AdamW(self.parameters(), 1e-2)
-
-
-def images(seed: int, count: int = 24) -> TensorDataset:
-    generator = torch.Generator().manual_seed(seed)
-    return TensorDataset(
-        torch.randn(count, 3, 8, 8, generator=generator), torch.randint(3, (count,), generator=generator)
-    )
-
-
-def fit(folder, callback=None, module=None, ckpt_path=None, train=None, val=None, **options):
-    """Train for two epochs; the order of the data is drawn from the global random state."""
-    L.seed_everything(0, verbose=False)
-    module = module or Classifier()
-    options = {"max_epochs": 2, "logger": CSVLogger(folder)} | options
-    trainer = L.Trainer(
-        accelerator="cpu",
-        default_root_dir=folder,
-        callbacks=[callback] if callback else [],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=1,
-        **options,
-    )
-    loaders = train or DataLoader(images(0), 8, shuffle=True), DataLoader(images(1), 8) if val is None else val
-    trainer.fit(module, *loaders, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
-    return trainer, module
+def fit(folder, callback=None, module=None, **options):
+    """Train for two epochs of two steps."""
+    callbacks = [callback] if callback else []
+    return training.fit(folder, *callbacks, module=module, **{"max_epochs": 2, **options})
 
 
 def attention_folder(trainer) -> Path:
@@ -92,7 +49,7 @@ def test_maps_statistics_and_figures_of_before_and_after_are_written(tmp_path):
     assert {(layer.shape, layer.dtype) for layer in before.values()} == {((4, 2, 17, 17), torch.float32)}
     assert not torch.equal(before["network.blocks.0.attn"], after["network.blocks.0.attn"])
     meta = json.loads((folder / "meta.json").read_text())["captures"]
-    assert (meta["before"]["step"], meta["after"]["step"]) == (0, 6)
+    assert (meta["before"]["step"], meta["after"]["step"]) == (0, 4)
     assert meta["after"]["layers"]["network.blocks.1.attn"] == {
         "shape": [4, 2, 17, 17],
         "grid": [4, 4],
@@ -120,17 +77,7 @@ def test_after_holds_the_attention_of_the_trained_model_on_the_recorded_samples(
 
 @pytest.mark.parametrize("with_validation", [True, False])
 def test_training_is_bit_identical_with_and_without_capture(tmp_path, with_validation):
-    class Noisy(Dataset):
-        """Augments from the global random state, as torchvision does."""
-
-        def __len__(self):
-            return 24
-
-        def __getitem__(self, index):
-            image, label = images(0)[index]
-            return image + torch.randn(3, 8, 8), label
-
-    options = {"train": DataLoader(Noisy(), 8, shuffle=True)} | ({} if with_validation else {"limit_val_batches": 0})
+    options = {"train": Noisy()} | ({} if with_validation else {"limit_val_batches": 0})
     _, plain = fit(tmp_path / "plain", **options)
     _, captured = fit(tmp_path / "captured", AttentionMapCallback(every_n_epochs=1), **options)
     for name, parameter in plain.state_dict().items():
@@ -142,7 +89,7 @@ def test_chosen_epochs_are_captured_too(tmp_path):
     callback = AttentionMapCallback(every_n_epochs=2, figures=False)
     trainer, _ = fit(tmp_path, callback, max_epochs=3)
     assert list(callback.records) == ["before", "epoch_0002", "after"]
-    assert callback.records["epoch_0002"]["step"] == 6
+    assert callback.records["epoch_0002"]["step"] == 4
     assert (attention_folder(trainer) / "epoch_0002.safetensors").exists()
     assert not list(attention_folder(trainer).glob("*.png"))
 
@@ -154,7 +101,7 @@ def test_resumed_run_keeps_its_before(tmp_path):
     second, _ = fit(tmp_path, callback, max_epochs=3, ckpt_path=first.checkpoint_callback.best_model_path)
     assert second.log_dir != first.log_dir
     assert callback.records["before"]["path"] == str((attention_folder(first) / "before.safetensors").absolute())
-    assert callback.records["after"]["step"] == 9
+    assert callback.records["after"]["step"] == 6
     assert (attention_folder(first) / "before.safetensors").read_bytes() == original
     assert not (attention_folder(second) / "before.safetensors").exists()
     statistics = [json.loads((attention_folder(t) / "statistics.json").read_text()) for t in (first, second)]
@@ -315,14 +262,14 @@ def test_figures_go_to_a_logger_that_takes_image_files(tmp_path):
             logged.append((key, Path(images[0]).name, step))
 
     fit(tmp_path, AttentionMapCallback(), logger=ImageLogger(tmp_path), max_epochs=1)
-    assert ("attention/maps", "maps.png", 3) in logged
+    assert ("attention/maps", "maps.png", 2) in logged
 
 
 SCRIPT = """
 import sys, json, torch, lightning as L
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
-from tests_module import Classifier, images
+from training import Classifier, images
 from torch.utils.data import DataLoader
 from callbacks.attention_map import AttentionMapCallback
 
@@ -350,7 +297,7 @@ with open(f"{sys.argv[1]}/rank{trainer.global_rank}.json", "w") as file:
 @pytest.mark.distributed
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_two_processes_capture_what_one_does(tmp_path, strategy):
-    (tmp_path / "tests_module.py").write_text(Path(__file__).read_text())
+    (tmp_path / "training.py").write_text(Path(training.__file__).read_text())
     (tmp_path / "script.py").write_text(SCRIPT)
     started, logs = warm_process.start_ranks(tmp_path / "script.py", [str(tmp_path), strategy], {}, tmp_path)
     warm_process.wait(started, logs, 240)

@@ -7,16 +7,15 @@ import logging
 from pathlib import Path
 from types import SimpleNamespace
 
-import lightning as L
 import pytest
 import torch
+import training
 import warm_process
-from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
 from timm.models.convmixer import ConvMixer
-from timm.models.vision_transformer import VisionTransformer
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader
+from training import Classifier, Noisy, fit, images
 
 from callbacks import FilterCallback, InitCallback, RepresentationCallback, WeightProductsCallback
 from callbacks.before_after import BeforeAndAfter, filter_tables
@@ -33,31 +32,8 @@ FILTERS = ["network.blocks.0.0.fn.0", "network.blocks.1.0.fn.0"]
 LAYER = "network.blocks.1.attn"
 
 
-class Classifier(L.LightningModule):
-    """A small network that is trained on images of 8 × 8, by default a vision transformer with dropout."""
-
-    def __init__(self, network: nn.Module | None = None, lr: float = 1e-2):
-        super().__init__()
-        self.network, self.lr = network or transformer(), lr
-
-    def forward(self, images):
-        return self.network(images)
-
-    def training_step(self, batch, index):
-        return nn.functional.cross_entropy(self(batch[0]), batch[1])
-
-    def validation_step(self, batch, index):
-        self.log("val/loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), self.lr)
-
-
-def transformer() -> nn.Module:
-    rates = dict.fromkeys(("drop_rate", "attn_drop_rate", "proj_drop_rate", "drop_path_rate"), 0.2)
-    return VisionTransformer(
-        img_size=8, patch_size=2, embed_dim=72, depth=2, num_heads=2, num_classes=3, mlp_ratio=1, **rates
-    )
+def wide() -> nn.Module:
+    return training.transformer(72)  # wider than the corner that is kept
 
 
 def mixer() -> nn.Module:
@@ -68,25 +44,6 @@ def dense() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
 
 
-def images(seed: int, count: int = 16) -> TensorDataset:
-    generator = torch.Generator().manual_seed(seed)
-    return TensorDataset(
-        torch.randn(count, 3, 8, 8, generator=generator), torch.randint(3, (count,), generator=generator)
-    )
-
-
-def fit(folder, *callbacks, module=None, ckpt_path=None, train=None, val=None, **options):
-    """Train for an epoch; the order of the data and the weights are drawn from the global random state."""
-    L.seed_everything(0, verbose=False)
-    module = Classifier(module() if module is not None else None) if not isinstance(module, nn.Module) else module
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1, "max_epochs": 1}
-    quiet |= {"accelerator": "cpu", "default_root_dir": folder, "logger": CSVLogger(folder)}
-    trainer = L.Trainer(callbacks=list(callbacks), **quiet | options)
-    loaders = DataLoader(train or images(0), 8, shuffle=True), val or DataLoader(images(1), 8)
-    trainer.fit(module, *loaders, ckpt_path=ckpt_path, weights_only=True if ckpt_path else None)
-    return trainer, module
-
-
 def small(**changes) -> RepresentationCallback:
     return RepresentationCallback(**{"samples": 16, "batch_size": 8} | changes)
 
@@ -94,8 +51,8 @@ def small(**changes) -> RepresentationCallback:
 # Folder → a callback, a network that has what it looks at, and one that has not.
 LOOKS = {
     "filters": (FilterCallback, mixer, dense),
-    "representations": (small, transformer, dense),
-    "weight_products": (WeightProductsCallback, transformer, dense),
+    "representations": (small, wide, dense),
+    "weight_products": (WeightProductsCallback, wide, dense),
 }
 EACH = pytest.mark.parametrize("what", LOOKS)
 
@@ -146,17 +103,6 @@ def test_what_was_trained_already_or_is_not_enabled_is_not_looked_at_as_if_it_we
 
 
 # What all three promise
-
-
-class Noisy(Dataset):
-    """Augments from the global random state, as torchvision does."""
-
-    def __len__(self):
-        return 16
-
-    def __getitem__(self, index):
-        image, label = images(0)[index]
-        return image + torch.randn(3, 8, 8), label
 
 
 @EACH
@@ -279,7 +225,7 @@ def test_files_hold_the_centred_gram_matrices_of_the_trained_blocks(tmp_path):
     ("network", "samples", "line"),
     [
         (dense, 24, "Classifier has no list of equal blocks to look at"),
-        (transformer, 3, "similarities need at least 4 samples, got 3"),
+        (wide, 3, "similarities need at least 4 samples, got 3"),
     ],
 )
 def test_nothing_to_look_at_is_a_line_and_training_goes_on(tmp_path, network, samples, line, monkeypatch):
@@ -292,7 +238,7 @@ def test_nothing_to_look_at_is_a_line_and_training_goes_on(tmp_path, network, sa
 
 SCRIPT = """
 import sys, json, torch, lightning as L
-from tests_module import Classifier, images
+from training import Classifier, images
 from torch.utils.data import DataLoader
 from callbacks import RepresentationCallback
 from structured_init.errors import StructuredInitError
@@ -319,7 +265,7 @@ with open(f"{sys.argv[1]}/rank{rank}.json", "w") as file:
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_two_processes_keep_what_one_does_and_fail_together(tmp_path):
-    (tmp_path / "tests_module.py").write_text(Path(__file__).read_text())
+    (tmp_path / "training.py").write_text(Path(training.__file__).read_text())
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "in_the_way").write_text("")
     started, logs = warm_process.start_ranks(tmp_path / "script.py", [str(tmp_path)], {}, tmp_path)
@@ -350,7 +296,7 @@ def products_of(module):
 
 
 def test_files_hold_the_corners_and_the_summary_those_of_the_whole_products(tmp_path):
-    trainer, module = fit(tmp_path, WeightProductsCallback())
+    trainer, module = fit(tmp_path, WeightProductsCallback(), module=wide)
     after = phases(trainer, "weight_products")["after"]
     query_key, value_output = products_of(module)
     torch.testing.assert_close(after[f"{LAYER}:query_key"], query_key[:, :64, :64])
@@ -365,7 +311,7 @@ def test_files_hold_the_corners_and_the_summary_those_of_the_whole_products(tmp_
 
 
 def test_before_is_what_the_initializer_wrote(tmp_path):
-    trainer, _ = fit(tmp_path, InitCallback(Mimetic()), WeightProductsCallback())
+    trainer, _ = fit(tmp_path, InitCallback(Mimetic()), WeightProductsCallback(), module=wide)
     before, after = phases(trainer, "weight_products").values()
     summary = json.loads((Path(trainer.log_dir) / "weight_products" / "summary.json").read_text())["before"][LAYER]
     # The method's definition: W_q W_kᵀ = αZ + βI with β = 0.7, W_v W_o = αZ − βI; of the host's weights both are 0.

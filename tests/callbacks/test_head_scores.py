@@ -13,6 +13,7 @@ from lightning.pytorch.loggers import CSVLogger
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from training import quiet_trainer
 
 from callbacks.attention_map import AttentionMapCallback
 from callbacks.head_scores import best_heads, head_scores
@@ -69,10 +70,7 @@ class Recall(Language):
 
 def fit(folder, module, callback):
     L.seed_everything(0, verbose=False)
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    trainer = L.Trainer(
-        max_epochs=2, accelerator="cpu", logger=CSVLogger(folder), callbacks=[callback], log_every_n_steps=1, **quiet
-    )
+    trainer = quiet_trainer(max_epochs=2, logger=CSVLogger(folder), callbacks=[callback])
     texts = DataLoader(Texts(), 4)
     trainer.fit(module, texts, texts)
     return Path(trainer.log_dir)

@@ -20,6 +20,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training import quiet_trainer
 
 from callbacks import InitCallback
 from structured_init import (
@@ -147,10 +148,8 @@ def trainer(tmp_path):
     """A factory of quiet trainers that log nothing and write into the test's folder."""
 
     def build(*callbacks, epochs=1, **arguments):
-        quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-        quiet |= {"accelerator": "cpu", "devices": 1, "logger": False, "default_root_dir": tmp_path}
-        quiet |= {"num_sanity_val_steps": 1, "log_every_n_steps": 1, "max_epochs": epochs}
-        return pl.Trainer(callbacks=list(callbacks), **{**quiet, **arguments})
+        own = {"default_root_dir": tmp_path, "num_sanity_val_steps": 1, "max_epochs": epochs, **arguments}
+        return quiet_trainer(callbacks=list(callbacks), **own)
 
     return build
 
@@ -437,26 +436,44 @@ def test_averaged_weights_that_start_late_are_validated_from_the_initialized_one
 # Finders and strategies that would come too late
 
 
-def finders():
-    return [LearningRateFinder(num_training_steps=4, early_stop_threshold=None), BatchSizeFinder(max_trials=1)]
+def finder(find):
+    """Fit with a finder among the callbacks."""
+    return lambda trainer, model, *callbacks: trainer(find(), *callbacks).fit(model)
 
 
-def tunings():
-    return [
-        lambda trainer, model: Tuner(trainer).lr_find(model, num_training=4, early_stop_threshold=None),
-        lambda trainer, model: Tuner(trainer).scale_batch_size(model, max_trials=1),
-    ]
+def tuner(tune):
+    """Tune before the fit."""
+
+    def run(trainer, model, *callbacks):
+        fitting = trainer(*callbacks)
+        tune(Tuner(fitting), model)
+        fitting.fit(model)
+
+    return run
 
 
-NAMES = ["LearningRateFinder", "BatchSizeFinder"]
+def rates():
+    return LearningRateFinder(num_training_steps=4, early_stop_threshold=None)
 
 
-@pytest.mark.parametrize(("tune", "name"), [*zip(tunings(), NAMES, strict=True)], ids=NAMES)
-def test_tuner_is_refused_with_the_way_out(trainer, tune, name):
+EARLY = pytest.mark.parametrize(
+    ("run", "name"),
+    [
+        (finder(rates), "LearningRateFinder"),
+        (finder(lambda: BatchSizeFinder(max_trials=1)), "BatchSizeFinder"),
+        (tuner(lambda by, model: by.lr_find(model, num_training=4, early_stop_threshold=None)), "LearningRateFinder"),
+        (tuner(lambda by, model: by.scale_batch_size(model, max_trials=1)), "BatchSizeFinder"),
+    ],
+    ids=["rate", "batch size", "tuned rate", "tuned batch size"],
+)
+
+
+@EARLY
+def test_what_looks_before_the_fit_is_refused_with_the_way_out(trainer, run, name):
     model = Classifier()
     before = state(model)
     with pytest.raises(StructuredInitError) as error:
-        tune(trainer(InitCallback(Constant())), model)
+        run(trainer, model, InitCallback(Constant()))
     assert str(error.value) == (
         f"{name} runs before on_fit_start and would measure other weights: use InitCallback(..., when='setup')"
     )
@@ -464,30 +481,11 @@ def test_tuner_is_refused_with_the_way_out(trainer, tune, name):
     assert not model.trained_on
 
 
-@pytest.mark.parametrize("finder", finders(), ids=NAMES)
-def test_finder_among_the_callbacks_is_refused_with_the_way_out(trainer, finder):
-    model = Classifier()
-    with pytest.raises(StructuredInitError, match=rf"^{type(finder).__name__} runs before .* when='setup'\)$"):
-        trainer(finder, InitCallback(Constant())).fit(model)
-    assert not model.trained_on
-
-
-@pytest.mark.parametrize("tune", tunings(), ids=NAMES)
-def test_tuner_measures_the_initialized_weights_when_they_are_set_in_setup(trainer, tmp_path, tune):
+@EARLY
+def test_what_looks_before_the_fit_sees_the_weights_that_are_set_in_setup(trainer, tmp_path, run, name):
     model, watch = Classifier(), Watch()
-    fitting = trainer(InitCallback(Constant(), when="setup"), watch)
-    tune(fitting, model)
-    assert same(model.trained_on[0], constant(model))
-    fitting.fit(model)
-    assert same(watch.start, constant(model))
-    assert (tmp_path / REPORT).exists()
-
-
-@pytest.mark.parametrize("finder", finders(), ids=NAMES)
-def test_finder_measures_the_initialized_weights_when_they_are_set_in_setup(trainer, tmp_path, finder):
-    model, watch = Classifier(), Watch()
-    trainer(finder, InitCallback(Constant(), when="setup"), watch).fit(model)
-    assert len(model.trained_on) > 4  # the finder's steps and an epoch
+    run(trainer, model, InitCallback(Constant(), when="setup"), watch)
+    assert len(model.trained_on) > 4  # its steps and an epoch
     assert same(model.trained_on[0], constant(model))
     assert same(watch.start, constant(model))
     assert (tmp_path / REPORT).exists()
@@ -496,7 +494,7 @@ def test_finder_measures_the_initialized_weights_when_they_are_set_in_setup(trai
 def test_default_writes_nothing_and_refuses_nothing(trainer):
     model = Classifier()
     before = state(model)
-    trainer(finders()[0], InitCallback(Default())).fit(model)
+    trainer(rates(), InitCallback(Default())).fit(model)
     assert same(model.trained_on[0], before)
 
 

@@ -156,7 +156,7 @@ def run(callback, strategy, folder, *, late=False, same_seed=False, epochs=1, re
         enable_model_summary=False,
     )
     try:
-        trainer.fit(model, data(rank if own_data else 0), ckpt_path=resume)
+        trainer.fit(model, data(rank if own_data else 0), ckpt_path=resume and folder.parent / resume / "1.ckpt")
     except StructuredInitError as error:
         return {"error": str(error), "built": watch.notes["built"], "after": hashes(model)}
     trainer.save_checkpoint(folder / f"{epochs}.ckpt")
@@ -174,11 +174,42 @@ def both(seen, scenario):
     return first, second
 
 
+def seeded(initializer, **arguments):
+    return InitCallback(initializer, seed=SEED, **arguments)
+
+
+def frozen():
+    return Positions(trainable=False)
+
+
+def in_the_way(folder):
+    """A log folder that cannot be made."""
+    folder.parent.mkdir(exist_ok=True)
+    folder.touch()
+    return folder / "logs"
+
+
+WHOLE = {"late": True, "same_seed": True}  # sharded, of the same weights on both ranks
+SCENARIOS = {
+    "ddp_plan": lambda folder: run(seeded(start()), ddp, folder),
+    "ddp_values_by_rank": lambda folder: run(seeded(ByRank()), ddp, folder),
+    "ddp_seed_of_everything": lambda folder: run(InitCallback(start()), ddp, folder),
+    "ddp_in_setup": lambda folder: run(seeded(start(), when="setup"), ddp, folder),
+    "ddp_real_images": lambda folder: run(seeded(OfTokens()), ddp, folder, own_data=True),
+    "ddp_real_images_in_setup": lambda folder: run(seeded(OfTokens(), when="setup"), ddp, folder, own_data=True),
+    "ddp_frozen": lambda folder: run(seeded(frozen()), ddp, folder),
+    "ddp_frozen_resumed": lambda folder: run(seeded(frozen()), ddp, folder, epochs=2, resume="ddp_frozen"),
+    "ddp_frozen_late": lambda folder: run(seeded(frozen()), ddp, folder, late=True),
+    "ddp_unwritable": lambda folder: run(seeded(start()), ddp, in_the_way(folder)),
+    "fsdp_plan": lambda folder: run(seeded(start()), fsdp, folder, **WHOLE),
+    "fsdp_real_images": lambda folder: run(seeded(OfTokens()), fsdp, folder, own_data=True, **WHOLE),
+    "fsdp_values_by_rank": lambda folder: run(seeded(ByRank()), fsdp, folder, late=True),
+    "fsdp_resumed": lambda folder: run(seeded(start()), fsdp, folder, late=True, epochs=2, resume="fsdp_plan"),
+    "fsdp_frozen": lambda folder: run(seeded(frozen()), fsdp, folder, **WHOLE),
+}
+
+
 # DDP
-
-
-def ddp_plan(folder):
-    return run(InitCallback(start(), seed=SEED), ddp, folder)
 
 
 def test_ddp_ranks_with_different_global_seeds_start_from_the_single_process_plan_and_end_equal(two_processes):
@@ -189,18 +220,10 @@ def test_ddp_ranks_with_different_global_seeds_start_from_the_single_process_pla
     assert not set(first["start"].values()) & set(first["end"].values())  # every parameter was trained
 
 
-def ddp_values_by_rank(folder):
-    return run(InitCallback(ByRank(), seed=SEED), ddp, folder)
-
-
 def test_values_that_differ_between_ranks_become_rank_zeros(two_processes):
     first, second = both(two_processes, "ddp_values_by_rank")
     assert first["start"] == second["start"] == single_process(ByRank())
     assert first["end"] == second["end"]
-
-
-def ddp_seed_of_everything(folder):
-    return run(InitCallback(start()), ddp, folder)
 
 
 def test_without_a_seed_every_rank_draws_and_reports_with_that_of_rank_zero(two_processes):
@@ -209,22 +232,10 @@ def test_without_a_seed_every_rank_draws_and_reports_with_that_of_rank_zero(two_
     assert first["start"] == second["start"] == single_process(start(), seed=FIRST_RANK_SEED)
 
 
-def ddp_in_setup(folder):
-    return run(InitCallback(start(), seed=SEED, when="setup"), ddp, folder)
-
-
 def test_ddp_started_in_setup_is_equal_too(two_processes):
     first, second = both(two_processes, "ddp_in_setup")
     assert first["start"] == second["start"] == single_process(start())
     assert first["end"] == second["end"]
-
-
-def ddp_real_images(folder):
-    return run(InitCallback(OfTokens(), seed=SEED), ddp, folder, own_data=True)
-
-
-def ddp_real_images_in_setup(folder):
-    return run(InitCallback(OfTokens(), seed=SEED, when="setup"), ddp, folder, own_data=True)
 
 
 @pytest.mark.parametrize("scenario", ["ddp_real_images", "ddp_real_images_in_setup", "fsdp_real_images"])
@@ -232,15 +243,6 @@ def test_every_rank_solves_for_the_training_images_of_rank_zero(two_processes, s
     first, second = both(two_processes, scenario)
     assert first["start"] == second["start"] == single_process(OfTokens(), batch=data().dataset.tensors[0])
     assert first["end"] == second["end"]
-
-
-def ddp_frozen(folder):
-    return run(InitCallback(Positions(trainable=False), seed=SEED), ddp, folder)
-
-
-def ddp_frozen_resumed(folder):
-    callback = InitCallback(Positions(trainable=False), seed=SEED)
-    return run(callback, ddp, folder, epochs=2, resume=folder.parent / "ddp_frozen" / "1.ckpt")
 
 
 def test_frozen_positions_train_under_ddp_and_resume_with_matching_optimizer_groups(two_processes):
@@ -255,22 +257,12 @@ def test_frozen_positions_train_under_ddp_and_resume_with_matching_optimizer_gro
         assert not resumed["applied"]
 
 
-def ddp_frozen_late(folder):
-    return run(InitCallback(Positions(trainable=False)), ddp, folder, late=True)
-
-
 def test_freezing_what_ddp_has_already_wrapped_is_refused_on_every_rank(two_processes):
     for seen in both(two_processes, "ddp_frozen_late"):
         assert seen["error"] == (
             "'network.pos_embed' cannot be frozen after DDP has wrapped it: build it in the constructor, "
             "not in configure_model"
         )
-
-
-def ddp_unwritable(folder):
-    folder.parent.mkdir(exist_ok=True)
-    folder.touch()  # a file where the log folder should be
-    return run(InitCallback(start()), ddp, folder / "logs")
 
 
 def test_unwritable_folder_ends_every_rank_with_the_same_line(two_processes):
@@ -283,10 +275,6 @@ def test_unwritable_folder_ends_every_rank_with_the_same_line(two_processes):
 # FSDP2: DTensors, restored after on_fit_start
 
 
-def fsdp_plan(folder):
-    return run(InitCallback(start(), seed=SEED), fsdp, folder, late=True, same_seed=True)
-
-
 def test_sharded_start_is_the_single_process_plan_bit_for_bit(two_processes):
     expected = single_process(start())
     for seen in both(two_processes, "fsdp_plan"):
@@ -297,22 +285,9 @@ def test_sharded_start_is_the_single_process_plan_bit_for_bit(two_processes):
     assert first["report"]
 
 
-def fsdp_real_images(folder):
-    return run(InitCallback(OfTokens(), seed=SEED), fsdp, folder, late=True, same_seed=True, own_data=True)
-
-
-def fsdp_values_by_rank(folder):
-    return run(InitCallback(ByRank(), seed=SEED), fsdp, folder, late=True)
-
-
 def test_sharded_values_are_all_those_of_rank_zero(two_processes):
     first, second = both(two_processes, "fsdp_values_by_rank")
     assert first["start"] == second["start"] == single_process(ByRank())
-
-
-def fsdp_resumed(folder):
-    callback = InitCallback(start(), seed=SEED)
-    return run(callback, fsdp, folder, late=True, epochs=2, resume=folder.parent / "fsdp_plan" / "1.ckpt")
 
 
 def test_sharded_resumed_run_keeps_its_weights_and_its_report(two_processes):
@@ -324,10 +299,6 @@ def test_sharded_resumed_run_keeps_its_weights_and_its_report(two_processes):
         assert resumed["report"]
 
 
-def fsdp_frozen(folder):
-    return run(InitCallback(Positions(trainable=False), seed=SEED), fsdp, folder, late=True, same_seed=True)
-
-
 def test_sharded_layers_built_late_are_frozen(two_processes):
     for seen in both(two_processes, "fsdp_frozen"):
         assert seen["frozen"] == ["network.pos_embed"]
@@ -335,29 +306,10 @@ def test_sharded_layers_built_late_are_frozen(two_processes):
         assert seen["start"] == single_process(Positions(trainable=False))
 
 
-SCENARIOS = [
-    ddp_plan,
-    ddp_values_by_rank,
-    ddp_seed_of_everything,
-    ddp_in_setup,
-    ddp_real_images,
-    ddp_real_images_in_setup,
-    ddp_frozen,
-    ddp_frozen_resumed,
-    ddp_frozen_late,
-    ddp_unwritable,
-    fsdp_plan,
-    fsdp_real_images,
-    fsdp_values_by_rank,
-    fsdp_resumed,
-    fsdp_frozen,
-]
-
-
 def main():
     warnings.simplefilter("ignore")
     folder = Path(sys.argv[1])
-    seen = {scenario.__name__: scenario(folder / scenario.__name__) for scenario in SCENARIOS}
+    seen = {name: scenario(folder / name) for name, scenario in SCENARIOS.items()}
     (folder / f"{os.environ['LOCAL_RANK']}.json").write_text(json.dumps(seen))
 
 

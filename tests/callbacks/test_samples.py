@@ -10,10 +10,11 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
+from training import quiet_trainer
 
 from callbacks import ElapsedTime, InitCallback
 from lightning_modules import ImageClassifier
@@ -119,17 +120,7 @@ def loader(dataset, **arguments):
 
 
 def fit(callback, model, *data, tmp_path=None, **arguments):
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    quiet |= {
-        "log_every_n_steps": 1,
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": False,
-        "max_epochs": 2,
-        "default_root_dir": tmp_path,
-    }
-    trainer = pl.Trainer(callbacks=[callback], **quiet)
-    trainer.fit(model, *data, **arguments)
+    quiet_trainer(callbacks=[callback], max_epochs=2, default_root_dir=tmp_path).fit(model, *data, **arguments)
     return model
 
 
@@ -320,11 +311,7 @@ def test_a_vit_on_digits_starts_from_what_initialize_gives_on_stored_training_im
 
     data, callback = digits(flip=True, crop_padding=1), InitCallback(start, seed=5, when=when)
     model = classifier()
-    trainer = pl.Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, precision=precision,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=[callback, Watching()],
-        default_root_dir=tmp_path,
-    )  # fmt: skip
+    trainer = quiet_trainer(precision=precision, callbacks=[callback, Watching()], default_root_dir=tmp_path)
     trainer.fit(model, datamodule=data)
     trainer.save_checkpoint(tmp_path / "model.ckpt")
     for name, parameter in expected.named_parameters():
@@ -376,10 +363,7 @@ class Unnamed(Model):
 
 
 def without_training(callback, model, tmp_path):
-    trainer = pl.Trainer(
-        max_steps=0, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[callback], default_root_dir=tmp_path, enable_checkpointing=False,
-    )  # fmt: skip
+    trainer = quiet_trainer(max_steps=0, callbacks=[callback], default_root_dir=tmp_path)
     trainer.fit(model, DataLoader(Numbers(), batch_size=4))
 
 
@@ -440,11 +424,8 @@ class Reads(Initializer):
 
 
 def trained_with(tmp_path, initializer, loader=None, callbacks=(), seed=3):
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-    trainer = Trainer(
-        default_root_dir=tmp_path, max_steps=1, accelerator="cpu", logger=False, **quiet,
-        callbacks=[InitCallback(initializer, seed=seed), *callbacks],
-    )  # fmt: skip
+    given = [InitCallback(initializer, seed=seed), *callbacks]
+    trainer = quiet_trainer(default_root_dir=tmp_path, max_steps=1, callbacks=given)
     module = ImageModule()
     loader = DataLoader(Images(TRAINING), batch_size=2) if loader is None else loader
     trainer.fit(module, loader, DataLoader(Images(VALIDATION)))

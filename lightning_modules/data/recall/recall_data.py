@@ -196,7 +196,6 @@ class RecallData(SeededData):
 
     @cached_property
     def train_set(self) -> RecallSet:
-        """The training part."""
         context_length = self.context_length if self.packed else None
         lengths = [(self.min_length, self.max_length)]
         return RecallSet(self.task, "train", lengths, self.train_examples, self.seed, context_length, self.fresh)

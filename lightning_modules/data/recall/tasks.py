@@ -59,13 +59,9 @@ class RecallTask(ABC):
 
 
 def answered(sequence: NDArray[np.int64], answer: NDArray[np.bool_], end: int, key: bytes) -> Example:
-    """Return the example in which each answer token is predicted from those before it.
+    """Return the example in which each answer token of a sequence (T + 1,) is predicted from those before it.
 
-    Args:
-        sequence: (T + 1,) all tokens, the answer among them.
-        answer: (T + 1,) which of them are the answer.
-        end: a token of the answer that is not scored.
-        key: what makes two examples the same.
+    ``answer`` (T + 1,) marks them; ``end`` is the one that is not scored.
     """
     targets = np.where(answer, sequence, IGNORED)[1:]
     return Example(sequence[:-1], targets, (targets != IGNORED) & (targets != end), key)
@@ -107,22 +103,14 @@ class Copying(RecallTask):
 
 
 class StackCopying(Copying):
-    """The answer is the string from its end: last in, first out.
-
-    Args:
-        num_letters: how many letters there are.
-    """
+    """The answer is the string from its end: last in, first out; ``num_letters`` as in :class:`Copying`."""
 
     def answer(self, letters: NDArray[np.int64]) -> NDArray[np.int64]:
         return letters[::-1]
 
 
 class Sorting(Copying):
-    """The answer is the string's letters in their order, with repetitions.
-
-    Args:
-        num_letters: how many letters there are.
-    """
+    """The answer is the string's letters in their order, with repetitions; ``num_letters`` as in :class:`Copying`."""
 
     def answer(self, letters: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.sort(letters)

@@ -42,12 +42,8 @@ class Layout:
 def choose(bounds: NDArray[np.int64], budget: int, seed: int) -> NDArray[np.int64]:
     """Return first and last token (excluded) of documents that hold ``budget`` tokens in all, (D', 2), in order.
 
-    Drawn by the seed, so that a smaller budget is contained in a larger; the document drawn last is cut.
-
-    Args:
-        bounds: where each document begins, and the end of the last, (D + 1,).
-        budget: number of tokens; all documents where there are no more.
-        seed: of the draw.
+    Drawn by the seed, so that a smaller budget is contained in a larger; the document drawn last is cut. ``bounds`` is
+    where each document begins, and the end of the last, (D + 1,).
     """
     spans = np.stack([bounds[:-1], bounds[1:]], axis=1)
     lengths = spans[:, 1] - spans[:, 0]
@@ -59,12 +55,7 @@ def choose(bounds: NDArray[np.int64], budget: int, seed: int) -> NDArray[np.int6
 
 
 def pack(spans: NDArray[np.int64], block_size: int) -> Layout:
-    """Put documents one after the other and cut every ``block_size`` tokens; only the last block may be shorter.
-
-    Args:
-        spans: first and last token (excluded) of each document, (D, 2).
-        block_size: T.
-    """
+    """Put documents, spans (D, 2), one after the other and cut every T tokens; only the last block may be shorter."""
     lengths = spans[:, 1] - spans[:, 0]
     before = np.cumsum(lengths) - lengths  # position of each document in the stream of all
     total = int(lengths.sum())
@@ -77,12 +68,7 @@ def pack(spans: NDArray[np.int64], block_size: int) -> Layout:
 
 
 def rows(spans: NDArray[np.int64], block_size: int) -> Layout:
-    """Give each document blocks of its own, the last of them shorter.
-
-    Args:
-        spans: first and last token (excluded) of each document, (D, 2).
-        block_size: T.
-    """
+    """Give each document, spans (D, 2), blocks of its own, the last of them shorter."""
     counts = -(-(spans[:, 1] - spans[:, 0]) // block_size)
     document = np.repeat(np.arange(len(spans)), counts)
     number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -127,16 +113,9 @@ class Masking:
     def __call__(
         self, ids: NDArray[np.int64], present: NDArray[np.bool_], epochs: NDArray[np.int64], indices: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Corrupt a batch; what happens to a block does not depend on the others.
+        """Return ids (B, T) with some replaced, and which are to be predicted; a block does not depend on the others.
 
-        Args:
-            ids: with padding, (B, T).
-            present: where there is no padding, (B, T).
-            epochs: of the training, (B,).
-            indices: of the blocks, (B,).
-
-        Returns:
-            The ids with some replaced, (B, T), and which are to be predicted, (B, T).
+        ``present`` (B, T) is false for padding; ``epochs`` and ``indices`` of the blocks are (B,).
         """
         chances, fate, draw = self._uniform(epochs, indices, ids.shape[1])
         chances[self._special[ids] | ~present] = 2.0

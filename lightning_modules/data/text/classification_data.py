@@ -17,21 +17,15 @@ from torch.utils.data import Dataset
 
 from lightning_modules.data.labelled import LabelledData
 from lightning_modules.data.text.corpus import TEXTS, Column, Texts
-from lightning_modules.data.text.encoding import Tokens, cache_folder, encode
-from lightning_modules.data.text.tokenizer import Tokenizer, find_tokenizer
+from lightning_modules.data.text.encoding import Tokens, encode
+from lightning_modules.data.text.tokenizer import Tokenized, Tokenizer
 from structured_init.errors import StructuredInitError
 
 
 class Sentences(Dataset):
-    """Texts between the tokens that begin and end one, where the tokenizer has them, and their classes.
+    """Texts, rows (N,) of a split, between the tokens that begin and end one, and their classes (N,).
 
-    Args:
-        tokens: of a split's texts.
-        rows: of the split that each text is, (N,).
-        labels: class of each text, (N,).
-        tokenizer: knows the special tokens.
-        max_length: of a text with its special tokens; longer ones lose their end.
-        pad_to_max_length: whether every batch is so long; otherwise as long as its longest text.
+    A text with its special tokens has ``max_length`` at most; longer ones lose their end.
     """
 
     def __init__(
@@ -86,7 +80,7 @@ class Sentences(Dataset):
         return [*self.begin, *self.tokens.records["id"][start : min(stop, start + room)].tolist(), *self.end]
 
 
-class TextClassificationData(LabelledData):
+class TextClassificationData(LabelledData, Tokenized):
     """Texts and classes; batches are dicts as `Sentences` describes them.
 
     The order is a function of (seed, epoch). Labels that are strings are numbered in the order of the training split's
@@ -130,21 +124,6 @@ class TextClassificationData(LabelledData):
         if max_length < 3:
             raise StructuredInitError(f"max_length={max_length} is less than 3: no room between the special tokens")
 
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer; trains it where it is to be trained."""
-        return find_tokenizer(self.tokenizer_name, self._vocab_size, self._training_text, cache_folder())
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows that an embedding of the tokens needs."""
-        return self.tokenizer.vocab_size
-
-    @property
-    def pad_token_id(self) -> int:
-        """What batches are filled up with."""
-        return self.tokenizer.pad_token_id
-
     @property
     def block_size(self) -> int:
         """Positions that a model needs."""
@@ -152,25 +131,21 @@ class TextClassificationData(LabelledData):
 
     @cached_property
     def train_set(self) -> Sentences:
-        """The training part."""
         return self._sentences(self.train_split, self.parts[1])
 
     @cached_property
     def val_set(self) -> Sentences | None:
-        """The validation part; ``None`` where there is none."""
         return self._sentences(self.train_split, self.parts[0]) if self.val_fraction > 0 else None
 
     @cached_property
     def test_set(self) -> Sentences:
-        """The test part."""
         return self._sentences(self.test_split, self.test_rows)
 
     def prepare_data(self) -> None:
         """Download, train the tokenizer and tokenize on one process before the others look."""
         _ = self.train_set
 
-    def _training_text(self) -> Texts:
-        """Return the train split without its validation part."""
+    def training_text(self) -> Texts:
         keep = np.ones(len(self.source.split(self.train_split)), dtype=bool)
         keep[self.parts[0]] = False
         return Texts([text for text, kept in zip(self._texts(self.train_split), keep, strict=True) if kept])
@@ -179,6 +154,6 @@ class TextClassificationData(LabelledData):
         return iter(Column(self.source.split(split), self.source.input_column, f"'{split}' in '{self.name}'"))
 
     def _sentences(self, split: str, rows: NDArray[np.int64]) -> Sentences:
-        tokens = encode(Texts(list(self._texts(split))), self.tokenizer, "none", cache_folder())
+        tokens = encode(Texts(list(self._texts(split))), self.tokenizer, "none")
         labels = self.source.labels(split)[rows]
         return Sentences(tokens, rows, labels, self.tokenizer, self.max_length, self.pad_to_max_length)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-class Rows(Protocol):
-    """Rows of a column, or lines of a file with their ends; can be iterated again and again."""
-
-    def __iter__(self) -> Iterator[str]: ...
+Rows = Iterable[str]  # of a column, or lines of a file with their ends; can be iterated again and again
 
 
 class Texts:
@@ -58,9 +55,6 @@ class Documents(Texts):
             document begins at every row in which it is found.
         keep: whether each document belongs to this part, (D,); all do where None.
         span: first and last character (excluded) of the part, where all is one document.
-
-    Raises:
-        StructuredInitError: the rule is not a regular expression.
     """
 
     def __init__(
@@ -71,7 +65,6 @@ class Documents(Texts):
         span: tuple[int, int] | None = None,
     ) -> None:
         self.files, self.rule, self.keep, self.span = files, rule, keep, span
-        check_rule(rule)
 
     def __iter__(self) -> Iterator[str]:
         """Yield the documents that are not blank."""
@@ -113,19 +106,10 @@ def _groups(rows: Iterable[str], rule: str | None) -> Iterator[list[str]]:
 
 
 def carve(documents: Documents, fractions: Sequence[float], seed: int, what: str) -> list[Documents]:
-    """Divide documents into disjoint parts of about the given shares of the characters, and one with the rest.
+    """Return disjoint parts of about the given shares of the characters (an empty one for 0), and one with the rest.
 
     By document, drawn by the seed; a single document by contiguous spans that end at ends of lines: the rest comes
     first, then the last of the parts, …, the first of them at the end of the text.
-
-    Args:
-        documents: all of them.
-        fractions: share of the characters for each part; 0 gives an empty one.
-        seed: of the draw.
-        what: the corpus, for errors.
-
-    Returns:
-        A part for each fraction, and the rest.
 
     Raises:
         StructuredInitError: a part or the rest would have no document.
@@ -189,11 +173,7 @@ class Corpus:
 
 
 class TextFile:
-    """The lines of a UTF-8 file, with their ends.
-
-    Raises:
-        StructuredInitError: when it is read: it cannot be, or is not UTF-8.
-    """
+    """The lines of a UTF-8 file, with their ends; an error when it is read and cannot be, or is not UTF-8."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -214,12 +194,7 @@ class TextFile:
 
 
 class Column:
-    """The rows of a column of text; missing ones are empty.
-
-    Args:
-        dataset: a split.
-        column: its column.
-        where: of which split and dataset, for errors.
+    """The rows of a column of text; missing ones are empty. ``where`` names split and dataset in errors.
 
     Raises:
         StructuredInitError: the column does not hold text; when it is read: a row is not UTF-8.
@@ -248,12 +223,7 @@ class Column:
 
 
 def open_corpus(name: str, config: str | None, text_column: str | None) -> Corpus:
-    """Find a corpus.
-
-    Args:
-        name: ``python-docs``, a text or Parquet file, a folder of them, or a hub name.
-        config: the hub's configuration, e.g. ``wikitext-2-v1``.
-        text_column: found by its name or type where None.
+    """Find a corpus by the arguments that :class:`TextData` has of these names.
 
     Raises:
         StructuredInitError: no such corpus, a corrupt file, no such column or one that does not hold text.
@@ -318,12 +288,7 @@ _USUAL = {"val": VALIDATION, "test": ("test",)}
 class Parts:
     """The parts ``train``, ``val`` and ``test``: splits of the corpus, and carved out of train where it has none.
 
-    Args:
-        corpus: the text.
-        rule: what makes a document.
-        splits: the split of each part, found by its name where None.
-        shares: of train, for a part of that name that the corpus lacks.
-        seed: of the draw.
+    The split of a part is found by its name where None; a part that the corpus lacks is a share of train.
     """
 
     def __init__(

@@ -11,20 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_modules.data.text.corpus import Texts
-from lightning_modules.data.text.tokenizer import Pieces, Tokenizer
+from lightning_modules.data.text.tokenizer import Pieces, Tokenizer, cache_folder
 from structured_init.files import replacing
 
 RECORD = np.dtype([("id", "<i4"), ("characters", "<i4"), ("bytes", "<i4")])
 ADDED = ("both", "begin", "end", "none")
 _CHARACTERS_AT_ONCE = 1 << 20
 _FORMAT = 1  # another one where files of an older version would be read wrongly
-
-
-def cache_folder() -> Path:
-    """Return where trained tokenizers and tokens are kept, beside what ``datasets`` keeps."""
-    import datasets
-
-    return Path(datasets.config.HF_DATASETS_CACHE) / "structured_init_text"
 
 
 class Tokens:
@@ -54,20 +47,17 @@ class Tokens:
         return {**self.__dict__, "_records": None}  # a worker process opens the file and copies nothing
 
 
-def encode(documents: Texts, tokenizer: Tokenizer, added: str, folder: Path) -> Tokens:
+def encode(documents: Texts, tokenizer: Tokenizer, added: str) -> Tokens:
     """Return documents as tokens, from the cache where they are in it.
 
-    Args:
-        documents: to tokenize.
-        tokenizer: for each.
-        added: which special tokens each document gets: begin, end, both or none; those that the tokenizer has.
-        folder: the cache.
+    ``added`` says which special tokens each gets: begin, end, both or none, of those that the tokenizer has.
 
     Raises:
-        StructuredInitError: the folder cannot be written to.
+        StructuredInitError: its folder cannot be written to.
     """
     asked = f"{_FORMAT} {documents.digest} {tokenizer.digest} {_ends(tokenizer, added)}"
     name = hashlib.sha256(asked.encode()).hexdigest()[:32]
+    folder = cache_folder()
     file, marker = folder / f"tokens-{name}.bin", folder / f"tokens-{name}.npy"
     if not marker.exists() or not file.exists():
         lengths = [0]

@@ -7,15 +7,15 @@ from typing import Any
 
 from lightning_modules.data.seeded import SeededData, check_carved, check_fractions, check_type
 from lightning_modules.data.text.blocks import Blocks, Masking, choose, pack, rows
-from lightning_modules.data.text.corpus import Parts, check_rule, open_corpus
-from lightning_modules.data.text.encoding import ADDED, Tokens, cache_folder, encode
-from lightning_modules.data.text.tokenizer import Tokenizer, find_tokenizer
+from lightning_modules.data.text.corpus import Documents, Parts, check_rule, open_corpus
+from lightning_modules.data.text.encoding import ADDED, Tokens, encode
+from lightning_modules.data.text.tokenizer import Tokenized
 from structured_init.errors import StructuredInitError, nearest
 
 OBJECTIVES = ("causal", "masked")
 
 
-class TextData(SeededData):
+class TextData(SeededData, Tokenized):
     """A corpus as blocks of tokens; batches are dicts as `Blocks` describes them.
 
     The order and the corruption are functions of (seed, epoch, index): they do not depend on the number of workers,
@@ -96,22 +96,8 @@ class TextData(SeededData):
         self.split_seed = split_seed
         self._check_arguments()
 
-    # What a model needs to know -------------------------------------------------------------------------------------
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer; trains it where it is to be trained."""
-        return find_tokenizer(self.tokenizer_name, self._vocab_size, lambda: self.parts["train"], cache_folder())
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows that an embedding of the tokens needs."""
-        return self.tokenizer.vocab_size
-
-    @property
-    def pad_token_id(self) -> int:
-        """What blocks are filled up with."""
-        return self.tokenizer.pad_token_id
+    def training_text(self) -> Documents:
+        return self.parts["train"]
 
     # The parts ------------------------------------------------------------------------------------------------------
 
@@ -125,7 +111,6 @@ class TextData(SeededData):
 
     @cached_property
     def train_set(self) -> Blocks:
-        """The training part."""
         tokens = self._tokens("train")
         budget = round(self.fraction * len(tokens))
         budget = budget if self.max_tokens is None else min(budget, self.max_tokens)
@@ -133,24 +118,19 @@ class TextData(SeededData):
 
     @cached_property
     def val_set(self) -> Blocks | None:
-        """The validation part; ``None`` where there is none."""
         if "val" not in self.parts:
             return None
         return self._blocks(self._tokens("val"), None, self._masking(self.split_seed, fixed=True))
 
     @cached_property
     def test_set(self) -> Blocks:
-        """The test part."""
         return self._blocks(self._tokens("test"), None, self._masking(self.split_seed, fixed=True))
-
-    # Lightning ------------------------------------------------------------------------------------------------------
 
     def prepare_data(self) -> None:
         """Download, train the tokenizer and tokenize on one process before the others look."""
         _ = self.train_set, self.val_set
 
     def setup(self, stage: str) -> None:
-        """Tokenize what the stage needs."""
         if stage == "fit":
             self.__dict__.pop("train_set", None)  # its corruption depends on the seed
         super().setup(stage)
@@ -193,7 +173,7 @@ class TextData(SeededData):
         check_rule(self._documents or "row")
 
     def _tokens(self, part: str) -> Tokens:
-        return encode(self.parts[part], self.tokenizer, self.document_tokens, cache_folder())
+        return encode(self.parts[part], self.tokenizer, self.document_tokens)
 
     def _masking(self, seed: int, fixed: bool = False) -> Masking | None:
         return Masking(self.tokenizer, self.mask_probability, seed, fixed) if self.objective == "masked" else None

@@ -117,6 +117,39 @@ class Tokenizer:
         ]
 
 
+class Tokenized:
+    """What data say of the tokenizer that they name: ``tokenizer_name``, and ``_vocab_size`` of one that is trained."""
+
+    tokenizer_name: str
+    _vocab_size: int
+
+    def training_text(self) -> Texts:
+        """Return what a tokenizer is trained on."""
+        raise NotImplementedError
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; trains it where it is to be trained."""
+        return find_tokenizer(self.tokenizer_name, self._vocab_size, self.training_text, cache_folder())
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows that an embedding of the tokens needs."""
+        return self.tokenizer.vocab_size
+
+    @property
+    def pad_token_id(self) -> int:
+        """What blocks and batches are filled up with."""
+        return self.tokenizer.pad_token_id
+
+
+def cache_folder() -> Path:
+    """Return where trained tokenizers and tokens are kept, beside what ``datasets`` keeps."""
+    import datasets
+
+    return Path(datasets.config.HF_DATASETS_CACHE) / "structured_init_text"
+
+
 @contextmanager
 def all_threads() -> Iterator[None]:
     """Let the library use its threads, and afterwards no more unless the user said so: they do not survive a fork."""
@@ -133,16 +166,10 @@ def _account(text: str, ids: list[int], ends: list[int]) -> Pieces:
     stops = np.maximum.accumulate(np.array([0, *ends], dtype=np.int64))
     if ids:
         stops[-1] = len(text)
-    return Pieces(np.array(ids, dtype=np.int64), np.diff(stops), np.diff(_bytes_before(text)[stops]))
-
-
-def _bytes_before(text: str) -> NDArray[np.int64]:
-    """Return the number of UTF-8 bytes before each character and after the last, (len(text) + 1,)."""
-    if text.isascii():
-        return np.arange(len(text) + 1)
     points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
-    widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)
-    return np.concatenate([[0], np.cumsum(widths)])
+    widths = 1 + (points >= 0x80).astype(np.int64) + (points >= 0x800) + (points >= 0x10000)  # in UTF-8
+    before = np.concatenate([[0], np.cumsum(widths)])  # bytes before each character and after the last
+    return Pieces(np.array(ids, dtype=np.int64), np.diff(stops), np.diff(before[stops]))
 
 
 PAD, UNKNOWN, BEGIN, END, MASK = "<pad>", "<unk>", "<s>", "</s>", "<mask>"
@@ -177,12 +204,9 @@ def character_tokenizer(texts: Iterable[str]) -> tokenizers.Tokenizer:
 
 
 def train_tokenizer(kind: str, texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """Train a tokenizer, the same in every process: byte-level BPE or WordPiece.
+    """Train byte-level BPE or WordPiece, the same in every process, on texts that can be iterated twice.
 
-    Args:
-        kind: one of `TRAINED`.
-        texts: to train on; iterated twice.
-        vocab_size: of the tokens, the five special ones among them; fewer where the text does not give so many.
+    The five special tokens count among ``vocab_size``; there are fewer where the text does not give so many.
 
     Raises:
         StructuredInitError: the vocabulary is too small for the characters or bytes alone.
@@ -285,8 +309,9 @@ def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts
     Raises:
         StructuredInitError: no such tokenizer, a corrupt file, a vocabulary too small.
     """
+    own = {"begin": BEGIN, "end": END, "pad": PAD, "mask": MASK}
     if name == "bytes":
-        return _own(byte_tokenizer(), name)
+        return Tokenizer(byte_tokenizer(), name, **own)
     if name in FROM_TEXT:
         import tokenizers
 
@@ -299,7 +324,7 @@ def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts
                 made.save(str(temporary))
         backend = tokenizers.Tokenizer.from_file(str(file))
         backend.encode_special_tokens = True  # not in the file
-        return _own(backend, name)
+        return Tokenizer(backend, name, **own)
     if name == "unigram":
         raise StructuredInitError(
             "tokenizer 'unigram' cannot be trained here, because the tokenizers library finds different "
@@ -309,10 +334,6 @@ def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts
     if path.is_file():
         return _from_file(path)
     return _from_transformers(name)
-
-
-def _own(backend, name: str) -> Tokenizer:  # noqa: ANN001  a tokenizer of the library
-    return Tokenizer(backend, name, begin=BEGIN, end=END, pad=PAD, mask=MASK)
 
 
 def _from_file(path: Path) -> Tokenizer:

@@ -52,14 +52,8 @@ POOL, POOL_STRIDE, POOL_PADDING = 3, 2, 1
 class ConvTokenizer(nn.Module):
     """CCT's: convolution without bias, ReLU and max pooling (3, stride 2), once per layer.
 
-    Args:
-        in_channels: C.
-        embed_dim: D, the channels of the last convolution.
-        kernel_size: of every convolution.
-        conv_layers: how many.
-        stride: of every convolution; max(1, k // 2 − 1) when None, as published.
-        padding: likewise; max(1, k // 2) when None.
-        hidden_channels: of the convolutions before the last.
+    Stride and padding are max(1, k // 2 − 1) and max(1, k // 2) when None, as published. Convolutions before the last
+    have ``hidden_channels``.
 
     Raises:
         StructuredInitError: a number is out of its range.
@@ -97,11 +91,7 @@ class ConvTokenizer(nn.Module):
         initialize_convolutions(self)
 
     def side(self, image_size: int) -> int:
-        """Return the tokens along a side of the image.
-
-        Raises:
-            StructuredInitError: none is left.
-        """
+        """Return the tokens along a side of the image, or an error where none is left."""
         side = image_size
         for convolution, *_ in self.conv_layers:
             kernel, stride, padding = (
@@ -127,11 +117,6 @@ class ConvTokenizer(nn.Module):
 class PatchTokenizer(nn.Module):
     """ViT-Lite's and CVT's: one convolution of square patches, with bias, and nothing after it.
 
-    Args:
-        in_channels: C.
-        embed_dim: D.
-        patch_size: side of a patch in pixels.
-
     Raises:
         StructuredInitError: the patch is smaller than one pixel.
     """
@@ -146,11 +131,7 @@ class PatchTokenizer(nn.Module):
         initialize_convolutions(self)
 
     def side(self, image_size: int) -> int:
-        """Return the tokens along a side of the image.
-
-        Raises:
-            StructuredInitError: the patches do not divide it.
-        """
+        """Return the tokens along a side of the image, or an error where the patches do not divide it."""
         if image_size < 1 or image_size % self.patch_size:
             raise StructuredInitError(f"patch_size {self.patch_size} does not divide image_size {image_size}")
         return image_size // self.patch_size
@@ -276,7 +257,11 @@ class CompactEncoder(nn.Module):
         values = None if pool_softmax is None else TokenSoftmaxValue(**pool_softmax)
         self.pool = None if class_token else SequencePooling(embed_dim, values)
         self.head = nn.Linear(embed_dim, num_classes)
-        self.apply(_start_linear)
+        for part in self.modules():
+            if isinstance(part, nn.Linear):
+                nn.init.trunc_normal_(part.weight, std=0.02)  # cut at ±2
+                if part.bias is not None:
+                    nn.init.zeros_(part.bias)
         if token_softmax is not None:
             place_token_softmax(self, **token_softmax)
 
@@ -325,14 +310,6 @@ def _positions(kind: str, tokens: int, embed_dim: int) -> nn.Parameter | None:
     if kind == "sine":
         return nn.Parameter(sine_positions(tokens, embed_dim)[None], requires_grad=False)
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, tokens, embed_dim), std=0.2))
-
-
-def _start_linear(module: nn.Module) -> None:
-    """Draw linear layers from N(0, 0.02²) cut at ±2, and set their biases to zero."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
 
 
 def _check(

@@ -38,14 +38,6 @@ class TextTokenizer(nn.Module):
 
     A token that comes out counts where anything that it saw does; the others are zero.
 
-    Args:
-        word_embed_dim: E.
-        embed_dim: D.
-        kernel_size: tokens that the convolution sees.
-        stride: of the convolution.
-        padding: of the convolution.
-        pooled: whether ReLU and pooling follow.
-
     Raises:
         StructuredInitError: a number is out of its range.
     """

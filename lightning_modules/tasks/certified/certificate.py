@@ -117,11 +117,9 @@ class CertifiedAccuracy(Metric):
         self._lipschitz = float(bound)
 
     def update(self, logits: Tensor, labels: Tensor) -> None:
-        """Count a batch: logits (B, K) and labels (B,)."""
         counted = certified(logits, labels, epsilon=self.epsilon, lipschitz=self.lipschitz, distances=self.distances)
         self.certified += counted.sum()
         self.total += labels.numel()
 
     def compute(self) -> Tensor:
-        """Return the share of certified images."""
         return self.certified.float() / self.total

@@ -29,15 +29,7 @@ SEARCH_RADIUS = 36.0  # within which the largest ratio is looked for, as publish
 
 @dataclass(frozen=True)
 class Attack:
-    """How hard to search.
-
-    Attributes:
-        epsilons: radii, in 1/255.
-        steps: of PGD from each start.
-        step_size: length of a step, as a share of the radius.
-        restarts: random starts of PGD.
-        lipschitz_steps: of the search for the largest ratio.
-    """
+    """How hard to search: arguments of :class:`CertifiedClassifier`, those of PGD without their prefix."""
 
     epsilons: Sequence[float]
     steps: int
@@ -93,13 +85,7 @@ class RobustnessMetrics(nn.Module):
     ) -> dict[str, Tensor]:
         """Return what attacks find on a batch, by metric; ``broken`` counts certified predictions that one changed.
 
-        Args:
-            network: in evaluation mode, outside of inference mode.
-            images: (B, C, H, W).
-            labels: (B,) class numbers.
-            logits: the network's, (B, K).
-            generator: of random starts.
-            box: what pixels may be.
+        Images are (B, C, H, W), labels (B,), logits (B, K); the network evaluates, outside of inference mode.
         """
         found: dict[str, Tensor] = {}
         attack = self.attack
@@ -133,11 +119,7 @@ class RobustnessMetrics(nn.Module):
             (self.broken if name == "broken" else self.logged[name]).update(values)
 
     def refuse_broken(self) -> None:
-        """Stop where an attack has changed a certified prediction.
-
-        Raises:
-            StructuredInitError: how many there were.
-        """
+        """Stop where an attack has changed a certified prediction, and say how many there were."""
         broken = int(self.broken.compute()) if self.broken.update_called else 0
         self.broken.reset()
         if broken:
@@ -240,11 +222,7 @@ class CertifiedClassifier(ImageClassifier):
         self._scale_checked = False
 
     def setup(self, stage: str) -> None:
-        """Refuse data that do not fit: other classes than the network's, or images that are scaled.
-
-        Raises:
-            StructuredInitError: either of them.
-        """
+        """Refuse data that do not fit: other classes than the network's, or images that are scaled."""
         super().setup(stage)
         std = getattr(getattr(self.trainer, "datamodule", None), "std", None)
         if stage != "predict" and std is not None and any(abs(value - 1) > 1e-6 for value in std):
@@ -283,27 +261,23 @@ class CertifiedClassifier(ImageClassifier):
             self.lipschitz_bound()
 
     def on_validation_epoch_start(self) -> None:
-        """Certify with the weights as they are now."""
-        if self.epsilons:
+        if self.epsilons:  # with the weights as they are now
             self.val_robustness.certify(*self.lipschitz_bound())
 
     def on_test_epoch_start(self) -> None:
-        """Certify with the weights as they are now."""
         if self.epsilons:
             self.test_robustness.certify(*self.lipschitz_bound())
 
     # Steps ----------------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the multi-margin loss of a batch."""
         images, labels = self._checked(batch)
         logits = self(images)
         loss = self._margin_loss(logits, labels)
-        self._record(self.train_metrics, logits, labels, loss)
+        self.count(self.train_metrics, logits, labels, loss)
         return loss
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
-        """Record accuracy, loss, certificates and what attacks find."""
         images, labels = self._checked(batch)
         if not self._scale_checked:
             span = (images.amax((0, 2, 3)) - images.amin((0, 2, 3))).max().item()
@@ -322,17 +296,15 @@ class CertifiedClassifier(ImageClassifier):
             (word,) = np.random.SeedSequence([self.seed, batch_idx, self.global_rank]).generate_state(1)
             surroundings = {"generator": torch.Generator().manual_seed(int(word)), "box": self._box()}
             found = robustness.attacked(self.network, images, labels, logits, **surroundings)
-        self._record(self.known_metrics(split), logits, labels, loss)
+        self.count(self.known_metrics(split), logits, labels, loss)
         robustness.update(logits, labels, found)
 
     def on_validation_epoch_end(self) -> None:
-        """Log the validation."""
         super().on_validation_epoch_end()
         self.log_dict(self.val_robustness.logged)
         self.val_robustness.refuse_broken()
 
     def on_test_epoch_end(self) -> None:
-        """Log the test."""
         super().on_test_epoch_end()
         self.log_dict(self.test_robustness.logged)
         self.test_robustness.refuse_broken()

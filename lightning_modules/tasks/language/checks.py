@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor, nn
 
 from lightning_modules.networks.transformers_network import number_of_positions
 from structured_init.errors import StructuredInitError
-
-
-def check_data(model: Any, data: Any) -> None:
-    """Compare what data and model say of themselves.
-
-    Args:
-        model: a task.
-        data: its data; what it does not say is not compared.
-
-    Raises:
-        StructuredInitError: names the first argument that differs, and both values.
-    """
-    for name in ("objective", "num_classes"):
-        ours, theirs = getattr(model, name, None), getattr(data, name, None)
-        if None not in (ours, theirs) and ours != theirs:
-            raise StructuredInitError(f"the data has {name} {theirs}, the model {ours}: set {name}")
-    for name in ("vocab_size", "block_size"):
-        ours, theirs = getattr(model, name, None), getattr(data, name, None)
-        if None not in (ours, theirs) and theirs > ours:
-            raise StructuredInitError(f"the data has {name} {theirs}, more than the model's {ours}: set {name}")
 
 
 def check_batch(batch: dict[str, Tensor], network: nn.Module) -> None:

@@ -10,15 +10,15 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import MeanMetric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassF1Score
+from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassF1Score
 
 from lightning_modules.networks.compact_transformer import text_arguments, text_compact_transformer
 from lightning_modules.networks.transformers_network import BUILDERS, model_type, transformers_network
-from lightning_modules.tasks.language.checks import check_batch, check_data, enable_gradient_checkpointing
+from lightning_modules.tasks.language.checks import check_batch, enable_gradient_checkpointing
 from lightning_modules.tasks.language.model import Batch
 from lightning_modules.tasks.language.samples import token_strings
-from lightning_modules.tasks.task import NetworkTask, check_labels
+from lightning_modules.tasks.task import ClassifierTask
 from structured_init.errors import StructuredInitError, nearest
 
 Pool = Literal["mean", "first", "last"]
@@ -43,16 +43,10 @@ def pool_tokens(hidden: Tensor, mask: Tensor, pool: Pool) -> Tensor:
 
 
 class PooledClassifier(nn.Module):
-    """A backbone, its pooled tokens, and a linear layer.
+    """A backbone, its pooled tokens, dropout, and a linear layer with normal weights and biases of 0.
 
-    Args:
-        backbone: takes ``input_ids`` and ``attention_mask`` (B, T) and returns (B, T, D), or what has
-            ``.last_hidden_state``.
-        width: D.
-        num_classes: K.
-        pool: see :func:`pool_tokens`.
-        dropout: before the linear layer.
-        std: of the linear layer's weights, normal; its biases are 0.
+    The backbone takes ``input_ids`` and ``attention_mask`` (B, T), and returns (B, T, D) or what has
+    ``.last_hidden_state``.
     """
 
     def __init__(
@@ -71,7 +65,7 @@ class PooledClassifier(nn.Module):
         return self.head(self.dropout(pool_tokens(hidden, attention_mask, self.pool)))
 
 
-class TextClassifier(NetworkTask):
+class TextClassifier(ClassifierTask):
     """Classifies texts. Override :meth:`configure_network` to bring an architecture of your own.
 
     A batch is a dictionary: ``input_ids`` and ``attention_mask`` (B, T), 1 where there is text, and ``labels`` (B,).
@@ -97,8 +91,6 @@ class TextClassifier(NetworkTask):
     Raises:
         StructuredInitError: unknown network, field or pretrained name; sizes that do not fit; a number out of range.
     """
-
-    headline = ("accuracy", "max")
 
     def __init__(
         self,
@@ -126,18 +118,9 @@ class TextClassifier(NetworkTask):
         super().__init__(network, network_args, **task)
         if gradient_checkpointing:
             enable_gradient_checkpointing(getattr(self.network, "backbone", self.network))
-        metrics = MetricCollection(
-            {
-                "accuracy": MulticlassAccuracy(num_classes, average="micro", validate_args=False),
-                "f1": MulticlassF1Score(num_classes, average="macro", validate_args=False),
-                "loss": MeanMetric(nan_strategy="disable"),  # any other strategy waits for the device at every step
-            },
-            compute_groups=False,
-        )
-        self.set_metrics(metrics.clone)
+        self.count_classes(f1=MulticlassF1Score(num_classes, average="macro", validate_args=False))
 
     def named_network(self, name: str) -> nn.Module:
-        """Build backbone and head from the sizes, ``network_args`` and ``pretrained``."""
         if text_arguments(name):
             arguments = {"seq_len": self.block_size, **self.network_args}
             classes = {"vocab_size": self.vocab_size, "num_classes": self.num_classes}
@@ -158,7 +141,6 @@ class TextClassifier(NetworkTask):
         return self.network(input_ids, attention_mask)
 
     def probe_inputs(self, batch: Batch) -> Batch:
-        """Return token numbers and mask: attention is captured on them."""
         return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
     def probe_tokens(self, batch: Batch) -> list[list[str]]:
@@ -166,20 +148,10 @@ class TextClassifier(NetworkTask):
         tokenizer = getattr(getattr(self.attached_trainer, "datamodule", None), "tokenizer", None)
         return [token_strings(tokenizer, ids) for ids in batch["input_ids"].tolist()]
 
-    def setup(self, stage: str) -> None:
-        """Compare what the data says with what the network was built for.
-
-        Raises:
-            StructuredInitError: they differ.
-        """
-        check_data(self, getattr(self.trainer, "datamodule", None))
-
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss of a batch, smoothed if asked for."""
         return self._step(batch, self.train_metrics, self.label_smoothing)
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
-        """Count the batch."""
         self._step(batch, self.known_metrics(split))
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -187,14 +159,12 @@ class TextClassifier(NetworkTask):
         return self(**self.probe_inputs(batch)).softmax(-1)
 
     def _step(self, batch: Batch, metrics: MetricCollection, label_smoothing: float = 0.0) -> Tensor:
-        """Return the loss of a batch, and count it. Logging here as well would cost a millisecond a step."""
+        """Return the loss of a batch, and count it."""
         if not self._first_batch_checked:
             check_batch(batch, getattr(self.network, "backbone", self.network))
-            check_labels(batch["labels"], self.num_classes)
+            self.check_labels(batch["labels"])
             self._first_batch_checked = True
         logits, labels = self(**self.probe_inputs(batch)), batch["labels"]
         loss = F.cross_entropy(logits.float(), labels, label_smoothing=label_smoothing)
-        for name in ("accuracy", "f1"):
-            metrics[name].update(logits.detach(), labels)
-        metrics["loss"].update(loss.detach().expand(len(labels)))  # one per text: this strategy ignores weights
+        self.count(metrics, logits, labels, loss)
         return loss

@@ -88,14 +88,7 @@ class TokenMetric(Metric):
             self.add_state(name, torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, nats: Tensor, tokens: Tensor, characters: Tensor | int = 0, bytes: Tensor | int = 0) -> None:
-        """Count a batch.
-
-        Args:
-            nats: sum of −log p over its predicted tokens.
-            tokens: how many were predicted.
-            characters: how many characters they stand for.
-            bytes: how many bytes they stand for.
-        """
+        """Count a batch, in the units of the attributes."""
         self.nats += nats
         self.tokens += tokens
         self.characters += characters

@@ -18,7 +18,7 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.transformers_network import first_position, transformers_network
-from lightning_modules.tasks.language.checks import check_batch, check_data, enable_gradient_checkpointing
+from lightning_modules.tasks.language.checks import check_batch, enable_gradient_checkpointing
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
 from lightning_modules.tasks.language.samples import decode, encode, generate, log_samples, token_strings
 from lightning_modules.tasks.task import NetworkTask
@@ -155,7 +155,6 @@ class LanguageModel(NetworkTask):
         self._prompt: list[int] = []
 
     def named_network(self, name: str) -> nn.Module:
-        """Build the network from ``vocab_size``, ``block_size``, ``objective``, ``network_args`` and ``pretrained``."""
         return transformers_network(
             name,
             purpose=self.objective,
@@ -180,17 +179,12 @@ class LanguageModel(NetworkTask):
         return [token_strings(self._tokenizer, ids) for ids in batch["input_ids"].tolist()]
 
     def setup(self, stage: str) -> None:
-        """Compare what the data says with what the network was built for.
-
-        Raises:
-            StructuredInitError: they differ, or a sample's prompt cannot be read.
-        """
-        check_data(self, getattr(self.trainer, "datamodule", None))
+        """Compare the data with the network, and refuse prompts that cannot be read."""
+        super().setup(stage)
         if self.sample_tokens and self.sample_prompts and self._tokenizer is None:
             raise StructuredInitError("sample_prompts need data with a tokenizer: leave them out")
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Return the loss of a batch, smoothed and with z-loss if asked for."""
         return self._step(batch, self.train_metrics, self.label_smoothing, self.z_loss)
 
     def evaluate(self, split: str, batch: Batch, batch_idx: int) -> None:
@@ -205,7 +199,6 @@ class LanguageModel(NetworkTask):
         return F.cross_entropy(logits.float().mT, labels, ignore_index=IGNORED, reduction="none")
 
     def on_validation_epoch_end(self) -> None:
-        """Log the validation's metrics, and samples where they are asked for."""
         super().on_validation_epoch_end()
         if self.sample_tokens and not self.trainer.sanity_checking:
             texts, folder = self.samples(), self.trainer.log_dir  # a collective: every rank asks

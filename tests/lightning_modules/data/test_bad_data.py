@@ -43,9 +43,22 @@ def test_folder_without_parquet_is_a_missing_dataset(tmp_path):
     )
 
 
-def test_unknown_column_is_answered_with_the_nearest(pictures):
-    said = message(lambda: ImageData(str(pictures), label_column="lable").num_classes)
-    assert said.endswith("has no column 'lable': did you mean 'label'?")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"label_column": "lable"}, "has no column 'lable': did you mean 'label'?"),
+        ({"num_classes": 10}, "num_classes=10 does not match dataset '{}', which has 4 classes"),
+        ({"mean": [0.5] * 3, "std": [0.5] * 3}, "mean and std have 3 and 3 values, but the images have 1 channels"),
+        ({"val_fraction": 0, "batch_size": 41}, "batch_size=41 is larger than the training part of '{}', which has 40"),
+    ],
+)
+def test_what_does_not_fit_a_folder_is_said(pictures, arguments, said):
+    def run():
+        data = ImageData(str(pictures), **arguments)
+        data.setup("fit")
+        data.train_dataloader()
+
+    assert said.format(pictures) in message(run)
 
 
 def test_data_without_images_is_said(write_parquet):
@@ -112,27 +125,8 @@ def test_class_with_too_few_images_for_a_part_is_named(write_parquet):
     assert said.startswith("class '1' has 1 images in 'train': too few for a part of")
 
 
-def test_batch_larger_than_the_training_part(pictures):
-    data = ImageData(str(pictures), val_fraction=0, batch_size=41)
-    data.setup("fit")
-    assert "batch_size=41 is larger than the training part" in message(data.train_dataloader)
-    assert "which has 40 images" in message(data.train_dataloader)
-
-
-def test_class_count_that_does_not_match(pictures):
-    said = message(lambda: ImageData(str(pictures), num_classes=10).setup("fit"))
-    assert said.startswith("num_classes=10 does not match")
-    assert said.endswith("which has 4 classes")
-
-
-def test_statistics_of_the_wrong_length(pictures):
-    data = ImageData(str(pictures), mean=[0.5] * 3, std=[0.5] * 3)
-    assert "mean and std have 3 and 3 values, but the images have 1 channels" in message(lambda: data.setup("fit"))
-
-
 def test_missing_split_is_said_with_those_there_are(write_parquet):
-    folder = write_parquet(noise(), [0, 1] * 4)
-    data = ImageData(str(folder), val_fraction=0, batch_size=4)
+    data = ImageData(str(write_parquet(noise(), [0, 1] * 4)), val_fraction=0, batch_size=4)
     assert "has no split 'test': choose from train" in message(lambda: data.setup("test"))
 
 

@@ -115,18 +115,26 @@ def test_column_that_is_not_utf8(tmp_path):
     assert said.startswith(f"column 'text' of 'train' in '{tmp_path}' is not UTF-8 text: byte 0xe4 in the rows from 0")
 
 
-def test_missing_text_column(tmp_path):
-    pq.write_table(pa.table({"number": [1, 2], "title": ["a", "b"]}), tmp_path / "train.parquet")
-    said = message(lambda: fit(tmp_path, text_column="titel"))
-    assert said == f"dataset '{tmp_path}' has no column 'titel': did you mean 'title'?"
-    said = message(lambda: fit(tmp_path, text_column="number"))
-    assert said == f"column 'number' of 'train' in '{tmp_path}' holds int64, not text: choose from title"
-
-
-def test_no_column_of_text(tmp_path):
-    pq.write_table(pa.table({"number": [1, 2]}), tmp_path / "train.parquet")
-    said = message(lambda: fit(tmp_path))
-    assert said.endswith("no column that looks like the text: name it with text_column, choose from number")
+@pytest.mark.parametrize(
+    ("columns", "arguments", "said"),
+    [
+        ("number title", {"text_column": "titel"}, "dataset '{}' has no column 'titel': did you mean 'title'?"),
+        (
+            "number title",
+            {"text_column": "number"},
+            "column 'number' of 'train' in '{}' holds int64, not text: choose from title",
+        ),
+        (
+            "number",
+            {},
+            "dataset '{}' has no column that looks like the text: name it with text_column, choose from number",
+        ),
+    ],
+)
+def test_columns_without_the_text(tmp_path, columns, arguments, said):
+    known = {"number": [1, 2], "title": ["a", "b"]}
+    pq.write_table(pa.table({name: known[name] for name in columns.split()}), tmp_path / "train.parquet")
+    assert message(lambda: fit(tmp_path, **arguments)) == said.format(tmp_path)
 
 
 def test_no_part_to_test_on(tmp_path):

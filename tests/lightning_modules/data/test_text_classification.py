@@ -134,21 +134,24 @@ def test_argument_out_of_its_range(arguments, said):
     assert said in message(lambda: TextClassificationData(**arguments))
 
 
-def test_what_the_dataset_lacks_is_said(folder):
-    assert "has no column 'sentense': did you mean 'sentence'?" in message(
-        lambda: data(folder, text_column="sentense").setup("fit")
-    )
-    assert "has no column 'lable': did you mean 'label'?" in message(
-        lambda: data(folder, label_column="lable").num_classes
-    )
-    assert "num_classes=2 does not match dataset" in message(lambda: data(folder, num_classes=2).setup("fit"))
-    assert "has no split 'tst': choose from train, validation" in message(
-        lambda: data(folder, test_split="tst").setup("test")
-    )
-    assert "batch_size=500 is larger than the training part" in message(
-        lambda: data(folder, batch_size=500).train_dataloader()
-    )
-    assert message(lambda: data(folder, batch_size=500).train_dataloader()).endswith("108 texts per process")
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"text_column": "sentense"}, "has no column 'sentense': did you mean 'sentence'?"),
+        ({"label_column": "lable"}, "has no column 'lable': did you mean 'label'?"),
+        ({"num_classes": 2}, "num_classes=2 does not match dataset"),
+        ({"test_split": "tst"}, "has no split 'tst': choose from train, validation"),
+        ({"batch_size": 500}, "batch_size=500 is larger than the training part of '{}', which has 108 texts per"),
+    ],
+)
+def test_what_the_dataset_lacks_is_said(folder, arguments, said):
+    def run():
+        of = data(folder, **arguments)
+        of.setup("fit")
+        of.train_dataloader()
+        of.setup("test")
+
+    assert said.format(folder) in message(run)
 
 
 def test_labels_as_the_text_are_refused(write):

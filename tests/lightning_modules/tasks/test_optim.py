@@ -43,17 +43,6 @@ def undecayed(module):
     }
 
 
-def test_positions_do_not_decay_whatever_the_host_calls_them():
-    from transformers import GPT2Config, GPT2Model
-
-    from lightning_modules.tasks.optim import parameter_groups
-
-    model = GPT2Model(GPT2Config(n_embd=8, n_layer=1, n_head=2, n_positions=4, vocab_size=11))
-    decayed, kept = (group["params"] for group in parameter_groups(model))
-    assert any(model.wpe.weight is parameter for parameter in kept)
-    assert any(model.wte.weight is parameter for parameter in decayed)
-
-
 def test_tagged_declared_and_vector_parameters_do_not_decay_and_frozen_ones_are_left_out():
     model = nn.ModuleDict({"inner": Tagged()})
     assert undecayed(model) == {"inner.tagged", "inner.declared", "inner.norm.weight", "inner.norm.bias"}

@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from training import quiet_trainer as trainer
 
 from lightning_modules import CertifiedClassifier, ImageData
 from structured_init import StructuredInitError
@@ -15,7 +16,6 @@ from structured_init.analysis import register_lipschitz
 from structured_init.layers import CayleyLinear
 
 SMALL = {"network_args": {"width": 0.125}, "image_size": 8, "in_channels": 1}
-QUIET = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
 CONFIG = """
 model:
   class_path: CertifiedClassifier
@@ -26,10 +26,6 @@ data:
 trainer: {accelerator: cpu, max_epochs: 2, enable_progress_bar: false, enable_model_summary: false,
   log_every_n_steps: 1}
 """
-
-
-def trainer(**arguments):
-    return Trainer(accelerator="cpu", **dict.fromkeys(QUIET, False), **{"max_epochs": 1, **arguments})
 
 
 def classifier(*network, **arguments):
@@ -269,5 +265,5 @@ class Data(LightningDataModule):
 
 
 def test_data_of_other_classes_are_refused():
-    with pytest.raises(StructuredInitError, match="the data has 12 classes, the network 10"):
+    with pytest.raises(StructuredInitError, match="the data has num_classes 12, the model 10: set num_classes"):
         trainer().fit(classifier(), datamodule=Data())

@@ -7,8 +7,8 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import Trainer
 from torch import nn
+from training import quiet_trainer
 
 from lightning_modules import CertifiedClassifier, ImageData
 from lightning_modules.tasks.certified import certified, l2_pgd, margins
@@ -16,7 +16,6 @@ from structured_init import StructuredInitError
 from structured_init.analysis import lipschitz
 from structured_init.layers import CayleyConv2d, CayleyLinear, MaxMin
 
-QUIET = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
 LEVELS = (36, 108, 255)
 
 
@@ -45,7 +44,7 @@ def trained(build):
         network = build()
         model = CertifiedClassifier(network, image_size=8, in_channels=1, epsilons=[])
         data = digits()
-        Trainer(accelerator="cpu", max_epochs=12, **dict.fromkeys(QUIET, False)).fit(model, datamodule=data)
+        quiet_trainer(max_epochs=12).fit(model, datamodule=data)
     data.setup("test")
     images, labels = (torch.cat(parts)[:100] for parts in zip(*data.test_dataloader(), strict=True))
     return network.eval().requires_grad_(False), images, labels
@@ -122,6 +121,5 @@ def test_a_test_run_stops_where_an_attack_breaks_a_certificate(monkeypatch):
     network, *_ = trained(plain)
     model = CertifiedClassifier(network, image_size=8, in_channels=1, epsilons=[72, 108], pgd_steps=20)
     monkeypatch.setattr("lightning_modules.tasks.certified.classifier.lipschitz_bound", lambda network, inputs: 1.0)
-    run = Trainer(accelerator="cpu", **dict.fromkeys(QUIET, False))
     with pytest.raises(StructuredInitError, match=r"PGD changed \d+ certified predictions, so the Lipschitz bound"):
-        run.test(model, datamodule=digits(), verbose=False)
+        quiet_trainer().test(model, datamodule=digits(), verbose=False)

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from training import quiet_trainer as trainer
 
 from lightning_modules import ImageClassifier
 from structured_init import StructuredInitError
@@ -19,11 +20,6 @@ def loader(count=40, batch_size=16, classes=10, side=8):
     images = torch.randn(count, 1, side, side, generator=generator)
     labels = torch.randint(classes, (count,), generator=generator)
     return DataLoader(TensorDataset(images, labels), batch_size)
-
-
-def trainer(**arguments):
-    quiet = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
-    return Trainer(accelerator="cpu", **dict.fromkeys(quiet, False), **{"max_epochs": 1, **arguments})
 
 
 def classifier(**arguments):
@@ -49,7 +45,10 @@ def test_the_training_loss_is_smoothed_and_the_others_are_not():
     torch.testing.assert_close(model.training_step((images, labels), 0), expected)
 
 
-def test_the_learning_rate_of_a_run_starts_warm_and_ends_at_the_minimum():
+@pytest.mark.parametrize(
+    ("length", "steps"), [({"max_epochs": 4}, 12), ({"max_epochs": -1, "max_steps": 7}, 7)], ids=["epochs", "steps"]
+)
+def test_the_learning_rate_warms_up_over_the_epochs_asked_for_and_ends_at_the_minimum(length, steps):
     seen = []
 
     class Watching(ImageClassifier):
@@ -57,24 +56,11 @@ def test_the_learning_rate_of_a_run_starts_warm_and_ends_at_the_minimum():
             seen.append(self.optimizers().param_groups[0]["lr"])
 
     model = Watching("vit_nano_patch2_8", **SMALL, warmup_epochs=1, warmup_lr=1e-4, min_lr=1e-6)
-    trainer(max_epochs=4).fit(model, loader(), loader())
-    assert len(seen) == 12  # three steps an epoch
+    trainer(**length).fit(model, loader(), loader())
+    assert len(seen) == steps
     assert max(seen) == pytest.approx(1e-3)
-    assert int(np.argmax(seen)) == 2
-    assert seen[-1] == pytest.approx(1e-6)
-
-
-def test_a_run_that_ends_by_its_steps_alone_warms_up_over_the_epochs_asked_for():
-    seen = []
-
-    class Watching(ImageClassifier):
-        def on_train_batch_end(self, *args):
-            seen.append(self.optimizers().param_groups[0]["lr"])
-
-    model = Watching("vit_nano_patch2_8", **SMALL, warmup_epochs=1, warmup_lr=1e-4)
-    trainer(max_epochs=-1, max_steps=7).fit(model, loader(), loader())
-    assert len(seen) == 7
     assert int(np.argmax(seen)) == 2  # three steps an epoch
+    assert seen[-1] == pytest.approx(1e-6)
 
 
 class Stream(IterableDataset):
@@ -164,7 +150,7 @@ class Data(LightningDataModule):
 @pytest.mark.parametrize(
     ("arguments", "data", "message"),
     [
-        ({}, [None, None, Data()], "the data has 12 classes, the network 10"),
+        ({}, [None, None, Data()], "the data has num_classes 12, the model 10: set num_classes"),
         ({"num_classes": 5}, [loader()] * 2, "the labels run from 0 to 9, the network has 5 classes"),
         ({}, [loader(side=12)] * 2, "the images are 1 × 12 × 12 .*, the model expects 1 × 8 × 8"),
         ({"in_channels": 3}, [loader()] * 2, "the images are 1 × 8 × 8 .*, the model expects 3 × 8 × 8"),

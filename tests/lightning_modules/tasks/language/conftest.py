@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader, Dataset
+from training import quiet_trainer
 
 from lightning_modules import LanguageModel
 
@@ -104,10 +105,4 @@ def text(tokens):
 @pytest.fixture
 def trainer():
     """A factory of quiet trainers."""
-
-    def build(**arguments):
-        quiet = ("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary")
-        usual = {**dict.fromkeys(quiet, False), "max_epochs": 1, "log_every_n_steps": 1}
-        return Trainer(accelerator="cpu", devices=1, **{**usual, **arguments})
-
-    return build
+    return quiet_trainer

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.callbacks import Callback
 from torch import nn
+from training import quiet_trainer
 
 from callbacks import AttentionMapCallback, InitCallback
 from lightning_modules import SequenceRecall
@@ -44,9 +44,7 @@ def model(network="mamba2", network_args=None, **changes):
 
 
 def trainer(tmp_path, **changes):
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
-    once = {"max_epochs": 1, "enable_checkpointing": False, "default_root_dir": tmp_path, "log_every_n_steps": 1}
-    return L.Trainer(**{**quiet, **once, **changes})
+    return quiet_trainer(default_root_dir=tmp_path, **changes)
 
 
 @pytest.mark.parametrize("network", BACKBONES)
