@@ -49,9 +49,21 @@ class Finding:
 
 def never_initialized(records: Iterable[Record]) -> Iterator[Finding]:
     """Find parameters that hold bare memory, as after ``torch.empty`` or timm's ``weight_init="skip"``."""
-    for record in records:
-        if record.distribution.kind == "memory":
-            yield Finding("memory", record.names, f"{record.name} was never initialized: {record.why}")
+    found = (
+        (each.name, f"was never initialized: {each.why}") for each in records if each.distribution.kind == "memory"
+    )
+    for names, text in folded(found):
+        yield Finding("memory", names, f"{names[0]} {text}")
+
+
+def folded(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield names and the text of the first of them, for lines that differ in the numbers of name and text alone."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, text in lines:
+        groups.setdefault((re.sub(r"\d+", "#", name), re.sub(r"[\d.,e+-]+", "#", text)), []).append((name, text))
+    for group in groups.values():
+        more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
+        yield tuple(name for name, _ in group), group[0][1] + more
 
 
 def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[Finding]:
