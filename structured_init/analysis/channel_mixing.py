@@ -37,14 +37,6 @@ def numerical_rank(matrix: Float[Tensor, "rows columns"], tolerance: float = 1e-
     return int((values > tolerance * values[0]).sum()) if len(values) and values[0] > 0 else 0
 
 
-def energy_rank(matrix: Float[Tensor, "rows columns"], share: float = 0.99) -> int | float:
-    """Return how many singular directions hold a share of the squared norm, or nan: the rank for practical purposes."""
-    energy = singular_values(_squared(matrix)).square().cumsum(0)
-    if energy.isnan().any():
-        return math.nan
-    return int((energy < share * energy[-1]).sum()) + 1 if energy[-1] > 0 else 0
-
-
 def channel_matrix(inputs: Images) -> Float[Tensor, "pixels channels"]:
     """Return inputs as a matrix (N, D), whose rank is the proposition's k."""
     return inputs.movedim(1, -1).flatten(0, -2)

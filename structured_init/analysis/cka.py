@@ -88,11 +88,7 @@ def hsic1(first: Gram, second: Gram) -> Float[Tensor, "*batches"]:
 
 
 def hsic1_table(kernels: Float[Tensor, "n batches samples samples"]) -> Float[Tensor, "n n"]:
-    """Return :func:`hsic1` of all pairs, averaged over minibatches: one product of matrices in place of n² calls.
-
-    Raises:
-        StructuredInitError: fewer than four samples.
-    """
+    """Return :func:`hsic1` of all pairs, averaged over minibatches: one product of matrices in place of n² calls."""
     m = kernels.shape[-1]
     if m < 4:
         raise StructuredInitError(f"similarities need at least 4 samples in a minibatch, got {m}")

@@ -89,11 +89,7 @@ def prefix_matches(tokens: Tokens, segments: Tokens | None = None) -> Marked:
 
 
 def at_offset(maps: Maps, offset: int) -> Marked:
-    """Mark the pairs (t, t − offset), alike for all samples.
-
-    Raises:
-        StructuredInitError: there are none.
-    """
+    """Mark the pairs (t, t − offset), alike for all samples; an error where there are none."""
     tokens = maps.shape[-1]
     if abs(offset) >= tokens:
         raise StructuredInitError(f"an offset of {offset} lies outside of {tokens} tokens")
@@ -104,11 +100,7 @@ def at_offset(maps: Maps, offset: int) -> Marked:
 def attention_on(
     maps: Maps, marked: Marked, queries: Queries | None = None
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, ""]]:
-    """Return Σ_t Σ_s A_ts over the marked s, and the number of tokens t that have any; both add up over batches.
-
-    Raises:
-        StructuredInitError: the queries do not fit the maps.
-    """
+    """Return Σ_t Σ_s A_ts over the marked s, and the number of tokens t that have any; both add up over batches."""
     if queries is not None:
         check_shape(maps, queries, "queries")
         marked = marked & queries[:, :, None].to(marked.device)

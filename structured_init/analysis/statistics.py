@@ -208,11 +208,7 @@ def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid) -> Bool[Tenso
 
 
 def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
-    """Return rows and columns of a grid that maps over patches fit.
-
-    Raises:
-        StructuredInitError: they do not fit.
-    """
+    """Return rows and columns of a grid, which maps over patches must fit."""
     rows, columns = grid
     if rows * columns != patches.shape[-1]:
         raise StructuredInitError(
@@ -223,17 +219,11 @@ def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
 
 
 class Products(NamedTuple):
-    """Sums over samples, queries and keys of products of what two maps have beyond uniform attention, per head.
+    """Sums over samples, queries and keys of products of what two maps have beyond uniform attention, per head."""
 
-    Attributes:
-        between: Σ (A − U)(A' − U).
-        before: Σ (A − U)².
-        after: Σ (A' − U)².
-    """
-
-    between: PerHead
-    before: PerHead
-    after: PerHead
+    between: PerHead  # Σ (A − U)(A' − U)
+    before: PerHead  # Σ (A − U)²
+    after: PerHead  # Σ (A' − U)²
 
     def cosine(self) -> PerHead:
         """Return the cosine; nan for a head that is uniform before or after."""

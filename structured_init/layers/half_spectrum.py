@@ -96,10 +96,7 @@ def filter_images(
 
 
 def in_parts(images: Float[Tensor, "batch channels height width"]) -> tuple[Tensor, ...]:
-    """Split a batch of large images on the CPU, which would be written to fresh memory four times over.
-
-    That costs as much as the work itself.
-    """
+    """Split a batch of large images on the CPU: to write it to fresh memory four times costs as much as the work."""
     few = images.shape[-2] * images.shape[-1] >= LARGE and images.device.type == "cpu"
     return images.split(CHUNK) if few else (images,)
 
@@ -107,20 +104,11 @@ def in_parts(images: Float[Tensor, "batch channels height width"]) -> tuple[Tens
 def frequency_response(
     kernel: Float[Tensor, "out in rows columns"], height: int, width: int, stride: int = 1
 ) -> Complex[Tensor, "frequencies in_blocks out"]:
-    """Return the matrix K by which a circular convolution multiplies each frequency, ŷ = x̂ K in row vectors.
+    """Return the matrix K (F, in·s², out) by which a circular convolution multiplies each frequency, ŷ = x̂ K.
 
     K(u, v) = Σ_t W[t]ᵀ exp(2πi (u (t₁ − c₁)/h + v (t₂ − c₂)/w)): cross-correlation as in ``nn.Conv2d``, with the
     centre c = ⌊(k − 1)/2⌋. A strided convolution is one of stride 1 on the image whose s×s blocks became channels, in
-    the order of ``F.pixel_unshuffle``.
-
-    Args:
-        kernel: W, of any rows and columns.
-        height: of the output, the input's being s times that.
-        width: of the output.
-        stride: s.
-
-    Returns:
-        K (F, in·s², out).
+    the order of ``F.pixel_unshuffle``. Height and width are the output's, the input's being s times that.
     """
     out_channels, in_channels = kernel.shape[:2]
     waves, copies = _waves(kernel, height, width, stride)

@@ -237,19 +237,12 @@ def _delayed(found: list[Record], depth: Depth) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Line:
-    """One block, or several that are alike.
+    """One block, or several that are alike."""
 
-    Attributes:
-        blocks: their names.
-        parameters: what they were drawn from.
-        scales: activations and gradients behind them; empty where no batch was run.
-        products: diagonals that stand out from chance.
-    """
-
-    blocks: tuple[str, ...]
-    parameters: str
-    scales: str = ""
-    products: str = ""
+    blocks: tuple[str, ...]  # their names
+    parameters: str  # what they were drawn from
+    scales: str = ""  # activations and gradients behind them; empty where no batch was run
+    products: str = ""  # diagonals that stand out from chance
 
     @property
     def name(self) -> str:

@@ -163,8 +163,8 @@ def overflow(depth: Depth, records: Iterable[Record]) -> Iterator[Finding]:
 def outliers(records: Sequence[Record]) -> Iterator[Finding]:
     """Note single numbers far outside of the distribution of all others.
 
-    ``torch.nn.init.trunc_normal_`` gives such: its cut, ± 2 by default, wherever float32 rounds a uniform draw to −1,
-    which happens once in 17 million numbers.
+    ``torch.nn.init.trunc_normal_`` gives its cut, ± 2, wherever float32 rounds a uniform draw to −1: once in 17
+    million.
     """
     found = [each for each in records if each.outliers]
     if found:

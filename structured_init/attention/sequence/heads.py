@@ -139,16 +139,10 @@ def mean_share(
 
 
 def least_strength(share: Share, target: float, sufficient: float = SUFFICIENT, least: float = 0.0) -> Reached:
-    """Return the least strength that gives the target share.
+    """Return the least strength from ``least`` on that gives the target share, between 0 and 1.
 
     Where none does, it is the least that gives a sufficient part of the largest share: beyond, each head looks at one
-    token alone, the right one or not, and training could not change it.
-
-    Args:
-        share: the share of attention at a strength; rising up to where it is largest.
-        target: between 0 and 1.
-        sufficient: part of the largest share, where the target is out of reach.
-        least: the strength to begin with.
+    token alone, the right one or not, and training could not change it. Shares rise up to where they are largest.
     """
     tried = [Reached(least, share(least))]
     for step in range(STEPS + 1):
@@ -267,13 +261,8 @@ def copying_subspaces(
 
     All are orthogonal while there is room. Where there is none, a value is read from where heads of other values write,
     so that none reads from where it writes; and beyond H·k = D, or where all heads have one value, they are drawn anew.
-
-    Args:
-        embed_dim: D.
-        width: k.
-        sources: the number of the value of each head that copies.
-        free: coordinates without positions: V lies there where they suffice, and O too, or else beside them.
-        generator: draws them.
+    ``sources`` has the number of the value of each head that copies. In ``free`` coordinates, those without positions,
+    V lies where they suffice, and O too, or else beside them.
     """
     values = sorted(set(sources))
     if free is not None and len(free) >= width * len(values):

@@ -158,7 +158,9 @@ def test_zero_attention_is_found_without_a_batch():
         model.attention.in_proj_weight[64:] = 0
     found = audit(model)
     assert problems(found) == ["attention: value and output are both zero, so neither gets a gradient"]
-    assert found.notes == ["no batch was given and the host names none: activations and gradients are left out"]
+    assert found.notes == [
+        "no batch was given and the host names none: activations, gradients and the first loss are left out"
+    ]
 
 
 @pytest.mark.parametrize(("gain", "kind"), [(2.0, "explodes"), (0.5, "vanishes")])
