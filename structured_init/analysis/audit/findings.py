@@ -28,20 +28,14 @@ FEW = 4  # names in a line
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to look at.
+    """One thing to look at."""
 
-    Attributes:
-        kind: ``"memory"``, ``"copied"``, ``"stuck"``, ``"explodes"``, ``"vanishes"``, ``"dead"``, ``"overflow"``,
-            ``"loss"``, ``"depth scale"``, ``"step"``, ``"trained"``, ``"outliers"``.
-        names: the parameters or blocks that it is about.
-        text: the line.
-        problem: whether training suffers from it; else it is an observation.
-    """
-
+    # "memory", "copied", "stuck", "explodes", "vanishes", "dead", "overflow", "loss", "depth scale", "step",
+    # "trained", "outliers"
     kind: str
-    names: tuple[str, ...]
-    text: str
-    problem: bool = True
+    names: tuple[str, ...]  # the parameters or blocks that it is about
+    text: str  # the line
+    problem: bool = True  # whether training suffers from it; else it is an observation
 
     def __str__(self) -> str:
         return f"{'problem' if self.problem else 'note'}: {self.text}"

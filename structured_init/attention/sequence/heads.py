@@ -194,19 +194,13 @@ def first_that_suffices(
             break
     assert best is not None, "there is a candidate"
     _, candidate, found = best
-    ends = {
-        head: longest_context(
-            shares(head, key, offset[1], candidate), found[head].strength, layer.length, CLEAR, shortest(offset[1])
-        )
-        for head, key, offset in layer.heads
-        if found[head].share < CLEAR
-    }
+    ends = {}
+    for head, key, offset in layer.heads:
+        if found[head].share < CLEAR:
+            least = 2 * abs(offset[1]) + 2  # the shortest context in which it means something to look at an offset
+            of_head = shares(head, key, offset[1], candidate)
+            ends[head] = longest_context(of_head, found[head].strength, layer.length, CLEAR, least)
     return candidate, found, ends
-
-
-def shortest(offset: int) -> int:
-    """The shortest context in which it means something to look at an offset."""
-    return 2 * abs(offset) + 2
 
 
 def write_product(
