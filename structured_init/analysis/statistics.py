@@ -55,7 +55,7 @@ def mean_distance(
 
 
 def entropy(maps: Maps, normalised: bool = False) -> PerHead:
-    """Return the mean entropy of a row, −Σ_j A_ij ln A_ij, in nats, over all tokens; ``normalised``: by ln N."""
+    """Return the mean of −Σ_j A_ij ln A_ij over all tokens i, in nats; where ``normalised``, divided by ln N."""
     rows = -torch.special.xlogy(maps, maps).sum(dim=-1)
     nats = rows.mean(dim=(0, 2))
     return nats / torch.tensor(float(max(maps.shape[-1], 2)), device="cpu").log().to(nats) if normalised else nats

@@ -12,7 +12,7 @@ from torch import nn
 
 from structured_init.analysis.audit import findings
 from structured_init.analysis.audit.depth import BlockScale, Depth, aligned, measure_depth, product_diagonals
-from structured_init.analysis.audit.distribution import ALPHA, STANDARD_ERRORS
+from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_ERRORS
 from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
 from structured_init.analysis.audit.references import num_layers
@@ -347,10 +347,12 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
         elif record.role == "norm" and said == "ones":
             usual.append("norms ones")
         else:
-            same = next(
-                (group for group in groups if label(group[0][0]) == said or _same_draw(group[0][0], record)), None
-            )
-            if same is None:
+            for same in groups:
+                other = same[0][0]
+                few = min(record.size, other.size) < FEWEST  # which may have been drawn from anything
+                if label(other) == said or (not few and _same_draw(other, record)):
+                    break
+            else:
                 groups.append(same := ([], []))
             same[0].append(record)
             same[1].append(record.inside.removesuffix(".weight"))

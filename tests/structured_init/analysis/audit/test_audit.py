@@ -189,8 +189,9 @@ def test_equal_draws_stand_together_whatever_their_scale_rounds_to(seed):
             setattr(block, name, nn.Parameter(0.1145 * torch.randn(48, 48, generator=generator)))
         block.query.data += 0.01 * (number == 1)  # 4.2 standard errors of its mean, 9 % of its scale
         block.wide = nn.Parameter(0.16 * torch.randn(48, 48, generator=generator))
+        block.few = nn.Parameter(torch.tensor([0.1, -0.2, 0.3]))  # of so few numbers nobody knows
     (line,) = audit(blocks).lines()
-    assert line.parameters.startswith("query, key, value, output: normal σ 0.11; wide: normal σ 0.16")
+    assert line.parameters.startswith("query, key, value, output: normal σ 0.11; wide: normal σ 0.16; few: unclear")
 
 
 @pytest.mark.parametrize(
