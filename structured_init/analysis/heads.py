@@ -77,7 +77,11 @@ def prefix_matches(tokens: Tokens, segments: Tokens | None = None) -> Marked:
 
 
 def at_offset(maps: Maps, offset: int) -> Marked:
-    """Mark the pairs (t, t − offset), alike for all samples; an error where there are none."""
+    """Mark the pairs (t, t − offset), alike for all samples.
+
+    Raises:
+        StructuredInitError: there are none.
+    """
     tokens = maps.shape[-1]
     if abs(offset) >= tokens:
         raise StructuredInitError(f"an offset of {offset} lies outside of {tokens} tokens")

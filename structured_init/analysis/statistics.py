@@ -35,7 +35,13 @@ def singular_values(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Ten
 def patch_maps(
     maps: Maps, prefix_tokens: int = 0, renormalise: bool = True
 ) -> Float[Tensor, "batch heads patches patches"]:
-    """Remove the rows and columns of class and register tokens; ``renormalise`` scales rows to sum to one again."""
+    """Remove the rows and columns of class and register tokens.
+
+    Args:
+        maps: attention maps, rows summing to one.
+        prefix_tokens: number of leading tokens that are no patches.
+        renormalise: whether the remaining rows are scaled to sum to one again.
+    """
     maps = maps[..., prefix_tokens:, prefix_tokens:]
     return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps
 
@@ -55,7 +61,12 @@ def mean_distance(
 
 
 def entropy(maps: Maps, normalised: bool = False) -> PerHead:
-    """Return the mean of −Σ_j A_ij ln A_ij over all tokens i, in nats; where ``normalised``, divided by ln N."""
+    """Return the mean entropy of a row, −Σ_j A_ij ln A_ij, in nats, over all tokens.
+
+    Args:
+        maps: attention maps.
+        normalised: divide by ln N, so that uniform attention has entropy one.
+    """
     rows = -torch.special.xlogy(maps, maps).sum(dim=-1)
     nats = rows.mean(dim=(0, 2))
     return nats / torch.tensor(float(max(maps.shape[-1], 2)), device="cpu").log().to(nats) if normalised else nats
@@ -100,7 +111,11 @@ def uniform_far_mass(grid: Grid, radius: int | float = 3, causal: bool = False) 
 def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return the mean attention on the patch at a head's offset, over queries whose target lies inside the grid.
 
-    Offsets are (rows down, columns right) from query to target, per head.
+    Args:
+        maps: attention maps.
+        offsets: (rows down, columns right) from query to target, per head.
+        grid: rows and columns of patches.
+        prefix_tokens: number of leading tokens that are no patches.
     """
     patches = patch_maps(maps, prefix_tokens)
     inside = _pairs(offsets, checked_grid(patches, grid)).to(patches.device)
@@ -182,7 +197,11 @@ def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid) -> Bool[Tenso
 
 
 def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
-    """Return rows and columns of a grid, which maps over patches must fit."""
+    """Return rows and columns of a grid that maps over patches fit.
+
+    Raises:
+        StructuredInitError: they do not fit.
+    """
     rows, columns = grid
     if rows * columns != patches.shape[-1]:
         raise StructuredInitError(
