@@ -86,19 +86,15 @@ def filter_images(
     """Multiply each frequency of images by a matrix, some images at a time where no gradient flows."""
     height, width = images.shape[-2:]
     differentiated = torch.is_grad_enabled() and images.requires_grad
-    parts = (images,) if differentiated else in_parts(images)
+    # On the CPU a large batch would be written to fresh memory four times over, which costs as much as the work itself.
+    few = height * width >= LARGE and images.device.type == "cpu" and not differentiated
+    parts = images.split(CHUNK) if few else (images,)
     if len(parts) == 1:
         return from_spectrum(to_spectrum(images) @ matrices, height, width)
     outputs = images.new_empty(len(images), matrices.shape[-1], height, width)
     for part, output in zip(parts, outputs.split(CHUNK), strict=True):
         output.copy_(from_spectrum(to_spectrum(part) @ matrices, height, width))
     return outputs
-
-
-def in_parts(images: Float[Tensor, "batch channels height width"]) -> tuple[Tensor, ...]:
-    """Split a batch of large images on the CPU: to write it to fresh memory four times costs as much as the work."""
-    few = images.shape[-2] * images.shape[-1] >= LARGE and images.device.type == "cpu"
-    return images.split(CHUNK) if few else (images,)
 
 
 def frequency_response(
