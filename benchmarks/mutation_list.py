@@ -131,7 +131,7 @@ MUTATIONS = [
     # Initializers
     Mutation(MIMETIC, "mul_(alpha / math.sqrt(dim))", "mul_(alpha / dim)", OF_MIMETIC),
     Mutation(MIMETIC, "math.sqrt(3 / dim)", "math.sqrt(1 / dim)", OF_MIMETIC),
-    Mutation(MIMETIC, "vo_sign: Literal[1, -1] = -1", "vo_sign: Literal[1, -1] = 1", OF_MIMETIC),
+    Mutation(MIMETIC, "vo_sign: Sign = -1", "vo_sign: Sign = 1", OF_MIMETIC),
     Mutation(
         MIMETIC,
         "return left, right.mT\n\n\ndef split_identity",

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, get_args
 
 from structured_init.errors import StructuredInitError
 
@@ -68,6 +68,14 @@ def check_flag(who: str, *, null: bool = False, **flags: Any) -> None:
     for name, value in flags.items():
         if not isinstance(value, bool) and not (value is None and null):
             raise StructuredInitError(f"{who}: {name} must be true or false{_or(null)}, got {value!r}")
+
+
+def check_choice(who: str, **choices: tuple[Any, Any]) -> None:
+    """Refuse what is none of the values of a ``Literal``: ``check_choice(who, noise=(noise, Noise))``."""
+    for name, (value, kinds) in choices.items():
+        *most, last = map(str, get_args(kinds))
+        if value not in get_args(kinds):
+            raise StructuredInitError(f"{who}: {name} must be {', '.join(most)} or {last}, got '{value}'")
 
 
 def check_grid(who: str, grid: Any) -> None:

@@ -276,13 +276,7 @@ def _bare(model: nn.Module) -> dict[str, str]:
 
 def _folded(lines: Iterable[tuple[str, str]]) -> list[str]:
     """Return a line per parameter; those that differ in numbers alone share one."""
-    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for name, text in lines:
-        groups.setdefault((re.sub(r"\d+", "#", name), re.sub(r"[\d.,e+-]+", "#", text)), []).append((name, text))
-    return [
-        f"{group[0][0]}: {group[0][1]}" + (f" (and {len(group) - 1} more like it)" if len(group) > 1 else "")
-        for group in groups.values()
-    ]
+    return [f"{names[0]}: {text}" for names, text in findings.folded(lines)]
 
 
 def _against_builds(

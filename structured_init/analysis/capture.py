@@ -166,11 +166,7 @@ def register_capture(attention: type[nn.Module] | str) -> Callable[[Adapter], Ad
 
 
 def check_layers(who: str, layers: Any) -> None:
-    """Refuse layers that are not a list of names or numbers; None passes.
-
-    Raises:
-        StructuredInitError: they are none, or there are none of them.
-    """
+    """Refuse layers that are no list of names or numbers, and an empty one; None passes."""
     if layers is None:
         return
     listed = isinstance(layers, Sequence) and not isinstance(layers, str)

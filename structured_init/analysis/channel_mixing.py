@@ -31,18 +31,13 @@ def numerical_rank(matrix: Float[Tensor, "rows columns"], tolerance: float = 1e-
         matrix: any; computed in float64.
         tolerance: above the rounding of what made the matrix: 1e-6 for float32.
     """
-    values = singular_values(_squared(matrix))
+    matrix = matrix.double()
+    if matrix.shape[0] > matrix.shape[1]:  # the triangle of its QR decomposition has the same singular values
+        matrix = torch.linalg.qr(matrix, mode="r").R
+    values = singular_values(matrix)
     if values.isnan().any():
         return math.nan
     return int((values > tolerance * values[0]).sum()) if len(values) and values[0] > 0 else 0
-
-
-def energy_rank(matrix: Float[Tensor, "rows columns"], share: float = 0.99) -> int | float:
-    """Return how many singular directions hold a share of the squared norm, or nan: the rank for practical purposes."""
-    energy = singular_values(_squared(matrix)).square().cumsum(0)
-    if energy.isnan().any():
-        return math.nan
-    return int((energy < share * energy[-1]).sum()) + 1 if energy[-1] > 0 else 0
 
 
 def channel_matrix(inputs: Images) -> Float[Tensor, "pixels channels"]:
@@ -102,12 +97,6 @@ def mixing_residual(
 def _depthwise(images: Float64[Tensor, "batch channels height width"], filters: Kernels) -> Tensor:
     padding = (filters.shape[1] // 2, filters.shape[2] // 2)
     return F.conv2d(images, filters.double()[:, None], padding=padding, groups=len(filters))
-
-
-def _squared(matrix: Float[Tensor, "rows columns"]) -> Float64[Tensor, "fewer columns"]:
-    """Return a square matrix with the singular values of a tall one: the triangle of its QR decomposition."""
-    matrix = matrix.double()
-    return torch.linalg.qr(matrix, mode="r").R if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def _check(inputs: Tensor, filters: Tensor, targets: Tensor, channels: Tensor) -> None:

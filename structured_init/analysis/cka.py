@@ -44,12 +44,8 @@ def gram_matrix(features: Float[Tensor, "samples ..."]) -> Float[Tensor, "sample
 def rbf(gram: Gram, threshold: float = 0.5) -> Gram:
     """Return the kernel exp(−d² / 2σ²) with σ = threshold × the median distance, minibatch by minibatch.
 
-    Kornblith et al. 2019 (arXiv 1905.00414), section 3. The median is taken over distinct samples; the paper's notebook
-    also counts the zero distance of every sample to itself.
-
-    Args:
-        gram: linear Gram matrices X Xᵀ.
-        threshold: bandwidth as a fraction of the median distance; the paper tries 0.2, 0.4 and 0.8.
+    Kornblith et al. 2019 (arXiv 1905.00414), section 3, who try thresholds of 0.2, 0.4 and 0.8. The median is taken
+    over distinct samples; the paper's notebook also counts the zero distance of every sample to itself.
     """
     gram = gram.double()
     norms = gram.diagonal(dim1=-2, dim2=-1)
@@ -65,10 +61,6 @@ def hsic1(first: Gram, second: Gram) -> Float[Tensor, "*batches"]:
 
     With K̃, L̃ for the kernels without their diagonals: [tr(K̃L̃) + 1ᵀK̃1 · 1ᵀL̃1 / ((m−1)(m−2)) − 2 · 1ᵀK̃L̃1 / (m−2)]
     / (m(m−3)). Nguyen, Raghu and Kornblith 2021 (arXiv 2010.15327), equation 3, after Song et al. 2012 (JMLR 13).
-
-    Args:
-        first: kernel matrices.
-        second: kernel matrices of the same samples.
 
     Raises:
         StructuredInitError: fewer than four samples, or different samples.
@@ -90,11 +82,7 @@ def hsic1(first: Gram, second: Gram) -> Float[Tensor, "*batches"]:
 
 
 def hsic1_table(kernels: Float[Tensor, "n batches samples samples"]) -> Float[Tensor, "n n"]:
-    """Return :func:`hsic1` of all pairs, averaged over minibatches: one product of matrices in place of n² calls.
-
-    Raises:
-        StructuredInitError: fewer than four samples.
-    """
+    """Return :func:`hsic1` of all pairs, averaged over minibatches: one product of matrices in place of n² calls."""
     m = kernels.shape[-1]
     if m < 4:
         raise StructuredInitError(f"similarities need at least 4 samples in a minibatch, got {m}")
@@ -113,10 +101,7 @@ def cka(first: Gram, second: Gram) -> Float[Tensor, ""]:
     Nguyen, Raghu and Kornblith 2021 (arXiv 2010.15327), equation 2; CKA itself is from Kornblith et al. 2019. One for
     representations that differ by a rotation and a scale, zero in expectation for independent ones. As the estimate is
     unbiased, single values may lie a little below zero or above one. It is nan where a representation is constant.
-
-    Args:
-        first: kernel matrices (B, m, m), or one (m, m).
-        second: kernel matrices of the same samples.
+    Kernel matrices are (B, m, m), or one (m, m), of the same samples.
     """
     return alignment(*(hsic1(*pair).mean() for pair in ((first, second), (first, first), (second, second))))
 
@@ -132,15 +117,10 @@ def alignment(
 def cka_matrix(
     first: Mapping[str, Gram], second: Mapping[str, Gram], kernel: Literal["linear", "rbf"] = "linear"
 ) -> Float[Tensor, "layers other_layers"]:
-    """Return the CKA of every layer of one network with every layer of another.
+    """Return the CKA of every layer of one network, a row each, with every layer of another on the same samples.
 
-    Args:
-        first: layer → linear Gram matrices (B, m, m), as ``gram_matrices`` gives them.
-        second: the same of the other network (or of the same one) on the same samples.
-        kernel: ``"linear"``, or ``"rbf"`` with half the median distance as bandwidth.
-
-    Returns:
-        One row per layer of ``first``, one column per layer of ``second``, float64.
+    Both are layer → linear Gram matrices (B, m, m), as ``gram_matrices`` gives them; of the ``"rbf"`` kernel, the
+    bandwidth is half the median distance.
     """
     rows, columns = ([kernel_matrix(gram, kernel) for gram in grams.values()] for grams in (first, second))
     between = torch.stack([torch.stack([hsic1(k, other).mean() for other in columns]) for k in rows])

@@ -87,12 +87,16 @@ def filter_statistics(filters: Filters) -> dict[str, float]:
     shares = eigenvalues / eigenvalues.sum()
     rows, columns = (torch.arange(length, dtype=torch.float64) - (length - 1) / 2 for length in size)
     squared_distances = rows[:, None].square() + columns.square()  # of each pixel from the middle of the kernel
+    weights = filters.double()
+    pairs = [(weights[:, :-1], weights[:, 1:]), (weights[:, :, :-1], weights[:, :, 1:])]  # neighbours below and beside
+    products = sum((first * second).sum() for first, second in pairs)
+    squares = sum(one.square().sum() for one in itertools.chain.from_iterable(pairs))
     numbers = {
         "energy": energy,
         "mean_share": filters.double().mean(0).square().sum() / energy,
         "centre_share": profile[(size[0] - 1) // 2, (size[1] - 1) // 2] / energy,
         "radius": ((profile * squared_distances).sum() / energy).sqrt(),
-        "neighbour_correlation": _neighbour_correlation(filters.double()),
+        "neighbour_correlation": 2 * products / squares,
         "effective_rank": torch.special.entr(shares).sum().exp(),
     }
     return {name: float(value) for name, value in numbers.items()}
@@ -120,12 +124,3 @@ def filter_change(before: Filters, after: Float[Tensor, "others _ _"]) -> dict[s
         "cosine": float(torch.cosine_similarity(first, second, dim=1).mean()),
         "covariance_similarity": float(torch.cosine_similarity(*moments, dim=0)),
     }
-
-
-def _neighbour_correlation(filters: Float64[Tensor, "filters rows columns"]) -> Tensor:
-    """Return Σ f_p f_q over neighbours p, q, divided by the mean of Σ f_p² and Σ f_q²."""
-    pairs = [(filters[:, :-1], filters[:, 1:]), (filters[:, :, :-1], filters[:, :, 1:])]
-    pairs = [(first, second) for first, second in pairs if first.numel()]
-    products = sum((first * second).sum() for first, second in pairs)
-    squares = sum(one.square().sum() for one in itertools.chain.from_iterable(pairs))
-    return torch.as_tensor(2 * products / squares)

@@ -29,12 +29,8 @@ def previous_token_score(maps: Maps, offset: int = 1, queries: Queries | None = 
     """Return the mean attention on the token before, mean_t A_{t, t − δ}, over all tokens that have one at the offset.
 
     Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits"; Olsson et al. 2022 (arXiv 2209.11895). One
-    for a head that looks there alone.
-
-    Args:
-        maps: attention maps.
-        offset: δ, in tokens before; negative for tokens after.
-        queries: which tokens are asked; all where ``None``.
+    for a head that looks there alone. δ is negative for tokens after; ``queries`` says which tokens are asked, all
+    where ``None``.
 
     Returns:
         (H,); nan where no token is asked.
@@ -52,13 +48,8 @@ def induction_score(
 
     mean_t Σ_s A_ts over the marked s of ``prefix_matches``: the prefix-matching score of Olsson et al. 2022 (arXiv
     2209.11895). They take it on random tokens that come twice (``repeated_tokens``), where each token of the second
-    half has one such place; the function takes any text.
-
-    Args:
-        maps: attention maps.
-        tokens: their token numbers.
-        queries: which tokens are asked; all where ``None``. Those without an equal before never count.
-        segments: of packed documents, which do not see each other; see ``prefix_matches``.
+    half has one such place; the function takes any text. ``queries`` says which tokens are asked, all where ``None``;
+    ``segments`` is for packed documents, which do not see each other.
 
     Returns:
         (H,); nan where no token is asked that has an equal before.
@@ -74,11 +65,8 @@ def prefix_matches(tokens: Tokens, segments: Tokens | None = None) -> Marked:
     """Mark, for every token t, the tokens s < t that follow an equal one: x_{s − 1} = x_t.
 
     A token that equals the one before it would mark itself; looking at oneself is not looking back, so it does not
-    (TransformerLens's pattern of induction heads has it, unless ``exclude_current_token`` is set).
-
-    Args:
-        tokens: token numbers.
-        segments: the document of every token, where several are packed; only those of one document are compared.
+    (TransformerLens's pattern of induction heads has it, unless ``exclude_current_token`` is set). ``segments`` is the
+    document of every token, where several are packed; only those of one document are compared.
     """
     equal = tokens[:, :, None] == tokens[:, None, :]
     behind = torch.nn.functional.pad(equal[:, :, :-1], (1, 0)).tril(-1)
@@ -106,11 +94,7 @@ def at_offset(maps: Maps, offset: int) -> Marked:
 def attention_on(
     maps: Maps, marked: Marked, queries: Queries | None = None
 ) -> tuple[Float[Tensor, " heads"], Float[Tensor, ""]]:
-    """Return Σ_t Σ_s A_ts over the marked s, and the number of tokens t that have any; both add up over batches.
-
-    Raises:
-        StructuredInitError: the queries do not fit the maps.
-    """
+    """Return Σ_t Σ_s A_ts over the marked s, and the number of tokens t that have any; both add up over batches."""
     if queries is not None:
         check_shape(maps, queries, "queries")
         marked = marked & queries[:, :, None].to(marked.device)
@@ -124,13 +108,8 @@ def repeated_tokens(
 ) -> Tokens:
     """Draw random tokens and repeat them: sequences whose second half has nothing to go by but the first.
 
-    No token comes twice within a half while the vocabulary suffices.
-
-    Args:
-        batch: B.
-        length: N; where it is odd, the first token comes a third time.
-        vocabulary: the token numbers to draw from.
-        generator: draws them.
+    No token comes twice within a half while the vocabulary, the token numbers to draw from, suffices. Where N is odd,
+    the first token comes a third time.
     """
     half = length // 2
     if len(vocabulary) >= half:

@@ -61,11 +61,7 @@ class Bounds:
         self._names = {id(module): name for name, module in named_plain_modules(model)}
 
     def __call__(self, module: nn.Module) -> float:
-        """Return an upper bound of the module's Lipschitz constant.
-
-        Raises:
-            StructuredInitError: none is known, or hooks change what the module does.
-        """
+        """Return an upper bound of the module's Lipschitz constant; an error where none is known or hooks change it."""
         while (child := wrapped_child(module)) is not None:
             module = module._modules[child]
         kind, name = type(module).__name__, self._names.get(id(module)) or "the network itself"
@@ -83,11 +79,7 @@ class Bounds:
         return bound
 
     def shapes(self, module: nn.Module) -> list[tuple[int, ...]]:
-        """Return the shapes (with batch) of the inputs that the module saw.
-
-        Raises:
-            StructuredInitError: it saw none.
-        """
+        """Return the shapes (with batch) of the inputs that the module saw; an error where it saw none."""
         if id(module) not in self._shapes:
             kind, name = type(module).__name__, self._names.get(id(module), "?")
             raise StructuredInitError(f"no Lipschitz bound is known for {kind} ({name}): it received no input")
@@ -221,25 +213,15 @@ MEASURED = (nn.Linear, *CONVOLUTIONS, *TRANSPOSED, CayleyConv2d, CayleyLinear)
 
 @dataclass(frozen=True)
 class LayerSpectrum:
-    """The extreme singular values of one layer as an operator on inputs of the size that it saw.
+    """The extreme singular values of one layer as an operator on inputs of the size that it saw."""
 
-    Attributes:
-        name: its name in the model.
-        kind: its class.
-        input_shape: channels and size of one input.
-        largest: the largest singular value; from below where it is an estimate.
-        smallest: the smallest of the min(rows, columns) singular values; from above where it is an estimate.
-        distance: from orthogonal: ‖QᵀQ − I‖ or, for contractions, ‖QQᵀ − I‖ (spectral norms).
-        exact: whether both come from a complete decomposition.
-    """
-
-    name: str
-    kind: str
-    input_shape: tuple[int, ...]
-    largest: float
-    smallest: float
-    distance: float
-    exact: bool
+    name: str  # its name in the model
+    kind: str  # its class
+    input_shape: tuple[int, ...]  # channels and size of one input
+    largest: float  # the largest singular value; from below where it is an estimate
+    smallest: float  # the smallest of the min(rows, columns) singular values; from above where it is an estimate
+    distance: float  # from orthogonal: ‖QᵀQ − I‖ or, for contractions, ‖QQᵀ − I‖ (spectral norms)
+    exact: bool  # whether both come from a complete decomposition
 
 
 @dataclass

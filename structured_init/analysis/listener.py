@@ -53,16 +53,7 @@ def attention_maps(
 ) -> Float[Tensor, "*batch heads queries keys"]:
     """Return softmax(Q Kᵀ · scale + mask) in float32, with the meaning of torch's scaled_dot_product_attention.
 
-    Args:
-        query: queries of every head.
-        key: keys; with ``enable_gqa``, each serves heads / kv_heads neighbouring query heads.
-        mask: boolean (true: may look) or added to the logits; broadcast.
-        is_causal: mask everything right of the main diagonal, which starts in the upper left corner.
-        scale: factor on the logits; 1/√k when None.
-        enable_gqa: whether the key heads are repeated.
-
-    Returns:
-        Maps whose rows sum to one; a row that may look nowhere is zero, as in torch.
+    A boolean mask is true where a query may look. Rows sum to one; a row that may look nowhere is zero, as in torch.
     """
     with torch.autocast(query.device.type, enabled=False):
         query, key = query.float(), key.float()
@@ -87,15 +78,12 @@ class AttentionListener(TorchFunctionMode):
     a softmax over the last axis inside a module that looks like attention (hand-written attention) on its way into the
     product with the values, and modules with an adapter. While it listens, torch itself avoids the inference fast
     path of ``nn.MultiheadAttention``. Kernels that torch does not dispatch (flash-attn, flex attention, xFormers) are
-    not seen.
-
-    The axes of every map are found from the module's heads, its input and the batch (see ``arrangement``). One map per
-    head in as many calls as there are heads is one layer.
+    not seen. One map per head in as many calls as there are heads is one layer.
 
     Args:
-        model: the model whose modules are followed while it listens.
+        model: the model whose modules are followed.
         report: called with a module's name, a function (fraction of the batch) → maps (B, H, N, M), and the shape
-            of the whole maps. The maps are computed only when and as far as the listener asks.
+            of the whole maps, which are computed only when and as far as it asks.
         adapters: functions (module, args, kwargs, output) → maps by class, for attention that is none of these.
         refuse: called with a module's name and the reason why its maps are not reported.
         attending: names of modules that are attention, whatever they are called.
@@ -260,19 +248,12 @@ class AttentionListener(TorchFunctionMode):
 
 @dataclass(frozen=True)
 class Product:
-    """A map on its way into the product with the values.
+    """A map on its way into the product with the values."""
 
-    Attributes:
-        softmax: the softmax that it comes from.
-        maps: the map, with queries and keys last.
-        value_dim: the last axis of the values.
-        unchanged: whether it is what the softmax gave, in whatever precision.
-    """
-
-    softmax: Softmax
-    maps: Tensor
-    value_dim: int
-    unchanged: bool
+    softmax: Softmax  # the softmax that it comes from
+    maps: Tensor  # the map, with queries and keys last
+    value_dim: int  # the last axis of the values
+    unchanged: bool  # whether it is what the softmax gave, in whatever precision
 
 
 @dataclass

@@ -27,17 +27,13 @@ class AxesError(StructuredInitError):
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a host's map becomes (batch, heads, queries, keys).
+    """How a host's map becomes (batch, heads, queries, keys)."""
 
-    Attributes:
-        host: the shape in which the host computes it.
-        split: heads that lie behind the samples in axis 0, which is taken apart; 1 where it is the samples' alone.
-        axis: the heads' axis once axis 0 is taken apart; ``None`` where there is none. The other axes before the
-            queries are windows, which count as samples.
-    """
-
-    host: tuple[int, ...]
+    host: tuple[int, ...]  # the shape in which the host computes it
+    # heads that lie behind the samples in axis 0, which is taken apart; 1 where it is the samples' alone
     split: int = 1
+    # the heads' axis once axis 0 is taken apart; None where there is none. The other axes before the queries are
+    # windows, which count as samples
     axis: int | None = 1
 
     @property
@@ -68,16 +64,10 @@ class Arrangement:
 def arrangement(host: tuple[int, ...], heads: int | None, batches: Iterable[int]) -> Arrangement:
     """Return how a map of shape ``host``, whose last axes are queries and keys, is to be read.
 
-    Read are (B, H, N, M), (B·H, N, M), (B·H, W, N, M) and, with H in any place behind B, (B, …, H, …, N, M). W or
-    B·W in place of B is read as well.
-
-    Args:
-        host: the shape; its last two axes are queries and keys.
-        heads: how many heads the module has; ``None`` where it does not say.
-        batches: the lengths that a batch may have, up to a factor: the first axes of what module and model are given.
-
-    Raises:
-        AxesError: no axis has the length of the heads or of the batch, or several have that of the heads.
+    Read are (B, H, N, M), (B·H, N, M), (B·H, W, N, M) and, with H in any place behind B, (B, …, H, …, N, M); W or B·W
+    may stand in place of B. ``heads`` is ``None`` where the module does not say; ``batches`` are the lengths that a
+    batch may have, up to a factor. An error where no axis has the length of the heads or of the batch, or several that
+    of the heads.
     """
     batches = set(batches)
     if len(host) == 2:
@@ -123,18 +113,9 @@ def refuse_channels(
     """Raise where a map lies between channels: each head's channels are its queries, and its values are tokens.
 
     Which axis of an input holds the channels is told by the linear layers and convolutions of the module. Where a head
-    has as many channels as there are tokens, shapes do not tell, and nothing is raised.
-
-    Args:
-        host: the map's shape; its last two axes are queries and keys.
-        value_dim: the last axis of what it is multiplied with.
-        heads: H.
-        module: the module that computes it.
-        inputs: the shapes of what the module is given.
-        between: whether its logits are a product of two activations: those of linear attention are not.
-
-    Raises:
-        AxesError: it does.
+    has as many channels as there are tokens, shapes do not tell, and nothing is raised. ``value_dim`` is the last axis
+    of what the map is multiplied with; ``between``: the logits are a product of two activations, as those of linear
+    attention are not.
     """
     queries, keys = host[-2:]
     linear = [part.in_features for part in module.modules() if isinstance(part, nn.Linear)]
@@ -166,62 +147,37 @@ def _is_batch(length: int, batches: set[int]) -> bool:
 
 @dataclass
 class Softmax:
-    """One softmax inside attention.
+    """One softmax inside attention."""
 
-    Attributes:
-        owner: whose attention it is.
-        logits: what it is taken of.
-        between: whether that comes from a product of two activations, and not of a linear map alone.
-        left: how many of its numbers are still to be multiplied with values.
-        products: how many times it was.
-    """
-
-    owner: object
-    logits: Tensor
-    between: bool = True
-    left: int = 0
-    products: int = 0
+    owner: object  # whose attention it is
+    logits: Tensor  # what it is taken of
+    between: bool = True  # whether that comes from a product of two activations, and not of a linear map alone
+    left: int = 0  # how many of its numbers are still to be multiplied with values
+    products: int = 0  # how many times it was
 
 
 @dataclass(frozen=True)
 class SeenMap:
-    """One map as the host computes it.
+    """One map as the host computes it."""
 
-    Attributes:
-        shape: its shape; queries and keys are last.
-        compute: (entries of axis 0) → map.
-        value_dim: the last axis of the values; ``None`` where the map is known to be (batch, heads, queries, keys).
-        softmax: that it comes from, where the host writes it out.
-    """
-
-    shape: tuple[int, ...]
-    compute: Compute
+    shape: tuple[int, ...]  # its shape; queries and keys are last
+    compute: Compute  # (entries of axis 0) → map
+    # the last axis of the values; None where the map is known to be (batch, heads, queries, keys)
     value_dim: int | None = None
-    softmax: Softmax | None = None
+    softmax: Softmax | None = None  # that it comes from, where the host writes it out
 
 
 @dataclass(eq=False)
 class Call:
-    """One running call of a module, and the maps that were seen in it so far.
+    """One running call of a module, and the maps that were seen in it so far."""
 
-    Attributes:
-        name: the module's plain name.
-        module: the module.
-        inputs: the shapes of what it was given.
-        seen: the maps.
-    """
-
-    name: str
-    module: nn.Module
-    inputs: list[tuple[int, ...]]
-    seen: list[SeenMap] = field(default_factory=list)
+    name: str  # the module's plain name
+    module: nn.Module  # the module
+    inputs: list[tuple[int, ...]]  # the shapes of what it was given
+    seen: list[SeenMap] = field(default_factory=list)  # the maps
 
     def maps(self, batches: Iterable[int]) -> Iterator[tuple[Compute, tuple[int, int, int, int]] | AxesError]:
-        """Yield a function (samples) → maps (batch, heads, queries, keys) and the shape of all, or why there is none.
-
-        Args:
-            batches: the lengths that the batch may have (see ``arrangement``).
-        """
+        """Yield a function (samples) → maps (batch, heads, queries, keys) and the shape of all, or why not."""
         heads = heads_of(self.module)
         for seen in _joined(self.seen, heads):
             try:

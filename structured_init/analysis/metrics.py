@@ -2,6 +2,9 @@
 
 Letters: B batch, H heads, N tokens, P = Gy·Gx patches, m samples. Every metric is the function of the same idea applied
 to all batches at once: batches of unequal size, and processes, count by what they hold. A metric is for one layer.
+
+Arguments: ``num_heads``, H; ``grid``, rows and columns of patches, (1, N) for a sequence; ``prefix_tokens``, the number
+of leading tokens that are no patches; and those of ``torchmetrics.Metric``.
 """
 
 from __future__ import annotations
@@ -40,12 +43,8 @@ class Sums(Metric):
 class MeanPerHead(Sums):
     """The mean of a statistic per head (H,), over all that is seen.
 
-    Args:
-        statistic: maps (B, H, N, N) → (H,), a mean over samples and queries, or over samples.
-        num_heads: H.
-        prefix_tokens: number of leading tokens whose queries do not count.
-        per_query: whether a sample counts by its number of queries, which matters where sequences differ in length.
-        **kwargs: see ``torchmetrics.Metric``.
+    ``statistic`` takes maps (B, H, N, N) to (H,), a mean over samples and queries, or over samples where not
+    ``per_query``: else a sample counts by its number of queries, which matters where sequences differ in length.
     """
 
     def __init__(
@@ -73,14 +72,7 @@ class MeanPerHead(Sums):
 
 
 class MeanMap(Sums):
-    """The mean attention map over patches, of which a subclass says something: a mean over samples, (H, P, P).
-
-    Args:
-        num_heads: H.
-        grid: rows and columns of patches; (1, N) for a sequence.
-        prefix_tokens: number of leading tokens that are no patches.
-        **kwargs: see ``torchmetrics.Metric``.
-    """
+    """The mean attention map over patches, of which a subclass says something: a mean over samples, (H, P, P)."""
 
     def __init__(self, num_heads: int, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -111,15 +103,7 @@ class MeanAttentionDistance(MeanPerHead):
     """Mean over queries i of Σ_j A_ij · |place_i − place_j|, per head (H,), from 0 to the grid's diagonal.
 
     Dosovitskiy et al. 2021 (arXiv 2010.11929), figure 7; non-locality in d'Ascoli et al. 2021 (ConViT). See
-    ``mean_distance``.
-
-    Args:
-        num_heads: H.
-        grid: rows and columns of patches; (1, N) for a sequence.
-        prefix_tokens: number of leading tokens that are no patches.
-        patch_size: side of a patch in pixels; 1 gives the distance in patches.
-        renormalise: whether rows sum to one after the prefix is removed; the papers' code does not.
-        **kwargs: see ``torchmetrics.Metric``.
+    ``mean_distance``, also for ``patch_size`` and ``renormalise``.
     """
 
     def __init__(
@@ -144,12 +128,8 @@ class MeanAttentionDistance(MeanPerHead):
 class AttentionEntropy(MeanPerHead):
     """Mean over all tokens i of −Σ_j A_ij ln A_ij in nats, per head (H,), from 0 (an impulse) to ln N (uniform).
 
-    Shannon's entropy of a row, of attention heads in Clark et al. 2019 (arXiv 1906.04341). See ``entropy``.
-
-    Args:
-        num_heads: H.
-        normalised: divide by ln N, so that the range is 0 to 1.
-        **kwargs: see ``torchmetrics.Metric``.
+    Shannon's entropy of a row, of attention heads in Clark et al. 2019 (arXiv 1906.04341); ``normalised``: divided by
+    ln N. See ``entropy``.
     """
 
     def __init__(self, num_heads: int, normalised: bool = False, **kwargs: Any) -> None:
@@ -160,11 +140,6 @@ class DiagonalMass(MeanPerHead):
     """Mean attention of a patch to itself, mean_i A_ii, per head (H,), from 0 to 1; 1/P where uniform.
 
     What the query–key part of Trockman and Kolter 2023 (arXiv 2305.09828) raises. See ``diagonal_mass``.
-
-    Args:
-        num_heads: H.
-        prefix_tokens: number of leading tokens that are no patches.
-        **kwargs: see ``torchmetrics.Metric``.
     """
 
     def __init__(self, num_heads: int, prefix_tokens: int = 0, **kwargs: Any) -> None:
@@ -176,12 +151,6 @@ class Diagonality(MeanPerHead):
     """Mean over queries i of 1 − Σ_j A_ij d_ij / max_j d_ij, per head (H,), from 0 (the farthest) to 1 (itself).
 
     Zhang et al. 2020 (arXiv 2011.04906), with distances on the grid for images. See ``diagonality``.
-
-    Args:
-        num_heads: H.
-        grid: rows and columns of patches; (1, N) for a sequence.
-        prefix_tokens: number of leading tokens that are no patches.
-        **kwargs: see ``torchmetrics.Metric``.
     """
 
     def __init__(self, num_heads: int, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
@@ -192,14 +161,7 @@ class Diagonality(MeanPerHead):
 class FarMass(MeanPerHead):
     """Share of a patch's attention on patches farther than a radius, per head (H,), from 0 to 1.
 
-    Ours. ``uniform`` is what uniform attention gives. See ``far_mass``.
-
-    Args:
-        num_heads: H.
-        grid: rows and columns of patches; (1, N) for a sequence.
-        prefix_tokens: number of leading tokens that are no patches.
-        radius: Euclidean distance in patches.
-        **kwargs: see ``torchmetrics.Metric``.
+    Ours. ``radius`` is Euclidean, in patches. See ``far_mass``.
 
     Attributes:
         uniform: the ``far_mass`` of uniform attention over the grid.
@@ -216,13 +178,8 @@ class FarMass(MeanPerHead):
 class ImpulseMass(MeanPerHead):
     """Mean attention on the patch at a head's offset, over queries whose target is on the grid, per head (H,), 0 to 1.
 
-    Ours, for the starts of arXiv 2401.12511 and 2505.19985. See ``impulse_mass``.
-
-    Args:
-        offsets: (rows down, columns right) from query to target for each of the H heads.
-        grid: rows and columns of patches; (1, N) for a sequence.
-        prefix_tokens: number of leading tokens that are no patches.
-        **kwargs: see ``torchmetrics.Metric``.
+    Ours, for the starts of arXiv 2401.12511 and 2505.19985. ``offsets`` holds (rows down, columns right) from query to
+    target for each of the H heads. See ``impulse_mass``.
     """
 
     def __init__(self, offsets: Offsets, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
@@ -234,13 +191,7 @@ class ImpulseMass(MeanPerHead):
 class ArgmaxAccuracy(MeanPerHead):
     """How often a query looks most at the patch at its head's offset, per head (H,), from 0 to 1.
 
-    Ours; arguments as for ``ImpulseMass``. See ``argmax_accuracy``.
-
-    Args:
-        offsets: (rows down, columns right) from query to target for each of the H heads.
-        grid: rows and columns of patches; (1, N) for a sequence.
-        prefix_tokens: number of leading tokens that are no patches.
-        **kwargs: see ``torchmetrics.Metric``.
+    Ours; ``offsets`` as for ``ImpulseMass``. See ``argmax_accuracy``.
     """
 
     def __init__(self, offsets: Offsets, grid: Grid, prefix_tokens: int = 0, **kwargs: Any) -> None:
@@ -253,10 +204,6 @@ class EffectiveRank(MeanPerHead):
     """Mean over samples of exp(H(σ / Σσ)) of a map's singular values σ, per head (H,), from 1 to N.
 
     Roy and Vetterli 2007. See ``effective_rank``.
-
-    Args:
-        num_heads: H.
-        **kwargs: see ``torchmetrics.Metric``.
     """
 
     def __init__(self, num_heads: int, **kwargs: Any) -> None:
@@ -290,13 +237,7 @@ class StructureLeft(Sums):
     """Cosine between maps before and after training, less uniform attention, per head (H,), from −1 to 1.
 
     Ours. One where the pattern of the initialization is still there, sharper or softer; zero where nothing of it is.
-    See ``structure_left``.
-
-    Args:
-        num_heads: H.
-        prefix_tokens: number of leading tokens that are no patches.
-        causal: whether a token may only look at itself and what is before it.
-        **kwargs: see ``torchmetrics.Metric``.
+    ``causal``: a token may only look at itself and what is before it. See ``structure_left``.
     """
 
     def __init__(self, num_heads: int, prefix_tokens: int = 0, causal: bool = False, **kwargs: Any) -> None:
@@ -368,12 +309,8 @@ class _Score(Sums):
 class PreviousTokenScore(_Score):
     """Mean attention on the token before, mean_t A_{t, t − δ}, per head (H,), from 0 to 1.
 
-    Elhage et al. 2021; Olsson et al. 2022 (arXiv 2209.11895). See ``previous_token_score``.
-
-    Args:
-        num_heads: H.
-        offset: δ, in tokens before; negative for tokens after.
-        **kwargs: see ``torchmetrics.Metric``.
+    Elhage et al. 2021; Olsson et al. 2022 (arXiv 2209.11895). ``offset`` is δ, in tokens before; negative for tokens
+    after. See ``previous_token_score``.
     """
 
     def __init__(self, num_heads: int, offset: int = 1, **kwargs: Any) -> None:
@@ -391,10 +328,6 @@ class InductionScore(_Score):
 
     The prefix-matching score of Olsson et al. 2022 (arXiv 2209.11895), which they take on random tokens that come
     twice (``repeated_tokens``). See ``induction_score``.
-
-    Args:
-        num_heads: H.
-        **kwargs: see ``torchmetrics.Metric``.
     """
 
     def update(

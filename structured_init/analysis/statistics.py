@@ -53,14 +53,8 @@ def mean_distance(
     """Return the mean attention distance: mean over queries i of Σ_j A_ij · |place_i − place_j|.
 
     Dosovitskiy et al. 2021, figure 7. Their public code drops the class token without renormalising; that is
-    ``renormalise=False``. In ConViT (d'Ascoli et al. 2021) the same number is called non-locality.
-
-    Args:
-        maps: attention maps.
-        grid: rows and columns of patches.
-        prefix_tokens: number of leading tokens that are no patches.
-        patch_size: side of a patch in pixels; 1 gives the distance in patches.
-        renormalise: whether rows sum to one after the prefix is removed.
+    ``renormalise=False``. In ConViT (d'Ascoli et al. 2021) the same number is called non-locality. With a
+    ``patch_size`` of 1 the distance is in patches, else in pixels.
     """
     patches = patch_maps(maps, prefix_tokens, renormalise)
     distances = patch_size * grid_distances(checked_grid(patches, grid)).to(patches)
@@ -97,15 +91,10 @@ def diagonality(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
 
 
 def far_mass(maps: Maps, grid: Grid, prefix_tokens: int = 0, radius: int | float = 3) -> PerHead:
-    """Return the share of a patch's attention on patches farther away than a radius. Ours.
+    """Return the share of a patch's attention on patches farther away than a radius, Euclidean, in patches. Ours.
 
-    Compare it with ``uniform_far_mass``, which is what attention that does not care about places gives.
-
-    Args:
-        maps: attention maps.
-        grid: rows and columns of patches.
-        prefix_tokens: number of leading tokens that are no patches.
-        radius: Euclidean distance in patches; 3 reaches just beyond a 5 × 5 window.
+    3 reaches just beyond a 5 × 5 window. Compare it with ``uniform_far_mass``, which is what attention that does not
+    care about places gives.
     """
     patches = patch_maps(maps, prefix_tokens)
     far = grid_distances(checked_grid(patches, grid)).to(patches.device) > radius
@@ -242,17 +231,11 @@ def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
 
 
 class Products(NamedTuple):
-    """Sums over samples, queries and keys of products of what two maps have beyond uniform attention, per head.
+    """Sums over samples, queries and keys of products of what two maps have beyond uniform attention, per head."""
 
-    Attributes:
-        between: Σ (A − U)(A' − U).
-        before: Σ (A − U)².
-        after: Σ (A' − U)².
-    """
-
-    between: PerHead
-    before: PerHead
-    after: PerHead
+    between: PerHead  # Σ (A − U)(A' − U)
+    before: PerHead  # Σ (A − U)²
+    after: PerHead  # Σ (A' − U)²
 
     def cosine(self) -> PerHead:
         """Return the cosine; nan for a head that is uniform before or after."""
@@ -263,14 +246,9 @@ def structure_left(before: Maps, after: Maps, prefix_tokens: int = 0, causal: bo
     """Return the cosine between maps before and after, less the uniform attention U that both have in common.
 
     Σ (A − U)(A' − U) / √(Σ (A − U)² · Σ (A' − U)²), sums over samples, queries and keys, with U = 1/P, or 1/(i+1) in
-    row i where ``causal``. One where the pattern is the same, sharper or softer as it may be; zero where nothing of it
-    is left; below zero where the network looks away from where it looked. nan for a head without any pattern.
-
-    Args:
-        before: attention maps at the start.
-        after: maps of the same samples after training.
-        prefix_tokens: number of leading tokens that are no patches; they are left out.
-        causal: whether a token may only look at itself and what is before it.
+    row i where ``causal``: a token may only look at itself and what is before it. One where the pattern is the same,
+    sharper or softer as it may be; zero where nothing of it is left; below zero where the network looks away from where
+    it looked. nan for a head without any pattern.
 
     Raises:
         StructuredInitError: the maps are not of the same samples, heads and tokens.
@@ -301,13 +279,7 @@ def impulse_mass_change(
     """Return how much attention a head has gained (lost, below zero) at the offset that it started with.
 
     ``impulse_mass`` after less that before, from −1 to 1. Where training moves an impulse elsewhere, it is lost here.
-
-    Args:
-        before: attention maps at the start.
-        after: maps after training.
-        offsets: the initialization's own (rows down, columns right) per head, such as ``best_offset(before, grid)``.
-        grid: rows and columns of patches.
-        prefix_tokens: number of leading tokens that are no patches.
+    ``offsets`` are the initialization's own per head, such as ``best_offset(before, grid)``.
     """
     offsets = torch.as_tensor(offsets, device="cpu")
     return impulse_mass(after, offsets, grid, prefix_tokens) - impulse_mass(before, offsets, grid, prefix_tokens)

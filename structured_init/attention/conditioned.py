@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.arguments import check_flag
+from structured_init.arguments import check_choice, check_flag
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import required_attention_sites
@@ -35,12 +35,8 @@ def semi_orthogonal_heads(
 def identity_heads(heads: int, dim: int, head_dim: int, identity: Identity) -> Float64[Tensor, "heads dim head_dim"]:
     """Return the rectangular identity, ones where row = column and zeros elsewhere, as values of all heads.
 
-    Args:
-        heads: H, the value heads.
-        dim: D.
-        head_dim: k.
-        identity: ``"layer"``: the heads side by side are I of shape (D, H·k), so that head h reads coordinates h·k to
-            (h+1)·k; ``"head"``: every head is I of shape (D, k) and reads the first k.
+    ``"layer"``: the heads side by side are I of shape (D, H·k), so that head h reads coordinates h·k to (h+1)·k;
+    ``"head"``: every head is I of shape (D, k) and reads the first k.
     """
     if identity == "head":
         return torch.eye(dim, head_dim, dtype=torch.float64).expand(heads, -1, -1).clone()
@@ -80,8 +76,7 @@ class Conditioned(Initializer):
         where: Where = None,
         cross: bool = False,
     ) -> None:
-        if identity not in ("layer", "head"):
-            raise StructuredInitError(f"Conditioned: identity must be layer or head, got '{identity}'")
+        check_choice("Conditioned", identity=(identity, Identity))
         check_flag("Conditioned", query_key=query_key, value=value, cross=cross)
         if not query_key and not value:
             raise StructuredInitError("Conditioned: query_key and value are both off: there is nothing to write")

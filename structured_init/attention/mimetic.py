@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_finite, check_flag, check_not_negative, check_positive
+from structured_init.arguments import check_choice, check_finite, check_flag, check_not_negative, check_positive
 from structured_init.attention.positions import sincos_2d, two_dimensional
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.attention.stream_share import scale_branches
@@ -30,6 +30,9 @@ from structured_init.overlay import Weights
 Noise = Literal["normal", "uniform"]
 Orientation = Literal["paper", "circulated"]
 Precision = Literal["float64", "float32"]
+ResidualScale = Literal["replace", "keep"]
+ValueScale = Literal["target", "stream"]
+Sign = Literal[1, -1]
 
 
 def noisy_identity(
@@ -37,13 +40,8 @@ def noisy_identity(
 ) -> Float[Tensor, "dim dim"]:
     """Return αZ + βI with Z_ij of mean 0 and variance 1/D (2305.09828, the targets of its algorithm).
 
-    Args:
-        dim: D.
-        alpha: strength of the noise.
-        beta: strength and sign of the identity.
-        noise: N(0, 1/D) as the paper's restatements have it, or U(±√(3/D)) as the circulating code draws it.
-        generator: draws Z.
-        dtype: float64 or float32; the same generator draws another Z in each.
+    Z is N(0, 1/D) as the paper's restatements have it, or U(±√(3/D)) as the circulating code draws it; the same
+    generator draws another Z in each dtype.
     """
     if noise == "normal":
         target = torch.randn(dim, dim, dtype=dtype, generator=generator).mul_(alpha / math.sqrt(dim))
@@ -141,11 +139,11 @@ class Mimetic(Initializer):
         query_key: bool = True,
         qk_alpha: float = 0.7,
         qk_beta: float = 0.7,
-        qk_sign: Literal[1, -1] = 1,
+        qk_sign: Sign = 1,
         value_output: bool = True,
         vo_alpha: float = 0.4,
         vo_beta: float = 0.4,
-        vo_sign: Literal[1, -1] = -1,
+        vo_sign: Sign = -1,
         positions: Literal["sincos", "keep"] = "sincos",
         noise: Noise = "normal",
         orientation: Orientation = "paper",
@@ -153,22 +151,14 @@ class Mimetic(Initializer):
         precision: Precision = "float64",
         where: Where = None,
         cross: bool = False,
-        residual_scale: Literal["replace", "keep"] = "replace",
-        value_scale: Literal["target", "stream"] = "target",
+        residual_scale: ResidualScale = "replace",
+        value_scale: ValueScale = "target",
         stream_share: float = 0.3,
     ) -> None:
-        for name, value, valid in (
-            ("positions", positions, ("sincos", "keep")),
-            ("noise", noise, ("normal", "uniform")),
-            ("orientation", orientation, ("paper", "circulated")),
-            ("precision", precision, ("float64", "float32")),
-            ("residual_scale", residual_scale, ("replace", "keep")),
-            ("value_scale", value_scale, ("target", "stream")),
-            ("qk_sign", qk_sign, (1, -1)),
-            ("vo_sign", vo_sign, (1, -1)),
-        ):
-            if value not in valid:
-                raise StructuredInitError(f"Mimetic: {name} must be {' or '.join(map(str, valid))}, got '{value}'")
+        check_choice("Mimetic", positions=(positions, Literal["sincos", "keep"]), noise=(noise, Noise))
+        check_choice("Mimetic", orientation=(orientation, Orientation), precision=(precision, Precision))
+        check_choice("Mimetic", residual_scale=(residual_scale, ResidualScale), value_scale=(value_scale, ValueScale))
+        check_choice("Mimetic", qk_sign=(qk_sign, Sign), vo_sign=(vo_sign, Sign))
         check_not_negative("Mimetic", qk_alpha=qk_alpha, vo_alpha=vo_alpha)
         check_finite("Mimetic", qk_beta=qk_beta, vo_beta=vo_beta)
         check_flag("Mimetic", query_key=query_key, value_output=value_output, balance_heads=balance_heads, cross=cross)
@@ -182,11 +172,11 @@ class Mimetic(Initializer):
         self.query_key = query_key
         self.qk_alpha = qk_alpha
         self.qk_beta = qk_beta
-        self.qk_sign: Literal[1, -1] = qk_sign
+        self.qk_sign: Sign = qk_sign
         self.value_output = value_output
         self.vo_alpha = vo_alpha
         self.vo_beta = vo_beta
-        self.vo_sign: Literal[1, -1] = vo_sign
+        self.vo_sign: Sign = vo_sign
         self.positions: Literal["sincos", "keep"] = positions
         self.noise: Noise = noise
         self.orientation: Orientation = orientation
@@ -194,8 +184,8 @@ class Mimetic(Initializer):
         self.precision: Precision = precision
         self.where = where
         self.cross = cross
-        self.residual_scale: Literal["replace", "keep"] = residual_scale
-        self.value_scale: Literal["target", "stream"] = value_scale
+        self.residual_scale: ResidualScale = residual_scale
+        self.value_scale: ValueScale = value_scale
         self.stream_share = stream_share
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:

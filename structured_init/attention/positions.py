@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.arguments import check_flag, check_not_negative, check_positive
+from structured_init.arguments import check_choice, check_flag, check_not_negative, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.positions import PositionSite, required_position_sites, sought_position_sites
@@ -26,27 +26,16 @@ from structured_init.linalg import random_orthogonal
 from structured_init.overlay import Weights
 
 Form = Literal["timm", "simplevit"]
+Kind = Literal["sincos", "gaussian", "codes"]
 
 
 def sincos_2d(
     grid: tuple[int, int], embed_dim: int, *, form: Form = "timm", temperature: float = 10000.0
 ) -> Float64[Tensor, "tokens embed_dim"]:
-    """Two-dimensional sines and cosines of the integer grid coordinates, amplitude 1.
+    """Two-dimensional sines and cosines of the integer grid coordinates, amplitude 1, rows first: (N, D).
 
     With m = D/4 bands, timm's frequencies are T^(−i/m) and its layout [sin y, sin x, cos y, cos x]; SimpleViT's are
-    T^(−i/(m−1)) and [sin x, cos x, sin y, cos y].
-
-    Args:
-        grid: (rows, columns).
-        embed_dim: D, a multiple of 4.
-        form: whose convention.
-        temperature: T.
-
-    Returns:
-        (N, D), rows first.
-
-    Raises:
-        StructuredInitError: D is not a multiple of 4.
+    T^(−i/(m−1)) and [sin x, cos x, sin y, cos y]. D that is no multiple of 4 is an error.
 
     Source: ``timm/layers/pos_embed_sincos.py::build_sincos2d_pos_embed``; Beyer et al. 2022 (2205.01580).
     """
@@ -64,21 +53,11 @@ def sincos_2d(
 def row_and_column_codes(
     grid: tuple[int, int], embed_dim: int, *, kappa: float | None, gain: float, generator: torch.Generator
 ) -> Float64[Tensor, "tokens embed_dim"]:
-    """A row code plus a column code, each smooth to the degree that κ says.
+    """A row code plus a column code, each smooth to the degree that κ says, of rms ``gain``, rows first: (N, D).
 
     Each axis has an orthonormal cosine basis over its G coordinates with amplitudes a_k = 1/(1 + k/κ), a_0 = 0,
-    embedded by a random orthonormal map; the two maps are orthogonal to each other. κ → ∞ makes codes of different
-    rows unrelated but for the missing mean; κ = 2 keeps neighbours similar.
-
-    Args:
-        grid: (Gy, Gx), at least 2 on one axis.
-        embed_dim: D, at least Gy + Gx − 2.
-        kappa: κ > 0, or ``None`` for κ → ∞.
-        gain: root mean square of the result.
-        generator: draws the embedding.
-
-    Returns:
-        (N, D), rows first.
+    embedded by a random orthonormal map; the two maps are orthogonal to each other, so D ≥ Gy + Gx − 2 is needed. κ → ∞
+    (``None``) makes codes of different rows unrelated but for the missing mean; κ = 2 keeps neighbours similar.
     """
     rows, columns = grid
     rank = rows + columns - 2
@@ -132,7 +111,7 @@ class Positions(Initializer):
 
     def __init__(
         self,
-        kind: Literal["sincos", "gaussian", "codes"] = "sincos",
+        kind: Kind = "sincos",
         form: Form = "timm",
         temperature: float = 10000.0,
         gain: float = 1.0,
@@ -141,15 +120,12 @@ class Positions(Initializer):
         trainable: bool | None = None,
         where: Where = None,
     ) -> None:
-        if kind not in ("sincos", "gaussian", "codes"):
-            raise StructuredInitError(f"Positions: kind must be sincos, gaussian or codes, got '{kind}'")
-        if form not in ("timm", "simplevit"):
-            raise StructuredInitError(f"Positions: form must be timm or simplevit, got '{form}'")
+        check_choice("Positions", kind=(kind, Kind), form=(form, Form))
         check_positive("Positions", temperature=temperature, std=std)
         check_positive("Positions", null=True, kappa=kappa)
         check_not_negative("Positions", gain=gain)
         check_flag("Positions", null=True, trainable=trainable)
-        self.kind: Literal["sincos", "gaussian", "codes"] = kind
+        self.kind: Kind = kind
         self.form: Form = form
         self.temperature = temperature
         self.gain = gain

@@ -44,15 +44,10 @@ def write_products(
 ) -> None:
     """Factor the products of all layers, several side by side, and write them layer by layer.
 
-    Args:
-        who: the initializer.
-        weights: the overlay.
-        sites: the layers.
-        rng: what factors are drawn from; under RoPE, a rotation inside each key head and those that share it.
-        query_key: yields for each key of a layer what finds W_q and W_k, see :func:`by_key`; ``None`` to leave them.
-        value_output: finds W_v and W_o of a layer, all heads side by side; ``None`` to leave them.
-        residual_scale: what the report says of hosts that scale outputs for their depth.
-        itemsize: bytes of a number in the decompositions.
+    ``query_key`` yields for each key of a layer what finds W_q and W_k, see :func:`by_key`; ``value_output`` finds W_v
+    and W_o of a layer, all heads side by side; ``None`` leaves them. Under RoPE ``rng`` also draws a rotation inside
+    each key head and those that share it. ``residual_scale`` is what the report says of hosts that scale outputs for
+    their depth; ``itemsize`` the bytes of a number in the decompositions.
     """
 
     def jobs() -> Iterator[Callable[[], Shared | Factors]]:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.arguments import check_finite, check_flag, check_not_negative, check_positive
+from structured_init.arguments import check_choice, check_finite, check_flag, check_not_negative, check_positive
 from structured_init.attention.mimetic import Noise, noisy_identity, split
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.draws import Draws
@@ -29,13 +29,8 @@ def orthogonal_factors(
 ) -> tuple[Float64[Tensor, "rows rank"], Float64[Tensor, "rank columns"]]:
     """Return cU and cVᵀ with U S Vᵀ = svd(G), G_ij ~ N(0, 1): the singular values are dropped, the product is c² U Vᵀ.
 
-    Args:
-        rows: D, the width of the tokens that come in.
-        columns: the width of those that go out.
-        rank: H·k. Below min(D, columns), the leading vectors are kept; above it (ours), the two factors get a random
-            Q Qᵀ = I between them, so that no head is empty and the product is the same.
-        scale: c.
-        generator: draws G, and then Q.
+    Of ``rank`` H·k below min(D, columns), the leading vectors are kept; above it (ours), the two factors get a random
+    Q Qᵀ = I between them, so that no head is empty and the product is the same. ``generator`` draws G, and then Q.
     """
     matrix, full = torch.randn(rows, columns, dtype=torch.float64, generator=generator), min(rows, columns)
     # The vectors of the longer side come from those of the shorter, and are orthogonal to 1e-9 or so: a step of Newton
@@ -90,8 +85,7 @@ class Skipless(Initializer):
         where: Where = None,
         cross: bool = False,
     ) -> None:
-        if noise not in ("normal", "uniform"):
-            raise StructuredInitError(f"Skipless: noise must be normal or uniform, got '{noise}'")
+        check_choice("Skipless", noise=(noise, Noise))
         check_not_negative("Skipless", qk_alpha=qk_alpha)
         check_finite("Skipless", qk_beta=qk_beta)
         check_positive("Skipless", vo_scale=vo_scale)

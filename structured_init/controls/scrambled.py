@@ -57,12 +57,6 @@ def turned_heads(
     return outer @ left.double() @ shared, across @ right.double() @ inside
 
 
-def turned_rows(bias: Float[Tensor, "heads k"], *, generator: torch.Generator) -> Float64[Tensor, "heads k"]:
-    """Return each head's bias turned at random, of the same length."""
-    turns = [random_orthogonal(bias.shape[1], bias.shape[1], generator=generator) for _ in bias]
-    return torch.stack([row @ turn for row, turn in zip(bias.double(), turns, strict=True)])
-
-
 def turned_matrix(
     matrix: Float[Tensor, "rows columns"], *, generator: torch.Generator
 ) -> Float64[Tensor, "rows columns"]:
@@ -209,7 +203,9 @@ def _turn_biases(site: AttentionSite, weights: Weights, rng: Draws, written: set
         bias = projection_bias(site.module, getattr(site.layout, name))
         if bias is not None and id(bias.tensor) in written:
             generator = rng.generator(site.name, f"Scrambled: {name} bias")
-            turned = turned_rows(bias.get(weights), generator=generator)
+            rows = bias.get(weights).double()
+            turns = [random_orthogonal(rows.shape[1], rows.shape[1], generator=generator) for _ in rows]
+            turned = torch.stack([row @ turn for row, turn in zip(rows, turns, strict=True)])
             bias.set(weights, turned, "Scrambled: query_key")
             taken += 1
     return taken

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from structured_init.arguments import check_finite, check_flag
+from structured_init.arguments import check_choice, check_finite, check_flag
 from structured_init.conv.learned_covariance import LearnedCovariances, estimate_covariances, stored
 from structured_init.conv.spatial_filters import is_energy
 from structured_init.draws import Draws
@@ -32,6 +32,7 @@ from structured_init.transfer.teacher import refuse_missing
 
 WHO = "FilterCovariance"
 Projection = Literal["clip", "absolute"]
+Form = Literal["clip", "absolute", "strict"]
 
 
 def sigma_at(depth: float, sigma0: float, v: float, a: float) -> float:
@@ -60,15 +61,11 @@ def circulant(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, "K 
 
 
 def closed_form(kernel_size: tuple[int, ...], sigma: float) -> Float64[Tensor, "K K"]:
-    """Return Σ_pq = ½ (z_p + z_q) R_pq − ½ z_p z_q, (K, K).
+    """Return Σ_pq = ½ (z_p + z_q) R_pq − ½ z_p z_q, (K, K), of kernels of one or two axes and a bandwidth σ > 0.
 
     This is Σ = ½ (Ĉ + Ĉᴮ) with Ĉ = M ⊙ (C − ½ S) of the paper, C the moved Gaussians, S the one at the centre in every
     block, M the same as a mask over blocks and ᴮ the exchange of the two pixels. Its variances are z_p − ½ z_p², ½ at
     the centre. It is not positive semidefinite for k ≥ 5: see :func:`project`.
-
-    Args:
-        kernel_size: one or two axes, of any length.
-        sigma: bandwidth σ in pixels²; positive.
 
     Source: Trockman, Willmott & Kolter, 2210.03651, §4; transcribed from a description, see ``docs/covariance.md``.
     """
@@ -96,10 +93,8 @@ def _gaussian(distance: Tensor, sigma: float) -> Tensor:
 def project(covariance: Float64[Tensor, "K K"], psd: Projection = "clip") -> Float64[Tensor, "K K"]:
     """Return a positive semidefinite matrix near a symmetric one, (K, K).
 
-    Args:
-        covariance: symmetric.
-        psd: ``"clip"`` sets negative eigenvalues to zero, which is the nearest such matrix in Frobenius norm;
-            ``"absolute"`` takes their modulus, which is what ``numpy``'s ``multivariate_normal`` samples from.
+    ``"clip"`` sets negative eigenvalues to zero, which is the nearest such matrix in Frobenius norm; ``"absolute"``
+    takes their modulus, which is what ``numpy``'s ``multivariate_normal`` samples from.
     """
     root = symmetric_root(covariance, psd)
     return root @ root
@@ -172,15 +167,14 @@ class FilterCovariance(Initializer):
         v: float = 0.32,
         a: float = 2.88,
         covariances: str | Path | LearnedCovariances | None = None,
-        psd: Literal["clip", "absolute", "strict"] = "clip",
+        psd: Form = "clip",
         normalize: Literal["trace"] | float | None = None,
         shrinkage: float = 0.0,
         frozen: bool = False,
         freeze_bias: bool = True,
         where: Where = None,
     ) -> None:
-        if psd not in ("clip", "absolute", "strict"):
-            raise StructuredInitError(f"{WHO}: psd must be clip, absolute or strict, got '{psd}'")
+        check_choice(WHO, psd=(psd, Form))
         if normalize is not None and normalize != "trace" and not is_energy(normalize):
             raise StructuredInitError(f"{WHO}: normalize must be null, trace or a positive energy, got {normalize!r}")
         check_finite(WHO, sigma0=sigma0, v=v, a=a, shrinkage=shrinkage)
@@ -207,7 +201,7 @@ class FilterCovariance(Initializer):
         self.v = v
         self.a = a
         self.covariances = str(covariances) if isinstance(covariances, Path) else covariances
-        self.psd: Literal["clip", "absolute", "strict"] = psd
+        self.psd: Form = psd
         self.normalize = normalize
         self.shrinkage = shrinkage
         self.frozen = frozen

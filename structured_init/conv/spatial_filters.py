@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_flag, check_positive, check_whole
+from structured_init.arguments import check_choice, check_flag, check_positive, check_whole
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.depthwise import DepthwiseConvSite, frozen_filters, required_depthwise_conv_sites
@@ -22,7 +22,8 @@ from structured_init.initializer import Initializer
 from structured_init.overlay import Weights
 
 WHO = "SpatialFilters"
-KINDS = ("random", "impulse", "box", "gaussian", "softmax", "host")
+Kind = Literal["random", "impulse", "box", "gaussian", "softmax", "host"]
+Bias = Literal["keep", "uniform", "zero"]
 Kernel = tuple[int, ...]
 Filters = Float[Tensor, "filters ..."]
 
@@ -36,17 +37,10 @@ def random_filters(count: int, kernel_size: Kernel, energy: float, *, generator:
 def box_filters(
     count: int, kernel_size: Kernel, energy: float, *, size: int | None = None, generator: torch.Generator
 ) -> Filters:
-    """Put √(E/B) on B different pixels of each filter and zero on all others, (F, *kernel).
+    """Put √(E/B) on B different pixels of each filter, drawn uniformly, and zero on all others, (F, *kernel).
 
-    Args:
-        count: F.
-        kernel_size: of the filters.
-        energy: E.
-        size: B pixels, drawn uniformly; 1 for impulses, ``None`` for all, which makes the filters equal.
-        generator: of this draw alone.
-
-    Raises:
-        StructuredInitError: a kernel has fewer pixels.
+    B is ``size``: 1 for impulses, ``None`` for all pixels, which makes the filters equal. More than there are is an
+    error.
     """
     pixels = math.prod(kernel_size)
     size = pixels if size is None else size
@@ -112,31 +106,28 @@ class SpatialFilters(Initializer):
 
     def __init__(
         self,
-        filters: Literal["random", "impulse", "box", "gaussian", "softmax", "host"] = "random",
+        filters: Kind = "random",
         energy: Literal["1/3", "1/f"] | float = "1/3",
         box_size: int | None = None,
         variance: float = 1.0,
         distinct: int | None = None,
-        bias: Literal["keep", "uniform", "zero"] = "keep",
+        bias: Bias = "keep",
         frozen: bool = False,
         freeze_bias: bool = True,
         where: Where = None,
     ) -> None:
-        if filters not in KINDS:
-            raise StructuredInitError(f"{WHO}: filters must be one of {', '.join(KINDS)}, got '{filters}'")
+        check_choice(WHO, filters=(filters, Kind), bias=(bias, Bias))
         if energy not in ("1/3", "1/f") and not is_energy(energy):
             raise StructuredInitError(f"{WHO}: energy must be 1/3, 1/f or a positive number, got {energy!r}")
-        if bias not in ("keep", "uniform", "zero"):
-            raise StructuredInitError(f"{WHO}: bias must be keep, uniform or zero, got '{bias}'")
         check_whole(WHO, null=True, box_size=box_size, distinct=distinct)
         check_positive(WHO, variance=variance)
         check_flag(WHO, frozen=frozen, freeze_bias=freeze_bias)
-        self.filters: Literal["random", "impulse", "box", "gaussian", "softmax", "host"] = filters
+        self.filters: Kind = filters
         self.energy = energy
         self.box_size = box_size
         self.variance = variance
         self.distinct = distinct
-        self.bias: Literal["keep", "uniform", "zero"] = bias
+        self.bias: Bias = bias
         self.frozen = frozen
         self.freeze_bias = freeze_bias
         self.where = where

@@ -59,11 +59,7 @@ class CayleyLayer(nn.Module):
         self._kept: tuple[Hashable, tuple[Tensor, ...], Tensor] | None = None
 
     def precision(self, inputs: Tensor) -> torch.dtype:
-        """Return the dtype to compute in: float32 or better.
-
-        Raises:
-            StructuredInitError: the parameters are float16, in which neither transform nor inverse holds.
-        """
+        """Return the dtype to compute in: float32 or better. In float16 parameters nothing holds: an error."""
         if torch.float16 in (self.weight.dtype, self.alpha.dtype):
             name = type(self).__name__
             raise StructuredInitError(f"{name}: parameters are float16; keep them in float32, autocast may stay on")
@@ -128,12 +124,7 @@ def _version(tensor: Tensor) -> int:
 def cayley_apply(
     vectors: Inexact[Tensor, "frequencies batch rows"], matrix: Inexact[Tensor, "frequencies rows columns"]
 ) -> Inexact[Tensor, "frequencies batch columns"]:
-    """Return X Q for Q = cayley(K): every norm kept where columns ≥ rows (Q Qᴴ = I), else QᴴQ = I.
-
-    Args:
-        vectors: X, the rows.
-        matrix: K.
-    """
+    """Return X Q for Q = cayley(K): every norm kept where columns ≥ rows (Q Qᴴ = I), else QᴴQ = I."""
     rows, columns = matrix.shape[-2:]
     if rows <= columns:
         square, rest = matrix[..., :rows], matrix[..., rows:]

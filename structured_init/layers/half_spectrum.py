@@ -86,7 +86,9 @@ def filter_images(
     """Multiply each frequency of images by a matrix, some images at a time where no gradient flows."""
     height, width = images.shape[-2:]
     differentiated = torch.is_grad_enabled() and images.requires_grad
-    parts = (images,) if differentiated else in_parts(images)
+    # On the CPU a large batch would be written to fresh memory four times over, which costs as much as the work itself.
+    few = height * width >= LARGE and images.device.type == "cpu" and not differentiated
+    parts = images.split(CHUNK) if few else (images,)
     if len(parts) == 1:
         return from_spectrum(to_spectrum(images) @ matrices, height, width)
     outputs = images.new_empty(len(images), matrices.shape[-1], height, width)
@@ -95,32 +97,14 @@ def filter_images(
     return outputs
 
 
-def in_parts(images: Float[Tensor, "batch channels height width"]) -> tuple[Tensor, ...]:
-    """Split a batch of large images on the CPU, which would be written to fresh memory four times over.
-
-    That costs as much as the work itself.
-    """
-    few = images.shape[-2] * images.shape[-1] >= LARGE and images.device.type == "cpu"
-    return images.split(CHUNK) if few else (images,)
-
-
 def frequency_response(
     kernel: Float[Tensor, "out in rows columns"], height: int, width: int, stride: int = 1
 ) -> Complex[Tensor, "frequencies in_blocks out"]:
-    """Return the matrix K by which a circular convolution multiplies each frequency, ŷ = x̂ K in row vectors.
+    """Return the matrix K (F, in·s², out) by which a circular convolution multiplies each frequency, ŷ = x̂ K.
 
     K(u, v) = Σ_t W[t]ᵀ exp(2πi (u (t₁ − c₁)/h + v (t₂ − c₂)/w)): cross-correlation as in ``nn.Conv2d``, with the
     centre c = ⌊(k − 1)/2⌋. A strided convolution is one of stride 1 on the image whose s×s blocks became channels, in
-    the order of ``F.pixel_unshuffle``.
-
-    Args:
-        kernel: W, of any rows and columns.
-        height: of the output, the input's being s times that.
-        width: of the output.
-        stride: s.
-
-    Returns:
-        K (F, in·s², out).
+    the order of ``F.pixel_unshuffle``. Height and width are the output's, the input's being s times that.
     """
     out_channels, in_channels = kernel.shape[:2]
     waves, copies = _waves(kernel, height, width, stride)

@@ -42,11 +42,7 @@ class SequencePooling(nn.Module):
 
 
 def check_mask(mask: Tensor, tokens: Tensor) -> None:
-    """Refuse a mask that is not (B, N) for tokens (B, N, D).
-
-    Raises:
-        StructuredInitError: it is not.
-    """
+    """Refuse a mask that is not (B, N) for tokens (B, N, D)."""
     if mask.shape != tokens.shape[:2]:
         raise StructuredInitError(
             f"the mask has shape {tuple(mask.shape)}; these tokens need (batch, tokens) = {tuple(tokens.shape[:2])}"

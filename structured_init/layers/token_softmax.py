@@ -32,9 +32,7 @@ def token_softmax(
 ) -> Float[Tensor, "*batch tokens value_dim"]:
     """Return S_jd = exp V_jd / Σ_l exp V_ld, in float32 or better inside.
 
-    Args:
-        values: V, (…, M, d).
-        visible: (…, M), true for the tokens that count; broadcast. The others get 0.
+    ``visible`` (…, M) is true for the tokens that count; the others get 0.
     """
     if visible is not None:
         values = values.masked_fill(~visible[..., None], torch.finfo(values.dtype).min)
@@ -74,16 +72,12 @@ def token_softmax_attention(
         value: V, (B, Hkv, M, d).
         keep: factor on V, a number or (Hkv or 1, 1, 1).
         gain: factor on softmaxᵀ(V), likewise.
-        mask: boolean (true: may look) or added to the logits; broadcast to (B, H, N, M). What is added hides a token
-            where it is at most ``HIDDEN``: masks that are not of −∞ or the smallest number usually hold −1e4 or −1e9.
+        mask: boolean (true: may look) or added to the logits. What is added hides a token where it is at most
+            ``HIDDEN``: masks that are not of −∞ or the smallest number usually hold −1e4 or −1e9.
         is_causal: query i sees the tokens ≤ i, counted from the first.
         dropout_p: of the map.
         scale: factor on the logits; 1/√k when None.
-        enable_gqa: whether Hkv divides H and each value serves H / Hkv neighbouring heads.
-
-    Raises:
-        StructuredInitError: the values of one coordinate lie so far apart that their exponentials have no quotient in
-            float64 (1,300; only under a mask that differs between queries); more queries than tokens in a causal map.
+        enable_gqa: whether each value serves H / Hkv neighbouring heads.
     """
     visible = mask if mask is None or mask.dtype == torch.bool else mask > HIDDEN
     if not is_causal and (visible is None or visible.ndim < 2 or visible.shape[-2] == 1):
@@ -310,10 +304,6 @@ class TokenSoftmaxValue(nn.Module):
 
 
 def check_alpha(alpha: float) -> None:
-    """Refuse an α outside of [0, 1].
-
-    Raises:
-        StructuredInitError: it is.
-    """
+    """Refuse an α outside of [0, 1]."""
     if not 0 <= alpha <= 1:
         raise StructuredInitError(f"alpha must be in [0, 1], not {alpha}")

@@ -41,15 +41,9 @@ def dyck_words(
 ) -> Int64[Tensor, "count length"]:
     """Return k-Dyck words: every bracket is closed by one of its kind, in the reverse order of opening.
 
-    Token t < K opens a bracket of kind t, and token K + t closes it. A bracket must be opened where none is open, and
-    closed where the rest of the word has room for nothing else; everywhere else one is opened with a probability.
-
-    Args:
-        count: B, how many words.
-        length: N. A word of odd length is the beginning of one that is longer by a token.
-        kinds: K, each as likely as any other.
-        open_probability: of opening one where both can be done.
-        generator: draws all of it.
+    Token t < K opens a bracket of kind t, each as likely as any other, and token K + t closes it. A bracket must be
+    opened where none is open, and closed where the rest of the word has room for nothing else; everywhere else one is
+    opened with a probability. A word of odd length is the beginning of one that is longer by a token.
 
     Source: the language of 2511.13945 and 2601.21725; the probability as in zlshinnick/procedural-pretraining,
     ``procedural_data/dyck.py``.
@@ -72,15 +66,9 @@ def automaton_rows(
 ) -> Int64[Tensor, "count length"]:
     """Return the rows of elementary cellular automata, one behind the other, as tokens 0 and 1.
 
-    The first row is drawn evenly. A cell's next state is the bit number 4·left + 2·own + right of the rule, as
-    Wolfram numbers them; the last cell is the first one's neighbour.
-
-    Args:
-        count: B, how many sequences.
-        length: N; the last row is cut off where W does not divide it.
-        rules: from 0 to 255; every sequence follows one of them, drawn evenly.
-        width: W.
-        generator: draws the first rows and which rule.
+    The first row is drawn evenly, and which of the rules, from 0 to 255, a sequence follows. A cell's next state is the
+    bit number 4·left + 2·own + right of the rule, as Wolfram numbers them; the last cell is the first one's neighbour.
+    The last row is cut off where W does not divide N.
 
     Source: 2601.21725 trains on elementary cellular automata; rows as tokens one by one are our reading.
     """

@@ -154,19 +154,8 @@ def train(
 ) -> tuple[float, float]:
     """Train with AdamW; return the first loss and the mean of the last tenth of the losses.
 
-    The learning rate rises in the first tenth of the steps and then stays. Weights with two axes or more decay.
-
-    Args:
-        loss_of_a_batch: draws a batch and returns its loss.
-        parameters: what is trained.
-        iterations: steps, at least one.
-        learning_rate: the highest.
-        weight_decay: of AdamW.
-        who: is named in errors.
-        progress: is told of every step.
-
-    Raises:
-        StructuredInitError: a loss is not finite.
+    The learning rate rises in the first tenth of the steps and then stays. Weights with two axes or more decay. A loss
+    that is not finite is an error.
     """
     decays = [parameter for parameter in parameters if parameter.dim() > 1]
     others = [parameter for parameter in parameters if parameter.dim() < 2]

@@ -155,17 +155,7 @@ def _first_tensor(output: object) -> Tensor:
 
 
 class Twin:
-    """A copy of a host in training mode, with the overlay's values, in float32 where the host is in half precision.
-
-    Args:
-        host: what is copied.
-        weights: the overlay.
-
-    Attributes:
-        module: the copy.
-        entrance: its entrance.
-        device: where it is.
-    """
+    """A copy of a host in training mode, with the overlay's values, in float32 where the host is in half precision."""
 
     def __init__(self, host: Host, weights: Weights) -> None:
         self.host = host

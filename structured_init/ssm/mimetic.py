@@ -17,7 +17,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_finite, check_flag, check_not_negative, check_positive, check_whole
+from structured_init.arguments import (
+    check_choice,
+    check_finite,
+    check_flag,
+    check_not_negative,
+    check_positive,
+    check_whole,
+)
 from structured_init.attention.mimetic import noisy_identity, split, split_identity
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -41,11 +48,8 @@ HALF = 100.0  # root mean square at token 256 at which nothing overflows in floa
 def slow_decay(A_log: Float[Tensor, "heads decays"], c: float, reading: DecayReading) -> Float[Tensor, "heads decays"]:
     """Return the A_log of 2410.11135's A = −exp(−c · A_log), as the host's own A = −exp(A_log) needs it.
 
-    Args:
-        A_log: the host's initialization.
-        c: strength.
-        reading: ``"scale"`` multiplies the host's initialization by −c: A_n = −n^(−c) in Mamba-1, whose first state
-            still decays by e^(−Δ) a token. ``"fill"`` sets −c everywhere, A = −e^(−c).
+    ``"scale"`` multiplies the host's initialization by −c: A_n = −n^(−c) in Mamba-1, whose first state still decays by
+    e^(−Δ) a token. ``"fill"`` sets −c everywhere, A = −e^(−c).
     """
     return torch.full_like(A_log, -c) if reading == "fill" else -c * A_log
 
@@ -137,14 +141,8 @@ class MimeticStateSpace(Initializer):
         layers: list[int] | None = None,
         where: Where = None,
     ) -> None:
-        for name, value, valid in (
-            ("decay_reading", decay_reading, ("fill", "scale")),
-            ("match", match, ("half", "copy", "identity")),
-            ("match_scale", match_scale, ("host", "unit")),
-            ("scan_scale", scan_scale, ("bounded", "paper")),
-        ):
-            if value not in valid:
-                raise StructuredInitError(f"{WHO}: {name} must be {' or '.join(valid)}, got '{value}'")
+        check_choice(WHO, decay_reading=(decay_reading, DecayReading), match=(match, Match))
+        check_choice(WHO, match_scale=(match_scale, MatchScale), scan_scale=(scan_scale, ScanScale))
         check_positive(WHO, decay_c=decay_c, step_value=step_value)
         check_flag(WHO, decay=decay, step=step, correlate=correlate, convolution=convolution)
         check_flag(WHO, input_dependent_step=input_dependent_step)
@@ -271,11 +269,9 @@ def match_distance(
 def measures(site: StateSpaceSite, scale: ScanSize | None) -> dict[str, float]:
     """Return what the report says of a layer, before and after an initialization.
 
-    Returns:
-        Half-life in tokens (5th percentile, median and 95th over heads and states), Δ (likewise, over heads) where the
-        input moves it nowhere, the largest modulus in W_Δ, 0 where no input can move it, ‖W_C W_Bᵀ − I‖ (mean over
-        groups), how far the short convolution is from the identity, as root mean square, and how large the scan's
-        input and output are on random tokens.
+    Half-life in tokens (5th percentile, median and 95th over heads and states), Δ (likewise, over heads) where the
+    input moves it nowhere, the largest modulus in W_Δ, 0 where no input can move it, ‖W_C W_Bᵀ − I‖ (mean over groups),
+    how far the short convolution is from the identity, and how large the scan's input and output are on random tokens.
     """
     taps = site.conv_weight.double()
     taps[:, -1] -= 1
@@ -332,10 +328,7 @@ def keep_within(site: StateSpaceSite, limit: float, *, attempts: int = 12) -> tu
     """Make W_B and W_C smaller by one factor until the scan's output at token 256 is at a limit, to 5 % below.
 
     The output is taken to be a power of the factor. That of Mamba-1 is linear in either matrix, so the first attempt
-    succeeds; that of Mamba-2, where SiLU stands in between, shows its exponent after one.
-
-    Returns:
-        The scale that is reached, and the factor on W_B and on W_C.
+    succeeds; that of Mamba-2, where SiLU stands in between, shows its exponent after one. Return scale and factor.
     """
     measured, factor, exponent = scan_scale(site), 1.0, 2.0
     if measured is None or measured.late <= limit:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from structured_init.arguments import check_flag
+from structured_init.arguments import check_choice, check_flag
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -32,14 +32,7 @@ Rows = Mapping[int, Int64[Tensor, " size"]]  # axis → the teacher's index at e
 
 
 def uniform_indices(student: int, teacher: int) -> Int64[Tensor, " student"]:
-    """Return S of T indices at even distances: i·T/S where that is whole for all i, else round(i·(T−1)/(S−1)).
-
-    Args:
-        student: S ≥ 1.
-        teacher: T ≥ S.
-
-    Raises:
-        ValueError: T < S.
+    """Return S of T ≥ S indices at even distances: i·T/S where that is whole for all i, else round(i·(T−1)/(S−1)).
 
     Source: OscarXZQ/weight-selection, ``weight_selection.py``, ``uniform_element_selection``; linspace in float32 as
     there.
@@ -54,16 +47,7 @@ def uniform_indices(student: int, teacher: int) -> Int64[Tensor, " student"]:
 def select(
     tensor: Tensor, shape: tuple[int, ...], indices: Mapping[int, Int64[Tensor, " size"]] | None = None
 ) -> Tensor:
-    """Select a tensor of ``shape`` from a larger one, dimension by dimension.
-
-    Args:
-        tensor: the teacher's.
-        shape: the student's, with as many dimensions, none larger.
-        indices: for some dimensions, which entries to take instead of uniform ones.
-
-    Raises:
-        ValueError: the number of dimensions differs, or one of them is smaller than the student's.
-    """
+    """Select a tensor of ``shape`` from one no smaller, by dimension: uniform entries, or those of ``indices``."""
     if tensor.ndim != len(shape):
         raise ValueError(f"{tensor.ndim} dimensions are not {len(shape)}")
     for axis, size in enumerate(shape):
@@ -114,8 +98,7 @@ class WeightSelection(Initializer):
         per_head: bool = False,
         missing: Missing = "error",
     ) -> None:
-        if missing not in ("error", "keep"):
-            raise StructuredInitError(f"WeightSelection: missing must be error or keep, got '{missing}'")
+        check_choice("WeightSelection", missing=(missing, Missing))
         if not isinstance(teacher, str | Path | nn.Module | Mapping):
             raise StructuredInitError(
                 f"WeightSelection: teacher is a path, a model name of timm, a module or a dictionary, got {teacher!r}"
@@ -216,12 +199,10 @@ def _shallower(name: str, tensors: dict[str, Tensor]) -> str:
 def head_indices(
     student: tuple[int, int], teacher: tuple[int, int]
 ) -> tuple[Int64[Tensor, " heads"], Int64[Tensor, " kv_heads"]]:
-    """Return the teacher's head for each query head and for each key–value head of the student.
+    """Return the teacher's head for each query head and for each key–value head of the student, both (H, Hkv).
 
     Key–value heads are taken uniformly, and so are the query heads inside each group: a query head goes on asking the
     key that it asked in the teacher.
-
-    Both are (H, Hkv); the teacher has at least as many key–value heads, and query heads to each of them.
     """
     (heads, groups), (its_heads, its_groups) = student, teacher
     key = uniform_indices(groups, its_groups)

@@ -90,18 +90,17 @@ def check_mimetic():
     """Apply Mimetic and compare every product with the formula, from the documented draws, in numpy."""
 
     def targets(name, part, count, dim, beta, alpha):
-        digest = hashlib.blake2b(f"3\0{name}\0{part}".encode(), digest_size=8).digest()
-        source = torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2)
+        source = named_generator(3, name, part)
         for _ in range(count):
             z = torch.randn(dim, dim, dtype=torch.float64, generator=source).numpy() / dim**0.5
             yield alpha * z + beta * np.eye(dim)
 
-    def check(model, **options):
-        report = initialize(model, Mimetic(positions="keep", **options), seed=3)
+    def check(model, start=None, query_key=0.7, value_output=-0.4, **options):
+        report = initialize(model, start or Mimetic(positions="keep", **options), seed=3)
         sites = attention_sites(model, cross=options.get("cross", False))
         for site in sites:
-            check_query_key(site, list(targets(site.name, "query_key", site.num_heads, site.embed_dim, 0.7, 0.7)))
-            check_value_output(site, *targets(site.name, "value_output", 1, site.embed_dim, -0.4, 0.4))
+            check_query_key(site, list(targets(site.name, "query_key", site.num_heads, site.embed_dim, query_key, 0.7)))
+            check_value_output(site, *targets(site.name, "value_output", 1, site.embed_dim, value_output, 0.4))
         assert sites
         return report
 
@@ -118,15 +117,31 @@ def check_mimetic():
         group = site.num_heads // site.num_key_value_heads
         product = sum(site.value[h // group].double() @ site.output[h].double() for h in range(site.num_heads))
         rank = site.num_key_value_heads * site.value.shape[-1]
-        np.testing.assert_allclose(product.numpy(), truncated(target, rank), atol=2e-5)
+        np.testing.assert_allclose(product.numpy(), best_of_rank(target, rank), atol=2e-5)
 
     return check
 
 
-def truncated(matrix, rank):
-    """The best approximation of that rank."""
+def named_generator(seed, name, part):
+    digest = hashlib.blake2b(f"{seed}\0{name}\0{part}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2)
+
+
+def best_of_rank(matrix, rank):
     u, s, vt = np.linalg.svd(matrix)
     return (u[:, :rank] * s[:rank]) @ vt[:rank]
+
+
+@pytest.fixture(scope="session")
+def generator():
+    """(seed, name, part) → the generator that is documented for this draw."""
+    return named_generator
+
+
+@pytest.fixture(scope="session")
+def truncated():
+    """(matrix, rank) → the best approximation of that rank."""
+    return best_of_rank
 
 
 MAMBA_SSM = (

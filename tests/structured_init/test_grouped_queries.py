@@ -5,8 +5,6 @@ Letters: H heads, G heads that share a key, D embed_dim, k head_dim.
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch
@@ -43,10 +41,9 @@ def products(site):
     return [(site.query[head] @ site.key[head // group].mT).numpy() for head in range(site.num_heads)]
 
 
-def drawn(site, alpha, beta, seed):
+def drawn(site, alpha, beta, source):
     """αZ + βI of every head, from the documented draws."""
-    digest = hashlib.blake2b(f"{seed}\0{site.name}\0query_key".encode(), digest_size=8).digest()
-    source, dim = torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2), site.embed_dim
+    dim = site.embed_dim
     for _ in range(site.num_heads):
         z = torch.randn(dim, dim, dtype=torch.float64, generator=source).numpy() / dim**0.5
         yield alpha * z + beta * np.eye(dim)
@@ -63,12 +60,12 @@ def test_no_head_of_a_group_has_a_stronger_diagonal_than_another(start, alpha, b
 
 
 @pytest.mark.parametrize(("start", "alpha", "beta"), STARTS, ids=["Mimetic", "Skipless"])
-def test_the_shared_key_keeps_as_much_of_the_targets_as_any_of_its_width_can(start, alpha, beta):
+def test_the_shared_key_keeps_as_much_of_the_targets_as_any_of_its_width_can(start, alpha, beta, generator):
     """Eckart and Young: at most the k largest squared singular values of the stacked targets are kept."""
     model = llama(64, 8, 2)
     initialize(model, start, seed=3)
     (site,) = attention_sites(model)
-    targets = list(drawn(site, alpha, beta, 3))
+    targets = list(drawn(site, alpha, beta, generator(3, site.name, "query_key")))
     for first in (0, 4):
         stacked = np.concatenate(targets[first : first + 4])
         lost = np.linalg.norm(stacked - np.concatenate(products(site)[first : first + 4])) ** 2
@@ -88,11 +85,13 @@ def test_a_shared_key_is_as_long_as_its_queries_are_on_average_and_no_number_is_
         torch.testing.assert_close(query @ key.mT, targets, atol=1e-6, rtol=1e-6)
 
 
-def test_a_group_of_one_head_is_what_it_is_without_groups():
+def test_a_group_of_one_head_is_what_it_is_without_groups(generator):
     model = llama(24, 4, 4)
     initialize(model, Mimetic(positions="keep"), seed=1)
     (site,) = attention_sites(model)
-    for product, target in zip(products(site), drawn(site, 0.7, 0.7, 1), strict=True):
+    for product, target in zip(
+        products(site), drawn(site, 0.7, 0.7, generator(1, site.name, "query_key")), strict=True
+    ):
         u, s, vt = np.linalg.svd(target)
         np.testing.assert_allclose(product, (u[:, :6] * s[:6]) @ vt[:6], atol=1e-12)
 
@@ -106,7 +105,7 @@ class Grouped(nn.Module):
         self.out = nn.Linear(12, 8)
 
 
-def test_one_key_for_all_heads_of_a_registered_class_is_the_best_one():
+def test_one_key_for_all_heads_of_a_registered_class_is_the_best_one(generator):
     @register(Grouped)
     def grouped(module):
         return AttentionLayout(
@@ -119,7 +118,7 @@ def test_one_key_for_all_heads_of_a_registered_class_is_the_best_one():
     model = nn.ModuleDict({"attention": Grouped().double()})
     initialize(model, Mimetic(), seed=5)
     (site,) = attention_sites(model)
-    targets = list(drawn(site, 0.7, 0.7, 5))
+    targets = list(drawn(site, 0.7, 0.7, generator(5, site.name, "query_key")))
     basis = np.linalg.svd(np.concatenate(targets))[2][:3].T
     for product, target in zip(products(site), targets, strict=True):
         np.testing.assert_allclose(product, target @ basis @ basis.T, atol=1e-9)

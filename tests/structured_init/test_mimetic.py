@@ -5,8 +5,6 @@ Letters: H heads, D embed_dim, k head_dim. Source of the formula and of the meas
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch
@@ -29,11 +27,6 @@ def layer(width, heads, head_dim, dtype=torch.float64):
     return nn.ModuleDict({"attn": Attention(width, num_heads=heads, attn_head_dim=head_dim, dtype=dtype)})
 
 
-def generator(seed, name, part):
-    digest = hashlib.blake2b(f"{seed}\0{name}\0{part}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2)
-
-
 def drawn(count, dim, source, noise):
     """The Z of ``count`` targets, one after the other: N(0, 1/D), or uniform with the same variance."""
     if noise == "normal":
@@ -42,15 +35,11 @@ def drawn(count, dim, source, noise):
     return [(2 * u - 1) * (3 / dim) ** 0.5 for u in uniform]
 
 
-def truncated(matrix, rank):
-    """The best approximation of that rank, as a sum over singular triplets."""
-    u, s, vt = np.linalg.svd(matrix)
-    return sum(s[i] * np.outer(u[:, i], vt[i]) for i in range(min(rank, len(s))))
-
-
 @pytest.mark.parametrize("noise", ["normal", "uniform"])
 @pytest.mark.parametrize(("width", "heads", "head_dim"), SIZES)
-def test_query_key_product_is_the_truncated_noisy_identity_of_each_head(width, heads, head_dim, noise):
+def test_query_key_product_is_the_truncated_noisy_identity_of_each_head(
+    width, heads, head_dim, noise, generator, truncated
+):
     model = layer(width, heads, head_dim)
     initialize(model, Mimetic(qk_alpha=0.6, qk_beta=0.3, noise=noise), seed=5)
     (site,) = attention_sites(model)
@@ -62,7 +51,9 @@ def test_query_key_product_is_the_truncated_noisy_identity_of_each_head(width, h
 @pytest.mark.parametrize("balance_heads", [True, False])
 @pytest.mark.parametrize("noise", ["normal", "uniform"])
 @pytest.mark.parametrize(("width", "heads", "head_dim"), SIZES)
-def test_value_output_product_is_the_truncated_noisy_negative_identity(width, heads, head_dim, noise, balance_heads):
+def test_value_output_product_is_the_truncated_noisy_negative_identity(
+    width, heads, head_dim, noise, balance_heads, generator, truncated
+):
     model = layer(width, heads, head_dim)
     initialize(model, Mimetic(vo_alpha=0.5, vo_beta=0.2, noise=noise, balance_heads=balance_heads), seed=5)
     (site,) = attention_sites(model)
@@ -73,7 +64,7 @@ def test_value_output_product_is_the_truncated_noisy_negative_identity(width, he
 
 @pytest.mark.parametrize("balance_heads", [True, False])
 @pytest.mark.parametrize(("width", "heads"), [(12, 3), (16, 1), (24, 8)])
-def test_circulated_orientation_stores_the_factors_untransposed(width, heads, balance_heads):
+def test_circulated_orientation_stores_the_factors_untransposed(width, heads, balance_heads, generator):
     """The circulating code: ``qkv.weight[2 * D:] = L; proj.weight = R`` with L R = αZ − βI (reference/§1.3)."""
     model = layer(width, heads, width // heads)
     initialize(model, Mimetic(orientation="circulated", balance_heads=balance_heads), seed=2)

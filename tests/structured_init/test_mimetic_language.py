@@ -5,9 +5,6 @@ Letters: H heads, Hkv key–value heads, D embed_dim, k head_dim.
 
 from __future__ import annotations
 
-import hashlib
-
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -31,49 +28,13 @@ def preset(name):
     return Mimetic(**given["init_args"])
 
 
-def targets(site, part, count, alpha, beta, seed=3):
-    """αZ + βI from the documented draws: one generator per (seed, layer, part)."""
-    digest = hashlib.blake2b(f"{seed}\0{site.name}\0{part}".encode(), digest_size=8).digest()
-    source, dim = torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2), site.embed_dim
-    for _ in range(count):
-        z = torch.randn(dim, dim, dtype=torch.float64, generator=source).numpy() / dim**0.5
-        yield alpha * z + beta * np.eye(dim)
-
-
-def truncated(matrix, rank):
-    u, s, vt = np.linalg.svd(matrix)
-    return (u[:, :rank] * s[:rank]) @ vt[:rank], vt[:rank].T
-
-
-def check_query_key(site, beta):
-    group = site.num_heads // site.num_key_value_heads
-    heads = list(targets(site, "query_key", site.num_heads, 0.7, beta))
-    for head, target in enumerate(heads):
-        product = (site.query[head].double() @ site.key[head // group].double().mT).numpy()
-        first = head - head % group
-        _, keys = truncated(np.concatenate(heads[first : first + group]), site.head_dim)
-        np.testing.assert_allclose(product, target @ keys @ keys.T, atol=2e-5)
-
-
-def check_value_output(site, beta):
-    group = site.num_heads // site.num_key_value_heads
-    product = sum(site.value[h // group].double() @ site.output[h].double() for h in range(site.num_heads))
-    (target,) = targets(site, "value_output", 1, 0.4, beta)
-    wanted, _ = truncated(target, site.num_key_value_heads * site.head_dim)
-    np.testing.assert_allclose(product.numpy(), wanted, atol=2e-5)
-
-
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(("name", "sign"), [("mimetic_language", 1), ("mimetic_language_negative", -1)])
-def test_the_language_presets_give_the_products_with_their_signs(kind, name, sign):
+def test_the_language_presets_give_the_products_with_their_signs(kind, name, sign, check_mimetic):
     model = MODELS[kind]().double()
     others = {name: value.clone() for name, value in model.state_dict().items() if "embed" in name or "wpe" in name}
-    initialize(model, preset(name), seed=3)
-    sites = attention_sites(model)
-    assert len(sites) == 2
-    for site in sites:
-        check_query_key(site, 0.7 * sign)
-        check_value_output(site, 0.4)
+    check_mimetic(model, preset(name), query_key=0.7 * sign, value_output=0.4)
+    assert len(attention_sites(model)) == 2
     assert others
     assert all(torch.equal(model.state_dict()[name], value) for name, value in others.items())
 

@@ -6,7 +6,6 @@ import math
 import pydoc_data.topics
 import re
 from functools import partial
-from itertools import pairwise
 
 import pytest
 import timm
@@ -16,10 +15,8 @@ from torch import nn
 
 from structured_init import PreviousToken, StructuredInitError, attention_sites, initialize, position_sites
 from structured_init.analysis import capture_attention
-from structured_init.attention.sequence.absolute import choose_frequencies, offset_head, position_codes
 from structured_init.attention.sequence.heads import copying_subspaces, least_strength, longest_context
-from structured_init.attention.sequence.rotary import best_weights, constant_parts, turn
-from structured_init.hosts.attention_positions import Rotary
+from structured_init.attention.sequence.rotary import best_weights
 
 LENGTH, DIM, HEADS = 96, 64, 2
 WIDTH = {"hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": HEADS, "intermediate_size": 32}
@@ -408,45 +405,6 @@ def test_two_seeds_choose_other_frequencies_and_the_same_seed_the_same():
 # Equations
 
 
-def test_codes_are_orthogonal_up_to_the_width_and_a_head_turns_them():
-    """sequences of 2 cos ω (t − offset − s), summed over the chosen frequencies, in numpy-like loops."""
-    generator = torch.Generator().manual_seed(0)
-    codes = position_codes(16, 16, generator=generator)
-    table = codes.at(torch.arange(16), 16)
-    assert torch.allclose(table @ table.mT / 16, torch.eye(16, dtype=torch.float64), atol=1e-9)
-    chosen = choose_frequencies(8, 6, generator=generator)
-    assert all(low < high for low, high in pairwise(chosen.tolist()))
-    logits = (table @ offset_head(codes, chosen, 3, 16, 6)) @ (table @ offset_head(codes, chosen, 0, 16, 6)).mT
-    for t in range(16):
-        for s in range(16):
-            wanted = sum(2 * math.cos(codes.frequencies[j].item() * (t - 3 - s)) for j in chosen)
-            assert logits[t, s].item() == pytest.approx(wanted, abs=1e-9)
-
-
-def test_codes_of_a_long_context_do_not_repeat():
-    table = position_codes(16, 400, generator=torch.Generator().manual_seed(0)).at(torch.arange(400), 16)
-    products = (table @ table.mT / 16).fill_diagonal_(0)
-    assert products.abs().max() < 0.95
-    assert table.square().mean() == pytest.approx(1)
-
-
-@pytest.mark.parametrize("half_split", [True, False])
-def test_turned_constants_have_the_kernel_of_the_weights(half_split):
-    frequencies = 100.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
-    first = torch.arange(3) if half_split else 2 * torch.arange(3)
-    rotary = Rotary(frequencies, torch.stack([first, first + (3 if half_split else 1)], dim=1))
-    assert rotary.half_split == half_split
-    weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
-    query, key = constant_parts(weights, rotary, 2, 8)
-    tokens = torch.arange(7)
-    logits = turn(query.expand(7, 8), tokens, rotary) @ turn(key.expand(7, 8), tokens, rotary).mT
-    wanted = [
-        [sum((w * math.cos(f * (t - s - 2))) for w, f in zip(weights, frequencies, strict=True)) for s in range(7)]
-        for t in range(7)
-    ]
-    assert torch.allclose(logits, torch.tensor(wanted, dtype=torch.float64))
-
-
 def test_no_other_weights_leave_less_to_other_distances():
     """Against many drawn weights and each frequency alone, at the strength for which they were found."""
     frequencies = 10000.0 ** (-torch.arange(8, dtype=torch.float64) / 8)
@@ -501,35 +459,32 @@ def test_a_head_reads_from_where_it_does_not_write(dim, sources):
 # What cannot be
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"offsets": [1, 2, 3]}, r"3 offsets for the 2 heads of 'h.0.attn'"),
-        ({"offsets": [96]}, r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
-        ({"offsets": [8], "context": 8}, r"offset 8 lies outside of the 8 tokens that 'h.0.attn' sees"),
-        ({"offsets": [-1]}, r"offset -1 looks ahead, but 'h.0.attn' is causal"),
-        ({"offsets": [[1, 0]]}, r"offset \[1, 0\] points to another row, but 'h.0.attn' processes a sequence"),
-        ({"where": "h.7.attn"}, r"where='h.7.attn' selects none of the 2 attention layers"),
-    ],
-)
-def test_what_a_host_cannot_hold_is_one_line(options, message):
+def encoder():
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 1, enable_nested_tensor=False)
+
+
+REFUSED = [
+    (gpt2, {"offsets": [1, 2, 3]}, r"3 offsets for the 2 heads of 'h.0.attn'"),
+    (gpt2, {"offsets": [96]}, r"offset 96 lies outside of the 96 tokens that 'h.0.attn' sees"),
+    (gpt2, {"offsets": [8], "context": 8}, r"offset 8 lies outside of the 8 tokens that 'h.0.attn' sees"),
+    (gpt2, {"offsets": [-1]}, r"offset -1 looks ahead, but 'h.0.attn' is causal"),
+    (gpt2, {"offsets": [[1, 0]]}, r"offset \[1, 0\] points to another row, but 'h.0.attn' processes a sequence"),
+    (gpt2, {"where": "h.7.attn"}, r"where='h.7.attn' selects none of the 2 attention layers"),
+    (encoder, {}, r"'layers.0.self_attn' has no positions .* or, if it has none"),
+    (lambda: timm.models.VisionTransformer(16, 4, embed_dim=16, depth=1, num_heads=2), {},
+     r"sees a grid of 4 rows through absolute positions: use Impulse"),
+    (lambda: transformers.BloomModel(config("Bloom", hidden_size=16, n_layer=1, n_head=2, **TEXT)), {"offsets": [2]},
+     r"ALiBi decays with distance, so heads of .* at offset 1 alone"),
+    (lambda: nn.ModuleDict({"cross_attn": nn.MultiheadAttention(16, 2, kdim=8, vdim=8)}), {},
+     "PreviousToken found nothing but cross-attention"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("build", "options", "message"), REFUSED)
+def test_what_a_host_cannot_hold_is_one_line(build, options, message):
     with pytest.raises(StructuredInitError, match=message) as refusal:
-        initialize(seeded(gpt2), PreviousToken(**options))
+        initialize(seeded(build), PreviousToken(**options))
     assert "\n" not in str(refusal.value)
-
-
-def test_a_host_without_positions_is_refused():
-    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 8, batch_first=True), 1, enable_nested_tensor=False)
-    with pytest.raises(StructuredInitError, match=r"'layers.0.self_attn' has no positions .* or, if it has none"):
-        initialize(model, PreviousToken())
-
-
-def test_a_grid_of_absolute_positions_is_impulses_matter():
-    model = timm.models.vision_transformer.VisionTransformer(
-        img_size=16, patch_size=4, embed_dim=16, depth=1, num_heads=2
-    )
-    with pytest.raises(StructuredInitError, match=r"sees a grid of 4 rows through absolute positions: use Impulse"):
-        initialize(model, PreviousToken())
 
 
 def test_one_row_of_patches_is_a_sequence():
@@ -541,18 +496,6 @@ def test_one_row_of_patches_is_a_sequence():
     images = torch.randn(8, 3, 8, 256, generator=torch.Generator().manual_seed(0))
     maps = capture_attention(model, images, layers=[0])["blocks.0.attn"][:, :, 1:, 1:]
     assert min(share_on(maps[:, 0], 1, 16), share_on(maps[:, 1], -1, 16)) >= 0.8
-
-
-def test_alibi_has_one_offset():
-    model = transformers.BloomModel(config("Bloom", hidden_size=16, n_layer=1, n_head=2, **TEXT))
-    with pytest.raises(StructuredInitError, match=r"ALiBi decays with distance, so heads of .* at offset 1 alone"):
-        initialize(model, PreviousToken(offsets=[2]))
-
-
-def test_nothing_but_cross_attention_is_refused():
-    model = nn.ModuleDict({"cross_attn": nn.MultiheadAttention(16, 2, kdim=8, vdim=8)})
-    with pytest.raises(StructuredInitError, match="PreviousToken found nothing but cross-attention"):
-        initialize(model, PreviousToken())
 
 
 def test_of_two_towers_that_which_cannot_is_skipped_with_the_reason():

@@ -5,8 +5,6 @@ Letters: H heads, D embed_dim, k head_dim. Source of the formula: 2510.00345, at
 
 from __future__ import annotations
 
-import hashlib
-
 import numpy as np
 import pytest
 import torch
@@ -24,16 +22,6 @@ def layer(width, heads, head_dim):
     return nn.ModuleDict({"attn": Attention(width, num_heads=heads, attn_head_dim=head_dim, dtype=torch.float64)})
 
 
-def generator(seed, name, part):
-    digest = hashlib.blake2b(f"{seed}\0{name}\0{part}".encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "little") // 2)
-
-
-def truncated(matrix, rank):
-    u, s, vt = np.linalg.svd(matrix)
-    return (u[:, :rank] * s[:rank]) @ vt[:rank]
-
-
 def product(site):
     group = site.num_heads // site.num_key_value_heads
     return sum(site.value[h // group].double() @ site.output[h].double() for h in range(site.num_heads)).numpy()
@@ -41,7 +29,9 @@ def product(site):
 
 @SHAPES
 @given(st.integers(2, 20), st.integers(1, 4), st.integers(1, 8), st.integers(0, 99))
-def test_query_key_product_is_the_truncated_noisy_identity_of_each_head(width, heads, head_dim, seed):
+def test_query_key_product_is_the_truncated_noisy_identity_of_each_head(
+    generator, truncated, width, heads, head_dim, seed
+):
     model = layer(width, heads, head_dim)
     initialize(model, Skipless(), seed=seed)
     (site,) = attention_sites(model)
@@ -68,7 +58,7 @@ def test_values_and_outputs_are_c_times_semi_orthogonal_and_so_is_their_product(
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(3, 4), (4, 7)])
-def test_the_product_is_the_orthogonal_part_of_the_gaussian_that_was_drawn(heads, head_dim):
+def test_the_product_is_the_orthogonal_part_of_the_gaussian_that_was_drawn(heads, head_dim, generator):
     """U Vᵀ is the polar factor G (Gᵀ G)^−½, which has no signs to choose; heads wider than the tokens keep it."""
     model = layer(12, heads, head_dim)
     initialize(model, Skipless(), seed=4)
@@ -112,7 +102,7 @@ def test_only_weights_of_attention_are_written(tiny_vit):
     assert {name for entry in report.changed for name in entry.names} == written
 
 
-def test_a_grouped_rotary_host_has_the_target_on_the_span_of_its_shared_keys():
+def test_a_grouped_rotary_host_has_the_target_on_the_span_of_its_shared_keys(generator):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         hidden_size=16,
@@ -144,7 +134,7 @@ def test_a_grouped_rotary_host_has_the_target_on_the_span_of_its_shared_keys():
 
 
 @pytest.mark.parametrize("host", ["vit", "bert", "gpt2", "torch"])
-def test_every_host_gets_the_products(host):
+def test_every_host_gets_the_products(host, generator, truncated):
     transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 24}
     model = {

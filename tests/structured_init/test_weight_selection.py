@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from fractions import Fraction
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +19,9 @@ from torch import nn
 
 from structured_init import StructuredInitError, WeightSelection, attention_sites, initialize
 from structured_init.transfer.teacher import beginnings
-from structured_init.transfer.weight_selection import head_indices, select, uniform_indices
+from structured_init.transfer.weight_selection import head_indices, uniform_indices
 
 SHAPES = settings(max_examples=60, deadline=None, derandomize=True)
-SIZES = st.tuples(st.integers(1, 40), st.integers(0, 60)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 
 
 def published(tensor, shape):
@@ -51,37 +48,6 @@ def trained(model):
         for parameter in model.parameters():
             parameter.normal_()
     return model
-
-
-@SHAPES
-@given(SIZES)
-def test_indices_are_even_start_at_the_first_and_never_repeat(sizes):
-    ours, theirs = sizes
-    found = uniform_indices(ours, theirs).tolist()
-    assert len(found) == ours
-    assert found[0] == 0
-    assert all(a < b for a, b in pairwise(found))
-    if theirs % ours == 0:
-        assert found == list(range(0, theirs, theirs // ours))
-    else:
-        exact = [Fraction(i * (theirs - 1), ours - 1) for i in range(ours)]
-        assert all(abs(i - e) <= Fraction(1, 2) + Fraction(1, 10**4) for i, e in zip(found, exact, strict=True))
-        assert found[-1] == theirs - 1
-
-
-@SHAPES
-@given(st.lists(SIZES, min_size=1, max_size=3), st.integers(0, 99))
-def test_a_tensor_is_selected_dimension_by_dimension(sizes, seed):
-    ours, theirs = zip(*((s % 7 + 1, s % 7 + 1 + t % 9) for s, t in sizes), strict=True)
-    tensor = torch.randn(theirs, generator=torch.Generator().manual_seed(seed))
-    assert torch.equal(select(tensor, ours), published(tensor, ours))
-
-
-def test_too_small_a_teacher_and_another_number_of_dimensions_are_refused():
-    with pytest.raises(ValueError, match="cannot select 3 of 2"):
-        uniform_indices(3, 2)
-    with pytest.raises(ValueError, match="2 dimensions are not 1"):
-        select(torch.zeros(2, 2), (2,))
 
 
 @pytest.mark.parametrize("width", [16, 12, 24])

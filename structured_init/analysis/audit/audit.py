@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from structured_init.analysis.audit import findings
 from structured_init.analysis.audit.depth import BlockScale, Depth, aligned, measure_depth, product_diagonals
-from structured_init.analysis.audit.distribution import STANDARD_ERRORS
+from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_ERRORS
 from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.names import folded_name
 from structured_init.overlay import Weights
@@ -28,11 +29,15 @@ from structured_init.storage import refuse_lazy
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+RANDOM = ("normal", "truncated normal", "uniform", "unclear", "other")
 CLOSE = 0.05  # relative difference of scales within which blocks without a reference are alike
-NO_INPUTS = "no batch was given and the host names none: activations and gradients are left out"
+NO_INPUTS = "no batch was given and the host names none: activations, gradients and the first loss are left out"
+NO_CLASSES = "its output does not say how many classes it has: give classes="
 
 
-def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, seed: int = 0) -> Audit:
+def audit(
+    model: nn.Module, batch: Any = None, *, classes: int | None = None, max_samples: int | None = 8, seed: int = 0
+) -> Audit:
     """Say what initialization a model really has, from its numbers alone. The model is left as it was.
 
     Args:
@@ -40,6 +45,8 @@ def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, s
         batch: what it is called with: a tensor, a tuple of arguments, or a dictionary of named ones. Without it, what
             the host library names: ``dummy_inputs`` of transformers, the image size of timm. Where there is neither,
             activations and gradients are left out, and ``notes`` says so.
+        classes: number of classes or words, for the first loss, where the model does not say it: the length of the
+            last axis of the logits.
         max_samples: at most so many samples of the batch, the first along axis 0; all when None.
         seed: of the draws of such inputs, and of the direction in which the output is differentiated.
 
@@ -56,6 +63,7 @@ def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, s
     """
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"audit needs a model, an nn.Module, got {type(model).__name__}")
+    check_whole("audit", least=2, null=True, classes=classes)
     refuse_lazy(model)
     parameters = list(model.parameters())
     if not parameters:
@@ -73,8 +81,10 @@ def audit(model: nn.Module, batch: Any = None, *, max_samples: int | None = 8, s
         inputs = first_samples(inputs, max_samples)
     few_args, few_named = ((), {}) if inputs is None else first_samples(inputs, 2)  # the pass holds all activations
     products, without = product_diagonals(model, None if inputs is None else few_named or few_args)
-    depth, why = _depth(model, inputs, blocks, seed)
+    depth, why = _depth(model, inputs, blocks, seed, classes)
     notes += [*without, *why, *_delayed(found, depth)]
+    if depth.loss is None and depth.gradients:
+        notes.append(f"loss left out: {NO_CLASSES if classes is None else f'its output has no {classes} logits'}")
     weights = Weights(model)
     values = {weights.names(parameter)[0]: parameter for parameter in parameters}
     trained = trained_norm(weights)
@@ -106,7 +116,7 @@ class Audit:
         blocks: scale of activations and gradients after every block; empty without a batch.
         products: attention layer → diagonals of its products.
         gradients: parameter → root mean square of its gradient; empty without a batch.
-        notes: what was left out, and why.
+        notes: what was left out or comes later, and why.
         loss: first loss in nats, as the cross-entropy that uniform targets are expected to have, and the number of
             classes C; guessing has ln C. ``None`` where no logits were seen.
     """
@@ -143,7 +153,7 @@ class Audit:
         lines = self.lines()
         width = max(len(line.name) for line in lines)
         body = [f"{line.name:{width}}  {line}" for line in lines]
-        said = [*map(str, self.findings), *(f"left out: {note}" for note in self.notes)]
+        said = [*map(str, self.findings), *self.notes]
         if not self.findings:
             said.insert(0, "nothing suspicious was found")
         return "\n".join([self.headline(), "", *body, "", *said])
@@ -151,7 +161,7 @@ class Audit:
     def markdown(self) -> str:
         """Return the same as Markdown, with a table of blocks and one of the attention products."""
         rows = [f"| `{line.name}` | {line.parameters} | {line.scales.replace(', ', '<br>')} |" for line in self.lines()]
-        said = [*(f"- {finding}" for finding in self.findings), *(f"- left out: {note}" for note in self.notes)]
+        said = [*(f"- {finding}" for finding in self.findings), *(f"- {note}" for note in self.notes)]
         table = ["| block | drawn from | root mean square |", "|---|---|---|", *rows]
         return "\n".join([
             f"# Audit of {self.model}", "", self.headline() + ".", "", *table, *self._product_rows(), "",
@@ -201,18 +211,20 @@ class Audit:
         return self.summary()
 
 
-def _depth(model: nn.Module, given: Inputs | None, blocks: dict[str, nn.Module], seed: int) -> tuple[Depth, list[str]]:
+def _depth(
+    model: nn.Module, given: Inputs | None, blocks: dict[str, nn.Module], seed: int, classes: int | None
+) -> tuple[Depth, list[str]]:
     """Run what was given, or what the host names; only an error on the latter is kept as a note."""
     if given is not None:
-        return measure_depth(model, given, blocks, seed), []
+        return measure_depth(model, given, blocks, seed, classes), []
     inputs = host_inputs(model, seed)
     if inputs is None:
         return Depth(), [NO_INPUTS]
     try:
-        return measure_depth(model, inputs, blocks, seed), []
+        return measure_depth(model, inputs, blocks, seed, classes), []
     except Exception as error:  # whatever a model does with inputs that it was not asked about
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        return Depth(), [f"activations and gradients: the model does not run on its host's own inputs: {reason}"]
+        return Depth(), [f"activations and gradients left out: the model does not run on its host's inputs: {reason}"]
 
 
 def _delayed(found: list[Record], depth: Depth) -> Iterator[str]:
@@ -225,19 +237,12 @@ def _delayed(found: list[Record], depth: Depth) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Line:
-    """One block, or several that are alike.
+    """One block, or several that are alike."""
 
-    Attributes:
-        blocks: their names.
-        parameters: what they were drawn from.
-        scales: activations and gradients behind them; empty where no batch was run.
-        products: diagonals that stand out from chance.
-    """
-
-    blocks: tuple[str, ...]
-    parameters: str
-    scales: str = ""
-    products: str = ""
+    blocks: tuple[str, ...]  # their names
+    parameters: str  # what they were drawn from
+    scales: str = ""  # activations and gradients behind them; empty where no batch was run
+    products: str = ""  # diagonals that stand out from chance
 
     @property
     def name(self) -> str:
@@ -273,7 +278,7 @@ def block_lines(
         seen = [depth[block] for block in blocks if block in depth]
         activations, gradients = _span([each.activation for each in seen]), _span([each.gradient for each in seen])
         scale = f"activations {activations}, gradients {gradients}" if seen else ""
-        found.append(Line(blocks, _parameters(by_block[blocks[0]]), scale, shown))
+        found.append(Line(blocks, _parameters([by_block[block] for block in blocks]), scale, shown))
     return found
 
 
@@ -281,33 +286,77 @@ def _alike(first: str, ones: Sequence[Record], second: str, others: Sequence[Rec
     """Tell whether two blocks may stand in one line: named and shaped alike, and drawn from the same."""
     if re.sub(r"\d+", "#", first) != re.sub(r"\d+", "#", second) or len(ones) != len(others):
         return False
-    return all(map(_same_draw, ones, others))
+    return all(
+        (one.inside, one.shape, one.trainable) == (other.inside, other.shape, other.trainable)
+        and _same_draw(one, other, CLOSE)
+        for one, other in zip(ones, others, strict=True)
+    )
 
 
-def _same_draw(one: Record, other: Record) -> bool:
-    """Tell whether two parameters may come from one draw: by their reference, else by kind and scale."""
-    if (one.inside, one.shape, one.trainable) != (other.inside, other.shape, other.trainable):
-        return False
-    if one.references or other.references:
-        return label(one) == label(other)
+def _same_draw(one: Record, other: Record, close: float = 1e-3) -> bool:
+    """Tell whether two parameters may come from one draw: by a reference of both, else by kind, scale and mean.
+
+    Scale and mean may differ by their sampling errors, and by ``close`` times the scale where no reference is known.
+    """
+    if one.references and other.references:
+        return bool(set(one.references) & set(other.references))
     a, b = one.distribution, other.distribution
-    close = max(CLOSE, STANDARD_ERRORS / math.sqrt(one.size))
-    alike = a.kind == b.kind or "unclear" in (a.kind, b.kind)
-    return alike and math.isclose(a.scale, b.scale, rel_tol=close) and math.isclose(a.center, b.center, rel_tol=close)
+    if a.kind != b.kind and "unclear" not in (a.kind, b.kind):
+        return False
+    if a.kind not in RANDOM:
+        return all(math.isclose(x, y, rel_tol=close) for x, y in ((a.scale, b.scale), (a.center, b.center)))
+    errors = STANDARD_ERRORS * math.sqrt(1 / one.size + 1 / other.size)
+    # A bound is the largest number of those drawn, which is nearer to it than the standard deviation is to σ.
+    scales = -math.log(ALPHA) / min(one.size, other.size) if a.kind == b.kind == "uniform" else math.sqrt(0.5) * errors
+    close = 0.0 if one.references or other.references else close
+    largest = max(a.scale, b.scale)
+    return (
+        math.isclose(min(a.cut, 9.0), min(b.cut, 9.0), rel_tol=CLOSE)
+        and abs(a.scale - b.scale) <= max(close, scales) * largest
+        and abs(a.center - b.center) <= max(close, errors) * largest
+    )
 
 
-def _parameters(records: Sequence[Record]) -> str:
-    groups: dict[str, list[str]] = {}
+def _pooled(group: Sequence[Record]) -> Record:
+    """Return the record that speaks for several of one draw: with the references of all, else with their mean scale."""
+    named = [each for each in group if each.references]
+    sure = named or [each for each in group if each.distribution.kind != "unclear"] or group
+    first = max(sure, key=lambda each: each.size)
+    if named:
+        common = tuple(ref for ref in first.references if all(ref in each.references for each in named))
+        return replace(first, references=common or first.references)
+    if first.distribution.kind not in RANDOM:
+        return group[0]
+    numbers = sum(each.size for each in group)
+    scale, center = (
+        sum(each.size * getattr(each.distribution, key) for each in group) / numbers for key in ("scale", "center")
+    )
+    around = 0.0 if any(each.distribution.center == 0 for each in group) else center
+    return replace(first, distribution=replace(first.distribution, scale=scale, center=around))
+
+
+def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
+    """Say what the parameters of one block, or of several that are alike, were drawn from, equal draws together."""
+    groups: list[tuple[list[Record], list[str]]] = []
     usual: list[str] = []
-    for record in records:
+    for alike in zip(*blocks, strict=True):
+        record = _pooled(alike)
         said = label(record)
         if record.role in ("bias", "norm bias") and said == "zeros":
             usual.append("biases zeros")
         elif record.role == "norm" and said == "ones":
             usual.append("norms ones")
         else:
-            groups.setdefault(said, []).append(record.inside.removesuffix(".weight"))
-    drawn = [f"{', '.join(filter(None, names))}: {said}".removeprefix(": ") for said, names in groups.items()]
+            for same in groups:
+                other = same[0][0]
+                few = min(record.size, other.size) < FEWEST  # which may have been drawn from anything
+                if label(other) == said or (not few and _same_draw(other, record)):
+                    break
+            else:
+                groups.append(same := ([], []))
+            same[0].append(record)
+            same[1].append(record.inside.removesuffix(".weight"))
+    drawn = [f"{', '.join(filter(None, names))}: {label(_pooled(own))}".removeprefix(": ") for own, names in groups]
     return "; ".join([*drawn, *sorted(set(usual), reverse=True)])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,35 +29,25 @@ ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chanc
 
 @dataclass(frozen=True)
 class BlockScale:
-    """How large numbers are behind one block.
+    """How large numbers are behind one block."""
 
-    Attributes:
-        name: of the block.
-        activation: root mean square of its output.
-        gradient: root mean square of the gradient of a random direction of the network's output by it.
-    """
-
-    name: str
-    activation: float
-    gradient: float
+    name: str  # of the block
+    activation: float  # root mean square of its output
+    gradient: float  # root mean square of the gradient of a random direction of the network's output by it
 
 
 @dataclass(frozen=True)
 class Depth:
-    """What one batch tells.
+    """What one batch tells."""
 
-    Attributes:
-        blocks: scale behind every block, in the order in which they are run.
-        gradients: parameter → root mean square of its gradient; parameters without a part in the output are not there.
-        stuck: parameters whose gradient is exactly zero and stays so when all others have moved.
-        largest: the module with the largest number in its output, and that number.
-        loss: expected cross-entropy of uniform targets in nats, and the number of classes; ``None`` without logits.
-    """
-
+    # scale behind every block, in the order in which they are run
     blocks: list[BlockScale] = field(default_factory=list)
+    # parameter → root mean square of its gradient; parameters without a part in the output are not there
     gradients: dict[str, float] = field(default_factory=dict)
+    # parameters whose gradient is exactly zero and stays so when all others have moved
     stuck: list[str] = field(default_factory=list)
-    largest: tuple[str, float] = ("", 0.0)
+    largest: tuple[str, float] = ("", 0.0)  # the module with the largest number in its output, and that number
+    # expected cross-entropy of uniform targets in nats, and the number of classes; None without logits
     loss: tuple[float, int] | None = None
 
 
@@ -66,29 +56,31 @@ def measure_depth(
 ) -> Depth:
     """Run a model forward and back once, or up to ``STEPS`` times more where a gradient is zero.
 
-    The model is left as it was: parameters and buffers are lent to each pass and come back unchanged. Dropout is off;
-    batch norms take the statistics of the batch, as in training. What is differentiated is the network's output in a
-    random direction of length one per number. ``classes`` is the length of the last axis of logits; without it, what
-    the model says.
-
-    Raises:
-        Exception: whatever the model raises on these inputs.
+    The model is left as it was: parameters and buffers are lent to each pass. Dropout is off; batch norms take the
+    statistics of the batch, as in training. What is differentiated is the network's output in a random direction of
+    length one per number. ``classes`` is the length of the last axis of logits; without it, what the model says.
+    Whatever the model raises on these inputs is raised.
     """
     while child := wrapped_child(model):  # what is compiled, averaged or run in parallel is run plainly
         model = model._modules[child]
     parameters = {name: each.detach() for name, each in model.named_parameters() if each.is_floating_point()}
     seen, peaks = {}, {}
-    with undisturbed(model, seed), torch.enable_grad(), _batch_statistics(model):
+    with undisturbed(model, seed), torch.enable_grad():
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.train()  # undisturbed restores the mode
         with _watched(model, blocks, seen, peaks):
             gradients, behind, output = _gradients(model, parameters, inputs, seed, seen)
         alive = {name for name, each in gradients.items() if each is not None and bool((each != 0).any())}
         used = {name for name, each in gradients.items() if each is not None}
         rms = {name: _rms(gradients[name]) for name in gradients if name in used}
-        moved = parameters
+        moved = dict(parameters)
         for _ in range(STEPS):
             if alive >= used:
                 break
-            moved = {name: _nudged(each, seed) if name in alive else each for name, each in moved.items()}
+            for name in alive:
+                step = torch.randn(moved[name].shape, generator=torch.Generator().manual_seed(seed))
+                moved[name] = moved[name] + NUDGE * step.to(moved[name])
             later, _, _ = _gradients(model, moved, inputs, seed, {})
             used &= {name for name, each in later.items() if each is not None}  # the host kept what it had computed
             grown = {name for name, each in later.items() if each is not None and bool((each != 0).any())} - alive
@@ -163,49 +155,26 @@ def _watched(
     model: nn.Module, blocks: Mapping[str, nn.Module], seen: dict[str, Tensor], peaks: dict[str, float]
 ) -> Iterator[None]:
     """Keep the output of blocks, and the largest magnitude that any module gives."""
+    names = {module: plain_name(name, model) for name, module in model.named_modules() if name}
+    of_blocks = {module: name for name, module in blocks.items()}
 
-    def keep(name: str) -> Callable:
-        def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            if (found := _first(output)) is not None:
-                seen.setdefault(name, found)
+    def hook(module: nn.Module, args: tuple, output: Any) -> None:
+        tensors = (each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point())
+        found = next(tensors, None)
+        if found is None:
+            return
+        if module in of_blocks:
+            seen.setdefault(of_blocks[module], found)
+        if found.numel():
+            largest = found.detach().abs().max().nan_to_num(nan=torch.inf).item()
+            peaks[names[module]] = max(peaks.get(names[module], 0.0), largest)
 
-        return hook
-
-    def look(name: str) -> Callable:
-        def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            found = _first(output)
-            if found is not None and found.numel():
-                peaks[name] = max(peaks.get(name, 0.0), found.detach().abs().max().nan_to_num(nan=torch.inf).item())
-
-        return hook
-
-    handles = [module.register_forward_hook(keep(name)) for name, module in blocks.items()]
-    handles += [
-        module.register_forward_hook(look(plain_name(name, model))) for name, module in model.named_modules() if name
-    ]
+    handles = [module.register_forward_hook(hook) for module in names]
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-
-
-@contextmanager
-def _batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Let batch norms use the statistics of the batch; ``undisturbed`` restores their mode."""
-    for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.train()
-    yield
-
-
-def _first(output: Any) -> Tensor | None:
-    return next((each for each in tree_leaves(output) if isinstance(each, Tensor) and each.is_floating_point()), None)
-
-
-def _nudged(parameter: Tensor, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return parameter + NUDGE * torch.randn(parameter.shape, generator=generator).to(parameter)
 
 
 def _rms(tensor: Tensor) -> float:
@@ -215,9 +184,8 @@ def _rms(tensor: Tensor) -> float:
 def product_diagonals(model: nn.Module, batch: object = None) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Return layer → numbers, and a line for each layer that is left out, or whose attention is not known.
 
-    The numbers are ``query_key_diagonal`` and ``query_key_off_diagonal_std`` (means over heads), ``query_key_z``, the
-    diagonal in standard errors of chance, and ``query_key_largest_factor``, the largest magnitude in both factors; and
-    the same of ``value_output``.
+    Of ``query_key`` and ``value_output`` each, means over heads: ``…_diagonal`` and ``…_off_diagonal_std``; ``…_z``,
+    the diagonal in standard errors of chance; ``…_largest_factor``, the largest magnitude in both factors.
     """
     weights = Weights(model, batch=batch)
     found: dict[str, dict[str, float]] = {}

@@ -30,27 +30,16 @@ ROWS = 256  # compared with each other, at even distances
 
 @dataclass(frozen=True)
 class Sample:
-    """Numbers of one tensor.
+    """Numbers of one tensor."""
 
-    Attributes:
-        count: how many there are.
-        mean: their mean.
-        std: their standard deviation about the mean.
-        kurtosis: fourth moment about the mean by the squared second; 3 for normal numbers, 1.8 for uniform ones.
-        low: the smallest.
-        high: the largest.
-        values: at most ``SORTED`` of them, sorted, in float64.
-        epsilon: relative rounding of their dtype.
-    """
-
-    count: int
-    mean: float
-    std: float
-    kurtosis: float
-    low: float
-    high: float
-    values: np.ndarray
-    epsilon: float
+    count: int  # how many there are
+    mean: float  # their mean
+    std: float  # their standard deviation about the mean
+    kurtosis: float  # fourth moment about the mean by the squared second; 3 for normal numbers, 1.8 for uniform ones
+    low: float  # the smallest
+    high: float  # the largest
+    values: np.ndarray  # at most SORTED of them, sorted, in float64
+    epsilon: float  # relative rounding of their dtype
 
     @classmethod
     def of(cls, tensor: Tensor, epsilon: float | None = None) -> Sample:
@@ -83,22 +72,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Distribution:
-    """A kind of distribution and its scale.
+    """A kind of distribution and its scale."""
 
-    Attributes:
-        kind: ``"normal"``, ``"truncated normal"``, ``"uniform"``, ``"constant"`` and those of ``structure``; or
-            ``"unclear"`` (several fit), ``"other"`` (none fits), ``"memory"`` (never initialized).
-        scale: σ of a normal one, before it was cut; half the width of a uniform one; the factor of a structured one.
-        center: mean; the value of a constant.
-        cut: where a truncated normal ends, in σ.
-        among: what fits where the kind is unclear.
-    """
-
+    # "normal", "truncated normal", "uniform", "constant" and those of structure; or "unclear" (several fit), "other"
+    # (none fits), "memory" (never initialized)
     kind: str
+    # σ of a normal one, before it was cut; half the width of a uniform one; the factor of a structured one
     scale: float = 0.0
-    center: float = 0.0
-    cut: float = math.inf
-    among: tuple[str, ...] = ()
+    center: float = 0.0  # mean; the value of a constant
+    cut: float = math.inf  # where a truncated normal ends, in σ
+    among: tuple[str, ...] = ()  # what fits where the kind is unclear
 
     @property
     def std(self) -> float:

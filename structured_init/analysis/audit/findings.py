@@ -28,20 +28,14 @@ FEW = 4  # names in a line
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing to look at.
+    """One thing to look at."""
 
-    Attributes:
-        kind: ``"memory"``, ``"copied"``, ``"stuck"``, ``"explodes"``, ``"vanishes"``, ``"dead"``, ``"overflow"``,
-            ``"loss"``, ``"depth scale"``, ``"step"``, ``"trained"``, ``"outliers"``.
-        names: the parameters or blocks that it is about.
-        text: the line.
-        problem: whether training suffers from it; else it is an observation.
-    """
-
+    # "memory", "copied", "stuck", "explodes", "vanishes", "dead", "overflow", "loss", "depth scale", "step",
+    # "trained", "outliers"
     kind: str
-    names: tuple[str, ...]
-    text: str
-    problem: bool = True
+    names: tuple[str, ...]  # the parameters or blocks that it is about
+    text: str  # the line
+    problem: bool = True  # whether training suffers from it; else it is an observation
 
     def __str__(self) -> str:
         return f"{'problem' if self.problem else 'note'}: {self.text}"
@@ -49,9 +43,21 @@ class Finding:
 
 def never_initialized(records: Iterable[Record]) -> Iterator[Finding]:
     """Find parameters that hold bare memory, as after ``torch.empty`` or timm's ``weight_init="skip"``."""
-    for record in records:
-        if record.distribution.kind == "memory":
-            yield Finding("memory", record.names, f"{record.name} was never initialized: {record.why}")
+    found = (
+        (each.name, f"was never initialized: {each.why}") for each in records if each.distribution.kind == "memory"
+    )
+    for names, text in folded(found):
+        yield Finding("memory", names, f"{names[0]} {text}")
+
+
+def folded(lines: Iterable[tuple[str, str]]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield names and the text of the first of them, for lines that differ in the numbers of name and text alone."""
+    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for name, text in lines:
+        groups.setdefault((re.sub(r"\d+", "#", name), re.sub(r"[\d.,e+-]+", "#", text)), []).append((name, text))
+    for group in groups.values():
+        more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
+        yield tuple(name for name, _ in group), group[0][1] + more
 
 
 def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[Finding]:
@@ -151,8 +157,8 @@ def overflow(depth: Depth, records: Iterable[Record]) -> Iterator[Finding]:
 def outliers(records: Sequence[Record]) -> Iterator[Finding]:
     """Note single numbers far outside of the distribution of all others.
 
-    ``torch.nn.init.trunc_normal_`` gives such: its cut, ± 2 by default, wherever float32 rounds a uniform draw to −1,
-    which happens once in 17 million numbers.
+    ``torch.nn.init.trunc_normal_`` gives its cut, ± 2, wherever float32 rounds a uniform draw to −1: once in 17
+    million.
     """
     found = [each for each in records if each.outliers]
     if found:

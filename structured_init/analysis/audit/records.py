@@ -26,41 +26,23 @@ STEPS = {"uniform": "log-uniform step", "constant": "constant"}
 
 @dataclass(frozen=True)
 class Record:
-    """One parameter.
+    """One parameter."""
 
-    Attributes:
-        names: all its names; tied weights have several.
-        block: the block of the network that it lies in, or the module.
-        shape: its full shape.
-        role: what it is for (see ``Place``).
-        distribution: what its numbers were drawn from.
-        references: which initializations that equals.
-        why: why it looks like memory that was never initialized; empty where it does not.
-        mean: of its numbers.
-        std: of its numbers.
-        largest: the largest magnitude.
-        kurtosis: of its numbers; 3 for normal ones.
-        zero_rows: rows of zeros that were left out, such as that of a padding token.
-        outliers: single numbers beyond ``FAR`` standard deviations that were left out.
-        trainable: whether it receives gradients.
-        dtype: as the model stores it.
-    """
-
-    names: tuple[str, ...]
-    block: str
-    shape: tuple[int, ...]
-    role: str
-    distribution: Distribution
-    references: tuple[Reference, ...] = ()
-    why: str = ""
-    mean: float = math.nan
-    std: float = math.nan
-    largest: float = math.nan
-    kurtosis: float = math.nan
-    zero_rows: int = 0
-    outliers: int = 0
-    trainable: bool = True
-    dtype: str = "float32"
+    names: tuple[str, ...]  # all its names; tied weights have several
+    block: str  # the block of the network that it lies in, or the module
+    shape: tuple[int, ...]  # its full shape
+    role: str  # what it is for (see Place)
+    distribution: Distribution  # what its numbers were drawn from
+    references: tuple[Reference, ...] = ()  # which initializations that equals
+    why: str = ""  # why it looks like memory that was never initialized; empty where it does not
+    mean: float = math.nan  # of its numbers
+    std: float = math.nan  # of its numbers
+    largest: float = math.nan  # the largest magnitude
+    kurtosis: float = math.nan  # of its numbers; 3 for normal ones
+    zero_rows: int = 0  # rows of zeros that were left out, such as that of a padding token
+    outliers: int = 0  # single numbers beyond FAR standard deviations that were left out
+    trainable: bool = True  # whether it receives gradients
+    dtype: str = "float32"  # as the model stores it
 
     @property
     def name(self) -> str:

@@ -25,25 +25,17 @@ DECAY = (1.0, 16.0)  # −A of Mamba-2 in mamba-ssm, uniform
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter stands.
+    """Where a parameter stands."""
 
-    Attributes:
-        role: ``"weight"``, ``"bias"``, ``"norm"``, ``"norm bias"``, ``"embedding"``, ``"recurrent"``, ``"attention
-            input"`` (fused, of ``nn.MultiheadAttention``), ``"decay"``, ``"step"``, ``"skip"`` (of state-space layers)
-            or ``"bare"``: a parameter of no known layer, such as positions.
-        fan_in: numbers that go into one output of its layer; for a bias, those of its weight.
-        fan_out: outputs that one number of the input goes into, as ``torch.nn.init`` counts them.
-        groups: of a convolution.
-        layers: in how many blocks the network is deep.
-        std: the standard deviation that the host is configured with (``initializer_range`` of transformers).
-    """
-
+    # "weight", "bias", "norm", "norm bias", "embedding", "recurrent", "attention input" (fused, of
+    # nn.MultiheadAttention), "decay", "step", "skip" (of state-space layers) or "bare": a parameter of no known
+    # layer, such as positions
     role: str
-    fan_in: int = 0
-    fan_out: int = 0
-    groups: int = 1
-    layers: int = 1
-    std: float = 0.02
+    fan_in: int = 0  # numbers that go into one output of its layer; for a bias, those of its weight
+    fan_out: int = 0  # outputs that one number of the input goes into, as torch.nn.init counts them
+    groups: int = 1  # of a convolution
+    layers: int = 1  # in how many blocks the network is deep
+    std: float = 0.02  # the standard deviation that the host is configured with (initializer_range of transformers)
 
 
 def places(model: nn.Module) -> dict[int, Place]:
@@ -113,15 +105,10 @@ def _fans(module: nn.Module) -> tuple[int, int] | None:
 
 
 class Reference(NamedTuple):
-    """An initialization that somebody uses.
+    """An initialization that somebody uses."""
 
-    Attributes:
-        name: who, and what it is called there.
-        expected: the distribution, all parameters known; of a decay −A, of a step log Δ.
-    """
-
-    name: str
-    expected: Distribution
+    name: str  # who, and what it is called there
+    expected: Distribution  # the distribution, all parameters known; of a decay −A, of a step log Δ
 
 
 def constant(value: float) -> Distribution:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from structured_init.arguments import check_flag, check_positive, check_whole
+from structured_init.arguments import check_choice, check_flag, check_positive, check_whole
 from structured_init.attention.impulse.solver import ImpulseSolver, Task, impulse_maps, layer_norm
 from structured_init.attention.planned_run import run_planned
 from structured_init.attention.positions import Positions
@@ -50,25 +50,13 @@ def optimize(
 ) -> Solution:
     """Minimize the mean of (softmax(s P W_q W_kᵀ Pᵀ) − target)² over inputs, heads, queries and keys.
 
-    W_q and W_k start as U(−1, 1)/√(k H). Adam (rate 1e-4, other settings PyTorch's) takes ``iterations`` steps, and
-    before every hundredth, the first included, both are renormalized (:func:`renormalize`). So of 10,000 steps the
-    last hundred run free, which sharpens the map visibly.
+    W_q and W_k start as U(−1, 1)/√(k H), drawn by ``generator``. Adam (rate 1e-4, other settings PyTorch's) takes
+    10,000 steps as published, and before every hundredth, the first included, both are renormalized
+    (:func:`renormalize`). So the last hundred run free, which sharpens the map visibly. P is one set of tokens, or
+    several, such as real images.
 
-    Where heads share a key (ours; the sources have no grouped queries), all their maps pull at one W_k, which is drawn
-    and renormalized as that of one head.
-
-    Args:
-        inputs: P, the tokens that attention sees: one set, or several, such as real images.
-        targets: the map asked for of each head.
-        head_dim: k.
-        scale: s, the factor on q·k.
-        iterations: 10,000 as published.
-        generator: draws the first W_q and W_k.
-        group: H/Hkv, how many heads share a key.
-        dtype: of the optimization; float32 as published.
-
-    Raises:
-        StructuredInitError: the result is not finite.
+    Where ``group`` heads share a key (ours; the sources have no grouped queries), all their maps pull at one W_k, which
+    is drawn and renormalized as that of one head. A result that is not finite is an error.
 
     Source: 2404.01139, ``impulse_init`` of its code, as described in ``docs/impulse.md``.
     """
@@ -122,10 +110,7 @@ def pseudo_tokens(
 ) -> Float64[Tensor, "tokens embed_dim"]:
     """Return the pseudo-input of 2404.01139, not yet normalized.
 
-    Args:
-        kind: ``"P"`` the positions; ``"U"`` U(−1, 1); ``"G"`` N(0, ½) cut at ±2; ``"A"`` P + U; ``"B"`` P + G.
-        positions: P; for U and G only its shape counts.
-        generator: draws U or G, once per solution.
+    ``"P"`` the positions; ``"U"`` U(−1, 1); ``"G"`` N(0, ½) cut at ±2; ``"A"`` P + U; ``"B"`` P + G.
     """
     noise = torch.zeros_like(positions)
     if kind in ("U", "A"):
@@ -181,10 +166,8 @@ class AdamSolver(ImpulseSolver):
         layer_norm: bool = True,
         scale: float | None = None,
     ) -> None:
-        valid = ("P", "U", "G", "A", "B", "batch")
         for kind in (pseudo_input, later_pseudo_input or pseudo_input):
-            if kind not in valid:
-                raise StructuredInitError(f"AdamSolver: pseudo_input must be one of {', '.join(valid)}, got '{kind}'")
+            check_choice("AdamSolver", pseudo_input=(kind, Input))
         check_whole("AdamSolver", least=0, iterations=iterations)
         check_positive("AdamSolver", null=True, scale=scale)
         check_flag("AdamSolver", layer_norm=layer_norm)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from structured_init.arguments import check_flag, check_whole
+from structured_init.arguments import check_choice, check_flag, check_whole
 from structured_init.attention.impulse.adam import AdamSolver
 from structured_init.attention.impulse.separable import CUTOFF, SeparableSolver
 from structured_init.attention.impulse.solver import Basis, Border, GridPositions, ImpulseSolver, Order, Task, grid_of
@@ -34,18 +34,11 @@ FIXED_ORDER = (4, 1, 5, 3, 7, 0, 2, 6, 8)
 
 
 def draw_offsets(order: Order, heads: int, kernel_size: int, *, generator: torch.Generator) -> Int[Tensor, "heads 2"]:
-    """Choose one offset of an f × f kernel for each head.
+    """Choose one offset of an f × f kernel, f odd, for each of H heads.
 
-    Args:
-        order: ``"random"``, independently and with replacement (2401.12511, 2404.01139); ``"fixed"``, the order of
-            2505.19985, head h takes entry h mod 9; ``"covering"``, a random order in which every offset occurs once
-            before any occurs again.
-        heads: H.
-        kernel_size: f, odd.
-        generator: draws the offsets, or their order.
-
-    Raises:
-        StructuredInitError: ``"fixed"`` with f other than 3; ``"covering"`` with fewer heads than offsets.
+    ``"random"``, independently and with replacement (2401.12511, 2404.01139); ``"fixed"``, the order of 2505.19985,
+    head h takes entry h mod 9 of a 3×3 kernel; ``"covering"``, a random order in which every offset occurs once before
+    any occurs again, which takes as many heads.
     """
     count = kernel_size**2
     if order == "random":
@@ -119,14 +112,11 @@ class Impulse(Initializer):
             raise StructuredInitError(f"Impulse: unknown solver '{solver}': {nearest(solver, SOLVERS)}")
         if not isinstance(solver, str | ImpulseSolver):
             raise StructuredInitError(f"Impulse: solver must be {', '.join(SOLVERS)} or a solver, got {solver!r}")
-        for name, value, valid in (
-            ("offsets", offsets, ("random", "fixed", "covering", None)),
-            ("border", border, ("zero", "clamp", None)),
-            ("positions", positions, ("own", "keep")),
-        ):
-            if value not in valid:
-                choices = " or ".join(str(choice) for choice in valid if choice is not None)
-                raise StructuredInitError(f"Impulse: {name} must be {choices}, got '{value}'")
+        check_choice("Impulse", positions=(positions, Literal["own", "keep"]))
+        if offsets is not None:
+            check_choice("Impulse", offsets=(offsets, Order))
+        if border is not None:
+            check_choice("Impulse", border=(border, Border))
         self.kernel_size = kernel_size
         self.solver: Literal["adam", "svd", "separable"] | ImpulseSolver = solver
         self.offsets: Order | None = offsets

@@ -53,14 +53,8 @@ def separable(
     """Return each head's W_q and one W_k whose logits on P are T_h, 1 for each axis on which a key lies at the offset.
 
     M_h = P⁺ T_h P⁺ᵀ are factored by singular values (:func:`factor`). Together they need at most Gy + Gx − 2 directions
-    of the key; with a smaller k the best ones are taken.
-
-    Args:
-        basis: of P, cut to what the pseudo-inverse inverts.
-        offsets: (rows, columns) from query to target, of the heads that share a key.
-        grid: (Gy, Gx).
-        head_dim: k.
-        border: of the one-dimensional shifts.
+    of the key; with a smaller k the best ones are taken. ``basis`` is that of P, cut to what the pseudo-inverse
+    inverts; ``offsets`` (rows, columns) those of the heads that share a key.
     """
     cores = [basis.left.mT @ apply_shifts(basis.left, offset, grid, border=border) for offset in offsets]
     return factor(basis, torch.stack(cores), head_dim)

@@ -50,11 +50,8 @@ def impulse_maps(
 def axis_shift(size: int, offset: int, *, border: Border) -> Float64[Tensor, "size size"]:
     """The shift along one axis: entry (i, i + offset) is 1.
 
-    Args:
-        size: G.
-        offset: how far.
-        border: ``"zero"`` leaves the row of a query whose target lies outside empty, as published, which no softmax
-            can produce; ``"clamp"`` lets it look at the last position inside.
+    ``"zero"`` leaves the row of a query whose target lies outside empty, as published, which no softmax can produce;
+    ``"clamp"`` lets it look at the last position inside.
     """
     source = torch.arange(size)
     target = source + offset
@@ -105,14 +102,11 @@ class Factors(NamedTuple):
 def factor(basis: Basis, cores: Float64[Tensor, "group rank rank"], head_dim: int) -> Factors:
     """Split each M_h = P⁺ T_h P⁺ᵀ into its own W_q and one W_k for all, as well as k directions of the key can.
 
-    With A diag(σ) Bᵀ = svd([M_1; …; M_G]), stacked, W_k = B_k √σ_k / ⁴√G and W_q = A_hk √σ_k ⁴√G, where A_h are the
-    rows of head h (:func:`halves`). So W_q W_kᵀ = M_h B_k B_kᵀ, and no other W_k leaves less of
-    Σ_h ‖M_h − W_q W_kᵀ‖². With G = 1 these are the halves of the best approximation of rank k.
+    With A diag(σ) Bᵀ = svd([M_1; …; M_G]), W_k = B_k √σ_k / ⁴√G and W_q = A_hk √σ_k ⁴√G (:func:`halves`): W_q W_kᵀ =
+    M_h B_k B_kᵀ, and no other W_k leaves less of Σ_h ‖M_h − W_q W_kᵀ‖². Where k > r zeros fill up.
 
-    With P⁺ = V S⁻¹ Uᵀ, M_h = V (S⁻¹ Uᵀ T_h U S⁻¹) Vᵀ. The inner matrix is r × r and V has orthonormal columns, so its
+    As P⁺ = V S⁻¹ Uᵀ, M_h = V (S⁻¹ Uᵀ T_h U S⁻¹) Vᵀ. The inner matrix is r × r and V has orthonormal columns, so its
     decomposition is that of the D × D matrix M_h.
-
-    Where k > r zeros fill up.
     """
     left, singular, right = signed_svd((cores / basis.singular[:, None] / basis.singular).flatten(0, 1))
     query, key = halves(left.unflatten(0, cores.shape[:2]), singular, right, head_dim)

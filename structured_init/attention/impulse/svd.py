@@ -45,15 +45,8 @@ def closed_form(
     directions. Since no longer each A has the W_k that suits it best, W_q is made longer than ``norm``, by a tenth or
     so, such that every product W_q W_kᵀ is the one with a key of its own.
 
-    Args:
-        basis: of P, uncut.
-        targets: W of each head.
-        head_dim: k.
-        norm: 7 as published.
-        group: H/Hkv, how many heads share a key.
-
-    Source: 2505.19985, code, steps 3 to 5 of the description in ``docs/impulse.md``. We invert numbers that are not
-    numerically zero only, which differs where P has a rank below k.
+    Source: 2505.19985, code, steps 3 to 5 of the description in ``docs/impulse.md``; ``norm`` is 7 there. We invert
+    numbers that are not numerically zero only, which differs where P has a rank below k.
     """
     basis = basis.cut(cutoff=NUMERICAL_RANK, rank=head_dim)
     cores = torch.stack([basis.left.mT @ target @ basis.left for target in targets])

@@ -139,16 +139,10 @@ def mean_share(
 
 
 def least_strength(share: Share, target: float, sufficient: float = SUFFICIENT, least: float = 0.0) -> Reached:
-    """Return the least strength that gives the target share.
+    """Return the least strength from ``least`` on that gives the target share, between 0 and 1.
 
     Where none does, it is the least that gives a sufficient part of the largest share: beyond, each head looks at one
-    token alone, the right one or not, and training could not change it.
-
-    Args:
-        share: the share of attention at a strength; rising up to where it is largest.
-        target: between 0 and 1.
-        sufficient: part of the largest share, where the target is out of reach.
-        least: the strength to begin with.
+    token alone, the right one or not, and training could not change it. Shares rise up to where they are largest.
     """
     tried = [Reached(least, share(least))]
     for step in range(STEPS + 1):
@@ -200,19 +194,13 @@ def first_that_suffices(
             break
     assert best is not None, "there is a candidate"
     _, candidate, found = best
-    ends = {
-        head: longest_context(
-            shares(head, key, offset[1], candidate), found[head].strength, layer.length, CLEAR, shortest(offset[1])
-        )
-        for head, key, offset in layer.heads
-        if found[head].share < CLEAR
-    }
+    ends = {}
+    for head, key, offset in layer.heads:
+        if found[head].share < CLEAR:
+            least = 2 * abs(offset[1]) + 2  # the shortest context in which it means something to look at an offset
+            of_head = shares(head, key, offset[1], candidate)
+            ends[head] = longest_context(of_head, found[head].strength, layer.length, CLEAR, least)
     return candidate, found, ends
-
-
-def shortest(offset: int) -> int:
-    """The shortest context in which it means something to look at an offset."""
-    return 2 * abs(offset) + 2
 
 
 def write_product(
@@ -267,13 +255,8 @@ def copying_subspaces(
 
     All are orthogonal while there is room. Where there is none, a value is read from where heads of other values write,
     so that none reads from where it writes; and beyond H·k = D, or where all heads have one value, they are drawn anew.
-
-    Args:
-        embed_dim: D.
-        width: k.
-        sources: the number of the value of each head that copies.
-        free: coordinates without positions: V lies there where they suffice, and O too, or else beside them.
-        generator: draws them.
+    ``sources`` has the number of the value of each head that copies. In ``free`` coordinates, those without positions,
+    V lies where they suffice, and O too, or else beside them.
     """
     values = sorted(set(sources))
     if free is not None and len(free) >= width * len(values):

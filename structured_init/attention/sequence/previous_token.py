@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from torch import Tensor
 
-from structured_init.arguments import check_finite, check_flag, check_positive, check_whole
+from structured_init.arguments import check_choice, check_finite, check_flag, check_positive, check_whole
 from structured_init.attention.sequence.absolute import through_absolute
 from structured_init.attention.sequence.biases import through_alibi, through_relative
 from structured_init.attention.sequence.heads import Kind, Layer, Offset, Outcome, as_written, write_copies
@@ -110,8 +110,7 @@ class PreviousToken(Initializer):
         check_flag("PreviousToken", null=True, causal=causal)
         if not 0 < share < 1:
             raise StructuredInitError(f"PreviousToken: share must lie between 0 and 1, got {share}")
-        if values not in ("host", "copy"):
-            raise StructuredInitError(f"PreviousToken: values must be host or copy, got '{values}'")
+        check_choice("PreviousToken", values=(values, Literal["host", "copy"]))
         self.offsets = offsets
         self.share = share
         self.values: Literal["host", "copy"] = values

@@ -174,10 +174,41 @@ def test_a_host_that_does_not_run_on_its_own_inputs_is_audited_without_them(mode
     found = audit(other)
     assert found.blocks == []
     assert found.notes == [
-        "activations and gradients: the model does not run on its host's own inputs: division by zero"
+        "activations and gradients left out: the model does not run on its host's inputs: division by zero"
     ]
     with pytest.raises(ZeroDivisionError):
         audit(other, torch.randn(2, 3, 32, 32))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_equal_draws_stand_together_whatever_their_scale_rounds_to(seed):
+    generator = torch.Generator().manual_seed(seed)
+    blocks = nn.ModuleList(nn.Module() for _ in range(3))
+    for number, block in enumerate(blocks):
+        for name in ("query", "key", "value", "output"):  # 0.1145 ± 0.0017 rounds to 0.11 or 0.12
+            setattr(block, name, nn.Parameter(0.1145 * torch.randn(48, 48, generator=generator)))
+        block.query.data += 0.01 * (number == 1)  # 4.2 standard errors of its mean, 9 % of its scale
+        block.wide = nn.Parameter(0.16 * torch.randn(48, 48, generator=generator))
+        block.few = nn.Parameter(torch.tensor([0.1, -0.2, 0.3]))  # of so few numbers nobody knows
+    (line,) = audit(blocks).lines()
+    assert line.parameters.startswith("query, key, value, output: normal σ 0.11; wide: normal σ 0.16; few: unclear")
+
+
+@pytest.mark.parametrize(
+    ("classes", "said"),
+    [
+        (None, "loss left out: its output does not say how many classes it has: give classes="),
+        (7, "loss left out: its output has no 7 logits"),
+    ],
+)
+def test_classes_give_a_loss_and_without_them_a_line_says_why_there_is_none(classes, said):
+    torch.manual_seed(0)
+    model, batch = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 20)), torch.randn(8, 8)
+    found = audit(model, batch, classes=classes)
+    assert found.loss is None
+    assert said in str(found).splitlines()
+    expected = nn.functional.cross_entropy(model(batch), torch.full((8, 20), 0.05)).item()
+    assert audit(model, batch, classes=20).loss == (pytest.approx(expected, rel=1e-5), 20)
 
 
 class Stranger(nn.Module):
