@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import json
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -31,14 +33,15 @@ from structured_init.presets import CONTROLS, preset_names, split_overrides
 
 
 class NamedModel(LightningModule):
-    """A model of timm or transformers by its name, with fresh weights, for the commands ``show`` and ``audit``.
+    """A model by its name, with fresh weights, for the commands ``show``, ``audit`` and ``list``.
 
     Args:
         name: of a model of timm; a model type of transformers, such as ``gpt2``, whose configuration is then the
-            library's own; or a ``config.json`` of transformers, or the folder that holds one.
+            library's own; a ``config.json`` of transformers, or the folder that holds one; or ``MODULE:FUNCTION``, a
+            function or class of one's own that builds a model, imported from the present folder as well.
         layers: build so many alone, of timm's and transformers' stacks, to see what fits.
-        args: what ``timm.create_model`` is given, such as ``num_classes``; of transformers, settings of the
-            configuration.
+        args: what ``timm.create_model``, or one's own function, is given, such as ``num_classes``; of transformers,
+            settings of the configuration.
 
     Raises:
         StructuredInitError: there is no such model, one too large to be built here, or one that does not take ``args``.
@@ -47,10 +50,25 @@ class NamedModel(LightningModule):
     def __init__(self, name: str, layers: int | None = None, args: dict[str, Any] | None = None) -> None:
         super().__init__()
         timms = timm.is_model(name) and not Path(name).exists()
-        self.network = (_of_timm if timms else _of_transformers)(name, layers, args or {})
+        build = _of_function if ":" in name else _of_timm if timms else _of_transformers
+        self.network = build(name, layers, args or {})
 
 
 MOST = 3 * 10**9  # numbers of a model that is built to be looked at: 12 GB
+
+
+def _of_function(name: str, layers: int | None, args: dict[str, Any]) -> nn.Module:
+    """Build what ``MODULE:FUNCTION`` names; of one's own function the layers are its own matter."""
+    module, _, function = name.partition(":")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        model = getattr(importlib.import_module(module), function)(**args)
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise StructuredInitError(f"cannot build '{name}': {one_line(error)}") from error
+    if not isinstance(model, nn.Module):
+        raise StructuredInitError(f"'{name}' builds no torch.nn.Module, but {type(model).__name__}")
+    return model
 
 
 def _of_timm(name: str, layers: int | None, args: dict[str, Any]) -> nn.Module:
@@ -69,6 +87,8 @@ def _of_transformers(name: str, layers: int | None, args: dict[str, Any]) -> nn.
     import transformers
 
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
+    if path.suffix == ".py":
+        raise StructuredInitError(f"'{name}' is a Python file: name what builds the model in it, as {path.stem}:build")
     if path.is_file():
         try:
             given = json.loads(path.read_text(encoding="utf-8"))
@@ -101,7 +121,7 @@ def _of_transformers(name: str, layers: int | None, args: dict[str, Any]) -> nn.
         with torch.device("meta"):
             size = sum(each.numel() for each in build(config).parameters())
         if size > MOST:
-            raise StructuredInitError(f"'{name}' has {size:,} parameters: give a config.json with fewer layers")
+            raise StructuredInitError(f"'{name}' has {size:,} parameters: give fewer layers, --model.layers=2")
         return build(config)
     except StructuredInitError:
         raise

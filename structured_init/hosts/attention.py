@@ -163,6 +163,9 @@ def required_attention_sites(weights: Weights, where: Where, who: str, *, cross:
     unknown = {name: kind for name, kind in unknown.items() if selects(where, name, None)}
     if not sites:
         raise StructuredInitError(_why_none(weights, where, who, chosen, unknown))
+    for pattern in where if isinstance(where, list | tuple) else ():
+        if not any(selects(pattern, name, None) for name in [*everywhere, *unknown]):
+            weights.warn(f"{who}: where: '{pattern}' selects no attention layer")
     for site in chosen:
         if site not in sites:
             weights.skip(site.name, "cross-attention is left alone unless asked for: cross=True")
@@ -187,7 +190,9 @@ def left_unknown(weights: Weights) -> dict[str, str]:
         if any(id(parameter) in taken for parameter in weights.modules[name].parameters()):
             continue
         reason = next((why for inner, why in reasons.items() if within(inner, name)), None)
-        why = f"has no layout: {reason}" if reason else f"is not known: {WAY_OUT}"
+        asked = weights.batch is not None or weights.found.watched is not None
+        way_out = WAY_OUT if asked else f"{GIVE_A_BATCH}, or {WAY_OUT}"
+        why = f"has no layout: {reason}" if reason else f"is not known: {way_out}"
         if not reason and weights.found.ran is not None and not any(within(each, name) for each in weights.found.ran):
             why = f"did not run on what the model was given: give a batch on which it does, or {WAY_OUT}"
         unknown[name] = f"{kind} {why}"
@@ -203,13 +208,15 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
         return f"{who} {found}{beside}"
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         names = f"{len(everywhere)} attention layers ({first_names(everywhere)})"
-        return f"{who}: where={where!r} selects none of the {names}"
+        inside = isinstance(where, str) and any(within(site.name, where) for site in everywhere)
+        hint = f": a pattern is of a layer's whole name, as in '{where}.*'" if inside else ""
+        return f"{who}: where={where!r} selects none of the {names}{hint}"
     seen = [f"'{found.name}': {found.reason}" for found in weights.found.watched or () if found.reason]
     kinds = "; ".join(sorted(set(left_unknown(weights).values())))
     if weights.batch is not None and weights.found.unwatched:
         return f"{who}: {weights.found.unwatched}; so no attention was found" + (f" ({kinds})" if kinds else "")
     if kinds:
-        has = kinds + (f" ({weights.found.unwatched})" if weights.found.unwatched else "")
+        has = kinds + (f" ({weights.found.unwatched})" if weights.found.unwatched and GIVE_A_BATCH not in kinds else "")
     elif seen:
         has = "; ".join(seen)
     elif weights.batch is not None or weights.found.ran is not None:  # nothing that attends was seen

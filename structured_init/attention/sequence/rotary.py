@@ -127,8 +127,8 @@ def through_rotary(layer: Layer) -> Outcome:
     write_constants(layer, strengths, parts, kept, biases, direction)
     how = "biases of turned queries and keys"
     if direction is not None:
-        how = "a direction common to all token embeddings, which were changed: tied to the output, it adds the same to"
-        how += " every logit"
+        how = "a direction common to all token embeddings, which were changed (an output tied to them gives every logit"
+        how += " the same on top)"
     how += "" if kept == 1 else f"; the host's own queries and keys are {kept:g} times what they were"
     return Outcome(found, ends, stream_size(layer), how)
 

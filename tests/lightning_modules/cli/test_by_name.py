@@ -42,6 +42,12 @@ def test_a_config_of_transformers_is_audited_as_the_class_that_it_names(config, 
     assert "GPT-2 depth scale" in said
 
 
+def test_a_model_of_ones_own_is_named_by_module_and_function(folder, capsys):
+    (folder / "own_net.py").write_text("from torch import nn\n\ndef build(width=8):\n    return nn.Linear(width, 3)\n")
+    main(["audit", "own_net:build", "--model.args.width=5"])
+    assert "Linear: 18 numbers" in capsys.readouterr().out
+
+
 def test_show_by_name_gives_the_weights_of_the_one_line_of_python(folder, capsys):
     main(
         ["show", "test_vit", "mimetic_host", "--model.args.num_classes=7", "--export", "mine.safetensors", "--no-open"]
@@ -74,7 +80,11 @@ def test_names_become_options_and_everything_else_stays():
         ("audit bad.json", "'bad.json' is no configuration of transformers: it has no key 'model_type'"),
         ("show vit_digits mimtic", "there is no file 'mimtic', nor a shipped configuration: did you mean 'mimetic'?"),
         ("show test_vit induction", "Induction: 'blocks.0.attn'"),
-        ("audit llama", "'llama' has 6,738,415,616 parameters: give a config.json with fewer layers"),
+        ("audit llama", "'llama' has 6,738,415,616 parameters: give fewer layers, --model.layers=2"),
+        ("audit net.py", "'net.py' is a Python file: name what builds the model in it, as net:build"),
+        ("audit json:bild", "cannot build 'json:bild': module 'json' has no attribute 'bild'"),
+        ("audit no_net:build", "cannot build 'no_net:build': No module named 'no_net'"),
+        ("audit builtins:dict", "'builtins:dict' builds no torch.nn.Module, but dict"),
         ("show typo.json", "unknown model_type 'llamma': did you mean 'llama'?"),
         ("show negative.json", "transformers cannot build 'negative.json': Trying to create tensor with negative"),
         ("list --fro x", "'--fro' is no option of list: did you mean '--for'?"),

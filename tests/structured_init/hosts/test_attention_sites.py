@@ -208,7 +208,11 @@ def test_an_unknown_attention_class_is_named_with_the_way_out():
     with pytest.raises(StructuredInitError) as caught:
         initialize(nn.Sequential(UserAttention()), Mimetic())
     message = str(caught.value)
-    assert "UserAttention is not known: describe it with structured_init.register_attention" in message
+    assert (
+        "UserAttention is not known: give `batch=…`, one or two samples, so that it is found by watching, or "
+        in message
+    )
+    assert message.endswith("describe it with structured_init.register_attention")
     assert "\n" not in message
 
 
@@ -217,6 +221,14 @@ def test_where_that_selects_nothing_lists_the_layers(tiny_vit):
         initialize(tiny_vit(), Mimetic(where="layers.*"))
     message = str(caught.value)
     assert "where='layers.*' selects none of the 2 attention layers (blocks.0.attn, blocks.1.attn" in message
+
+
+def test_a_pattern_that_selects_nothing_is_named_and_layers_that_are_left_out_are_not(tiny_vit):
+    report = initialize(tiny_vit(), Mimetic(where=["blocks.0.attn", "blocks.9.attn"]))
+    assert report.warnings == ["Mimetic: where: 'blocks.9.attn' selects no attention layer"]
+    assert initialize(tiny_vit(), Mimetic(where="blocks.0.attn")).warnings == []
+    with pytest.raises(StructuredInitError, match=r"a pattern is of a layer's whole name, as in 'blocks.0.\*'"):
+        initialize(tiny_vit(), Mimetic(where="blocks.0"))
 
 
 def test_a_matrix_of_a_wrong_shape_is_refused_with_the_right_one(tiny_vit, as_installed):
