@@ -139,7 +139,7 @@ def test_a_pooling_head_alone_is_not_a_success():
     with pytest.raises(StructuredInitError) as caught:
         initialize(Siglip2Tower(), Mimetic(positions="keep"))
     assert "found nothing but cross-attention (head.attention)" in str(caught.value)
-    assert "; beside it, Unheard is not known: describe it" in str(caught.value)
+    assert "; beside it, Unheard is not known: give `batch=…`" in str(caught.value)
     report = initialize(Siglip2Tower(), Mimetic(positions="keep", cross=True))
     (warning,) = report.warnings
     assert warning.startswith("2 of 3 attention layers left alone: layers.0.self_attn (Unheard is not known")
@@ -150,7 +150,7 @@ def test_attention_that_is_left_alone_is_warned_of_where_it_outnumbers_what_is_w
     report = initialize(model, Mimetic(positions="keep"))
     assert report.attention == {"known": True, **{f"layer{i}.self_attn": False for i in range(4)}}
     (warning,) = report.warnings
-    assert warning.startswith("4 of 5 attention layers left alone: layer0.self_attn (Unheard is not known: describe it")
+    assert warning.startswith("4 of 5 attention layers left alone: layer0.self_attn (Unheard is not known: give `batch")
     assert warning.endswith(", …")
     assert warning in report.summary()
     assert report.to_dict()["attention"] == report.attention

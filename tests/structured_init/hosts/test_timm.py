@@ -14,6 +14,7 @@ from torch import nn
 
 from structured_init import Mimetic, Positions, attention_sites, initialize, position_sites
 from structured_init.analysis import capture_attention
+from structured_init.hosts.attention import GIVE_A_BATCH, WAY_OUT
 from structured_init.hosts.stream import stream_into
 from structured_init.overlay import Weights
 
@@ -267,7 +268,7 @@ def test_attention_over_channels_is_reported_as_unknown_and_the_rest_is_initiali
     model = xcit.Xcit(img_size=16, patch_size=8, embed_dim=16, depth=2, cls_attn_layers=1, num_heads=2, num_classes=3)
     report = initialize(model, Mimetic())
     assert [site.name for site in attention_sites(model)] == ["cls_attn_blocks.0.attn"]
-    way_out = "XCA is not known: describe it with structured_init.register_attention"
+    way_out = f"XCA is not known: {GIVE_A_BATCH}, or {WAY_OUT}"
     assert {name: why for name, why in report.skipped.items() if "attn" in name} == {
         "blocks.0.attn": way_out,
         "blocks.1.attn": way_out,
