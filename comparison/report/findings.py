@@ -300,8 +300,8 @@ def unseen(found: Effects) -> str:
         return ""
     most = 1 - FAMILY_LEVEL ** (1 / runs)  # Clopper and Pearson's upper end of none
     return (
-        f" The interval of a mean is about runs like those that were seen: of {runs} runs all may succeed where up to "
-        f"{most:.0%} fail."
+        f" No interval knows of failures that were not seen: where up to {most:.0%} of runs fail, {runs} runs may show "
+        "none."
     )
 
 

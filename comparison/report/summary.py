@@ -97,13 +97,13 @@ def _at_its_place(data: ReportData) -> list[str]:
         return [_at(data, [equal])]
     sign = -1.0 if found.metric.mode == "min" else 1.0
     best = max(pairs, key=lambda pair: (pair[1].is_gain is True, not pair[1].unjudged, sign * pair[1].interval.mean))
-    over, which, effect = _over_controls(found, best[0]), _which(found, pairs, best), best[1]
+    over, effect = _over_controls(found, best[0]), best[1]
     among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
     test = "no test" if effect.adjusted is None else f"adjusted {p_text(effect.adjusted)}{among}"
     runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
-    sure = f"{runs} ({test}).{diverged_sentence(found)}"
-    first = [over, f"{which} {sure}"] if over else [which, sure]
-    return [_at(data, first[:1]), *first[1:], *explanation(data, found, best[0])]
+    sure = f"{runs} ({test}).{_worse(pairs)}{diverged_sentence(found)}"
+    which = _at(data, [_which(found, pairs, best)])
+    return [which, sure, *([over] if over else []), *explanation(data, found, best[0])]
 
 
 def explanation(data: ReportData, found: Effects, best: ArmResult | None) -> list[str]:
@@ -155,19 +155,26 @@ def _correlated(strongest: Correlation | None, found: Effects) -> str:
 def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
     arm, effect = best
     difference, words = f"{_difference(effect, found)}{found.metric.points}", found.metric.words
-    gains = sum(each.is_gain is True for _, each in pairs)
-    losses = [name.name for name, each in pairs if each.is_gain is False]
-    few = 0 < len(losses) <= FEW_NAMES
-    worse = f" Worse: {listed(losses)}." if few else f" {len(losses)} arms are worse." if losses else ""
+    others = [(other, each) for other, each in pairs if other is not arm and each.is_gain]
     if effect.is_gain:
-        which = "the other is" if len(pairs) == 2 else f"{gains - 1} of the other {len(pairs) - 1} are"
-        others = f"; {which} also better, by less" if gains > 1 else ""
-        return f"{arm.name} is better than {found.baseline}: {difference} of {words}{others}.{worse}"
+        also = ""
+        if len(others) == 1:
+            also = f"; {others[0][0].name} is also better, {_difference(others[0][1], found)}"
+        elif others:
+            also = f"; {len(others)} of the other {len(pairs) - 1} are also better, by less"
+        return f"{arm.name} is better than {found.baseline}: {difference} of {words}{also}."
     why = ", not judged because it diverged in some seeds" if effect.unjudged else ""
     if len(pairs) == 1:
-        return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}.{worse}"
+        return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}."
     best = f"the largest difference is {arm.name}’s, {difference}{why}"
-    return f"No arm is shown to improve on {found.baseline} in {words}; {best}.{worse}"
+    return f"No arm is shown to improve on {found.baseline} in {words}; {best}."
+
+
+def _worse(pairs: list[Pair]) -> str:
+    losses = [arm.name for arm, effect in pairs if effect.is_gain is False]
+    if len(losses) > FEW_NAMES:
+        return f" {len(losses)} arms are worse."
+    return f" Worse: {listed(losses)}." if losses else ""
 
 
 def _over_controls(found: Effects, arm: ArmResult) -> str:
@@ -184,15 +191,15 @@ def _over_controls(found: Effects, arm: ArmResult) -> str:
         return ""
     words = {True: "better", False: "worse", None: "not told apart"}
     parts = [
-        f"{_difference(each, found, signed=False)}{found.metric.points}{'' if place else f' of {found.metric.words}'} "
+        f"{_difference(each, found)}{found.metric.points}{'' if place else f' of {found.metric.words}'} "
         f"over {name} ({each.reference}; {words[each.is_gain]})"
         for place, (name, each) in enumerate(known)
     ]
-    return f"The structure of {arm.name} adds {listed(parts)}."
+    return f"What the structure of {arm.name} adds: {listed(parts)}."
 
 
-def _difference(effect: Effect, found: Effects, signed: bool = True) -> str:
-    return unbroken(interval_text(effect.interval, decimals(found), signed))
+def _difference(effect: Effect, found: Effects) -> str:
+    return unbroken(interval_text(effect.interval, decimals(found), signed=True))
 
 
 def _at(data: ReportData, sentences: list[str]) -> str:

@@ -42,17 +42,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 READING = (
-    "± is the half width of a 95 % Student t interval over seeds, of means of shares on the scale of logits; "
-    "differences are taken within a seed, whose runs share data order, augmentation and dropout. Final values, not "
-    "best ones; the test split was read once."
+    "± is the half width of a 95 % Student t interval over seeds. Differences are taken within a seed: its runs share "
+    "data order, augmentation and dropout. Values are final, not best ones; the test split was read once."
 )
 READING_ELSEWHERE = (
-    "± is the half width of a 95 % Student t interval over seeds, of means of shares on the scale of logits; "
-    "differences are taken within a seed: the more the runs of a seed share, the narrower the interval. Final values, "
-    "not best ones."
+    "± is the half width of a 95 % Student t interval over seeds. Differences are taken within a seed: the more the "
+    "runs of a seed share, the narrower the interval. Values are final, not best ones."
 )
+SHARES = " The interval of a mean of shares is taken on the scale of logits."
 FAMILY = (
-    " p: paired t-test, adjusted by Holm’s method for all differences of this page that are judged: to the baseline, "
+    "p: paired t-test, adjusted by Holm’s method for all differences of this page that are judged: to the baseline, "
     "at every place of the grid, and of arms to their controls. If no arm differs, one page in twenty calls any of "
     "them better or worse; up to one in five where arms are skewed and the baseline is steadier. Speed-ups are judged "
     "among themselves, in the same way."
@@ -97,9 +96,11 @@ def result(data: ReportData) -> list[Piece]:
         return [*shown, note(COUNTING)]
     asked = next((found.question for found in data.effects if found.question), None)
     reading = READING_ELSEWHERE if data.source else READING
-    reading = f"{level_text(asked)} {reading}" if asked else reading + FAMILY
+    reading = f"{level_text(asked)} {reading}" if asked else reading
+    reading += SHARES if any(found.metric.factor == 100 for found in data.effects) else ""
     reading += next(filter(None, map(unseen, data.effects)), "")
-    return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + TYPE), reading)]
+    family = [] if asked else [note(FAMILY)]
+    return [*shown, Html(Markup('<p class="small">{}</p>').format(reading + TYPE), reading), *family]
 
 
 def _figures(data: ReportData, found: Effects) -> list[Html]:
