@@ -35,6 +35,8 @@ class Lines:
         self.phase = phase
         before = f"{phase}: " if phase else ""
         already = f", {self.done} of them complete" if self.done else ""
+        begun = sum(not run.complete and run.folder.is_dir() for run in runs)
+        already += f", {begun} begun before" if begun else ""
         many = f"{len(runs)} run{'s' * (len(runs) != 1)}{already}"
         console.print(before + many + (f", {places} at a time" if places else ""))
 

@@ -7,7 +7,7 @@ import json
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,7 +16,7 @@ import yaml
 
 from lightning_modules.cli.commands import documentation
 from structured_init.errors import StructuredInitError, nearest, one_line
-from structured_init.presets import SHIPPED, preset_names, split_overrides
+from structured_init.presets import ALIASES, SHIPPED, preset_names, split_overrides
 
 GAINS = SHIPPED / "gains.yaml"
 LAYERS = 2  # of a model by name: what fits two layers fits all
@@ -50,6 +50,18 @@ def initializations() -> list[dict[str, Any]]:
     return rows
 
 
+def experiments() -> dict[str, str]:
+    """Return the first sentence of every shipped experiment and variant, by the name that ``-c`` takes."""
+    comments = {file.stem: re.findall(r"^# (.*)", file.read_text(encoding="utf-8"), re.MULTILINE)
+                for file in (SHIPPED / "experiment").glob("*.yaml")}  # fmt: skip
+    variants = (SHIPPED / ALIASES).read_text(encoding="utf-8").partition("\nexperiment:\n")[2]
+    variants = re.split(r"^\w", variants, maxsplit=1, flags=re.MULTILINE)[0]
+    for comment, name in re.findall(r"((?:^  # .*\n)*)^  (\w+):", variants, re.MULTILINE):
+        comments[name] = re.findall(r"# (.*)", comment)
+    sentences = {name: re.match(r".*?\.(?= |$)|.*", " ".join(lines)) for name, lines in sorted(comments.items())}
+    return {name: sentence[0] if sentence else "" for name, sentence in sentences.items()}
+
+
 def list_command(args: Sequence[str]) -> None:
     """Print the table.
 
@@ -69,8 +81,13 @@ def list_command(args: Sequence[str]) -> None:
         "say which fit: a configuration (vit_digits, mine.yaml), a model of timm or transformers, or a config.json"
     )
     parser.add_argument("--for", dest="network", metavar="MODEL", help=network)
+    parser.add_argument("--experiments", action="store_true", help="list what -c takes as an experiment instead")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(args)
+    if options.experiments:
+        known = experiments()
+        print(json.dumps(known, indent=1) if options.json else "\n".join(_paragraphs(known.items())))
+        return
     rows = initializations()
     if options.network is not None:
         found = fitting(options.network, [row["name"] for row in rows])
@@ -131,9 +148,7 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a paragraph for each row, as wide as the terminal: all, or what fits a network and then what does not."""
-    shown = [f"{row['name']:{NAMES}}{_text(row)}" for row in rows]
-    width = shutil.get_terminal_size((100, 24)).columns
-    lines = [textwrap.fill(each, width, subsequent_indent=" " * NAMES, break_on_hyphens=False) for each in shown]
+    lines = _paragraphs((row["name"], _text(row)) for row in rows)
     if "fits" not in rows[0]:
         return "\n".join(lines)
     fit, others = (
@@ -144,6 +159,14 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 NAMES = 25  # columns of the names
+
+
+def _paragraphs(rows: Iterable[tuple[str, str]]) -> list[str]:
+    width = shutil.get_terminal_size((100, 24)).columns
+    shown = [f"{name:{NAMES - 1}} {text}" for name, text in rows]
+    return [textwrap.fill(each, width, subsequent_indent=" " * NAMES, break_on_hyphens=False) for each in shown]
+
+
 GAINS_AS = {"gain": "Gained here: ", "controls": "Due to its structure: ", "today": "Over today's baseline: "}
 
 

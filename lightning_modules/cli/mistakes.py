@@ -374,8 +374,8 @@ def suggest(name: str, valid: Collection[str]) -> str:
         within = f"{section}.{right}" if section else right
         if within in valid or _reaches(within, valid):
             return f"did you mean '{within}'?"
-    if section == "optimizer" and "model" in valid:
-        return f"did you mean 'model.{name}'?"
+    if section in ("optim", "optimizer") and "model" in valid:
+        return f"did you mean 'model.optimizer.{last}'?"
     if right := next((each for each in CUSTOMARY.get(last, ()) if each in valid), None):
         return f"did you mean '{right}'?"
     for open_section, base in (("data", LightningDataModule), ("model", LightningModule)):

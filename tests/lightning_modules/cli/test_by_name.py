@@ -13,6 +13,7 @@ import torch
 import structured_init
 from lightning_modules.cli import main
 from lightning_modules.cli.commands import BUILT_IN, OWN
+from lightning_modules.cli.configurations import config_names
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.listing import fitting, initializations
 from lightning_modules.cli.show import by_position
@@ -33,6 +34,14 @@ def test_a_model_of_timm_is_audited_with_the_size_that_it_has(capsys):
     numbers = sum(parameter.numel() for parameter in timm.create_model("test_vit").parameters())
     assert f"VisionTransformer: {numbers:,} numbers" in said
     assert "activations" in said  # it was run on images of its own size
+
+
+def test_every_experiment_is_listed_with_the_first_sentence_of_its_comment(capsys):
+    main(["list", "--experiments", "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert set(said) == {name.partition("/")[2] for name in config_names() if name.startswith("experiment/")}
+    assert said["vit_digits"].startswith("A small ViT on 1,797 real 8 x 8 digits that need no download")
+    assert said["vit_modern_cifar10_short"].startswith("vit_cifar10_short under Muon: the strongest baseline")
 
 
 def test_a_config_of_transformers_is_audited_as_the_class_that_it_names(config, capsys):

@@ -33,6 +33,7 @@ REPORTED = [
     ("--model.optimizer=AdmaW", "model.optimizer: unknown class 'AdmaW': did you mean 'AdamW'?"),
     ("--model.optimizer=AdamW --model.optimizer.learning_rate=1",
      "AdamW takes no argument 'learning_rate': did you mean 'lr'?"),
+    ("--optim.lr=1", "unknown key 'optim.lr': did you mean 'model.optimizer.lr'?"),
     ("--learning_rate=1", "unknown key 'learning_rate': did you mean 'model.optimizer.lr'?"),
     ("--model.learning_rate=1", "ImageClassifier takes no argument 'learning_rate': did you mean 'optimizer.lr'?"),
     ("--epochs 3", "unknown key 'epochs': did you mean 'trainer.max_epochs'?"),
