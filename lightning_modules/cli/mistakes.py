@@ -408,6 +408,7 @@ def _reaches(key: str, valid: Collection[str]) -> bool:
 OPEN = ("model", "data", "optimizer")
 
 
+ABSENT = "trainer.accelerator names hardware that is not found here: take auto, or cpu"
 ANSWERS = (MisconfigurationException, ValueError, TypeError, RuntimeError, ImportError)
 # An error that passes through nothing but these concerns what they were given; the user's own code lies elsewhere.
 LIBRARIES = tuple(str(Path(module.__file__).parent) for module in (lightning, jsonargparse))
@@ -429,7 +430,8 @@ def answer(error: Exception) -> StructuredInitError | None:
         error: as it was caught. A complaint is one that Lightning raises by itself, reached through its own code alone.
     """
     if isinstance(error, MisconfigurationException):
-        return StructuredInitError(one_line(error))
+        absent = re.search(r"accelerator is not available|No supported gpu backend", str(error))
+        return StructuredInitError(ABSENT if absent else one_line(error))
     if not isinstance(error, ANSWERS) or not _raised_by_a_library(error):
         return None
     chain: BaseException | None = error
@@ -469,10 +471,6 @@ def check_trainer(trainer: Any) -> None:
         given = trainer.get(key)
         if isinstance(given, str) and given not in known:
             raise StructuredInitError(f"trainer.{key}: unknown {key} '{given}': {nearest(given, known)}")
-    kinds = ("cuda", "mps") if trainer.get("accelerator") == "gpu" else (trainer.get("accelerator"),)
-    known = [ACCELERATOR_REGISTRY[each]["accelerator"] for each in kinds if each in ACCELERATOR_REGISTRY]
-    if known and not any(each.is_available() for each in known):
-        raise StructuredInitError(f"trainer.accelerator is '{trainer.accelerator}', which is not found here: take auto")
     _check_devices(trainer.get("devices"), trainer.get("accelerator"))
     limit = trainer.get("max_time")
     if isinstance(limit, str) and limit.count(":") != 3:  # 5min; Lightning's own form is DD:HH:MM:SS

@@ -224,10 +224,10 @@ def test_the_test_split_is_read_later_where_a_learning_rate_is_to_be_chosen(a_ru
 
 def test_a_training_that_ends_before_it_is_validated_is_refused_where_its_validation_decides(a_run):
     """Three epochs of four steps: of three steps none is validated, of four the last is."""
-    short = a_run("short", learning_rates=[0.001], further=["--trainer.max_steps=3"])
+    short = a_run("short", "--trainer.max_steps=3", learning_rates=[0.001])
     with pytest.raises(StructuredInitError, match=r"ends after 3 steps, and the first validation is after 4: give "):
         train(short)
-    enough = a_run("enough", learning_rates=[0.001], further=["--trainer.max_steps=4"])
+    enough = a_run("enough", "--trainer.max_steps=4", learning_rates=[0.001])
     train(enough)
     assert "val/loss" in enough.latest().result["metrics"]
 
