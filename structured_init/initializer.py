@@ -276,7 +276,11 @@ def initialize(
 
 
 def freeze(model: nn.Module, initializer: Initializer | str) -> None:
-    """Apply only what ``initializer``, or the preset of that name, says about which parameters are trained."""
+    """Apply only what ``initializer``, or the preset of that name, says about which parameters are trained.
+
+    That is its argument ``frozen`` or ``trainable``. Most have none, and then nothing changes; ``report.changed`` names
+    what an initializer has set.
+    """
     initializer = preset(initializer) if isinstance(initializer, str) else initializer
     with Writer() as writer:
         for tensor, trainable in initializer.freezing(Weights(model)):

@@ -208,9 +208,7 @@ def _why_none(weights: Weights, where: Where, who: str, chosen: list[AttentionSi
         return f"{who} {found}{beside}"
     if where is not None and (everywhere := attention_sites(weights, cross=True)):
         names = f"{len(everywhere)} attention layers ({first_names(everywhere)})"
-        inside = isinstance(where, str) and any(within(site.name, where) for site in everywhere)
-        hint = f": a pattern is of a layer's whole name, as in '{where}.*'" if inside else ""
-        return f"{who}: where={where!r} selects none of the {names}{hint}"
+        return f"{who}: where={where!r} selects none of the {names}"
     seen = [f"'{found.name}': {found.reason}" for found in weights.found.watched or () if found.reason]
     kinds = "; ".join(sorted(set(left_unknown(weights).values())))
     if weights.batch is not None and weights.found.unwatched:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fnmatch import fnmatchcase
+from itertools import accumulate
 from typing import Any, Generic, TypeVar
 
 from torch import nn
@@ -81,7 +82,7 @@ def selects(where: Where, name: str, site: object) -> bool:
 
     Args:
         where: ``None`` for all; a shell pattern such as ``"blocks.[0-5].attn"`` or a list of them, matched against the
-            whole name or the end of it from a dot on; or a predicate of the site.
+            name of the site, or of a module around it, whole or from a dot on; or a predicate of the site.
         name: the site's name.
         site: what a predicate is given.
 
@@ -95,4 +96,5 @@ def selects(where: Where, name: str, site: object) -> bool:
     patterns = [where] if isinstance(where, str) else where
     if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
         raise StructuredInitError(f"where is a name pattern, a list of them or a function of a site, got {where!r}")
-    return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}") for pattern in patterns)
+    around = list(accumulate(name.split("."), "{}.{}".format))  # a, a.b, a.b.c
+    return any(fnmatchcase(f".{each}", f"*.{pattern}") for each in around for pattern in patterns)

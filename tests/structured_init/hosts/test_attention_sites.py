@@ -224,8 +224,13 @@ def test_a_pattern_that_selects_nothing_is_named_and_layers_that_are_left_out_ar
     report = initialize(tiny_vit(), Mimetic(where=["blocks.0.attn", "blocks.9.attn"]))
     assert report.warnings == ["Mimetic: where: 'blocks.9.attn' selects no attention layer"]
     assert initialize(tiny_vit(), Mimetic(where="blocks.0.attn")).warnings == []
-    with pytest.raises(StructuredInitError, match=r"a pattern is of a layer's whole name, as in 'blocks.0.\*'"):
-        initialize(tiny_vit(), Mimetic(where="blocks.0"))
+
+
+def test_a_pattern_is_of_a_layer_or_of_a_module_around_it(tiny_vit):
+    model = tiny_vit(depth=11)
+    for where, chosen in (("blocks.1", [1]), ("1", [1]), ("blocks.1*", [1, 10]), ("blocks.[0-1].attn", [0, 1]),
+                          (["blocks.2", "3.attn"], [2, 3]), ("locks.1", []), ("blocks", list(range(11)))):  # fmt: skip
+        assert [site.name for site in attention_sites(model, where)] == [f"blocks.{n}.attn" for n in chosen]
 
 
 def test_a_matrix_of_a_wrong_shape_is_refused_with_the_right_one(tiny_vit, as_installed):
