@@ -95,7 +95,8 @@ class Metric:
     @property
     def factor(self) -> float:
         """Logged values are multiplied by it: accuracy is logged as a fraction and shown in percent."""
-        return 100.0 if "accuracy" in self.name.rpartition("/")[2] else 1.0
+        last = self.name.rpartition("/")[2]
+        return 100.0 if "accuracy" in last or "acc" in words_of(last) else 1.0
 
     @property
     def label(self) -> str:

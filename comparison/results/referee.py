@@ -143,9 +143,10 @@ def judge(
     asked |= {"max_seeds": max_seeds, "proposals": proposals}
     for name, value in asked.items() if before else ():
         if value not in (None, before[name]):
+            anew = "with a state of their own" if path is None else f"without '{path.name}', which holds that look"
             raise StructuredInitError(
                 f"{name.replace('_', ' ')} was {before[name]} at the first look and is {value} now: a rule that "
-                "changes after a look is none. Keep it, or judge fresh seeds with a state of their own"
+                f"changes after a look is none. Keep it, or judge fresh seeds {anew}"
             )
     metric = metric or before.get("metric") or _only_metric(results, arm, seed)
     values = _values(results, arm, seed, metric)
@@ -154,6 +155,11 @@ def judge(
     percent = before.get("percent", Metric(metric).factor == 100 and max(finite, default=0.0) > 1.01)
     if percent:
         values = {name: {seed: value / 100 for seed, value in runs.items()} for name, runs in values.items()}
+    if margin and margin > 0.1 and Metric(metric).factor == 1 and finite and min(finite) >= 0 and max(finite) <= 1:
+        raise StructuredInitError(
+            f"a margin of {margin:g} is in the unit of '{metric}', whose values lie between {min(finite):.3g} and "
+            f"{max(finite):.3g}: half a point is 0.005"
+        )
     reference = _baseline(values, baseline, before)
     others = [name for name in values if name != reference]
     if not others:
@@ -220,9 +226,11 @@ def _opinion(
         return opinion("more", f"nothing is decided below {question.fewest}", None, _next(values, pair, missing))
     decision = decide(differences, question, metric)
     interval, unit = decision.interval, metric.points
+    of_them = f"decided by {interval.samples} of " if interval.samples < len(seen) else ""
+    margin = "" if rule["margin"] is None else f", margin {rule['margin']:g}{unit}"
     said = (
         f"{_number(interval.mean, '+')}{unit} ({_number(interval.low, '+')} to {_number(interval.high, '+')} at "
-        f"{100 * level:.4g} %) over {reference}, {interval.samples} seeds, {count(pair['looks'], 'look')}"
+        f"{100 * level:.4g} %) over {reference}, {of_them}{len(seen)} seeds, {count(pair['looks'], 'look')}{margin}"
     )
     if decision.kind == "better":
         return opinion("keep", said, decision)

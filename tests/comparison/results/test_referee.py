@@ -237,3 +237,16 @@ def test_the_report_asks_whether_single_runs_are_seeds(tmp_path, capsys):
     with pytest.raises(SystemExit):
         main(["report", str(tmp_path / "runs.csv")])
     assert "8 of 8 arms have a single run" in capsys.readouterr().err
+
+
+def test_a_margin_that_is_meant_in_points_is_refused_for_fractions_that_are_no_accuracy():
+    arms = ("base", "new")
+    rows = [(arm, seed, 0.8 + 0.01 * n + NOISE[n, seed] / 1e4) for n, arm in enumerate(arms) for seed in range(6)]
+    table = pd.DataFrame(rows, columns=["arm", "seed", "quality"])
+    with pytest.raises(
+        StructuredInitError, match=r"a margin of 0.5 is in the unit of 'quality', .*half a point is 0.005"
+    ):
+        judge(table, "base", margin=0.5, mode="max")
+    said = judge(table.rename(columns={"quality": "val_acc"}), "base", margin=0.5)  # an accuracy: in points
+    assert said.answer == "keep"
+    assert str(said).endswith("over base, 6 seeds, 1 look, margin 0.5 points")
