@@ -123,16 +123,22 @@ class Initializer(metaclass=_Named):
 def _called(value: object, *, whole: bool) -> str:
     """Return the call that makes an initializer, with every argument or with those that differ from their defaults.
 
-    A function goes by its name, since an address would differ between two equal runs.
+    A function goes by its name, since an address would differ between two equal runs. What an initializer does not keep
+    under its argument's name is shown as ``…``.
     """
     if isinstance(value, list) and value and all(isinstance(each, Initializer) for each in value):
         return f"[{', '.join(_called(each, whole=whole) for each in value)}]"
     if not isinstance(value, Initializer) or (type(value).__repr__ is not Initializer.__repr__ and whole):
         return value.__qualname__ if inspect.isfunction(value) else repr(value)
     taken = inspect.signature(type(value).__init__).parameters
-    held = {name: getattr(value, name) for name in taken if name != "self" and hasattr(value, name)}
-    shown = [(name, own) for name, own in held.items() if whole or repr(own) != repr(taken[name].default)]
-    return f"{type(value).__name__}({', '.join(f'{name}={_called(own, whole=whole)}' for name, own in shown)})"
+    names = [
+        name
+        for name, each in taken.items()
+        if name != "self" and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    held = {name: _called(getattr(value, name), whole=whole) if hasattr(value, name) else "…" for name in names}
+    shown = [f"{name}={own}" for name, own in held.items() if whole or own != repr(taken[name].default)]
+    return f"{type(value).__name__}({', '.join(shown)})"
 
 
 class Compose(Initializer):

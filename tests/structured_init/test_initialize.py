@@ -140,6 +140,14 @@ def test_later_members_of_compose_see_and_overwrite_earlier_ones(tiny_vit):
     assert entry.set_by == ("Fill", "Double")
 
 
+def test_what_an_initializer_does_not_keep_is_shown_as_unknown():
+    class Forgetful(Default):
+        def __init__(self, gain=1.0, **further):
+            self._gain = gain
+
+    assert repr(Forgetful(2.0)) == "Forgetful(gain=…)"
+
+
 def test_repr_is_the_call_that_makes_the_object():
     assert repr(Default()) == "Default()"
     assert eval(repr(Mimetic(qk_alpha=0.5)), {"Mimetic": Mimetic}).qk_alpha == 0.5

@@ -249,4 +249,4 @@ def test_a_margin_that_is_meant_in_points_is_refused_for_fractions_that_are_no_a
         judge(table, "base", margin=0.5, mode="max")
     said = judge(table.rename(columns={"quality": "val_acc"}), "base", margin=0.5)  # an accuracy: in points
     assert said.answer == "keep"
-    assert str(said).endswith("over base, 6 seeds, 1 look, margin 0.5 points")
+    assert str(said).endswith("over base, decided by 5 of 6 seeds, 1 look, margin 0.5 points")
