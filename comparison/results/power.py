@@ -11,7 +11,7 @@ from statistics import median
 
 from comparison.results.effects import Effects
 from comparison.results.metric import Metric
-from comparison.results.paired import FAMILY_LEVEL, ROUNDING, deviation
+from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, ROUNDING, deviation
 from comparison.results.tables import Cell, Table, number, significant
 
 POWER = 0.8
@@ -102,7 +102,7 @@ def _round(value: float) -> float:
 
 
 def powers(found: Effects) -> list[tuple[str, str, Power]]:
-    """Return arm, reference and power of every paired difference whose seeds differ."""
+    """Return arm, reference and power of every paired difference of three seeds or more that differ."""
     values = [abs(arm.value.mean) for arm in found.arms if arm.value is not None]
     widths = usual_half_widths(found.metric, median(values) if values else 1.0)
     known = [
@@ -110,7 +110,8 @@ def powers(found: Effects) -> list[tuple[str, str, Power]]:
         for arm in found.arms
         for effect in arm.differences
     ]
-    return [(arm, reference, one) for arm, reference, one in known if one is not None]
+    enough = FEWEST_FOR_INTERVAL  # of fewer nobody knows the deviation
+    return [(arm, reference, one) for arm, reference, one in known if one is not None and one.pairs >= enough]
 
 
 def power_table(found: Effects) -> Table | None:

@@ -113,6 +113,7 @@ def with_controls(
     An arm among those given that already is a control of another stays the only one.
     """
     found, remarks = dict[str, Arm](), []
+    refused: dict[str, list[tuple[str, StructuredInitError]]] = {}  # ending → labels and reasons
     for label, arm in arms.items():
         found[label] = arm
         if not is_structured(initializers[label]):
@@ -131,9 +132,11 @@ def with_controls(
                     if plan(control) is None and ending == SHARPENED:
                         raise StructuredInitError("there are no samples here to measure attention on: name it yourself")
                 except StructuredInitError as refusal:
-                    remarks.append(f"no {control.label}: {refusal}")
+                    refused.setdefault(ending, []).append((control.label, refusal))
                 else:
                     found[control.label] = control
+    for them in refused.values():
+        remarks.append(f"no {', '.join(label for label, _ in them)}: {them[0][1]}")
     if added := [label for label in found if label not in arms]:
         remarks.insert(0, f"added {', '.join(added)}")
     return found, remarks

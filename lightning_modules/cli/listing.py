@@ -148,12 +148,14 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a paragraph for each row, as wide as the terminal: all, or what fits a network and then what does not."""
-    lines = _paragraphs((row["name"], _text(row)) for row in rows)
     if "fits" not in rows[0]:
-        return "\n".join(lines)
-    fit, others = (
-        [line for line, row in zip(lines, rows, strict=True) if row["fits"] is each] for each in (True, False)
-    )
+        return "\n".join(_paragraphs((row["name"], _text(row)) for row in rows))
+    fit = _paragraphs((row["name"], _text(row)) for row in rows if row["fits"])
+    reasons: dict[str, list[str]] = {}  # without the class that says so → names
+    for row in rows:
+        if not row["fits"]:
+            reasons.setdefault(re.sub(r"^[A-Z]\w+:? ", "", row["why"]), []).append(row["name"])
+    others = [_filled(f"{', '.join(names)}: {why}", "  ") for why, names in reasons.items()]
     parts = [["these fit:", *fit] if fit else ["none fits"], *([["these do not fit:", *others]] if others else [])]
     return "\n\n".join(map("\n".join, parts))
 
@@ -162,16 +164,17 @@ NAMES = 25  # columns of the names
 
 
 def _paragraphs(rows: Iterable[tuple[str, str]]) -> list[str]:
+    return [_filled(f"{name:{NAMES - 1}} {text}", " " * NAMES) for name, text in rows]
+
+
+def _filled(text: str, indent: str) -> str:
     width = shutil.get_terminal_size((100, 24)).columns
-    shown = [f"{name:{NAMES - 1}} {text}" for name, text in rows]
-    return [textwrap.fill(each, width, subsequent_indent=" " * NAMES, break_on_hyphens=False) for each in shown]
+    return textwrap.fill(text, width, subsequent_indent=indent, break_on_hyphens=False)
 
 
 GAINS_AS = {"gain": "Gained here: ", "controls": "Due to its structure: ", "today": "Over today's baseline: "}
 
 
 def _text(row: dict[str, Any]) -> str:
-    if row.get("why"):
-        return str(row["why"])
     gains = (f"{title}{str(row[key]).removesuffix('.')}." for key, title in GAINS_AS.items() if row[key])
     return " ".join([row["what"], f"For {row['networks']}.", *gains])

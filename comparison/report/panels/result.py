@@ -168,10 +168,9 @@ def _limits(shown: Sequence[Effect]) -> tuple[float, float]:
     finite = [max(abs(e.interval.low), abs(e.interval.high)) for e in shown if e.interval.samples > 1]
     reach = 1.12 * min(max([farthest, *finite]), 2.2 * farthest) or 1.0
     ends = [(i.low, i.high) if math.isfinite(i.half_width) else (i.mean, i.mean) for i in (e.interval for e in shown)]
-    lowest, highest = (
-        min(0.0, *(max(-reach, low) for low, _ in ends)),
-        max(0.0, *(min(reach, high) for _, high in ends)),
-    )
+    dots = [value for effect in shown for value in effect.by_seed.values()]
+    lowest = min(0.0, *dots, *(max(-reach, low) for low, _ in ends))
+    highest = max(0.0, *dots, *(min(reach, high) for _, high in ends))
     margin = 0.06 * (highest - lowest) or 1.0
     return lowest - margin, highest + margin
 

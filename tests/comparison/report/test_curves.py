@@ -8,7 +8,7 @@ from comparison.report import write_report
 from comparison.report.data import read_report_data
 from comparison.report.findings import findings
 from comparison.report.panels.curves import MOST_TOGETHER, curve_figure, steps
-from comparison.report.panels.result import power
+from comparison.report.panels.result import difference_figure, power
 from comparison.report.summary import summary
 from comparison.report.theme import figure_settings, new_figure, save, settle, styles
 from comparison.results.headline import headline_table
@@ -18,6 +18,16 @@ METRIC = Metric("val/accuracy", "max")
 FLOOR = {"default": {0: 0.0, 1: 0.0, 2: 0.0}, "sincos": {0: 0.0, 1: 0.0, 2: 0.0}}
 LEARNED = {"default": {0: 0.80, 1: 0.82, 2: 0.84}, "sincos": {0: 0.85, 1: 0.88, 2: 0.88}}
 EQUAL = "All 6 final results are equal"
+
+
+def test_every_seed_of_a_difference_is_inside_of_the_picture():
+    """A far seed makes the mean's interval narrower than the dots where many others agree."""
+    values = {"default": [80.0] * 30, "a": [80.1] * 14 + [80.2] * 15 + [70.0]}
+    (effects,) = compared.found(values, percent=True)
+    drawn = difference_figure(effects, styles(list(values), "default"), "baseline")
+    low, high = drawn.axes[0].get_xlim()
+    assert low < -10.0
+    assert high > 0.2
 
 
 def figure(count, baseline="default"):
