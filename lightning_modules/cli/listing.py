@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -126,23 +127,25 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     model = built.model
     if isinstance(model, NamedModel):
         model = model.network
-        args, named = host_inputs(model, batch=16) or ((), {})
-        samples = named or (args[0] if args else None)
+        given = [host_inputs(model, batch=number) or ((), {}) for number in (1, 16)]
+        few, many = (named or (args[0] if args else None) for args, named in given)
     else:
-        samples = partial(two_samples, model, built.datamodule)
+        few = many = partial(two_samples, model, built.datamodule)
     why = {}
-    for each in presets:
+    for number, each in enumerate(presets, 1):
+        print(f"\r{number}/{len(presets)} {each:<{NAMES}}", end="", file=sys.stderr, flush=True)
         initializer = preset(each)
         leave_out_iterations(initializer)
         try:
-            real = (
-                samples() if callable(samples) and (initializer.needs_batch or initializer.needs_batches) else samples
-            )
+            needed = initializer.needs_batch or initializer.needs_batches
+            real = many if needed else few
+            real = real() if callable(real) and needed else real
             batches = None if callable(real) else [real]
             report = initialize(model, initializer, batch=real, batches=batches, dry_run=True, progress=False)
             why[each] = "" if report.changed or each == "default" else "it changes nothing here"
         except StructuredInitError as error:
             why[each] = one_line(error)
+    print(f"\r{'':{NAMES + 6}}\r", end="", file=sys.stderr)
     return why
 
 

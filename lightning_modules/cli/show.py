@@ -97,8 +97,10 @@ def _of_transformers(name: str, layers: int | None, args: dict[str, Any]) -> nn.
             if given["model_type"] not in transformers.CONFIG_MAPPING:
                 near = nearest(str(given["model_type"]), transformers.CONFIG_MAPPING)
                 raise ValueError(f"unknown model_type '{given['model_type']}': {near}")
-            config = transformers.AutoConfig.for_model(**{**given, **args})
-        except (ValueError, TypeError) as error:  # no JSON, or a value that the class refuses
+            cls = transformers.CONFIG_MAPPING[given["model_type"]]
+            config = cls.from_json_file(path)  # which reads infinities as transformers writes them
+            config = cls.from_dict({**config.to_dict(), **args}) if args else config
+        except Exception as error:  # no JSON, or a value that the class refuses, by an error of its own
             raise StructuredInitError(f"'{path}' is no configuration of transformers: {one_line(error)}") from error
     elif name in transformers.CONFIG_MAPPING:
         config = transformers.AutoConfig.for_model(name, **args)

@@ -46,7 +46,7 @@ class DepthwiseConvSite:
 
     @property
     def kernel_size(self) -> tuple[int, ...]:
-        """(k,) of a 1-D convolution, (rows, columns) of a 2-D one, in weights: a dilation is not counted."""
+        """(k,) of a 1-D convolution, (rows, columns) of a 2-D one, in weights; a dilation is not counted."""
         return tuple(self.module.kernel_size)
 
     @property

@@ -9,6 +9,7 @@ import re
 import pytest
 import timm
 import torch
+from transformers import Mamba2Config
 
 import structured_init
 from lightning_modules.cli import main
@@ -42,6 +43,15 @@ def test_every_experiment_is_listed_with_the_first_sentence_of_its_comment(capsy
     assert set(said) == {name.partition("/")[2] for name in config_names() if name.startswith("experiment/")}
     assert said["vit_digits"].startswith("A small ViT on 1,797 real 8 x 8 digits that need no download")
     assert said["vit_modern_cifar10_short"].startswith("vit_cifar10_short under Muon: the strongest baseline")
+
+
+def test_a_config_with_infinities_is_read_as_transformers_writes_it(folder, capsys):
+    settings = {"num_hidden_layers": 2, "hidden_size": 32, "num_heads": 4, "head_dim": 16, "vocab_size": 50}
+    config = Mamba2Config(**settings, state_size=8, n_groups=1)  # whose time_step_limit is (0, inf)
+    config.save_pretrained("m2")
+    assert "Infinity" in (folder / "m2" / "config.json").read_text()
+    main(["audit", "m2", "--model.args.num_hidden_layers=1"])
+    assert "Mamba2" in capsys.readouterr().out
 
 
 def test_a_config_of_transformers_is_audited_as_the_class_that_it_names(config, capsys):
