@@ -18,6 +18,7 @@ from comparison.report.findings import findings
 from comparison.results.folder import Manifest, Run, chosen_learning_rates, point_label, write_choices, write_manifest
 from comparison.results.headline import look
 from comparison.results.power import power_sentence
+from comparison.results.records import load_results
 from comparison.run.comparison import Comparison, locked
 from comparison.run.deciding import affordable, further_runs, progress_text, seconds_of
 from comparison.run.launch import Launcher, LocalLauncher, launch
@@ -26,7 +27,7 @@ from comparison.run.prepare import prepare
 from comparison.run.progress import duration, following, table
 from comparison.run.run import set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
-from structured_init.errors import begin_writing
+from structured_init.errors import StructuredInitError, begin_writing
 
 
 def run_comparison(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
@@ -65,6 +66,11 @@ def _compare(
         console.print(f"{len(failed)} of the runs failed. Run the same command again to retry them:")
         for name, reason in failed.items():
             console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
+    if not failed and not left and comparison.metric not in load_results(comparison.folder).columns:
+        raise StructuredInitError(
+            f"all runs are complete, and none logs '{comparison.metric}': a comparison reads what a module logs as "
+            "'test/…' in test_step, or as 'val/…' with --metric val/…"
+        )
     if left:
         console.print(f"The time is up: {left}. Run it again to continue.")
         raise SystemExit(LEFT)

@@ -198,6 +198,11 @@ def _check_points(comparison: Comparison, values: Mapping[str, Any], further: Se
     for rate in comparison.learning_rates:
         parse(comparison.arm_arguments(first, place, rate))
     built = build([*comparison.arm_arguments(first, place), *further])
+    if split == "test" and not getattr(built.datamodule, "has_test", True):
+        raise StructuredInitError(
+            f"the data has no split to test on, and the metric is '{comparison.metric}': give --metric val/{name}, or "
+            "a folder test/ beside train/"
+        )
     for cli in (built, *(build([*comparison.arm_arguments(first, point), *further]) for point in others)):
         logged = metric_names(cli)
         if logged and comparison.metric not in logged and name != headline(dict(values))[0]:

@@ -228,6 +228,8 @@ def _ranks_perform(*words: str) -> Iterator[None]:
 
 def _test_metrics(cli: CLI, **arguments: Any) -> dict[str, float]:
     """Read the test split; return nothing for a task that has no test."""
+    if not getattr(cli.datamodule, "has_test", True):
+        return {}  # values of the validation split are compared
     if not (is_overridden("test_step", cli.model) and is_overridden("test_dataloader", cli.datamodule or cli.model)):
         return {}
     parts = cli.trainer.test(cli.model, datamodule=cli.datamodule, verbose=False, **arguments)

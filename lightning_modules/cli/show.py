@@ -30,6 +30,7 @@ from structured_init.analysis.filters import depthwise_filters
 from structured_init.errors import StructuredInitError, nearest, one_line
 from structured_init.files import replacing, write_text
 from structured_init.presets import CONTROLS, preset_names, split_overrides
+from structured_init.running import undisturbed
 
 
 class NamedModel(LightningModule):
@@ -336,7 +337,7 @@ def _view(model: nn.Module, probe: Any) -> View:
     """Return what is seen of a model."""
     products = {
         site.name: WeightProducts(*(product[..., :CORNER, :CORNER].clone() for product in weight_products(site)))
-        for site in attention_sites(model)
+        for site in attention_sites(model) or attention_sites(model, batch=probe)
     }
     inputs, named = ((), probe) if isinstance(probe, dict) else ((probe,), {})
     seen = capture_attention(model, *inputs, **named) if probe is not None and products else {}
@@ -363,7 +364,7 @@ def _draw(views: dict[str, View], folder: Path, figures: ModuleType) -> Iterator
 
 def _probe(model: LightningModule, datamodule: LightningDataModule | None, without: str) -> Any:
     """Return what the module takes of the first batch, or ``None`` where there is no data, and say what that costs."""
-    if datamodule is None or not hasattr(model, "probe_inputs"):
+    if datamodule is None:
         return None
     try:
         datamodule.prepare_data()
@@ -372,7 +373,15 @@ def _probe(model: LightningModule, datamodule: LightningDataModule | None, witho
     except StructuredInitError as error:
         print(f"{without}: {error}")
         return None
-    return model.probe_inputs(batch)
+    inputs = inputs_of(model, batch)
+    if not hasattr(model, "probe_inputs"):  # it is a guess what such a module takes
+        try:
+            with undisturbed(model):
+                model(inputs)
+        except Exception as error:
+            print(f"{without}: the first part of a batch is not what the module takes: {one_line(error)}")
+            return None
+    return inputs
 
 
 def _others(model: LightningModule, checkpoint: str | None, pretrained: str | None) -> Iterator[tuple[str, nn.Module]]:

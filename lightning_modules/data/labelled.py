@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -173,6 +174,11 @@ class LabelledData(SeededData):
         """Name of the split to test on."""
         usual = [name for name in TESTED if name in self.source.splits]
         return self._test_split or (usual[0] if usual else "test")
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is a split to test on; a dataset that is no local folder is not opened to see."""
+        return not Path(self.name).is_dir() or self.test_split in self.source.splits
 
     @cached_property
     def source(self) -> Source:

@@ -6,7 +6,9 @@ import os
 import socket
 import sys
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from comparison.command import comparing
 from comparison.results.controls import find_controls, find_scrambled
@@ -93,6 +95,28 @@ def test_a_comparison_ends_with_its_table_and_report_and_is_not_repeated(compare
     (folder / "out" / "report.html").unlink()
     main(["report", "out"])
     assert (folder / "out" / "report.html").is_file()
+
+
+def test_class_folders_without_a_test_split_are_compared_on_validation(compare, complaint, folder):
+    for label, kind in enumerate("ab"):
+        (folder / "tiles" / "train" / kind).mkdir(parents=True)
+        for number in range(12):
+            pixels = np.random.default_rng(number).integers(0, 100, (8, 8)) + 100 * label
+            Image.fromarray(pixels.astype("uint8")).save(folder / "tiles" / "train" / kind / f"{number}.png")
+    words = ["--inits", "default", "--grid", "model.init_args.label_smoothing=0,0.1", "--seeds", "0"]
+    words += ["--data.init_args", "{name: tiles, fraction: 1.0, test_fraction: 1.0, val_fraction: 0.25, batch_size: 4}"]
+    said = complaint(compare, *words)
+    assert "has no split to test on, and the metric is 'test/accuracy': give --metric val/accuracy" in said
+    compare(*words, "--metric", "val/accuracy")
+    found = [json.loads(path.read_text())["metrics"] for path in (folder / "out").glob("runs/**/result.json")]
+    assert [set(each) for each in found] == [{"val/accuracy", "val/loss"}] * 2
+
+
+def test_a_module_that_logs_other_names_is_told_which_a_comparison_reads(compare, complaint, monkeypatch):
+    kept = comparing.load_results
+    monkeypatch.setattr(comparing, "load_results", lambda folder: kept(folder).drop(columns="test/accuracy"))
+    said = complaint(compare, "--inits", "default,sincos", "--seeds", "0")
+    assert "all runs are complete, and none logs 'test/accuracy': a comparison reads what a module logs as" in said
 
 
 def test_a_comparison_that_grows_trains_what_is_new_alone(compare, folder):

@@ -5,6 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 import callbacks.figures
+from lightning_modules.cli import main
 from lightning_modules.networks import create_network
 from structured_init import attention_sites
 
@@ -17,6 +18,42 @@ def test_show_applies_the_start_reports_and_draws_it(cli, folder, capsys):
     assert "Mimetic: query_key" in capsys.readouterr().out
     products = torch.cat([site.query @ site.key.mT for site in attention_sites(run.model)])
     assert products.diagonal(dim1=-2, dim2=-1).mean() > 0.3
+
+
+OWN = """
+import torch
+from lightning.pytorch import LightningModule
+from torch import nn
+
+
+class Tile(LightningModule):
+    def __init__(self, takes_pairs: bool = False):
+        super().__init__()
+        self.takes_pairs = takes_pairs
+        self.patch, self.qkv, self.out = nn.Conv2d(1, 16, 2, 2), nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, images, labels=None):
+        if self.takes_pairs and labels is None:
+            raise ValueError("no labels were given")
+        tokens = self.patch(images).flatten(2).mT
+        q, k, v = self.qkv(tokens).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+        attention = (q @ k.mT / 8**0.5).softmax(-1)
+        return self.out((attention @ v).transpose(1, 2).flatten(2)).mean(1)
+"""
+
+
+def test_attention_of_a_plain_module_of_ones_own_is_found_and_drawn(folder, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    (folder / "tile.py").write_text(OWN)
+    data = "data: {class_path: ImageData, init_args: {name: digits}}"
+    for pairs, pictures in (("false", {"attention.png", "weight_products.png"}), ("true", set())):
+        (folder / "own.yaml").write_text(
+            f"model: {{class_path: tile.Tile, init_args: {{takes_pairs: {pairs}}}}}\n{data}\n"
+        )
+        main(["show", "own.yaml", "kaiming_uniform", "--output", pairs, "--no-open"])
+        assert {path.name for path in (folder / pairs).iterdir()} == {"init_report.json", *pictures}
+    said = capsys.readouterr().out
+    assert "no attention is drawn: the first part of a batch is not what the module takes: no labels were given" in said
 
 
 def test_show_gives_the_weights_that_a_fit_starts_with(cli):
