@@ -66,10 +66,12 @@ def _compare(
         console.print(f"{len(failed)} of the runs failed. Run the same command again to retry them:")
         for name, reason in failed.items():
             console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
-    if not failed and not left and comparison.metric not in load_results(comparison.folder).columns:
+    split = comparison.metric.partition("/")[0]
+    done = load_results(comparison.folder)
+    if not (failed or left or done.empty or any(name.startswith(f"{split}/") for name in done.columns)):
         raise StructuredInitError(
-            f"all runs are complete, and none logs '{comparison.metric}': a comparison reads what a module logs as "
-            "'test/…' in test_step, or as 'val/…' with --metric val/…"
+            f"all runs are complete, and none logs a '{split}/…': a comparison reads what a module logs as 'test/…' in "
+            "test_step, or as 'val/…' with --metric val/…"
         )
     if left:
         console.print(f"The time is up: {left}. Run it again to continue.")

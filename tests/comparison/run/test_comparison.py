@@ -252,7 +252,7 @@ def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path, asked):
     assert remarks[0] == f"added {', '.join(added)}"
     said = {remark.partition(":")[0]: remark for remark in remarks}
     assert "writes no queries and keys of this model" in said["no covariance_sharpened"]
-    assert "has no heads that look at offsets" in said["no skipless_offset"]
+    assert "has no heads that look at offsets" in said["no skipless_offset, covariance_offset"]
     assert found["skipless_sharpened"].configuration == "init/skipless_sharpened"
     made = initializer_of(parse(["-c", "vit_digits", "-c", found["impulse_offset"].configuration]))
     assert (type(made), type(made.initializer)) == (RandomOffset, Impulse)
