@@ -134,7 +134,6 @@ class _Racing:
         self.comparison, self.names, self.identity = comparison, names, identity
         self.launcher, self.console, self.limit = launcher, console, limit
         self.metric = Metric(comparison.metric, comparison.mode)
-        self.failure = ""  # of the run that failed last
 
     def run(self, budget: float, evidence: int, rungs: Sequence[Rung]) -> Race:
         """Return the race at its end, of which a budget leaves so many whole runs for the evidence."""
@@ -179,9 +178,12 @@ class _Racing:
             self.console.print(f"The time is up: {len(left)} runs left of this stage. Run it again to continue.")
             raise SystemExit(LEFT)
         outcomes = {request: self._outcome(run) for request, run in runs.items()}
-        first = next(iter(self.names))
-        if self.failure and all(each.arm == first for each in wanted) and math.isnan(outcomes[wanted[0]].value):
-            raise StructuredInitError(f"nothing is raced, because the baseline cannot be trained: {self.failure}")
+        first, failed = next(iter(self.names)), [run for run in runs.values() if run.failure_file.is_file()]
+        if len(failed) == len(runs) and all(each.arm == first for each in wanted):
+            reason = failed[0].latest().failure
+            for run in failed:
+                run.failure_file.unlink()  # the same command tries it again
+            raise StructuredInitError(f"nothing is raced, because the baseline cannot be trained: {reason}")
         return outcomes
 
     def _run(self, request: Request) -> Run:
@@ -199,7 +201,6 @@ class _Racing:
 
     def _ended(self, run: Run | None = None, reason: str | None = None) -> None:
         if run is not None and reason:
-            self.failure = reason
             self.console.print(f"{run.name}: failed: {reason}", markup=False, soft_wrap=True)
         elif run is not None and run.complete:
             value = self._outcome(run).value

@@ -113,7 +113,7 @@ def with_controls(
     An arm among those given that already is a control of another stays the only one.
     """
     found, remarks = dict[str, Arm](), []
-    refused: dict[str, list[tuple[str, StructuredInitError]]] = {}  # ending → labels and reasons
+    refused: dict[str, list[tuple[str, StructuredInitError]]] = {}  # reason without its initializer → labels, reasons
     for label, arm in arms.items():
         found[label] = arm
         if not is_structured(initializers[label]):
@@ -132,7 +132,8 @@ def with_controls(
                     if plan(control) is None and ending == SHARPENED:
                         raise StructuredInitError("there are no samples here to measure attention on: name it yourself")
                 except StructuredInitError as refusal:
-                    refused.setdefault(ending, []).append((control.label, refusal))
+                    reason = re.sub(r"\w+\(.*\)", "", str(refusal))
+                    refused.setdefault(reason, []).append((control.label, refusal))
                 else:
                     found[control.label] = control
     for them in refused.values():

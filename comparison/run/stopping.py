@@ -6,6 +6,7 @@ evaluated would need no less code, and a run whose epoch is longer than what is 
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -63,8 +64,10 @@ class NeedsValidation(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs_before = (trainer.check_val_every_n_epoch or 1) - 1
-        batches = epochs_before * int(trainer.num_training_batches) + int(trainer.val_check_batch)
-        first = max(1, batches // trainer.accumulate_grad_batches)
+        batches = trainer.val_check_batch + (epochs_before * trainer.num_training_batches if epochs_before else 0)
+        if not math.isfinite(batches):  # a loader without a length: nobody knows before it ends
+            return
+        first = max(1, int(batches) // trainer.accumulate_grad_batches)
         if trainer.enable_validation and -1 < trainer.max_steps < first:
             raise StructuredInitError(
                 f"training ends after {trainer.max_steps} steps, and the first validation is after {first}: give "

@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import shutil
-import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from functools import partial
@@ -117,6 +116,7 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     from lightning_modules.cli.show import NamedModel, by_position, leave_out_iterations, two_samples
     from structured_init import initialize
     from structured_init.initializer import preset
+    from structured_init.progress import Progress
     from structured_init.running import host_inputs
 
     stem = split_overrides(name)[0].removeprefix("init/")
@@ -132,20 +132,20 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     else:
         few = many = partial(two_samples, model, built.datamodule)
     why = {}
-    for number, each in enumerate(presets, 1):
-        print(f"\r{number}/{len(presets)} {each:<{NAMES}}", end="", file=sys.stderr, flush=True)
-        initializer = preset(each)
-        leave_out_iterations(initializer)
-        try:
-            needed = initializer.needs_batch or initializer.needs_batches
-            real = many if needed else few
-            real = real() if callable(real) and needed else real
-            batches = None if callable(real) else [real]
-            report = initialize(model, initializer, batch=real, batches=batches, dry_run=True, progress=False)
-            why[each] = "" if report.changed or each == "default" else "it changes nothing here"
-        except StructuredInitError as error:
-            why[each] = one_line(error)
-    print(f"\r{'':{NAMES + 6}}\r", end="", file=sys.stderr)
+    with Progress("list") as shown:
+        for number, each in enumerate(presets, 1):
+            shown.part(f"{each}, {number} of {len(presets)}")
+            initializer = preset(each)
+            leave_out_iterations(initializer)
+            try:
+                needed = initializer.needs_batch or initializer.needs_batches
+                real = many if needed else few
+                real = real() if callable(real) and needed else real
+                batches = None if callable(real) else [real]
+                report = initialize(model, initializer, batch=real, batches=batches, dry_run=True, progress=False)
+                why[each] = "" if report.changed or each == "default" else "it changes nothing here"
+            except StructuredInitError as error:
+                why[each] = one_line(error)
     return why
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import importlib
+import inspect
 import itertools
 import json
 import sys
@@ -64,9 +66,12 @@ def _of_function(name: str, layers: int | None, args: dict[str, Any]) -> nn.Modu
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
-        model = getattr(importlib.import_module(module), function)(**args)
+        build = getattr(importlib.import_module(module), function)
+        with contextlib.suppress(ValueError):  # what is written in C has no signature
+            inspect.signature(build).bind(**args)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise StructuredInitError(f"cannot build '{name}': {one_line(error)}") from error
+    model = build(**args)  # an error of one's own code keeps its traceback
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"'{name}' builds no torch.nn.Module, but {type(model).__name__}")
     return model
@@ -337,7 +342,7 @@ def _view(model: nn.Module, probe: Any) -> View:
     """Return what is seen of a model."""
     products = {
         site.name: WeightProducts(*(product[..., :CORNER, :CORNER].clone() for product in weight_products(site)))
-        for site in attention_sites(model) or attention_sites(model, batch=probe)
+        for site in attention_sites(model) or ([] if probe is None else attention_sites(model, batch=probe))
     }
     inputs, named = ((), probe) if isinstance(probe, dict) else ((probe,), {})
     seen = capture_attention(model, *inputs, **named) if probe is not None and products else {}

@@ -203,6 +203,10 @@ def test_nothing_is_raced_where_the_default_cannot_be_trained_and_a_default_that
     monkeypatch.setattr(Pretend, "gains", {**GAIN, "default": None})
     said = complaint_of(search, "--among", "default,sincos", "--budget", "10h")
     assert "nothing is raced, because the baseline cannot be trained: it has no memory" in said
+    assert complaint_of(search, "--among", "default,sincos", "--budget", "10h") == said  # it was tried again
+    monkeypatch.setattr(Pretend, "gains", GAIN)
+    search("--among", "default,sincos", "--budget", "10h")
+    assert {arm for arm, *_ in Pretend.trained} >= {"default", "sincos"}
 
 
 @pytest.mark.parametrize(

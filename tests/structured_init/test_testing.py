@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -307,6 +308,22 @@ def test_a_failure_says_which_checks_could_not_be_made_and_who_needs_no_meta_dev
         AssertionError, match=r"(?s)meta: gate.*\n  a model that nobody builds on the meta device needs no"
     ):
         assert_initialized(Meta)
+
+
+class Hidden(nn.Module):
+    """A backbone without logits: its output is as wide as the layers called ``fc`` inside of its blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.Sequential(*(nn.Sequential(OrderedDict(fc=nn.Linear(64, 64))) for _ in range(2)))
+
+    def forward(self, x):
+        return self.blocks(x)
+
+
+def test_a_layer_inside_of_a_block_is_no_head():
+    (loss,) = [check for check in check_initialized(Hidden, torch.randn(2, 3, 64)).checks if check.name == "loss"]
+    assert loss.left_out == "its output does not say how many classes it has: give classes="
 
 
 class Meta(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from structured_init.running import Inputs, undisturbed
 NUDGE = 0.02  # what a parameter that gets a gradient is moved by, in one number's standard deviation
 STEPS = 3  # as many steps as factors that may be zero one behind the other
 LARGEST = 2**28  # numbers in the products of one layer, 2 GiB in float64
-HEADS = ("head", "classifier", "fc", "lm_head", "output", "logits", "to_logits", "unembed")  # whose output is logits
+HEADS = ("head", "classifier", "fc", "lm_head")  # linear layers whose output is logits, where no block holds them
 ALIGNED = 6.0  # standard errors of a mean diagonal, beyond which it is no chance
 
 
@@ -123,7 +124,7 @@ def _class_counts(model: nn.Module) -> Iterator[int]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and module.num_embeddings != module.embedding_dim:
             yield module.num_embeddings
-        elif isinstance(module, nn.Linear) and name.rpartition(".")[2] in HEADS:
+        elif isinstance(module, nn.Linear) and name.rpartition(".")[2] in HEADS and not re.search(r"\d", name):
             yield module.out_features
 
 

@@ -3,7 +3,9 @@
 import csv
 import datetime
 import json
+import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from lightning.pytorch import Callback
 
 from comparison.run.run import last_checkpoint, train
 from comparison.run.run_log import RunLog, read_rows
+from comparison.run.stopping import NeedsValidation
 from lightning_modules.cli import main
 from structured_init import StructuredInitError
 
@@ -230,6 +233,15 @@ def test_a_training_that_ends_before_it_is_validated_is_refused_where_its_valida
     enough = a_run("enough", "--trainer.max_steps=4", learning_rates=[0.001])
     train(enough)
     assert "val/loss" in enough.latest().result["metrics"]
+
+
+def test_whether_a_loader_without_a_length_is_validated_nobody_knows_before_it_ends():
+    endless = {"check_val_every_n_epoch": 1, "num_training_batches": math.inf, "val_check_batch": math.inf}
+    known = {"check_val_every_n_epoch": 2, "num_training_batches": 10, "val_check_batch": 10}
+    of = {"accumulate_grad_batches": 2, "enable_validation": True, "max_steps": 9}
+    NeedsValidation().on_train_start(SimpleNamespace(**endless, **of), None)
+    with pytest.raises(StructuredInitError, match="the first validation is after 10"):  # 20 batches, two a step
+        NeedsValidation().on_train_start(SimpleNamespace(**known, **of), None)
 
 
 def test_a_row_that_was_being_written_is_left_out(tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import re
+import sys
 
 import pytest
 import timm
@@ -61,10 +63,18 @@ def test_a_config_of_transformers_is_audited_as_the_class_that_it_names(config, 
     assert "GPT-2 depth scale" in said
 
 
-def test_a_model_of_ones_own_is_named_by_module_and_function(folder, capsys):
+def test_a_model_of_ones_own_is_named_by_module_and_function(folder, capsys, monkeypatch):
     (folder / "own_net.py").write_text("from torch import nn\n\ndef build(width=8):\n    return nn.Linear(width, 3)\n")
     main(["audit", "own_net:build", "--model.args.width=5"])
     assert "Linear: 18 numbers" in capsys.readouterr().out
+    (folder / "own_net.py").write_text("def bug(width=8):\n    return width + 'a'\n")
+    monkeypatch.delitem(sys.modules, "own_net")
+    importlib.invalidate_caches()
+    with pytest.raises(TypeError, match="unsupported operand"):  # an error of one's own keeps its traceback
+        main(["audit", "own_net:bug"])
+    with pytest.raises(SystemExit):
+        main(["audit", "own_net:bug", "--model.args.depth=5"])
+    assert "cannot build 'own_net:bug': got an unexpected keyword argument 'depth'" in capsys.readouterr().err
 
 
 def test_show_by_name_gives_the_weights_of_the_one_line_of_python(folder, capsys):
