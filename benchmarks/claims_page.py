@@ -60,27 +60,28 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         f"{halves.total()} have a gain over their first reference. {kept} of these gains are also shown where all rows "
         f"are judged together. That the gain is due to the structure is {due}; "
         f"for {halves[STRUCTURE[-1]]} no control was run. "
-        "[How each was run](claims_runs.md) has the commands. An interval (±) holds for all references of its row "
-        "together. [Methods](methods.md) and the cards have single intervals, which are narrower.",
+        "[How each was run](claims_runs.md) has the commands.",
         "",
         f"**The rule.** {claims['rule']}",
         "",
         "A gain over the usual initialization may come from the positions that are written, from the size of the "
         "weights or from their alignment. Controls tell these apart: arms with the same positions, and arms with the "
-        "same weights scrambled. The column *controls* has the difference to each that we ran. Networks and data are "
-        "small and training is short, so a verdict holds at this scale. The published result stands beside it.",
+        "same weights scrambled. Networks and data are small and training is short, so a verdict holds at this scale.",
         "",
-        "- *Gain* compares with the first reference: the host's default, unless another is named.",
-        "- *p, all rows together* is that of the first difference, where all rows of this page are one family "
-        "(Holm 1979). A verdict that does not hold there, at 0.05, is marked *not shown*.",
+        "- *Published* is what the paper reports, *our runs* the setting in which we tested it.",
+        "- *Difference* is the arm minus its first reference: the host's default, unless another is named. *Gain* is "
+        "its verdict. Single intervals, as in [methods](methods.md) and the cards, are narrower.",
+        "- *p, all rows together* belongs to the same difference, corrected for all rows of this page (Holm 1979). "
+        "A verdict with p above 0.05 is marked *not shown*.",
         "- *Due to structure* is shown where every control is exceeded as well. It is refuted where a control gains "
-        "as much, within δ, or more. It is not shown where a difference to a control is undecided.",
+        "as much, within δ, or more. It is not shown where a difference to a control is undecided. *Controls* has the "
+        "difference to each control that we ran.",
         "- *Baseline of today* is the row that asks the same over Muon, rotary positions or normalized queries "
         "([what these are worth](baselines_of_today.md)).",
-        "- *Rule before*: margin, references and test stand in the commit that is named, and the runs came later. "
-        "All other runs are older than this page, or the row says what is known.",
+        "- *Rule before*: margin, references and test were committed before the runs, in the commit that is named. "
+        "Where nothing is said, the runs are older than this page.",
         "",
-        "| claim | published | here | − default, or what is named | gain | p, all rows together | due to structure | "
+        "| claim | published | our runs | difference | gain | p, all rows together | due to structure | "
         "controls | baseline of today | verdict |",
         "|---|---|---|---|---|---|---|---|---|---|",
         *(_row(each, adjusted[each.claim["name"]], _today(each, named)) for each in _ordered(verdicts)),
@@ -90,7 +91,10 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
 
 def runs_page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
     """Return the page of what has not run yet, and of how the rest was run, in Markdown."""
-    said = "The runs that decide each row of [the claims](claims.md), and those that would decide an open one."
+    said = (
+        "The runs that decide each row of [the claims](claims.md), and the number of seeds at which an undecided "
+        "difference would be decided. This page and the claims are written by"
+    )
     head = ["# How each claim was run", "", said, "", "    python -m benchmarks.claims_page", ""]
     head += [*_waiting(claims, verdicts), "## Run", ""]
     return "\n".join(head + [line for verdict in verdicts for line in _details(verdict)]) + "\n"
@@ -116,7 +120,7 @@ def _waiting(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> list[str
         against = f"against {', '.join(claim['references'])}; {_bound(claim)}"
         rows += [f"**{claim['name']}**: {claim['claim']} {claim['setting']}; {against}. {claim['cost']}", ""]
         rows += [f"    {claim['command']}", ""]
-    head = "Written down before any run: each claim, its references, its margin or success, its cost and its command."
+    head = "Written down before any run: each claim, its references, its margin δ, its cost and its command."
     return ["## Not run yet", "", head, "", *rows] if rows else []
 
 
@@ -224,12 +228,12 @@ def _details(verdict: Verdict) -> list[str]:
 def _price(verdict: Verdict, contrast: Contrast) -> str:
     """Say what it would cost to decide a difference."""
     if contrast.needed is None:
-        return f"Against {contrast.name}: {contrast.text}, which more runs of this kind do not decide."
-    counted = "success" in verdict.claim
-    what = "these shares take" if counted else f"± {verdict.claim['margin']:g} takes"
-    kind = "runs of each" if counted else "seeds"
-    price = _hours(verdict.minutes / verdict.runs * contrast.needed)
-    return f"Against {contrast.name}, {what} about {contrast.needed} {kind}: {price} on one thread."
+        return f"Against {contrast.name}: {contrast.text}; equal shares are decided by no number of runs."
+    price = f"{_hours(verdict.minutes / verdict.runs * contrast.needed)} on one thread"
+    if "success" in verdict.claim:
+        return f"Against {contrast.name}, such shares are decided by about {contrast.needed} runs of each: {price}."
+    margin = f"± {verdict.claim['margin']:g}"
+    return f"Against {contrast.name}, an interval of {margin} needs about {contrast.needed} seeds: {price}."
 
 
 def _hours(minutes: float) -> str:

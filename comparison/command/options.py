@@ -12,8 +12,8 @@ from structured_init.arguments import parse_duration
 from structured_init.errors import StructuredInitError, nearest
 
 CONTROL = (
-    "control, for all arms or as INIT=CONTROL,…: a scrambled one if its name ends in _scrambled, else one with the same"
-    " positions (default: found)"
+    "control, for all arms or as INIT=CONTROL,…: taken for a scrambled one if its name ends in _scrambled, else for one"
+    " with the same positions (default: recognized by what the arms wrote)"
 )
 MOST_SEEDS = 10_000
 SUCCESS = "count the runs whose metric reaches X, such as 0.95; for results that are all or nothing"
@@ -71,8 +71,8 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
     add("--control", metavar="INIT", help=CONTROL)
     added = (
-        "auto: add to each structured arm its positions alone, itself scrambled, and where these can be had, as sharp"
-        " and at random offsets; scrambled: that alone (default: none)"
+        "scrambled: add to each structured arm its weights scrambled; auto (or sharpened): also its positions alone"
+        " and, where possible, its weights scrambled with attention as sharp, and heads at random offsets (default: none)"
     )
     add("--controls", choices=("auto", "sharpened", "scrambled", "none"), default="none", help=added)
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"
@@ -131,7 +131,7 @@ def report_parser() -> argparse.ArgumentParser:
     _add_direction(parser, "the comparison's, else by its name")
     add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
     add("--arm", metavar="COLUMN", help="the column of a table that names the arm (default: arm)")
-    seed = "the column, or the setting of logged runs, that is the seed (default: seed, …)"
+    seed = "the column, or the setting of logged runs, that is the seed (default: seed, seed_everything or the like)"
     add("--seed", metavar="COLUMN", help=seed)
     add("--control", metavar="INIT", help=CONTROL)
     add("--success", type=_number, metavar="X", help=SUCCESS)
@@ -144,8 +144,8 @@ def judge_parser() -> argparse.ArgumentParser:
     """Return the parser of ``judge``."""
     parser = _Parser(
         prog="structured-init judge",
-        description="Judge any runs beside a baseline: keep (exit status 0), discard (1), more seeds (75), or cannot "
-        "be judged (2). Valid however often it is asked: what was seen is kept beside the runs.",
+        description="Judge runs of any program against a baseline: keep (exit status 0), discard (1), more seeds (75), "
+        "or cannot be judged (2). Valid however often it is asked: a file beside the runs records what was seen.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -156,7 +156,7 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--precision", type=_positive_number, metavar="H", help="instead of --margin: know every difference to ± H")
     add("--max-seeds", type=_positive, metavar="N", help="seeds you would train at most (default: 40)")
     proposals = (
-        "arms that you will judge in total (default: those of the first look); later ones are judged more strictly"
+        "arms that you will judge in total (default: as many as at the first call); later ones are judged more strictly"
     )
     add("--proposals", type=_positive, metavar="N", help=proposals)
     add("--metric", metavar="NAME", help="the metric, if there are several")

@@ -14,10 +14,10 @@ from pathlib import Path
 # A package adds a command by an entry point of this group; its function takes the command line after the command.
 GROUP = "structured_init.commands"
 BUILT_IN = {
-    "fit": "train a network from the initialization of the section init",
+    "fit": "train a network from an initialization",
     "validate": "evaluate a checkpoint on the validation split",
     "test": "evaluate a checkpoint on the test split",
-    "predict": "write the predictions of a checkpoint",
+    "predict": "compute the predictions of a checkpoint, for a callback of yours that writes them",
     "show": "apply an initialization and draw what it did, without training",
     "audit": "say what initialization a model really has, and what is suspicious about it",
     "list": "list the initializations, and those that fit a network",
@@ -55,7 +55,7 @@ def overview() -> str:
 
 _NAMED = {
     "MODEL": "a configuration (vit_digits), a model of timm (vit_tiny_patch16_224) or transformers (gpt2), or a\n"
-    "config.json of transformers; its weights are drawn, none are fetched",
+    "config.json of transformers; no pretrained weights are fetched",
     "INIT": "an initialization (mimetic); structured-init list names them",
     "-c, --config FILE": "a configuration, shipped or yours; later ones are layered over earlier ones",
 }
@@ -67,7 +67,7 @@ _EVALUATED = {
 OWN = {
     "fit": {
         **{"-c, --config FILE": _NAMED["-c, --config FILE"]},
-        "--init.initializer CLASS": "the initialization, where no -c init/NAME gives one",
+        "--init.initializer CLASS": "the initialization, in place of -c init/NAME",
         "--init.strict true": "refuse a network if any of its attention would be left alone",
         "--model.network NAME": "a network of this project or of timm, or the path of your class",
         "--data.name NAME": "a dataset of the hub, a folder, or digits",
