@@ -72,7 +72,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--control", metavar="INIT", help=CONTROL)
     added = (
         "scrambled: add to each structured arm its weights scrambled; auto (or sharpened): also its positions alone"
-        " and, where possible, its weights scrambled with attention as sharp, and heads at random offsets (default: none)"
+        " and, where possible, scrambled weights with attention as sharp, and heads at random offsets (default: none)"
     )
     add("--controls", choices=("auto", "sharpened", "scrambled", "none"), default="none", help=added)
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"
