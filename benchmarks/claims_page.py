@@ -76,7 +76,7 @@ def page(claims: Mapping[str, Any], verdicts: Sequence[Verdict]) -> str:
         "- *Due to structure* is shown where every control is exceeded as well. It is refuted where a control gains "
         "as much, within δ, or more. It is not shown where a difference to a control is undecided. *Controls* has the "
         "difference to each control that we ran.",
-        "- *Baseline of today* is the row that asks the same over Muon, rotary positions or normalized queries "
+        "- *Baseline of today* has the result of the same question with Muon, rotary positions or normalized queries "
         "([what these are worth](baselines_of_today.md)).",
         "- *Rule before*: margin, references and test were committed before the runs, in the commit that is named. "
         "Where nothing is said, the runs are older than this page.",
