@@ -12,8 +12,8 @@ from structured_init.arguments import parse_duration
 from structured_init.errors import StructuredInitError, nearest
 
 CONTROL = (
-    "control, for all arms or as INIT=CONTROL,…: taken for a scrambled one if its name ends in _scrambled, else for one"
-    " with the same positions (default: recognized by what the arms wrote)"
+    "control, for all arms or as INIT=CONTROL,…: a scrambled one if its name ends in _scrambled, else one with the same"
+    " positions (default: recognized)"
 )
 MOST_SEEDS = 10_000
 SUCCESS = "count the runs whose metric reaches X, such as 0.95; for results that are all or nothing"
@@ -71,8 +71,8 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
     add("--control", metavar="INIT", help=CONTROL)
     added = (
-        "scrambled: add to each structured arm its weights scrambled; auto (or sharpened): also its positions alone"
-        " and, where possible, scrambled weights with attention as sharp, and heads at random offsets (default: none)"
+        "scrambled: add to each structured arm its weights scrambled; auto (or sharpened): also its positions and, where"
+        " possible, scrambled weights with attention as sharp, and heads at random offsets (default: none)"
     )
     add("--controls", choices=("auto", "sharpened", "scrambled", "none"), default="none", help=added)
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"
