@@ -46,7 +46,7 @@ STANDARDS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "llama": {"weight": ("timm",), "embedding": ("timm",), "norm": ("torch",)},
     "torch": {role: ("torch",) for role in ("weight", "bias", "embedding", "recurrent", *NORMS)},
-    "mamba": {role: ("mamba-ssm",) for role in ("decay", "step", "skip")},
+    "mamba": {"embedding": ("timm",), **{role: ("mamba-ssm",) for role in ("decay", "step", "skip")}},
 }
 
 
@@ -144,8 +144,8 @@ def check_initialized(
             its numbers), ``copies``, ``loss``, ``bfloat16``, ``depth`` and ``like`` are checked.
         batch: what the model is called with, as in :func:`structured_init.analysis.audit`; else what its host names.
         skip: checks that are left out, by name: ``("meta", "copies")`` or ``"meta,copies"``.
-        like: a model, or a state dictionary, whose parameters of the same name, apart from numbers, have a standard
-            deviation within 25 %; or a standard: ``"gpt2"``, ``"llama"``, ``"torch"``, ``"mamba"``.
+        like: a model, or a state dictionary, whose parameters of the same name, apart from numbers, have a root mean
+            square within 25 %; or a standard: ``"gpt2"``, ``"llama"``, ``"torch"``, ``"mamba"``.
         classes: number of classes or words, the length of the last axis of the logits, where the model does not say it
             by ``num_classes``, an embedding, or a linear layer called ``head``, ``classifier``, ``fc`` or ``lm_head``.
         loss_tolerance: share of ln C by which the loss may differ.
@@ -186,7 +186,8 @@ def check_initialized(
         for name, each in _against_builds(build, fresh, other, found, fixed, wanted, seed):
             row(name, **each)
     values = _tensors(fresh)
-    drawn = [each for each in found if each.name not in fixed]  # tables that are computed may be the same in all blocks
+    # Buffers that are computed may be the same in all blocks.
+    drawn = [each for each in found if each.trainable or each.name not in fixed]
     row("copies", (each.text for each in findings.copied(drawn, {each.name: values[each.name] for each in drawn})))
     if {"loss", "bfloat16", "depth"} & set(wanted):
         with torch.no_grad():  # what was never written is said once, by "memory"
@@ -300,11 +301,12 @@ def _against_builds(
         named = {name for name, _ in unequal}
         unequal += [(name, text) for name in values if name not in named and not _equal(values[name], other_rank[name])]
         yield "seed", {"failures": _folded(unequal)}
-    drawn = ("normal", "truncated normal", "uniform")  # a table that is computed looks like none of these
+    drawn = {"normal", "truncated normal", "uniform"}  # a table that is computed looks like none of these
     same = (
         (each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}")
         for each in found
-        if each.name in fixed and each.distribution.kind in drawn and each.size >= FEWEST and each.trainable
+        if each.name in fixed and each.size >= FEWEST and each.trainable
+        if drawn & {each.distribution.kind, *(known.expected.kind for known in each.references)}
     )
     yield "seeds", {"failures": _folded(same)}
     if {"meta", "own"} & set(wanted):
@@ -442,10 +444,10 @@ def _unlike(found: list[Record], like: str | nn.Module | Mapping[str, Tensor], l
     """Compare scales with a standard, or with those of parameters of the same name apart from numbers."""
     if isinstance(like, str):
         wrong = [
-            (each.name, f"{in_words(each)}, not as {like} draws a {each.role}")
+            (each.name, f"{in_words(each)}, not as {like} draws its {each.role}")
             for each in found
             if (names := STANDARDS[like].get(each.role))
-            and each.distribution.kind != "unclear"
+            and (each.distribution.kind != "unclear" or each.size >= FEWEST)  # of fewer numbers nothing is known
             and not any(reference.name in names for reference in each.references)
         ]
         more = findings.depth_scale(found, layers) if like == "gpt2" else ()

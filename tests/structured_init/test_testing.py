@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
+import re
 import subprocess
 import sys
 from collections import OrderedDict
@@ -226,6 +228,37 @@ def test_copies_in_torchs_own_encoder_are_found_in_a_built_model():
     assert rows["copies"].failures[0].startswith("6 parameters are equal in layers.0–1")
     assert rows["seed"].left_out == "it needs a function that builds the model"
     assert rows["loss"].left_out.endswith("give classes=")
+
+
+def state_space(longest=0.1, embedding=0.02, again=None):
+    """Return three layers with Mamba's parameters, drawn as mamba-ssm does; ``again`` is a seed before each."""
+    net = Net()
+    nn.init.normal_(net.embed.weight, std=embedding)
+    for block in net.blocks:
+        if again is not None:
+            torch.manual_seed(again)
+        block.up, block.down, block.dt_proj = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH), nn.Linear(4, 96)
+        step = torch.exp(torch.empty(96).uniform_(math.log(0.001), math.log(longest)))
+        block.dt_proj.bias = nn.Parameter(step + torch.log(-torch.expm1(-step)))
+        block.D = nn.Parameter(torch.ones(96))
+    return net
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_like_mamba_sees_a_wrong_step_and_embedding_at_every_seed(seed):
+    only = {"like": "mamba", "seed": seed, "skip": ("meta", "own", "loss", "depth")}
+    assert check_initialized(state_space, TOKENS, **only).failures == []
+    wrong = check_initialized(lambda: state_space(10.0, 1.0), TOKENS, **only).failures
+    assert wrong[0] == "like: embed.weight: normal σ 1, not as mamba draws its embedding"
+    steps = [line for line in wrong if "draws its step" in line]
+    assert sum(1 + int((re.findall(r"\(and (\d) more", line) or [0])[0]) for line in steps) == 3
+
+
+def test_a_seed_before_each_block_makes_copies():
+    found = check_initialized(lambda: state_space(again=0), TOKENS, skip=("own",))
+    rows = {row.name: row.failures for row in found.checks}
+    assert any("are equal in blocks.0–2" in line for line in rows["copies"])
+    assert any(line.startswith("blocks.0.dt_proj.bias: Δ log-uniform") for line in rows["seeds"])
 
 
 def test_what_is_wrong_with_the_arguments_is_said_in_one_line():
