@@ -130,7 +130,7 @@ def _bound(claim: Mapping[str, Any]) -> str:
 
 def short(verdicts: Sequence[Verdict]) -> str:
     """Return the table of the README: a line for each claim of :data:`SHORT`, without settings of runs."""
-    lines = ["| claim | here | difference | gain | due to structure |", "|---|---|---|---|---|"]
+    lines = ["| claim | setting | difference | gain | due to structure |", "|---|---|---|---|---|"]
     for verdict in sorted((each for each in verdicts if each.claim["name"] in SHORT), key=_place):
         first = verdict.contrasts[0]
         difference = f"{first.text}{_unit(verdict)} (− {first.name})"
