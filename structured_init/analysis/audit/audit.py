@@ -20,7 +20,7 @@ from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
 from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, missing_extra
-from structured_init.names import folded_name
+from structured_init.names import folded_name, wrapped
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
 from structured_init.running import Inputs, as_inputs, host_inputs
@@ -208,7 +208,7 @@ class Audit:
             yield f"| `{name}` | {' | '.join(cells)} |"
 
     def __str__(self) -> str:
-        return self.summary()
+        return wrapped(self.summary())
 
 
 def _depth(
