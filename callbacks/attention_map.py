@@ -25,6 +25,8 @@ from structured_init.arguments import check_flag, check_grid, check_positive, ch
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing, write_text
 from structured_init.hosts import attention_sites
+from structured_init.hosts.attention import enclosing
+from structured_init.hosts.positions import token_layouts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -228,18 +230,18 @@ class AttentionMapCallback(Callback):
 
     def _places(self, pl_module: LightningModule, maps: dict[str, Tensor]) -> dict[str, dict[str, Any]]:
         """Return grid and prefix tokens of every layer, as far as they are known and fit."""
-        sites = {site.name: site for site in attention_sites(pl_module)}
+        sites, tokens = {site.name: site for site in attention_sites(pl_module)}, token_layouts(pl_module)
         places = {}
         for name, layer in maps.items():
             grid, prefix = self.grid, self.prefix_tokens or 0
             around = name.partition(":")[0]
             while around and around not in sites:
                 around = around.rpartition(".")[0]
-            site = sites.get(around)
-            if grid is None and site is not None and site.grid is not None:
-                prefix = site.prefix_tokens if self.prefix_tokens is None else prefix
-                fits = site.grid[0] * site.grid[1] + prefix == layer.shape[-1]
-                grid = list(site.grid) if fits else None
+            known = sites.get(around) or enclosing(tokens, name)
+            if grid is None and known is not None and known.grid is not None:
+                prefix = known.prefix_tokens if self.prefix_tokens is None else prefix
+                fits = known.grid[0] * known.grid[1] + prefix == layer.shape[-1]
+                grid = list(known.grid) if fits else None
             places[name] = {"grid": grid, "prefix_tokens": prefix}
         return places
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torch import nn
@@ -129,3 +130,15 @@ def _ranges(numbers: Sequence[int]) -> Iterator[str]:
         if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
             yield str(numbers[begin]) if end - begin == 1 else f"{numbers[begin]}–{numbers[end - 1]}"
             begin = end
+
+
+def wrapped(text: str, width: int = 120) -> str:
+    """Return a text with no line wider than ``width``; what follows a name and two blanks is continued below itself."""
+    lines = []
+    for line in text.splitlines():
+        name = re.match(r"\S.{0,38}?  +", line)
+        indent = " " * (len(name[0]) if name else 2)
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False
+        ) or [""]
+    return "\n".join(lines)

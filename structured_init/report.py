@@ -18,7 +18,7 @@ from structured_init.errors import missing_extra
 from structured_init.files import made_by, write_json
 from structured_init.hosts.positions import position_sites
 from structured_init.hosts.shared import note_shared, stale_magnitudes
-from structured_init.names import folded_name, named_plain_modules, plain_name
+from structured_init.names import folded_name, named_plain_modules, plain_name, wrapped
 from structured_init.overlay import Statistics, Weights
 from structured_init.storage import uninitialized
 from structured_init.writer import full_value
@@ -199,7 +199,7 @@ class InitReport:
         width = min(32, max((len(name) for name, _ in lines), default=0))
         rows = [f"{name:<{width}}  {what}" for name, what in lines]
         body = [*([""] if rows else []), *rows, *([""] if remarks else []), *remarks]
-        return "\n".join([self._set(), self._trained(), *body])
+        return wrapped("\n".join([self._set(), self._trained(), *body]))
 
     def _repr_html_(self) -> str:
         rows = "".join(

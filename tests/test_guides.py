@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_modules.cli import main
 from lightning_modules.cli.configurations import find_config
 from structured_init import attention_sites, depthwise_conv_sites
 
@@ -131,17 +132,24 @@ def test_gpt_has_heads_on_the_tokens_before_and_llama_an_induction_head(run):
 
 
 def test_mamba_remembers_longer_than_before(run):
-    names, _ = run("guides/mamba.md")
+    names, printed = run("guides/mamba.md")
+    assert "tokens before, 2,066 after" in printed
     before, after = names["report"].measures["backbone.layers.0.mixer"]["half-life (tokens), median"]
     assert 10 * before < after == pytest.approx(math.log(2) * math.exp(8), rel=1e-3)
     assert names["figure"].axes
 
 
 def test_convnet_gets_filters_that_are_frozen_where_asked(run):
-    names, _ = run("guides/convnet.md")
+    names, printed = run("guides/convnet.md")
+    near, far = (float(number) for number in re.findall(r"fn\.0: radius ([\d.]+) pixels, correlation", printed))
+    assert near < far
     filters = 2 * 32 * 9 * 9  # layers × channels × kernel
     assert names["report"].total_parameters - names["report"].trainable_parameters in (filters, filters + 2 * 32)
     assert len(depthwise_conv_sites(names["deeper"])) == 4
+    (settings,) = re.findall(r"^```yaml\n(.*?)^```", (DOCS / "guides/convnet.md").read_text("utf-8"), re.DOTALL | re.M)
+    Path("own.yaml").write_text(settings)
+    main(["show", "own.yaml", "covariance", "--output", "shown", "--no-open"])
+    assert {path.name for path in Path("shown").glob("*.png")} == {"covariances.png", "filters.png", "variances.png"}
 
 
 def test_a_plain_loop_trains_and_resumes_without_a_second_initialization(run):

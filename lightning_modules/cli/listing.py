@@ -101,7 +101,8 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     """Return why each initialization does not fit a network, by its name; an empty text where it does.
 
     Each is planned on the network, which is built here with fresh weights and not changed; no solver takes a step. Of a
-    model by name two layers are built, and its samples are those that its host library names.
+    model by name two layers are built, narrower where they are large, and its samples are those that its host library
+    names.
 
     Args:
         name: a configuration with a model, or a model of timm or transformers.
@@ -123,7 +124,8 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     if stem in preset_names() and not Path(name).is_file() and not is_config(f"experiment/{stem}"):
         raise StructuredInitError(f"'{name}' is an initialization: --for takes a network, such as vit_digits")
     words = by_position(["show", name])
-    built = BuildOnly(expand([*words, *([f"--model.layers={LAYERS}"] if words[1].startswith("--model") else [])]))
+    small = [f"--model.layers={LAYERS}", "--model.narrow=true"] if words[1].startswith("--model") else []
+    built = BuildOnly(expand([*words, *small]))
     model = built.model
     if isinstance(model, NamedModel):
         model = model.network

@@ -9,7 +9,7 @@ import inspect
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +43,8 @@ class NamedModel(LightningModule):
             library's own; a ``config.json`` of transformers, or the folder that holds one; or ``MODULE:FUNCTION``, a
             function or class of one's own that builds a model, imported from the present folder as well.
         layers: build so many alone, of timm's and transformers' stacks, to see what fits.
+        narrow: build a large model with fewer heads of the same width, and of transformers with fewer words, positions
+            and experts, as ``list`` does: what it is made of stays.
         args: what ``timm.create_model``, or one's own function, is given, such as ``num_classes``; of transformers,
             settings of the configuration.
 
@@ -50,18 +52,30 @@ class NamedModel(LightningModule):
         StructuredInitError: there is no such model, one too large to be built here, or one that does not take ``args``.
     """
 
-    def __init__(self, name: str, layers: int | None = None, args: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, name: str, layers: int | None = None, narrow: bool = False, args: dict[str, Any] | None = None
+    ) -> None:
         super().__init__()
         timms = timm.is_model(name) and not Path(name).exists()
-        build = _of_function if ":" in name else _of_timm if timms else _of_transformers
-        self.network = build(name, layers, args or {})
+        if ":" in name:
+            self.network = _of_function(name, args or {})
+        else:
+            self.network = (_of_timm if timms else _of_transformers)(name, layers, narrow, args or {})
 
 
 MOST = 3 * 10**9  # numbers of a model that is built to be looked at: 12 GB
+NARROW = 10**7  # and of one that is narrowed
+HEADS = 4  # at least, and at most of what initializations fit whatever its number
+FEWER = {"pad_token_id": 1023, "vocab_size": 1024, "max_position_embeddings": 128, "chunk_size": 16,
+         "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4}  # fmt: skip
+WIDTHS = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size", "n_inner",
+          "d_model", "d_ff", "dim", "hidden_dim", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "num_heads",
+          "num_attention_heads", "num_key_value_heads", "encoder_attention_heads",
+          "decoder_attention_heads")  # fmt: skip
 
 
-def _of_function(name: str, layers: int | None, args: dict[str, Any]) -> nn.Module:
-    """Build what ``MODULE:FUNCTION`` names; of one's own function the layers are its own matter."""
+def _of_function(name: str, args: dict[str, Any]) -> nn.Module:
+    """Build what ``MODULE:FUNCTION`` names; its layers are its own matter."""
     module, _, function = name.partition(":")
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
@@ -77,19 +91,24 @@ def _of_function(name: str, layers: int | None, args: dict[str, Any]) -> nn.Modu
     return model
 
 
-def _of_timm(name: str, layers: int | None, args: dict[str, Any]) -> nn.Module:
-    if layers is not None:
-        try:
-            return timm.create_model(name, **{"depth": layers, **args})
-        except (TypeError, AssertionError, RuntimeError):  # a family without a depth: the whole of it
-            pass
+def _of_timm(name: str, layers: int | None, narrow: bool, args: dict[str, Any]) -> nn.Module:
+    for fewer in ({"depth": layers}, {"depths": (layers,) * 4}) if layers is not None else ():
+        with contextlib.suppress(TypeError, AssertionError, RuntimeError):  # a family without a depth: the whole of it
+            model = timm.create_model(name, **{**fewer, **args})
+            heads = getattr(getattr(getattr(model, "blocks", [None])[0], "attn", None), "num_heads", 0)
+            if narrow and heads >= HEADS and sum(each.numel() for each in model.parameters()) > NARROW:
+                less = max(each for each in (1, 2, 3, 4) if heads >= each * HEADS and heads % each == 0)
+                width = {"embed_dim": model.embed_dim // less, "num_heads": heads // less}
+                with contextlib.suppress(TypeError, AssertionError, RuntimeError):
+                    return timm.create_model(name, **{**fewer, **width, **args})
+            return model
     try:
         return timm.create_model(name, **args)
     except (TypeError, AssertionError) as error:
         raise StructuredInitError(f"timm cannot build '{name}' with {args}: {one_line(error)}") from error
 
 
-def _of_transformers(name: str, layers: int | None, args: dict[str, Any]) -> nn.Module:
+def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str, Any]) -> nn.Module:
     import transformers
 
     path = Path(name) / "config.json" if Path(name).is_dir() else Path(name)
@@ -126,15 +145,49 @@ def _of_transformers(name: str, layers: int | None, args: dict[str, Any]) -> nn.
     causal = type(config) in transformers.AutoModelForCausalLM._model_mapping
     build = named or (transformers.AutoModelForCausalLM if causal else transformers.AutoModel).from_config
     try:
-        with torch.device("meta"):
-            size = sum(each.numel() for each in build(config).parameters())
+        size = _size(build, config)
+        if narrow and size > NARROW:
+            config, size = _narrowed(build, config)
         if size > MOST:
-            raise StructuredInitError(f"'{name}' has {size:,} parameters: give fewer layers, --model.layers=2")
+            fewer = "layers, --model.layers=2" if layers is None else "heads, --model.narrow=true"
+            raise StructuredInitError(f"'{name}' has {size:,} parameters: give fewer {fewer}")
         return build(config)
     except StructuredInitError:
         raise
     except (ValueError, TypeError, ImportError, RuntimeError) as error:
         raise StructuredInitError(f"transformers cannot build '{name}': {one_line(error)}") from error
+
+
+def _size(build: Callable[[Any], nn.Module], config: Any) -> int:
+    with torch.device("meta"):
+        return sum(each.numel() for each in build(config).parameters())
+
+
+def _narrowed(build: Callable[[Any], nn.Module], config: Any) -> tuple[Any, int]:
+    """Return a configuration with less of what an initialization fits equally well whatever its number, and its size.
+
+    These are words, experts, and heads; heads keep their width, and as many share a key. What a class refuses stays.
+    """
+    best, size = config, _size(build, config)
+    trials = [{key: min(most, getattr(config, key))} for key, most in FEWER.items() if getattr(config, key, None)]
+    wide = {key: getattr(config, key) for key in WIDTHS if isinstance(getattr(config, key, None), int)}
+    if wide.get("num_key_value_heads") == 1:
+        del wide["num_key_value_heads"]
+    heads = min((wide[key] for key in wide if key.endswith("heads") and "value" not in key), default=0)
+    factors = (
+        each for each in (2, 4, 8, 16, 32)
+        if heads >= each * HEADS and not any(value % each for value in wide.values())
+    )  # fmt: skip
+    trials += [{key: value // factor for key, value in wide.items()} for factor in factors]
+    for changes in trials:
+        if size <= NARROW and changes.keys() == wide.keys():
+            break
+        trial = copy.deepcopy(best)
+        for key, value in changes.items():
+            setattr(trial, key, value)
+        with contextlib.suppress(Exception):  # whatever a class says of numbers that do not go together
+            size, best = _size(build, trial), trial
+    return best, size
 
 
 def by_position(args: list[str]) -> list[str]:
@@ -312,7 +365,7 @@ class Runner(Trainer):
             initialize(model, initializer, seed=seed, batch=samples)
         # Without data the network is asked itself, whose host library the module around it hides.
         found = audit(model, batch) if batch is not None else audit(getattr(model, "network", model))
-        print(found.summary())
+        print(found)
         if output:
             print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output), figures))))
 

@@ -18,6 +18,7 @@ from callbacks import attention_map
 from callbacks.attention_map import AttentionMapCallback, AttentionTables
 from structured_init.analysis import mean_distance, summarize, to_csv
 from structured_init.errors import StructuredInitError
+from structured_init.hosts import TokenLayout, register_positions
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:The dirpath has changed"),
@@ -244,6 +245,27 @@ def test_grid_can_be_given_for_a_model_that_does_not_tell(tmp_path):
     fit(tmp_path, callback := AttentionMapCallback(grid=[4, 4]), Classifier(Patches()), max_epochs=1)
     assert callback.records["after"]["layers"]["network.layer.self_attn"]["grid"] == [4, 4]
     assert (Path(callback.records["after"]["path"]).parent / "offset_profile.png").exists()
+
+
+def test_grid_of_registered_positions_is_that_of_attention_in_a_plain_module(tmp_path):
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.table = nn.Linear(12, 16), nn.Parameter(torch.randn(1, 17, 16))
+            self.qkv, self.head = nn.Linear(16, 48), nn.Linear(16, 3)
+
+        def forward(self, x):
+            x = nn.functional.pad(self.embed(nn.functional.unfold(x, 2, stride=2).mT), (0, 0, 1, 0)) + self.table
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 8)).permute(2, 0, 3, 1, 4)
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.head(mixed.transpose(1, 2).flatten(2).mean(1))
+
+    register_positions(Own)(lambda module: TokenLayout((4, 4), 1, module.table, 1))
+    fit(tmp_path, callback := AttentionMapCallback(), Classifier(Own()), max_epochs=1)
+    places = json.loads((Path(callback.records["after"]["path"]).parent / "meta.json").read_text())
+    assert next(iter(places["captures"]["after"]["layers"].values())) == {
+        "shape": [8, 2, 17, 17], "grid": [4, 4], "prefix_tokens": 1
+    }  # fmt: skip
 
 
 def test_figures_go_to_tensorboard(tmp_path):

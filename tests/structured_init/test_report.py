@@ -198,7 +198,9 @@ def test_fresh_norms_of_every_kind_do_not_look_trained():
 
 
 def test_a_printed_report_has_one_line_per_run_of_blocks_and_names_what_the_host_built(tiny_vit):
-    lines = str(initialize(tiny_vit(depth=4), Mimetic(where=["blocks.[0-2].attn"]))).splitlines()
+    said = str(initialize(tiny_vit(depth=4), Mimetic(where=["blocks.[0-2].attn"])))
+    assert max(map(len, said.splitlines())) <= 120
+    lines = re.sub(r"\n {2,}", " ", said).splitlines()
     (blocks,) = (line for line in lines if line.startswith("blocks."))
     assert re.match(r"blocks\.0–2  attn\.qkv \[Mimetic: query_key, value_output\] std 0\.019–0\.02 → 0\.2\d*; ", blocks)
     assert "; attn.proj [Mimetic: value_output] std 0.0" in blocks
@@ -220,7 +222,9 @@ def test_a_frozen_tensor_is_called_frozen(tiny_vit):
 
 
 def test_equal_notes_on_several_layers_are_one_line(tiny_vit):
-    said = str(initialize(tiny_vit(depth=3, qk_norm=True), Mimetic())).splitlines()
+    report = initialize(tiny_vit(depth=3, qk_norm=True), Mimetic())
+    said = str(report).splitlines()
+    assert max(map(len, said)) <= 120 < max(map(len, report.table().splitlines()))
     (note,) = (line for line in said if line.startswith("note "))
     assert note.startswith("note blocks.0–2.attn: ")
 

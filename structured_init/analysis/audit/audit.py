@@ -20,7 +20,7 @@ from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
 from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, missing_extra
-from structured_init.names import folded_name
+from structured_init.names import folded_name, wrapped
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
 from structured_init.running import Inputs, as_inputs, host_inputs
@@ -208,7 +208,7 @@ class Audit:
             yield f"| `{name}` | {' | '.join(cells)} |"
 
     def __str__(self) -> str:
-        return self.summary()
+        return wrapped(self.summary())
 
 
 def _depth(
@@ -318,13 +318,14 @@ def _same_draw(one: Record, other: Record, close: float = 1e-3) -> bool:
 
 
 def _pooled(group: Sequence[Record]) -> Record:
-    """Return the record that speaks for several of one draw: with the references of all, else with their mean scale."""
-    named = [each for each in group if each.references]
-    sure = named or [each for each in group if each.distribution.kind != "unclear"] or group
-    first = max(sure, key=lambda each: each.size)
-    if named:
-        common = tuple(ref for ref in first.references if all(ref in each.references for each in named))
-        return replace(first, references=common or first.references)
+    """Return the record that speaks for several of one draw: with references that all equal, else with their mean scale."""
+    compared = [each for each in group if each.references or each.size >= FEWEST]
+    first = next(iter(compared), group[0])
+    common = tuple(ref for ref in first.references if all(ref in each.references for each in compared))
+    if common:
+        return replace(max(compared, key=lambda each: each.size), references=common)
+    sure = [each for each in group if each.distribution.kind != "unclear"] or group
+    first = replace(max(sure, key=lambda each: each.size), references=())
     if first.distribution.kind not in RANDOM:
         return group[0]
     numbers = sum(each.size for each in group)
@@ -350,7 +351,8 @@ def _parameters(blocks: Sequence[Sequence[Record]]) -> str:
             for same in groups:
                 other = same[0][0]
                 few = min(record.size, other.size) < FEWEST  # which may have been drawn from anything
-                if label(other) == said or (not few and _same_draw(other, record)):
+                alike_known = bool(other.references) == bool(record.references)
+                if label(other) == said or (not few and alike_known and _same_draw(other, record)):
                     break
             else:
                 groups.append(same := ([], []))

@@ -305,14 +305,15 @@ def _logarithms(matrix: Tensor) -> Distribution | None:
 
 
 def _sinusoidal(matrix: Tensor) -> Distribution | None:
-    """Recognize rows that are sines and cosines of the same angles: each has the squared norm C/2."""
+    """Recognize rows of sines and cosines, each of the squared norm C/2, after up to two rows of prefix tokens."""
     if matrix.shape[1] < 4 or matrix.shape[1] % 2:
         return None
-    squares = matrix.square().sum(1)
-    squares = squares[squares > 0]  # a class token's is zero
-    half = torch.full_like(squares, matrix.shape[1] / 2)
-    sines = len(squares) > 1 and torch.allclose(squares, half, rtol=1e-3) and matrix.abs().max() <= 1 + 1e-3
-    return Distribution("sinusoidal") if sines else None
+    half = torch.tensor(matrix.shape[1] / 2, dtype=matrix.dtype)
+    for prefix in range(min(3, len(matrix) - 1)):
+        rows = matrix[prefix:]
+        if torch.allclose(rows.square().sum(1), half, rtol=1e-3) and rows.abs().max() <= 1 + 1e-3:
+            return Distribution("sinusoidal")
+    return None
 
 
 def _orthogonal(matrix: Tensor, tolerance: float) -> Distribution | None:

@@ -300,7 +300,7 @@ def write_copies(layer: Layer, scale: float, outcome: Outcome) -> tuple[dict[int
     Returns:
         V by the number of the value, and O by the number of the head.
     """
-    site = layer.site
+    site = layer.site.by("PreviousToken: value_output")
     value, output = site.value.double(), site.output.double()
     heads = [head for head, _, _ in layer.heads]
     group = len(output) // len(value)

@@ -7,6 +7,7 @@ import importlib
 import json
 import re
 import sys
+from pathlib import Path
 
 import pytest
 import timm
@@ -14,12 +15,12 @@ import torch
 from transformers import Mamba2Config
 
 import structured_init
-from lightning_modules.cli import main
+from lightning_modules.cli import main, show
 from lightning_modules.cli.commands import BUILT_IN, OWN
 from lightning_modules.cli.configurations import config_names
 from lightning_modules.cli.lightning_cli import CLI
 from lightning_modules.cli.listing import fitting, initializations
-from lightning_modules.cli.show import by_position
+from lightning_modules.cli.show import NamedModel, by_position
 from structured_init.presets import preset_names
 
 GPT = {"model_type": "gpt2", "n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50, "n_positions": 16}
@@ -151,6 +152,29 @@ def test_what_fits_a_network_is_what_can_be_planned_on_it(config):
     assert vision["previous_token"].endswith("use Impulse")
     assert not language["previous_token"]
     assert "no state-space layer" in language["mimetic_state_space"]
+
+
+NARROWED = {  # with as many heads that a narrowed one has half of them
+    "gpt2": GPT | {"n_embd": 128, "n_head": 8, "vocab_size": 2000, "bos_token_id": 1, "eos_token_id": 1},
+    "qwen2": {"hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 256},
+    "mamba2": {"hidden_size": 128, "num_heads": 8, "head_dim": 32, "n_groups": 1, "state_size": 16},
+    "vit": {"hidden_size": 128, "num_attention_heads": 8, "intermediate_size": 256, "image_size": 32, "patch_size": 4},
+}
+
+
+@pytest.mark.parametrize("kind", NARROWED)
+def test_what_fits_a_narrowed_model_is_what_fits_the_whole_one(folder, monkeypatch, kind):
+    settings = {"model_type": kind, "num_hidden_layers": 3, "vocab_size": 2000, **NARROWED[kind]}
+    Path("config.json").write_text(json.dumps(settings))
+    names = [row["name"] for row in initializations()]
+    whole, size = fitting("config.json", names), sum(each.numel() for each in NamedModel("config.json").parameters())
+    monkeypatch.setattr(show, "NARROW", 1)
+    narrow = fitting("config.json", names)
+    assert {name: not why for name, why in narrow.items()} == {name: not why for name, why in whole.items()}
+    assert sum(each.numel() for each in NamedModel("config.json", 3, narrow=True).parameters()) < size / 2
+    for name in ("mimetic_host", "sincos", "mimetic_state_space", "delta_orthogonal"):
+        with pytest.raises(structured_init.StructuredInitError) if narrow[name] else contextlib.nullcontext():
+            assert structured_init.initialize(NamedModel("config.json").network, name).changed
 
 
 def test_a_table_for_a_network_says_first_what_fits(folder, capsys):
