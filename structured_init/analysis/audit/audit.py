@@ -318,7 +318,7 @@ def _same_draw(one: Record, other: Record, close: float = 1e-3) -> bool:
 
 
 def _pooled(group: Sequence[Record]) -> Record:
-    """Return the record that speaks for several of one draw: with references that all equal, else with their mean scale."""
+    """Return a record for several of one draw: with the references that all equal, else with their mean scale."""
     compared = [each for each in group if each.references or each.size >= FEWEST]
     first = next(iter(compared), group[0])
     common = tuple(ref for ref in first.references if all(ref in each.references for each in compared))

@@ -194,6 +194,16 @@ def test_equal_draws_stand_together_whatever_their_scale_rounds_to(seed):
     assert line.parameters.startswith("query, key, value, output: normal σ 0.11; wide: normal σ 0.16; few: unclear")
 
 
+def test_a_normal_weight_is_not_counted_among_uniform_biases_that_it_resembles():
+    for seed in range(4):
+        torch.manual_seed(seed)
+        block = nn.ModuleDict({"first": nn.Linear(64, 64), "second": nn.Linear(64, 64)})
+        nn.init.normal_(block["first"].weight, 0, 0.14)
+        nn.init.normal_(block["second"].weight, 0, 0.088)
+        (line,) = audit(nn.ModuleList([block])).lines()
+        assert "second: normal σ 0.0" in line.parameters, line
+
+
 @pytest.mark.parametrize(
     ("classes", "said"),
     [

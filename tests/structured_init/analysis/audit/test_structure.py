@@ -39,9 +39,10 @@ def test_a_structure_is_recognized_with_its_scale(kind):
     assert (found.kind, found.scale) == (kind, pytest.approx(SCALES[kind], rel=1e-4))
 
 
-def test_sines_and_cosines_of_positions_are_recognized_behind_a_class_token_of_zeros():
+@pytest.mark.parametrize("prefix", [torch.zeros(1, 32), torch.zeros(0, 32), 0.02 * torch.ones(2, 32)])
+def test_sines_and_cosines_of_positions_are_recognized_behind_prefix_tokens(prefix):
     angles = torch.arange(20)[:, None] / 10000 ** (torch.arange(16) / 16)
-    table = torch.cat([torch.zeros(1, 32), torch.cat([angles.sin(), angles.cos()], dim=1)])
+    table = torch.cat([prefix, torch.cat([angles.sin(), angles.cos()], dim=1)])
     assert structured(table[None]).kind == "sinusoidal"
 
 
