@@ -39,14 +39,14 @@ TIME_LIMIT = 300  # seconds for one model
 READ = {
     r"/mt5 loss": "defect: the output is tied to embeddings of σ 1 and not scaled by 1/√d_model as T5's is",
     r"/cpmant loss": "defect: `init_std` is 1 (`configuration_cpmant.py:65`), and no matrix is divided by √fan_in",
-    r"/(conditional_|deformable_)?detr own backbone": "defect: where a checkpoint lacks the backbone, its convolutions "
-    "have σ 0.02 rather than timm's own",
+    r"/funnel loss": "defect: embeddings of σ 1 (`modeling_funnel.py:701`) are tied to the output",
+    r"/((conditional_|deformable_)?detr|table-transformer) own backbone": "defect: where a checkpoint lacks the "
+    "backbone, its convolutions have σ 0.02 rather than timm's own",
     r"/fastspeech2_conformer_with_hifigan depth": "intended: HiFi-GAN draws with σ 0.01 "
     "(`configuration_fastspeech2_conformer.py:316`), so its upsampling begins small",
     r"/(t5|longt5|umt5|switch_transformers) loss": "intended: embeddings of σ 1, and an output tied to them and "
     "scaled by 1/√d_model (`modeling_t5.py:1045`): logits of σ 1, and a loss of ln V + ½",
-    r"/minicpm3 loss": "ours: logits are divided by width / 256 (`configuration_minicpm3.py:149`), which a width of 32 "
-    "turns into a factor of 8",
+    r"/gradium_phonon_tts loss": "ours: latents of width 32 were taken for words, since the model embeds 32 speakers",
     r"/sam3_vision_model depth": "intended: the four are levels of a pyramid, side by side (`modeling_sam3.py:1060`)",
     r"/csatv2 meta": "defect: `init_weights` resets what has a `reset_parameters`, and `GlobalResponseNorm` has none "
     "(`layers/grn.py:41`)",
