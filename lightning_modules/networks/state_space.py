@@ -26,15 +26,9 @@ HOST = "cpu"  # elsewhere transformers has kernels, or is told what to do
 class ChunkedMambaMixer(MambaMixer):
     """transformers' layer, of the same parameters, with :func:`selective_scan` where no state is kept."""
 
-    def forward(
-        self,
-        hidden_states: Float[Tensor, "B L D"],
-        cache_params: Any = None,
-        attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Float[Tensor, "B L D"]:
-        if not _chunked(hidden_states, cache_params, attention_mask):
-            return super().forward(hidden_states, cache_params, attention_mask, **kwargs)
+    def forward(self, hidden_states: Float[Tensor, "B L D"], *others: Any, **named: Any) -> Float[Tensor, "B L D"]:
+        if not _chunked(hidden_states, *others, *named.values()):
+            return super().forward(hidden_states, *others, **named)
         parts = _selection(mamba(self).select, hidden_states)
         values = parts.values[..., 0]
         A = -self.A_log.float().exp()
@@ -47,15 +41,9 @@ class ChunkedMambaMixer(MambaMixer):
 class ChunkedMamba2Mixer(Mamba2Mixer):
     """transformers' layer, of the same parameters, with :func:`head_scan` where no state is kept."""
 
-    def forward(
-        self,
-        hidden_states: Float[Tensor, "B L D"],
-        cache_params: Any = None,
-        attention_mask: Tensor | None = None,
-        **kwargs: Any,
-    ) -> Float[Tensor, "B L D"]:
-        if not _chunked(hidden_states, cache_params, attention_mask):
-            return super().forward(hidden_states, cache_params, attention_mask, **kwargs)
+    def forward(self, hidden_states: Float[Tensor, "B L D"], *others: Any, **named: Any) -> Float[Tensor, "B L D"]:
+        if not _chunked(hidden_states, *others, *named.values()):
+            return super().forward(hidden_states, *others, **named)
         parts = _selection(mamba2(self).select, hidden_states)
         with torch.autocast(HOST, enabled=False):
             scanned = head_scan(parts.values, parts.step, -self.A_log.float().exp(), parts.B, parts.C)
@@ -113,8 +101,9 @@ def import_mamba_ssm(name: str = "mamba_ssm") -> Any:
         ) from error
 
 
-def _chunked(hidden_states: Tensor, cache_params: Any, attention_mask: Tensor | None) -> bool:
-    return hidden_states.device.type == HOST and cache_params is None and attention_mask is None
+def _chunked(hidden_states: Tensor, *others: Any) -> bool:
+    """Whether there is no cache, mask or other argument, whatever this version of transformers calls it."""
+    return hidden_states.device.type == HOST and all(other is None for other in others)
 
 
 def _selection(select: Any, hidden_states: Tensor) -> Selection:

@@ -178,7 +178,7 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
 # By rule: a table with a telling name outside of the layers, and the tokens that its shape says it serves.
 
 NAME = re.compile(r"(^|_)(wpe|pe|pos(itions?)?|pos(ition(s|al)?)?_?(emb(ed(ding)?s?)?|enc(od(er|ing))?|table))$")
-NOT = re.compile(r"rel|rot|rope")  # relative tables and rotations are no positions of tokens
+NOT = re.compile(r"(^|_)(rel|rot)|rope(_|$)")  # relative tables and rotations are no positions of tokens
 CONTENTS = ("weight", "weights", "pe")  # of a module that holds nothing but the table
 PREFIX = re.compile(r"^(cls|class|reg(ister)?|dist(illation)?|storage)_?(tokens?|embed(ding)?)$")
 MOST_PREFIX = 16
@@ -218,6 +218,8 @@ def _inside(inner: str, outer: str) -> bool:
 def _tables(outside: Mapping[str, nn.Module], stacks: list[str]) -> Iterator[tuple[str, nn.Module, Tensor]]:
     """Yield candidates: the module that they belong to, what holds them, and themselves."""
     for name, module in outside.items():
+        if NOT.search(name.rpartition(".")[2].lower()):
+            continue
         owner = name
         while owner and not any(_inside(stack, owner) for stack in stacks):
             owner = owner.rpartition(".")[0]

@@ -177,6 +177,15 @@ def test_models_without_added_positions_have_none(build):
     assert position_sites(build()) == []
 
 
+@pytest.mark.parametrize(("holder", "found"), [("rotary_emb", 0), ("mrope", 0), ("rel_bias", 0), ("protein", 1)])
+def test_a_table_in_a_module_of_rotations_or_relations_is_none_of_the_tokens(holder, found):
+    model = nn.Module()  # of GPT-J's shape since transformers 5.24
+    model.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+    model.add_module(holder, nn.Module())
+    model.get_submodule(holder).register_buffer("embed_positions", torch.zeros(16, 4))
+    assert [site.name for site in position_sites(model)] == [f"{holder}.embed_positions"] * found
+
+
 def first_input(model, run):
     """What the first attention layer is given."""
     seen = []

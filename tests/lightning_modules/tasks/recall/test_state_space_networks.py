@@ -75,6 +75,8 @@ def test_the_chunked_layers_are_the_ones_that_run_where_no_state_is_kept(build, 
     model.eval()
     model.generate(torch.zeros(1, 3, dtype=torch.int64), max_new_tokens=3, do_sample=False, pad_token_id=0)
     assert len(calls) == 2
+    model(torch.zeros(1, 5, dtype=torch.int64), use_cache=False, attention_mask=torch.tensor([[0, 1, 1, 1, 1]]))
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("build", [mamba, mamba2])
