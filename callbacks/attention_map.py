@@ -237,7 +237,8 @@ class AttentionMapCallback(Callback):
             around = name.partition(":")[0]
             while around and around not in sites:
                 around = around.rpartition(".")[0]
-            known = sites.get(around) or enclosing(tokens, name)
+            # The module that attends may itself be the one that has the positions.
+            known = sites.get(around) or enclosing(tokens, f"{name.partition(':')[0]}.")
             if grid is None and known is not None and known.grid is not None:
                 prefix = known.prefix_tokens if self.prefix_tokens is None else prefix
                 fits = known.grid[0] * known.grid[1] + prefix == layer.shape[-1]

@@ -181,5 +181,7 @@ GAINS_AS = {"gain": "Gained here: ", "controls": "Due to its structure: ", "toda
 
 
 def _text(row: dict[str, Any]) -> str:
-    gains = (f"{title}{str(row[key]).removesuffix('.')}." for key, title in GAINS_AS.items() if row[key])
+    gains = (
+        f"{title}{str(row[key]).removesuffix('.')}." for key, title in GAINS_AS.items() if row[key] not in (None, "–")
+    )
     return " ".join([row["what"], f"For {row['networks']}.", *gains])

@@ -149,7 +149,7 @@ def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str
         if narrow and size > NARROW:
             config, size = _narrowed(build, config)
         if size > MOST:
-            fewer = "layers, --model.layers=2" if layers is None else "heads, --model.narrow=true"
+            fewer = "layers, --model.layers=2, and heads, --model.narrow=true"
             raise StructuredInitError(f"'{name}' has {size:,} parameters: give fewer {fewer}")
         return build(config)
     except StructuredInitError:

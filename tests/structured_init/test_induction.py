@@ -120,7 +120,7 @@ def test_a_window_that_hides_what_followed_is_warned_of_and_strict_refuses():
 
     report = initialize(seeded(build), Induction())
     set_by = {entry.names[0]: entry.set_by for entry in report.entries}
-    written = {part: set_by[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qvo"}
+    written = {part: set_by[f"layers.0.self_attn.{part}_proj.weight"] for part in "qvo"}
     assert written == {"q": ("PreviousToken: query_key",), **dict.fromkeys("vo", ("PreviousToken: value_output",))}
     assert "head 1: 0.00 (predicted" in report.notes["layers.1.self_attn"]
     assert "heads 1 of 'layers.1.self_attn' have 0.00 of their attention" in report.warnings[-1]
