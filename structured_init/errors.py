@@ -40,7 +40,10 @@ def _alike(one: str, other: str) -> bool:
 
 def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     """Return ``"did you mean 'x'?"`` or, where none is near, ``"choose from a, b, c, …"``: ``limit`` valid names."""
-    names = sorted(set(valid))
+    names, folder = sorted(set(valid)), name[: name.rfind("/") + 1]
+    if folder and (inside := [each.removeprefix(folder) for each in names if each.startswith(folder)]):
+        said = nearest(name.removeprefix(folder), inside, limit)  # else a folder alone would make two names alike
+        return re.sub(r"(from |, | ')(?=\w)", rf"\g<1>{folder}", said)
     same_case = {each.lower(): each for each in reversed(names)}
     if name.lower() in same_case:
         return f"did you mean '{same_case[name.lower()]}'?"

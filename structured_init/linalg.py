@@ -13,6 +13,8 @@ from scipy import fft
 from scipy.linalg import eigh, get_blas_funcs, lapack
 from torch import Tensor
 
+from structured_init.arguments import check_whole
+
 SUBSET = 5  # LAPACK finds a fifth of the eigenvectors or less faster alone than with all others
 STRIP = 256  # rows drawn at a time: a multiple of 16, in which torch gives the numbers of one draw
 
@@ -126,6 +128,7 @@ def random_orthogonal(rows: int, columns: int, *, generator: torch.Generator) ->
     Source: Mezzadri, "How to generate random matrices from the classical compact groups", 2007: QR of a Gaussian
     matrix with the diagonal of R made positive.
     """
+    check_whole("random_orthogonal", 0, rows=rows, columns=columns)
     return orthogonal_job(rows, columns, generator=generator)()
 
 

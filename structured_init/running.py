@@ -8,13 +8,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from structured_init.names import wrapped_child
+from structured_init.errors import StructuredInitError
+from structured_init.names import named_plain_modules, plain_name, wrapped_child
 from structured_init.threads import all_threads
 
 LENGTH = 12  # tokens of a text
@@ -107,6 +109,55 @@ def _image(model: nn.Module) -> tuple[int, ...] | None:
         return (channels if first is None else first.shape[1], *(built or size))
     size = pair(getattr(model, "image_size", None))  # torchvision's ViT
     return None if size is None or first is None else (first.shape[1], *size)
+
+
+@contextmanager
+def answering(model: nn.Module, *, given: bool = True) -> Iterator[None]:
+    """Say in one line that a model fails on its inputs: why, in which module, and what the host library would give.
+
+    Args:
+        model: that is run in the block.
+        given: whether somebody gave the inputs; else they are the host's own example.
+
+    Raises:
+        StructuredInitError: whatever the model raises, which is its cause.
+    """
+    try:
+        yield
+    except StructuredInitError:
+        raise
+    except Exception as error:
+        names = {id(module): name for name, module in named_plain_modules(model)}
+        frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
+        inner = [names[id(owner)] for owner in frames if id(owner) in names]
+        why = _not_finite(model) or " ".join(str(error).split()) or type(error).__name__
+        where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
+        fits = _in_words(host_inputs(model)) if given else ""
+        what = "the batch" if given else "the host's own example"
+        raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}") from error
+
+
+def _in_words(inputs: Inputs | None) -> str:
+    """Return inputs as one would write them, ``; it takes torch.randn(2, 3, 32, 32)``; nothing where there are none."""
+
+    def drawn(leaf: Any) -> str:
+        if not leaf.is_floating_point():
+            return f"torch.zeros({', '.join(map(str, leaf.shape))}, dtype=torch.long)"
+        return f"torch.randn({', '.join(map(str, leaf.shape))})"
+
+    if inputs is None:
+        return ""
+    args, kwargs = inputs
+    named = ", ".join(f"'{name}': {drawn(each)}" for name, each in kwargs.items())
+    return "; it takes " + (f"{{{named}}}" if named else ", ".join(map(drawn, args)))
+
+
+def _not_finite(model: nn.Module) -> str | None:
+    """Name the first parameter that holds NaN or infinity."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.isfinite().all():
+            return f"'{plain_name(name, model)}' holds numbers that are not finite"
+    return None
 
 
 def pair(size: Any) -> tuple[int, int] | None:

@@ -23,11 +23,11 @@ from structured_init.analysis.audit.depth import measure_depth
 from structured_init.analysis.audit.records import Record, in_words, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.initializer import answered
 from structured_init.names import plain_names
 from structured_init.overlay import tensor_names
-from structured_init.running import Inputs, as_inputs, host_inputs, own_random_state, undisturbed
+from structured_init.running import Inputs, answering, as_inputs, host_inputs, own_random_state, undisturbed
 from structured_init.storage import refuse_lazy
 
 CHECKS = ("memory", "seed", "seeds", "save", "meta", "own", "copies", "loss", "bfloat16", "depth", "like")
@@ -154,8 +154,8 @@ def check_initialized(
 
     Raises:
         StructuredInitError: a check or a standard is unknown, ``model`` is neither a model nor builds one, or a layer
-            is lazy.
-        Exception: whatever the model raises while it is built, or on a batch that was given.
+            is lazy, or the model fails on a batch that was given.
+        Exception: whatever the model raises while it is built.
     """
     if isinstance(skip, str):
         skip = [name.strip() for name in skip.split(",") if name.strip()]
@@ -406,13 +406,14 @@ def _run(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run the model once, and once in bfloat16; an error on inputs that nobody gave leaves the checks out."""
     inputs = host_inputs(model, seed) if batch is None else as_inputs(batch)
-    why = "no batch was given and the host names none"
+    why = "no batch was given and the host names none: give batch=, what the model is called with"
     try:
-        depth = None if inputs is None else measure_depth(model, inputs, _blocks(model), seed, classes=classes)
-    except Exception as error:
+        with answering(model, given=batch is not None):
+            depth = None if inputs is None else measure_depth(model, inputs, _blocks(model), seed, classes=classes)
+    except StructuredInitError as error:
         if batch is not None:
             raise
-        depth, why = None, f"the model does not run on its host's own inputs: {str(error).splitlines()[:1]}"
+        depth, why = None, f"{error}: give batch=, what the model is called with"
     if depth is None:
         yield from ((name, {"left_out": why}) for name in ("loss", "bfloat16", "depth"))
         return

@@ -288,13 +288,17 @@ def read_json(path: Path, *required: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise StructuredInitError(f"cannot read '{path}': {error}") from error
+        raise _damaged(path, str(error)) from error
     if not isinstance(content, dict):
-        raise StructuredInitError(f"cannot read '{path}': it holds a {type(content).__name__}, not keys and values")
+        raise _damaged(path, f"it holds a {type(content).__name__}, not keys and values")
     for key in required:
         if key not in content:
-            raise StructuredInitError(f"cannot read '{path}': it has no '{key}', so no comparison wrote it")
+            raise _damaged(path, f"it has no '{key}', so no comparison wrote it")
     return content
+
+
+def _damaged(path: Path, why: str) -> StructuredInitError:
+    return StructuredInitError(f"cannot read '{path}': {why}: bring back a copy, or compare into another folder")
 
 
 def as_float(value: Any) -> float:

@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands
 from lightning_modules.cli.configurations import SECTIONS, config_names
 from structured_init import Initializer
-from structured_init.arguments import parse_duration
+from structured_init.arguments import argument_names, parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
 
 # What a section of the configuration may hold, by the start of its key; the first that fits counts.
@@ -282,13 +282,8 @@ def _deepest(message: str) -> str:
 
 
 def _arguments(class_path: str) -> Iterator[str]:
-    """Yield the names of a class's arguments, its bases' included, since they travel through ``**kwargs``."""
     module, _, name = class_path.rpartition(".")
-    for base in getattr(importlib.import_module(module), name).__mro__[:-1]:
-        parameters = inspect.signature(base.__init__).parameters
-        yield from set(parameters) - {"self", "args", "kwargs"}
-        if "__init__" in vars(base) and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            return
+    return argument_names(getattr(importlib.import_module(module), name))
 
 
 def _subclass_names(base: type) -> Iterator[str]:

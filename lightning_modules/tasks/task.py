@@ -25,10 +25,11 @@ from lightning_modules.tasks.optim import (
     piecewise_linear,
     warmup_cosine,
 )
+from structured_init.arguments import Answered
 from structured_init.errors import StructuredInitError
 
 
-class Task(LightningModule):
+class Task(LightningModule, metaclass=Answered):
     """Base of the tasks. A subclass sets what its network needs, then calls ``super().__init__``.
 
     Args:

@@ -23,7 +23,7 @@ from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.names import folded_name
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
-from structured_init.running import Inputs, as_inputs, host_inputs
+from structured_init.running import Inputs, answering, as_inputs, host_inputs
 from structured_init.storage import refuse_lazy
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def audit(
         seed: of the draws of such inputs, and of the direction in which the output is differentiated.
 
     Raises:
-        StructuredInitError: the model has no parameters, or none with memory; one is lazy.
+        StructuredInitError: the model has no parameters, or none with memory; one is lazy; it fails on the batch.
 
     Example:
         >>> import torch
@@ -216,7 +216,8 @@ def _depth(
 ) -> tuple[Depth, list[str]]:
     """Run what was given, or what the host names; only an error on the latter is kept as a note."""
     if given is not None:
-        return measure_depth(model, given, blocks, seed, classes), []
+        with answering(model):
+            return measure_depth(model, given, blocks, seed, classes), []
     inputs = host_inputs(model, seed)
     if inputs is None:
         return Depth(), [NO_INPUTS]
