@@ -130,7 +130,7 @@ def answering(model: nn.Module, *, given: bool = True) -> Iterator[None]:
         names = {id(module): name for name, module in named_plain_modules(model)}
         frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
         inner = [names[id(owner)] for owner in frames if id(owner) in names]
-        why = _not_finite(model) or " ".join(str(error).split()) or type(error).__name__
+        why = not_finite(model) or " ".join(str(error).split()) or type(error).__name__
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
         fits = _in_words(host_inputs(model)) if given else ""
         what = "the batch" if given else "the host's own example"
@@ -152,7 +152,7 @@ def _in_words(inputs: Inputs | None) -> str:
     return "; it takes " + (f"{{{named}}}" if named else ", ".join(map(drawn, args)))
 
 
-def _not_finite(model: nn.Module) -> str | None:
+def not_finite(model: nn.Module) -> str | None:
     """Name the first parameter that holds NaN or infinity."""
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and not parameter.isfinite().all():

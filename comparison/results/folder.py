@@ -139,7 +139,7 @@ class Run:
         result, failure, missing = self.result_file, self.failure_file, self.folder / MISSING
         known = read_json(missing) if missing.is_file() else {}
         if not all(isinstance(moments, dict) for moments in known.values()):
-            raise StructuredInitError(f"cannot read '{missing}': it is not a table of what → moment → why")
+            raise _damaged(missing, "it is not a table of what → moment → why")
         return replace(
             self,
             result=read_json(result, "metrics") if result.is_file() else None,

@@ -17,7 +17,7 @@ from structured_init.hosts.watching.mlps import FoundMlp, found_mlps
 from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
 from structured_init.names import named_plain_modules, plain_name
 from structured_init.overlay import Weights
-from structured_init.running import answering, as_inputs, cpu_by_default, host_inputs, undisturbed
+from structured_init.running import answering, as_inputs, cpu_by_default, host_inputs, not_finite, undisturbed
 
 
 def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:
@@ -84,7 +84,7 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
     elif any(overlap(part, own.output) for part in (own.query, own.key, own.value)):
         reason = "its values and its output are the same numbers"
     elif not math.isfinite(proof.error):
-        reason = _not_finite(weights.model) or "its queries, keys or values are not finite"
+        reason = not_finite(weights.model) or "its queries, keys or values are not finite"
     elif not proof.error <= tolerance:
         reason = (
             f"what its matrices predict is not what came out: relative error {proof.logits:.2g} "

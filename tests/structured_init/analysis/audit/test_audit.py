@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import timm
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from structured_init import Mimetic, initialize
 from structured_init.analysis import audit, weight_products
+from structured_init.errors import StructuredInitError
 from structured_init.hosts import attention_sites
 from structured_init.names import folded_name
 from structured_init.running import as_inputs, host_inputs
@@ -176,8 +179,10 @@ def test_a_host_that_does_not_run_on_its_own_inputs_is_audited_without_them(mode
     assert found.notes == [
         "activations and gradients left out: the model does not run on its host's inputs: division by zero"
     ]
-    with pytest.raises(ZeroDivisionError):
+    answer = "VisionTransformer fails on the batch: division by zero; it takes torch.randn(2, 3, 32, 32)"
+    with pytest.raises(StructuredInitError, match=re.escape(answer)) as caught:
         audit(other, torch.randn(2, 3, 32, 32))
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)  # whose traceback is the user's
 
 
 @pytest.mark.parametrize("seed", range(4))

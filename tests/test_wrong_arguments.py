@@ -1,0 +1,51 @@
+"""A mistyped argument of anything public that one builds is answered with the nearest right one."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import callbacks
+import lightning_modules
+import lightning_modules.data
+import structured_init
+from structured_init import Initializer, StructuredInitError
+from structured_init.arguments import argument_names
+
+PUBLIC = [
+    getattr(room, name) for room in (callbacks, lightning_modules, lightning_modules.data) for name in room.__all__
+]
+BUILT = [
+    each
+    for each in dict.fromkeys([*PUBLIC, *(getattr(structured_init, name) for name in structured_init.__all__)])
+    if inspect.isclass(each)
+    and (each in PUBLIC or issubclass(each, Initializer))
+    and not inspect.isabstract(each)
+    and each.__module__ != "lightning_modules.data.augment"
+    and any(True for _ in argument_names(each))
+]
+
+
+@pytest.mark.parametrize("cls", BUILT, ids=lambda cls: cls.__name__)
+def test_a_mistyped_argument_is_answered_with_the_nearest(cls):
+    needed = {
+        name: None
+        for name, each in inspect.signature(cls.__init__).parameters.items()
+        if each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD and name != "self"
+    }
+    right = max(argument_names(cls), key=len)
+    wrong = right[:-2] + right[-1] + right[-2]
+    with pytest.raises(StructuredInitError, match=f"^{cls.__name__} has no argument '{wrong}': did you mean '{right}'"):
+        cls(**{**needed, wrong: 1})
+
+
+def test_a_constructor_that_takes_what_its_base_does_not_is_left_alone():
+    class Own(callbacks.FilterCallback):
+        def __init__(self, **given):
+            self.colour = given.pop("colour")
+            super().__init__(**given)
+
+    assert Own(colour="red", figures=False).colour == "red"
+    with pytest.raises(StructuredInitError, match="Own has no argument 'figure': did you mean 'figures'"):
+        Own(colour="red", figure=False)
