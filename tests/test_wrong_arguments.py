@@ -13,16 +13,15 @@ import structured_init
 from structured_init import Initializer, StructuredInitError
 from structured_init.arguments import argument_names
 
-PUBLIC = [
-    getattr(room, name) for room in (callbacks, lightning_modules, lightning_modules.data) for name in room.__all__
-]
+ROOMS = (callbacks, lightning_modules, lightning_modules.data)
+TORCHS = {"EpochSampler", "ResumableLoader", "TorchvisionAugmentation"}  # of classes that others have made
+PUBLIC = [getattr(room, name) for room in ROOMS for name in room.__all__ if name not in TORCHS]
 BUILT = [
     each
     for each in dict.fromkeys([*PUBLIC, *(getattr(structured_init, name) for name in structured_init.__all__)])
     if inspect.isclass(each)
     and (each in PUBLIC or issubclass(each, Initializer))
     and not inspect.isabstract(each)
-    and each.__module__ != "lightning_modules.data.augment"
     and any(True for _ in argument_names(each))
 ]
 
