@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast, get_args
 
@@ -78,12 +78,12 @@ def _check_arguments(who: str, takes: inspect.Signature, args: tuple, kwargs: Ma
         if len(args) > 1 and all(hasattr(each, "plan") for each in args):
             listed = ", ".join(f"{type(each).__name__}()" for each in args)
             raise WrongArgumentError(f"{who}: several initializers go into one list: Compose([{listed}])") from None
-        has = f"its arguments are {', '.join(takes.parameters)}" if takes.parameters else "it has no arguments"
+        has = f"its arguments are {', '.join(takes.parameters)}" if takes.parameters else "it has none"
         raise WrongArgumentError(f"{who}: {error}; {has}") from None
 
 
-def _unknown(who: str, name: str, valid: Iterable[str]) -> WrongArgumentError:
-    return WrongArgumentError(f"{who} has no argument '{name}': {nearest(name, valid)}")
+def _unknown(who: str, name: str, valid: Collection[str]) -> WrongArgumentError:
+    return WrongArgumentError(f"{who} has no argument '{name}': {nearest(name, valid) if valid else 'it has none'}")
 
 
 LARGEST = 3.4e38  # of float32, in which most weights are held

@@ -197,12 +197,7 @@ def initialize(
         raise StructuredInitError(
             f"initialize: batch is a tensor of real inputs, a tuple or a dictionary of them, got {type(batch).__name__}"
         )
-    if isinstance(initializer, list | tuple):
-        raise StructuredInitError("initialize takes one initializer, got several: Compose([…]) makes one of them")
-    if isinstance(initializer, str):
-        initializer = preset(initializer)
-    if not isinstance(initializer, Initializer):
-        raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
+    initializer = _given("initialize", initializer)
     draws = Draws(seed)
     refuse_lazy(model)
     refuse_flattened(model)
@@ -232,16 +227,28 @@ def initialize(
     return report
 
 
+@answered
 def freeze(model: nn.Module, initializer: Initializer | str) -> None:
     """Apply only what ``initializer``, or the preset of that name, says about which parameters are trained.
 
     That is its argument ``frozen`` or ``trainable``. Most have none, and then nothing changes; ``report.changed`` names
     what an initializer has set.
     """
-    initializer = preset(initializer) if isinstance(initializer, str) else initializer
+    initializer = _given("freeze", initializer)
     with Writer() as writer:
         for tensor, trainable in initializer.freezing(Weights(model)):
             writer.train(tensor, trainable)
+
+
+def _given(who: str, initializer: Initializer | str) -> Initializer:
+    """Return an initializer, also that of a preset by its name."""
+    if isinstance(initializer, list | tuple):
+        raise StructuredInitError(f"{who} takes one initializer, got several: Compose([…]) makes one of them")
+    if isinstance(initializer, str):
+        return preset(initializer)
+    if not isinstance(initializer, Initializer):
+        raise StructuredInitError(f"{who} needs an Initializer object such as Mimetic(), got {initializer!r}")
+    return initializer
 
 
 def pending_freezing(model: nn.Module, initializer: Initializer) -> list[str]:
@@ -250,6 +257,7 @@ def pending_freezing(model: nn.Module, initializer: Initializer) -> list[str]:
     return [weights.names(p)[0] for p, trainable in initializer.freezing(weights) if p.requires_grad != trainable]
 
 
+@answered
 def preset(name: str) -> Initializer:
     """Return the initializer that a preset stands for.
 

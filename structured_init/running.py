@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.names import named_plain_modules, plain_name, wrapped_child
 from structured_init.threads import all_threads
@@ -191,6 +192,7 @@ def cpu_by_default() -> Iterator[None]:
         _DEFAULT.reset(token)
 
 
+@answered
 @contextmanager
 def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
     """Run the block in evaluation mode, eagerly and without gradients, and restore everything afterwards.

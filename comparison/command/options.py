@@ -40,7 +40,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if unknown := re.match(r"unrecognized arguments: (--\S+)", message):
             name = unknown[1].partition("=")[0]
-            message = f"unknown option '{name}': {nearest(name, self._option_string_actions)}"
+            known = [each.removeprefix("--") for each in self._option_string_actions if each.startswith("--")]
+            message = f"unknown option '{name}': {nearest(name.lstrip('-'), known)}".replace("mean '", "mean '--")
         if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
             message = f"{valued[1]} takes no value: leave out what follows it"
         raise StructuredInitError(message)

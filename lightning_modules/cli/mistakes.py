@@ -34,6 +34,7 @@ from lightning_modules.cli.configurations import SECTIONS, config_names
 from structured_init import Initializer
 from structured_init.arguments import argument_names, parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
+from structured_init.presets import preset_names
 
 # What a section of the configuration may hold, by the start of its key; the first that fits counts.
 BASES: dict[str, type] = {
@@ -166,6 +167,9 @@ def _unrecognized(mistake: Mistake) -> str:
         return (
             f"'{name}' belongs to no option: an option begins with two dashes, --{right[1] if right else key}={value}"
         )
+    near = nearest(name, {*map(str, Path().glob("*.yaml")), *(each.rpartition("/")[2] for each in config_names())})
+    if near.startswith("did"):
+        return f"'{name}' belongs to no option: a configuration is given with -c: {near}"
     return f"'{name}' belongs to no option: several values are joined by commas, without spaces"
 
 
@@ -242,7 +246,8 @@ def _no_section(mistake: Mistake) -> str:
     if re.match(r"\w+:\S", given):
         return f"'{section}' is a section, got {given}: a space follows the colon, {given.replace(':', ': ', 1)}"
     if section == "init":
-        way = f"-c init/{given}" if is_config(f"init/{given}") else f"init: {{initializer: {given}}}"
+        near = re.match(r"did you mean '(.*?)'", nearest(given, preset_names()))
+        way = f"-c init/{near[1]}" if near else f"init: {{initializer: {given}}}"
         return f"'init' is a section, got {given}: an initialization is given as {way}"
     inside = [key for key in mistake.keys if key.startswith(f"{section}.")][:3]
     return f"'{section}' is a section with keys such as {', '.join(inside)}, got {mistake.found[1]}"

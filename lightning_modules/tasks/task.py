@@ -59,6 +59,9 @@ class Task(LightningModule, metaclass=Answered):
         lr_schedule: list[list[float]] | None = None,
         decay_all: bool = False,
     ) -> None:
+        if not callable(optimizer):
+            way = "such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
+            raise StructuredInitError(f"{type(self).__name__}: optimizer is a function, {way}, got {optimizer!r}")
         check_schedule(lr_schedule, warmup_epochs)
         check_rates(warmup_epochs=warmup_epochs, warmup_lr=warmup_lr, min_lr=min_lr)
         super().__init__()

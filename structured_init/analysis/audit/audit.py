@@ -18,7 +18,7 @@ from structured_init.analysis.audit.records import Record, in_words, label, reco
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
-from structured_init.arguments import check_whole
+from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.names import folded_name
 from structured_init.overlay import Weights
@@ -35,6 +35,7 @@ NO_INPUTS = "no batch was given and the host names none: activations, gradients 
 NO_CLASSES = "its output does not say how many classes it has: give classes="
 
 
+@answered
 def audit(
     model: nn.Module, batch: Any = None, *, classes: int | None = None, max_samples: int | None = 8, seed: int = 0
 ) -> Audit:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
@@ -20,6 +21,7 @@ from structured_init.overlay import Weights
 from structured_init.running import answering, as_inputs, cpu_by_default, host_inputs, not_finite, undisturbed
 
 
+@answered
 def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:
     """Run a model once, watch which linear maps its attention is made of, and check what was found.
 
@@ -53,6 +55,7 @@ def watch_model(
     model: nn.Module, batch: object = None
 ) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], set[str]]:
     """Return attention layers, MLPs, added positions and the modules that ran; see :func:`discover_attention`."""
+    weights = Weights(model)
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:
         raise StructuredInitError(
@@ -62,7 +65,6 @@ def watch_model(
     with answering(model, given=batch is not None), undisturbed(model), watching(model) as seen:
         model(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
-    weights = Weights(model)
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
     image = any(each.ndim > 3 and each.is_floating_point() for each in tensors((args, kwargs)))
     added = [
