@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module, metadata
 from importlib.util import find_spec
+from itertools import islice
+from traceback import walk_stack
 from typing import Any
 
 # Modules of another name than the distribution that brings them.
@@ -133,11 +135,11 @@ def imported(option: str, place: str) -> Any:
 def no_such_name(package: str, name: str, error: AttributeError, more: str = "") -> Exception:
     """Return the error of a package's ``__getattr__``, which names the nearest of its public names.
 
-    ``from package import name`` forgets what an AttributeError says, so it gets an ImportError. Any other caller may only
-    ask whether there is such a name.
+    ``from package import name`` forgets what an AttributeError says, so it gets an ImportError. Any other caller may
+    only ask whether there is such a name.
     """
     near = nearest(name, sys.modules[package].__all__)
-    importing = sys._getframe(2).f_code.co_name == "_handle_fromlist"
+    importing = "_handle_fromlist" in {frame.f_code.co_name for frame, _ in islice(walk_stack(None), 8)}
     if importing and near.startswith("did") and not find_spec(f"{package}.{name}"):
         return ImportError(f"{package} has no '{name}': {near}{more}", name=name)
     return AttributeError(f"{error}: {near}", name=name)

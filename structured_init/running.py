@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from pathlib import Path
 from traceback import walk_tb
 from typing import Any
 
@@ -21,6 +22,7 @@ from structured_init.names import named_plain_modules, plain_name, wrapped_child
 from structured_init.threads import all_threads
 
 LENGTH = 12  # tokens of a text
+LIBRARIES = str(Path(torch.__file__).parents[1])  # where torch is, timm and transformers are installed
 SAMPLES = 16000  # numbers of a sound, a second of it
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -113,24 +115,28 @@ def _image(model: nn.Module) -> tuple[int, ...] | None:
 
 
 @contextmanager
-def answering(model: nn.Module, *, given: bool = True) -> Iterator[None]:
+def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> Iterator[None]:
     """Say in one line that a model fails on its inputs: why, in which module, and what the host library would give.
 
     Args:
         model: that is run in the block.
         given: whether somebody gave the inputs; else they are the host's own example.
+        bugs: also of what was raised by code outside of installed libraries, which else keeps its own error.
 
     Raises:
-        StructuredInitError: whatever the model raises, which is its cause.
+        StructuredInitError: what the model raises is its cause.
     """
     try:
         yield
     except StructuredInitError:
         raise
     except Exception as error:
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        if given and not bugs and not frames[-1].f_code.co_filename.startswith(LIBRARIES):
+            raise
         names = {id(module): name for name, module in named_plain_modules(model)}
-        frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
-        inner = [names[id(owner)] for owner in frames if id(owner) in names]
+        owners = (id(frame.f_locals.get("self")) for frame in frames)
+        inner = [names[owner] for owner in owners if owner in names]
         why = not_finite(model) or " ".join(str(error).split()) or type(error).__name__
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
         fits = _in_words(host_inputs(model)) if given else ""

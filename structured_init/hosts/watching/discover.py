@@ -62,7 +62,7 @@ def watch_model(
             f"{type(model).__name__} does not say what it takes: give a batch, one or two samples, as batch=…"
         )
     args, kwargs = inputs
-    with answering(model, given=batch is not None), undisturbed(model), watching(model) as seen:
+    with answering(model, given=batch is not None, bugs=True), undisturbed(model), watching(model) as seen:
         model(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
