@@ -52,9 +52,7 @@ def test_a_constructor_that_takes_what_its_base_does_not_is_left_alone():
         Own(colour="red", figure=False)
 
 
-@pytest.mark.parametrize(
-    "room", [structured_init, structured_init.analysis, comparison.report], ids=lambda room: room.__name__
-)
+@pytest.mark.parametrize("room", [structured_init, structured_init.analysis, comparison.report])
 def test_public_functions_answer_mistyped_options(room):
     functions = {
         name: inspect.signature(each).parameters

@@ -80,9 +80,9 @@ def audit(
     inputs = None if batch is None else as_inputs(batch)
     if inputs is not None and max_samples is not None:
         inputs = first_samples(inputs, max_samples)
+    depth, why = _depth(model, inputs, blocks, seed, classes)
     few_args, few_named = ((), {}) if inputs is None else first_samples(inputs, 2)  # the pass holds all activations
     products, without = product_diagonals(model, None if inputs is None else few_named or few_args)
-    depth, why = _depth(model, inputs, blocks, seed, classes)
     notes += [*without, *why, *_delayed(found, depth)]
     if depth.loss is None and depth.gradients:
         notes.append(f"loss left out: {NO_CLASSES if classes is None else f'its output has no {classes} logits'}")
