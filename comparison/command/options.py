@@ -40,8 +40,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if unknown := re.match(r"unrecognized arguments: (--\S+)", message):
             name = unknown[1].partition("=")[0]
-            known = [each.removeprefix("--") for each in self._option_string_actions if each.startswith("--")]
-            message = f"unknown option '{name}': {nearest(name.lstrip('-'), known)}".replace("mean '", "mean '--")
+            message = f"unknown option '{name}': {nearest(name, self._option_string_actions)}"
         if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
             message = f"{valued[1]} takes no value: leave out what follows it"
         raise StructuredInitError(message)

@@ -167,7 +167,8 @@ def _unrecognized(mistake: Mistake) -> str:
         return (
             f"'{name}' belongs to no option: an option begins with two dashes, --{right[1] if right else key}={value}"
         )
-    near = nearest(name, {*map(str, Path().glob("*.yaml")), *(each.rpartition("/")[2] for each in config_names())})
+    experiments = {each.removeprefix("experiment/") for each in config_names() if each.startswith("experiment/")}
+    near = nearest(name, experiments.union(map(str, Path().glob("*.yaml"))))
     if near.startswith("did"):
         return f"'{name}' belongs to no option: a configuration is given with -c: {near}"
     return f"'{name}' belongs to no option: several values are joined by commas, without spaces"
@@ -246,7 +247,8 @@ def _no_section(mistake: Mistake) -> str:
     if re.match(r"\w+:\S", given):
         return f"'{section}' is a section, got {given}: a space follows the colon, {given.replace(':', ': ', 1)}"
     if section == "init":
-        near = re.match(r"did you mean '(.*?)'", nearest(given, preset_names()))
+        typed = given not in set(_subclass_names(Initializer))
+        near = typed and re.match(r"did you mean '(.*?)'", nearest(given, preset_names()))
         way = f"-c init/{near[1]}" if near else f"init: {{initializer: {given}}}"
         return f"'init' is a section, got {given}: an initialization is given as {way}"
     inside = [key for key in mistake.keys if key.startswith(f"{section}.")][:3]
