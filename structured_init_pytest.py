@@ -5,7 +5,6 @@ It is no part of the package ``structured_init``, so that pytest imports neither
 
 from __future__ import annotations
 
-import importlib
 import sys
 from typing import Any
 
@@ -47,26 +46,22 @@ class BeginsAsItShould(pytest.Item):
     """One model."""
 
     def runtest(self) -> None:
+        from structured_init.errors import imported
         from structured_init.testing import assert_initialized
 
+        if str(self.config.rootpath) not in sys.path:
+            sys.path.append(str(self.config.rootpath))
         given = self.config.getoption("initialized_batch")
-        batch = None if given is None else self.named("--initialized-batch", given)()
+        batch = None if given is None else imported("--initialized-batch", given)()
         classes, skip = self.config.getoption("initialized_classes"), self.config.getoption("initialized_skip")
-        checked = assert_initialized(self.named("--initialized", self.name), batch, classes=classes, skip=skip)
+        checked = assert_initialized(imported("--initialized", self.name), batch, classes=classes, skip=skip)
         said = self.config.stash.setdefault(LEFT_OUT, [])
         said += [f"{self.name}: {line}" for line in checked.left_out]
 
-    def named(self, option: str, place: str) -> Any:
-        """Import what ``MODULE:FUNCTION`` names."""
-        module, _, function = place.partition(":")
-        if not (module and function):
-            raise pytest.UsageError(f"{option} takes MODULE:FUNCTION, such as my_package.models:build: '{place}'")
-        if str(self.config.rootpath) not in sys.path:
-            sys.path.append(str(self.config.rootpath))
-        return getattr(importlib.import_module(module), function)
-
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        if excinfo.errisinstance((AssertionError, pytest.UsageError)):
+        from structured_init.errors import StructuredInitError
+
+        if excinfo.errisinstance((AssertionError, StructuredInitError)):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)
 

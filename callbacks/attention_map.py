@@ -21,7 +21,7 @@ from callbacks.head_scores import Scores, head_scores, log_scores
 from callbacks.samples import ProbeBatch, probe_batch
 from structured_init.analysis import NoAttentionError, capture_attention, offset_profile, summarize, to_csv
 from structured_init.analysis.capture import check_layers
-from structured_init.arguments import check_flag, check_grid, check_positive, check_whole
+from structured_init.arguments import Answered, check_flag, check_grid, check_positive, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing, write_text
 from structured_init.hosts import attention_sites
@@ -35,7 +35,7 @@ WHO = "AttentionMapCallback"
 Record = Mapping[str, Any]  # what is known of a capture; see ``AttentionMapCallback.records``
 
 
-class AttentionMapCallback(Callback):
+class AttentionMapCallback(Callback, metaclass=Answered):
     """Capture attention maps before training, after it, and at chosen epochs, on a few fixed samples.
 
     Into ``<log_dir>/attention`` (``default_root_dir`` without a logger) go the maps of every layer and head in float32

@@ -23,7 +23,7 @@ from callbacks.samples import probe_batch
 from structured_init.analysis import WeightProducts, weight_products
 from structured_init.analysis.cka import gram_matrices, repeated_blocks
 from structured_init.analysis.filters import depthwise_filters, filter_change, filter_statistics
-from structured_init.arguments import check_whole
+from structured_init.arguments import Answered, check_flag, check_whole
 from structured_init.errors import StructuredInitError, one_line
 from structured_init.files import replacing, write_json
 from structured_init.hosts import AttentionSite, attention_sites
@@ -80,7 +80,7 @@ def is_fatal(error: Exception | None, phase: str) -> bool:
     return phase == "before" and isinstance(error, StructuredInitError)
 
 
-class BeforeAndAfter(Callback):
+class BeforeAndAfter(Callback, metaclass=Answered):
     """Looks at the model when training starts at step 0, and when it ends; a subclass says at what.
 
     Rank zero writes, and every rank is told what came of it. A fast development run writes nothing. What goes wrong
@@ -100,6 +100,7 @@ class BeforeAndAfter(Callback):
     sites: ClassVar[Callable[[nn.Module], list] | None] = None
 
     def __init__(self, enabled: bool = True) -> None:
+        check_flag(type(self).__name__, enabled=enabled)
         self.enabled = enabled
         self.before: str | None = None
 
@@ -205,6 +206,7 @@ class FilterCallback(BeforeAndAfter):
 
     def __init__(self, enabled: bool = True, figures: bool = True) -> None:
         super().__init__(enabled)
+        check_flag("FilterCallback", figures=figures)
         self.figures = figures
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor]:

@@ -28,9 +28,10 @@ from callbacks.lightning_private import (
     show_metrics,
     shown_metrics,
 )
+from structured_init.arguments import Answered
 
 
-class ExactResume(L.Callback):
+class ExactResume(L.Callback, metaclass=Answered):
     """Saves what Lightning's checkpoints leave out, so that a resumed run is the undisturbed one, bit for bit.
 
     In every checkpoint, for every rank: the python, numpy, torch and CUDA random states, the metrics accumulated in

@@ -1,15 +1,90 @@
-"""Numbers that are given to a constructor, each checked where it is given: a wrong one is answered by its name."""
+"""What is given to a constructor or a function: a wrong name is answered with the right ones, a number by its name.
+
+:class:`Answered` is the metaclass of initializers, callbacks, tasks and datamodules, and :func:`answered` decorates
+functions; what follows checks numbers where they are given.
+"""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import inspect
 import math
 import re
-from collections.abc import Sequence
+from abc import ABCMeta
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from numbers import Integral, Real
-from typing import Any, get_args
+from typing import Any, TypeVar, cast, get_args
 
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, nearest
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class WrongArgumentError(StructuredInitError, TypeError):
+    """An argument that a class or a function does not have, or one that it cannot do without."""
+
+
+class Answered(ABCMeta):
+    """Answers arguments that a class does not have with the names of those that it has."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor, which ``inspect`` would not find behind :meth:`__call__`."""
+        if cls.__init__ is object.__init__:
+            return inspect.Signature()
+        whole = inspect.signature(cls.__init__)
+        return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        _check_arguments(cls.__name__, cls.__signature__, args, kwargs)
+        try:
+            return ABCMeta.__call__(cls, *args, **kwargs)
+        except TypeError as error:  # what a constructor passes on to its base
+            found = re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
+            if found and found[1] in kwargs and found[1] not in (names := set(argument_names(cls))):
+                raise _unknown(cls.__name__, found[1], names) from None
+            raise
+
+
+def argument_names(cls: type) -> Iterator[str]:
+    """Yield the names of a class's arguments, its bases' included where they travel through ``**kwargs``."""
+    for base in cls.__mro__[:-1]:
+        parameters = inspect.signature(base.__init__).parameters
+        yield from set(parameters) - {"self", "args", "kwargs"}
+        if "__init__" in vars(base) and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            return
+
+
+def answered(function: Function) -> Function:
+    """Answer arguments that a function does not have with the names of those that it has."""
+    takes = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _check_arguments(function.__name__, takes, args, kwargs)
+        return function(*args, **kwargs)
+
+    return cast(Function, call)
+
+
+def _check_arguments(who: str, takes: inspect.Signature, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    try:
+        takes.bind(*args, **kwargs)
+    except TypeError as error:
+        unknown = next((name for name in kwargs if name not in takes.parameters), None)
+        if unknown is not None:
+            raise _unknown(who, unknown, takes.parameters) from None
+        if len(args) > 1 and all(hasattr(each, "plan") for each in args):
+            listed = ", ".join(f"{type(each).__name__}()" for each in args)
+            raise WrongArgumentError(f"{who}: several initializers go into one list: Compose([{listed}])") from None
+        has = f"its arguments are {', '.join(takes.parameters)}" if takes.parameters else "it has none"
+        raise WrongArgumentError(f"{who}: {error}; {has}") from None
+
+
+def _unknown(who: str, name: str, valid: Collection[str]) -> WrongArgumentError:
+    return WrongArgumentError(f"{who} has no argument '{name}': {nearest(name, valid) if valid else 'it has none'}")
+
 
 LARGEST = 3.4e38  # of float32, in which most weights are held
 

@@ -9,8 +9,12 @@ import difflib
 import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterable
-from importlib import metadata
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from itertools import islice
+from traceback import walk_stack
 from typing import Any
 
 # Modules of another name than the distribution that brings them.
@@ -40,7 +44,10 @@ def _alike(one: str, other: str) -> bool:
 
 def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     """Return ``"did you mean 'x'?"`` or, where none is near, ``"choose from a, b, c, …"``: ``limit`` valid names."""
-    names = sorted(set(valid))
+    names, folder = sorted(set(valid)), name[: name.rfind("/") + 1]
+    if folder and (inside := [each.removeprefix(folder) for each in names if each.startswith(folder)]):
+        said = nearest(name.removeprefix(folder), inside, limit)  # else a folder alone would make two names alike
+        return re.sub(r"(from |, | ')(?=\w)", rf"\g<1>{folder}", said)
     same_case = {each.lower(): each for each in reversed(names)}
     if name.lower() in same_case:
         return f"did you mean '{same_case[name.lower()]}'?"
@@ -91,10 +98,51 @@ def with_extra(extra: str, package: str, get: Callable[[str], Any]) -> Callable[
     def attribute(name: str) -> Any:
         try:
             return get(name)
+        except AttributeError as error:
+            raise no_such_name(package, name, error) from None
         except ModuleNotFoundError as error:
             raise (missing_extra(error, f"{package}.{name}", extra) or error) from None
 
     return attribute
+
+
+def imported(option: str, place: str) -> Any:
+    """Return what ``MODULE:FUNCTION`` names, which lies in the present folder or among what is installed.
+
+    Raises:
+        StructuredInitError: it names nothing; the message begins with ``option``.
+    """
+    module, _, function = place.partition(":")
+    if not (module and function):
+        raise StructuredInitError(f"{option} takes MODULE:FUNCTION, such as my_package.models:build, got '{place}'")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        found = import_module(module)
+    except ModuleNotFoundError as error:
+        if not f"{module}.".startswith(f"{error.name}."):  # one that the module itself asks for
+            raise
+        near = nearest(module, [each.removesuffix(".py") for each in os.listdir() if each.endswith(".py")])
+        hint = f"; {near}" if near.startswith("did") else ""
+        where = "in the present folder or among what is installed"
+        raise StructuredInitError(f"{option} '{place}': there is no module '{error.name}' {where}{hint}") from None
+    if not hasattr(found, function):
+        near = nearest(function, [each for each in vars(found) if not each.startswith("_")])
+        raise StructuredInitError(f"{option} '{place}': the module has no '{function}': {near}")
+    return getattr(found, function)
+
+
+def no_such_name(package: str, name: str, error: AttributeError, more: str = "") -> Exception:
+    """Return the error of a package's ``__getattr__``, which names the nearest of its public names.
+
+    ``from package import name`` forgets what an AttributeError says, so it gets an ImportError. Any other caller may
+    only ask whether there is such a name.
+    """
+    near = nearest(name, sys.modules[package].__all__)
+    importing = "_handle_fromlist" in {frame.f_code.co_name for frame, _ in islice(walk_stack(None), 8)}
+    if importing and near.startswith("did") and not find_spec(f"{package}.{name}"):
+        return ImportError(f"{package} has no '{name}': {near}{more}", name=name)
+    return AttributeError(f"{error}: {near}", name=name)
 
 
 def begin_writing() -> None:

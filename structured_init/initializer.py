@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
-from abc import ABCMeta, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from structured_init.arguments import Answered, answered
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.overlay import Weights
@@ -23,57 +23,8 @@ from structured_init.storage import quantized_layers, refuse_flattened, refuse_l
 from structured_init.threads import one_thread
 from structured_init.writer import Writer
 
-Function = TypeVar("Function", bound=Callable[..., Any])
 
-
-class WrongArgumentError(StructuredInitError, TypeError):
-    """An argument that a class does not have, or one that it cannot do without."""
-
-
-class _Named(ABCMeta):
-    """Answers arguments that a class does not have with the names of those that it has."""
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        """That of the constructor, which ``inspect`` would not find behind :meth:`__call__`."""
-        if cls.__init__ is object.__init__:
-            return inspect.Signature()
-        whole = inspect.signature(cls.__init__)
-        return whole.replace(parameters=list(whole.parameters.values())[1:])
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        _check_arguments(cls.__name__, cls.__signature__, args, kwargs)
-        return super().__call__(*args, **kwargs)
-
-
-def _check_arguments(who: str, takes: inspect.Signature, args: tuple, kwargs: Mapping[str, Any]) -> None:
-    try:
-        takes.bind(*args, **kwargs)
-    except TypeError as error:
-        unknown = next((name for name in kwargs if name not in takes.parameters), None)
-        if unknown is not None:
-            raise WrongArgumentError(
-                f"{who} has no argument '{unknown}': {nearest(unknown, takes.parameters)}"
-            ) from None
-        if len(args) > 1 and all(isinstance(each, Initializer) for each in args):
-            listed = ", ".join(f"{type(each).__name__}()" for each in args)
-            raise WrongArgumentError(f"{who}: several initializers go into one list: Compose([{listed}])") from None
-        raise WrongArgumentError(f"{who}: {error}; its arguments are {', '.join(takes.parameters)}") from None
-
-
-def answered(function: Function) -> Function:
-    """Answer arguments that a function does not have with the names of those that it has."""
-    takes = inspect.signature(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        _check_arguments(function.__name__, takes, args, kwargs)
-        return function(*args, **kwargs)
-
-    return cast(Function, call)
-
-
-class Initializer(metaclass=_Named):
+class Initializer(metaclass=Answered):
     """How a network is initialized: an object with plain, documented arguments that plans new weights.
 
     Subclass it and write :meth:`plan`; store every constructor argument under its own name.
@@ -246,12 +197,7 @@ def initialize(
         raise StructuredInitError(
             f"initialize: batch is a tensor of real inputs, a tuple or a dictionary of them, got {type(batch).__name__}"
         )
-    if isinstance(initializer, list | tuple):
-        raise StructuredInitError("initialize takes one initializer, got several: Compose([…]) makes one of them")
-    if isinstance(initializer, str):
-        initializer = preset(initializer)
-    if not isinstance(initializer, Initializer):
-        raise StructuredInitError(f"initialize needs an Initializer object such as Mimetic(), got {initializer!r}")
+    initializer = _given("initialize", initializer)
     draws = Draws(seed)
     refuse_lazy(model)
     refuse_flattened(model)
@@ -281,16 +227,28 @@ def initialize(
     return report
 
 
+@answered
 def freeze(model: nn.Module, initializer: Initializer | str) -> None:
     """Apply only what ``initializer``, or the preset of that name, says about which parameters are trained.
 
     That is its argument ``frozen`` or ``trainable``. Most have none, and then nothing changes; ``report.changed`` names
     what an initializer has set.
     """
-    initializer = preset(initializer) if isinstance(initializer, str) else initializer
+    initializer = _given("freeze", initializer)
     with Writer() as writer:
         for tensor, trainable in initializer.freezing(Weights(model)):
             writer.train(tensor, trainable)
+
+
+def _given(who: str, initializer: Initializer | str) -> Initializer:
+    """Return an initializer, also that of a preset by its name."""
+    if isinstance(initializer, list | tuple):
+        raise StructuredInitError(f"{who} takes one initializer, got several: Compose([…]) makes one of them")
+    if isinstance(initializer, str):
+        return preset(initializer)
+    if not isinstance(initializer, Initializer):
+        raise StructuredInitError(f"{who} needs an Initializer object such as Mimetic(), got {initializer!r}")
+    return initializer
 
 
 def pending_freezing(model: nn.Module, initializer: Initializer) -> list[str]:
@@ -299,6 +257,7 @@ def pending_freezing(model: nn.Module, initializer: Initializer) -> list[str]:
     return [weights.names(p)[0] for p, trainable in initializer.freezing(weights) if p.requires_grad != trainable]
 
 
+@answered
 def preset(name: str) -> Initializer:
     """Return the initializer that a preset stands for.
 

@@ -13,6 +13,8 @@ from scipy import fft
 from scipy.linalg import eigh, get_blas_funcs, lapack
 from torch import Tensor
 
+from structured_init.arguments import answered, check_whole
+
 SUBSET = 5  # LAPACK finds a fifth of the eigenvectors or less faster alone than with all others
 STRIP = 256  # rows drawn at a time: a multiple of 16, in which torch gives the numbers of one draw
 
@@ -103,6 +105,7 @@ def spread(
     return torch.from_numpy(left), torch.from_numpy(right)
 
 
+@answered
 def empirical_covariance(filters: Float[Tensor, "filters ..."], centred: bool = True) -> Float64[Tensor, "K K"]:
     """Return Σ = (1/F) Σ_f (f − μ)(f − μ)ᵀ over a layer's filters, (K, K), pixels in row-major order, in float64.
 
@@ -120,12 +123,14 @@ def empirical_covariance(filters: Float[Tensor, "filters ..."], centred: bool = 
     return samples.mT @ samples / len(samples)
 
 
+@answered
 def random_orthogonal(rows: int, columns: int, *, generator: torch.Generator) -> Float64[Tensor, "rows columns"]:
     """Draw a matrix with orthonormal columns (rows ≥ columns) or rows, uniformly (Haar).
 
     Source: Mezzadri, "How to generate random matrices from the classical compact groups", 2007: QR of a Gaussian
     matrix with the diagonal of R made positive.
     """
+    check_whole("random_orthogonal", 0, rows=rows, columns=columns)
     return orthogonal_job(rows, columns, generator=generator)()
 
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
 
 PACKAGE = Path(__file__).resolve().parent
@@ -27,6 +28,7 @@ CONTROLS = {
 }
 
 
+@answered
 def preset_names() -> list[str]:
     """Return the names of all presets: of files and of variants."""
     return sorted({*(path.stem for path in (SHIPPED / "init").glob("*.yaml")), *_aliases()})

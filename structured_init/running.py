@@ -8,16 +8,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from structured_init.names import wrapped_child
+from structured_init.arguments import answered
+from structured_init.errors import StructuredInitError
+from structured_init.names import named_plain_modules, plain_name, wrapped_child
 from structured_init.threads import all_threads
 
 LENGTH = 12  # tokens of a text
+LIBRARIES = str(Path(torch.__file__).parents[1])  # where torch is, timm and transformers are installed
 SAMPLES = 16000  # numbers of a sound, a second of it
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -109,6 +114,59 @@ def _image(model: nn.Module) -> tuple[int, ...] | None:
     return None if size is None or first is None else (first.shape[1], *size)
 
 
+@contextmanager
+def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> Iterator[None]:
+    """Say in one line that a model fails on its inputs: why, in which module, and what the host library would give.
+
+    Args:
+        model: that is run in the block.
+        given: whether somebody gave the inputs; else they are the host's own example.
+        bugs: also of what was raised by code outside of installed libraries, which else keeps its own error.
+
+    Raises:
+        StructuredInitError: what the model raises is its cause.
+    """
+    try:
+        yield
+    except StructuredInitError:
+        raise
+    except Exception as error:
+        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        if given and not bugs and not frames[-1].f_code.co_filename.startswith(LIBRARIES):
+            raise
+        names = {id(module): name for name, module in named_plain_modules(model)}
+        owners = (id(frame.f_locals.get("self")) for frame in frames)
+        inner = [names[owner] for owner in owners if owner in names]
+        why = not_finite(model) or " ".join(str(error).split()) or type(error).__name__
+        where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
+        fits = _in_words(host_inputs(model)) if given else ""
+        what = "the batch" if given else "the host's own example"
+        raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}") from error
+
+
+def _in_words(inputs: Inputs | None) -> str:
+    """Return inputs as one would write them, ``; it takes torch.randn(2, 3, 32, 32)``; nothing where there are none."""
+
+    def drawn(leaf: Any) -> str:
+        if not leaf.is_floating_point():
+            return f"torch.zeros({', '.join(map(str, leaf.shape))}, dtype=torch.long)"
+        return f"torch.randn({', '.join(map(str, leaf.shape))})"
+
+    if inputs is None:
+        return ""
+    args, kwargs = inputs
+    named = ", ".join(f"'{name}': {drawn(each)}" for name, each in kwargs.items())
+    return "; it takes " + (f"{{{named}}}" if named else ", ".join(map(drawn, args)))
+
+
+def not_finite(model: nn.Module) -> str | None:
+    """Name the first parameter that holds NaN or infinity."""
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point() and not parameter.isfinite().all():
+            return f"'{plain_name(name, model)}' holds numbers that are not finite"
+    return None
+
+
 def pair(size: Any) -> tuple[int, int] | None:
     """Return (height, width) of a size that is one number or two; ``None`` of anything else."""
     if isinstance(size, int):
@@ -140,6 +198,7 @@ def cpu_by_default() -> Iterator[None]:
         _DEFAULT.reset(token)
 
 
+@answered
 @contextmanager
 def undisturbed(model: nn.Module, seed: int = 0) -> Iterator[None]:
     """Run the block in evaluation mode, eagerly and without gradients, and restore everything afterwards.

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 import torch
@@ -23,11 +24,11 @@ from structured_init.analysis.audit.depth import measure_depth
 from structured_init.analysis.audit.records import Record, in_words, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
+from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.initializer import answered
 from structured_init.names import plain_names
 from structured_init.overlay import tensor_names
-from structured_init.running import Inputs, as_inputs, host_inputs, own_random_state, undisturbed
+from structured_init.running import Inputs, answering, as_inputs, host_inputs, own_random_state, undisturbed
 from structured_init.storage import refuse_lazy
 
 CHECKS = ("memory", "seed", "seeds", "save", "meta", "own", "copies", "loss", "bfloat16", "depth", "like")
@@ -90,6 +91,7 @@ class Checked:
         return "\n".join([self.model, *map(str, self.checks)])
 
 
+@answered
 def assert_initialized(model: nn.Module | Callable[[], nn.Module], batch: Any = None, **options: Any) -> Checked:
     """Raise if a model does not begin as it should; the arguments are those of :func:`check_initialized`.
 
@@ -154,9 +156,11 @@ def check_initialized(
 
     Raises:
         StructuredInitError: a check or a standard is unknown, ``model`` is neither a model nor builds one, or a layer
-            is lazy.
-        Exception: whatever the model raises while it is built, or on a batch that was given.
+            is lazy, or the model fails on a batch that was given.
+        Exception: whatever the model raises while it is built.
     """
+    check_whole("assert_initialized", 2, null=True, classes=classes)
+    check_whole("assert_initialized", 0, seed=seed)
     if isinstance(skip, str):
         skip = [name.strip() for name in skip.split(",") if name.strip()]
     unknown = [("check", name, CHECKS) for name in skip if name not in CHECKS]
@@ -231,6 +235,15 @@ def _poisoned() -> Iterator[None]:
 def _built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
     if not callable(build):
         raise StructuredInitError(f"give a model or a function that builds one, not {type(build).__name__}")
+    try:
+        signature(build).bind()
+    except TypeError as error:
+        name = getattr(build, "__name__", "the function")
+        raise StructuredInitError(
+            f"{name} cannot be called without arguments, {error}: give lambda: {name}(…)"
+        ) from None
+    except ValueError:  # what is written in C has no signature
+        pass
     with own_random_state(nn.Module(), seed), _poisoned():
         model = build()
     if not isinstance(model, nn.Module):
@@ -408,13 +421,14 @@ def _run(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Run the model once, and once in bfloat16; an error on inputs that nobody gave leaves the checks out."""
     inputs = host_inputs(model, seed) if batch is None else as_inputs(batch)
-    why = "no batch was given and the host names none"
+    why = "no batch was given and the host names none: give batch=, what the model is called with"
     try:
-        depth = None if inputs is None else measure_depth(model, inputs, _blocks(model), seed, classes=classes)
-    except Exception as error:
+        with answering(model, given=batch is not None):
+            depth = None if inputs is None else measure_depth(model, inputs, _blocks(model), seed, classes=classes)
+    except StructuredInitError as error:
         if batch is not None:
             raise
-        depth, why = None, f"the model does not run on its host's own inputs: {str(error).splitlines()[:1]}"
+        depth, why = None, f"{error}: give batch=, what the model is called with"
     if depth is None:
         yield from ((name, {"left_out": why}) for name in ("loss", "bfloat16", "depth"))
         return

@@ -18,6 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from structured_init.arguments import answered
 from structured_init.files import replacing
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def figure_settings() -> Iterator[None]:
         yield
 
 
+@answered
 def new_figure(width: float, height: float, layout: str | None = "constrained") -> Figure:
     """Return an empty figure, in inches."""
     from matplotlib.figure import Figure

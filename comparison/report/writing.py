@@ -25,6 +25,7 @@ from comparison.results.folder import MANIFEST
 from comparison.results.paired import Interval
 from comparison.results.records import to_csv
 from comparison.results.tables import Table, count
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.files import write_text
 
@@ -42,6 +43,7 @@ assert panels  # imported for what it registers
 Sections = list[tuple[Panel, list[Shown]]]
 
 
+@answered
 def write_report(
     folder: str | os.PathLike[str],
     baseline: str | None = None,

@@ -139,7 +139,7 @@ class Run:
         result, failure, missing = self.result_file, self.failure_file, self.folder / MISSING
         known = read_json(missing) if missing.is_file() else {}
         if not all(isinstance(moments, dict) for moments in known.values()):
-            raise StructuredInitError(f"cannot read '{missing}': it is not a table of what → moment → why")
+            raise _damaged(missing, "it is not a table of what → moment → why")
         return replace(
             self,
             result=read_json(result, "metrics") if result.is_file() else None,
@@ -288,13 +288,17 @@ def read_json(path: Path, *required: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise StructuredInitError(f"cannot read '{path}': {error}") from error
+        raise _damaged(path, str(error)) from error
     if not isinstance(content, dict):
-        raise StructuredInitError(f"cannot read '{path}': it holds a {type(content).__name__}, not keys and values")
+        raise _damaged(path, f"it holds a {type(content).__name__}, not keys and values")
     for key in required:
         if key not in content:
-            raise StructuredInitError(f"cannot read '{path}': it has no '{key}', so no comparison wrote it")
+            raise _damaged(path, f"it has no '{key}', so no comparison wrote it")
     return content
+
+
+def _damaged(path: Path, why: str) -> StructuredInitError:
+    return StructuredInitError(f"cannot read '{path}': {why}: bring back a copy, or compare into another folder")
 
 
 def as_float(value: Any) -> float:

@@ -28,7 +28,7 @@ from comparison.results.paired import t_interval
 from comparison.results.power import usual_half_widths
 from comparison.results.sequential import FEWEST, FEWEST_NARROW
 from comparison.results.tables import count
-from structured_init.arguments import check_positive
+from structured_init.arguments import answered, check_positive
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import write_text
 
@@ -97,6 +97,7 @@ class Judgement:
         return {"answer": self.answer, "status": self.status, "arms": [opinion.plain() for opinion in self.opinions]}
 
 
+@answered
 def judge(
     results: pd.DataFrame,
     baseline: str | None = None,

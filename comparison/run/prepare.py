@@ -115,7 +115,7 @@ def parse_seeds(text: str) -> list[int]:
             raise StructuredInitError(f"cannot read the seeds '{text}': write 0,1,2 or 0-4")
         seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
     if not seeds or len(set(seeds)) < len(seeds):
-        raise StructuredInitError(f"the seeds '{text}' are empty, or name one twice")
+        raise StructuredInitError(f"the seeds '{text}' are empty, or name one twice: write 0,1,2 or 0-4")
     return seeds
 
 

@@ -32,8 +32,9 @@ from torch.optim import Optimizer
 from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands
 from lightning_modules.cli.configurations import SECTIONS, config_names
 from structured_init import Initializer
-from structured_init.arguments import parse_duration
+from structured_init.arguments import argument_names, parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
+from structured_init.presets import preset_names
 
 # What a section of the configuration may hold, by the start of its key; the first that fits counts.
 BASES: dict[str, type] = {
@@ -166,6 +167,10 @@ def _unrecognized(mistake: Mistake) -> str:
         return (
             f"'{name}' belongs to no option: an option begins with two dashes, --{right[1] if right else key}={value}"
         )
+    experiments = {each.removeprefix("experiment/") for each in config_names() if each.startswith("experiment/")}
+    near = nearest(name, experiments.union(map(str, Path().glob("*.yaml"))))
+    if near.startswith("did"):
+        return f"'{name}' belongs to no option: a configuration is given with -c: {near}"
     return f"'{name}' belongs to no option: several values are joined by commas, without spaces"
 
 
@@ -242,7 +247,9 @@ def _no_section(mistake: Mistake) -> str:
     if re.match(r"\w+:\S", given):
         return f"'{section}' is a section, got {given}: a space follows the colon, {given.replace(':', ': ', 1)}"
     if section == "init":
-        way = f"-c init/{given}" if is_config(f"init/{given}") else f"init: {{initializer: {given}}}"
+        typed = given not in set(_subclass_names(Initializer))
+        near = typed and re.match(r"did you mean '(.*?)'", nearest(given, preset_names()))
+        way = f"-c init/{near[1]}" if near else f"init: {{initializer: {given}}}"
         return f"'init' is a section, got {given}: an initialization is given as {way}"
     inside = [key for key in mistake.keys if key.startswith(f"{section}.")][:3]
     return f"'{section}' is a section with keys such as {', '.join(inside)}, got {mistake.found[1]}"
@@ -282,13 +289,8 @@ def _deepest(message: str) -> str:
 
 
 def _arguments(class_path: str) -> Iterator[str]:
-    """Yield the names of a class's arguments, its bases' included, since they travel through ``**kwargs``."""
     module, _, name = class_path.rpartition(".")
-    for base in getattr(importlib.import_module(module), name).__mro__[:-1]:
-        parameters = inspect.signature(base.__init__).parameters
-        yield from set(parameters) - {"self", "args", "kwargs"}
-        if "__init__" in vars(base) and not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            return
+    return argument_names(getattr(importlib.import_module(module), name))
 
 
 def _subclass_names(base: type) -> Iterator[str]:

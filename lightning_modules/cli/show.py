@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import importlib
 import inspect
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -29,7 +26,7 @@ from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_wei
 from structured_init import Initializer, attention_sites, initialize
 from structured_init.analysis import Audit, WeightProducts, audit, capture_attention, weight_products
 from structured_init.analysis.filters import depthwise_filters
-from structured_init.errors import StructuredInitError, nearest, one_line
+from structured_init.errors import StructuredInitError, imported, nearest, one_line
 from structured_init.files import replacing, write_text
 from structured_init.presets import CONTROLS, preset_names, split_overrides
 from structured_init.running import undisturbed
@@ -76,15 +73,13 @@ WIDTHS = ("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_e
 
 def _of_function(name: str, args: dict[str, Any]) -> nn.Module:
     """Build what ``MODULE:FUNCTION`` names; its layers are its own matter."""
-    module, _, function = name.partition(":")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
+    build = imported("cannot build", name)
     try:
-        build = getattr(importlib.import_module(module), function)
-        with contextlib.suppress(ValueError):  # what is written in C has no signature
-            inspect.signature(build).bind(**args)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise StructuredInitError(f"cannot build '{name}': {one_line(error)}") from error
+        inspect.signature(build).bind(**args)
+    except TypeError as error:
+        raise StructuredInitError(f"cannot build '{name}': {error}") from error
+    except ValueError:  # what is written in C has no signature
+        pass
     model = build(**args)  # an error of one's own code keeps its traceback
     if not isinstance(model, nn.Module):
         raise StructuredInitError(f"'{name}' builds no torch.nn.Module, but {type(model).__name__}")
@@ -132,7 +127,12 @@ def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str
     elif Path(name).is_dir():
         raise StructuredInitError(f"the folder '{name}' has no config.json of transformers")
     else:
-        known = {*config_names(), *(each.partition("/")[2] for each in config_names()), *timm.list_models()}
+        known = {
+            *map(str, Path().glob("*.json")),
+            *config_names(),
+            *(each.partition("/")[2] for each in config_names()),
+            *timm.list_models(),
+        }
         near = nearest(name, {*known, *transformers.CONFIG_MAPPING})
         near = (
             near if near.startswith("did") else "structured-init list names initializations, timm.list_models() models"

@@ -121,6 +121,10 @@ class ImageData(LabelledData):
         check_augmentation(crop_padding, crop_scale, random_erasing)
         changes = {"flip": flip, "crop_padding": crop_padding, "crop_scale": crop_scale}
         changes |= {"rand_augment": rand_augment, "random_erasing": random_erasing}
+        if augmentation is not None and not callable(augmentation):
+            raise StructuredInitError(
+                f"ImageData: augmentation makes one for a size, as TorchvisionAugmentation does, got {augmentation!r}"
+            )
         if augmentation is not None and (idle := [name for name, value in changes.items() if value]):
             raise StructuredInitError(
                 f"the data have an augmentation of their own, so {', '.join(idle)} would do nothing"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import random
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from structured_init.arguments import Answered
 from structured_init.errors import StructuredInitError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -156,7 +157,7 @@ class ResumableLoader(DataLoader[Any]):
         return {"batch_size": self.batch_size or 1, "number_of_batches": len(self), **seed}
 
 
-class SeededData(L.LightningDataModule, ABC):
+class SeededData(L.LightningDataModule, metaclass=Answered):
     """Datasets of three parts whose order is a function of (seed, epoch), whatever the number of workers.
 
     Args:

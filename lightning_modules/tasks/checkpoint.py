@@ -72,7 +72,9 @@ def read_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> dict[
     sharded = os.path.isfile(os.path.join(path, SHARDED))
     file = os.path.join(path, SHARDED) if sharded else path
     if not os.path.isfile(file):
-        raise StructuredInitError(f"there is no checkpoint '{path}'")
+        beside = sorted(each.name for each in Path(path).parent.glob("*.ckpt"))
+        hint = f": beside it lie {', '.join(beside[:4])}" if beside else ""
+        raise StructuredInitError(f"there is no checkpoint '{path}'{hint}")
     checkpoint = load_saved(file, f"cannot read checkpoint '{path}'", mmap=mmap)
     needed = {"pytorch-lightning_version"} if sharded else {"state_dict", "pytorch-lightning_version"}
     if not isinstance(checkpoint, dict) or not needed <= checkpoint.keys():

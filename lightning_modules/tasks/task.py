@@ -25,10 +25,11 @@ from lightning_modules.tasks.optim import (
     piecewise_linear,
     warmup_cosine,
 )
+from structured_init.arguments import Answered
 from structured_init.errors import StructuredInitError
 
 
-class Task(LightningModule):
+class Task(LightningModule, metaclass=Answered):
     """Base of the tasks. A subclass sets what its network needs, then calls ``super().__init__``.
 
     Args:
@@ -58,6 +59,9 @@ class Task(LightningModule):
         lr_schedule: list[list[float]] | None = None,
         decay_all: bool = False,
     ) -> None:
+        if not callable(optimizer):
+            way = "such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
+            raise StructuredInitError(f"{type(self).__name__}: optimizer is a function, {way}, got {optimizer!r}")
         check_schedule(lr_schedule, warmup_epochs)
         check_rates(warmup_epochs=warmup_epochs, warmup_lr=warmup_lr, min_lr=min_lr)
         super().__init__()

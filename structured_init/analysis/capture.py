@@ -29,7 +29,7 @@ from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.mlps import without_hooks
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
-from structured_init.running import undisturbed
+from structured_init.running import answering, undisturbed
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
 MEBIBYTE = 2**20
@@ -112,18 +112,9 @@ def capture_attention(
 
     def listen(attending: Sequence[str] = ()) -> _Store:
         store = _Store(layers, max_megabytes * MEBIBYTE)
-        with undisturbed(model, seed), AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending):
-            try:
-                model(*args, **kwargs)
-            except Exception as error:
-                tensor = any(isinstance(leaf, Tensor) for leaf in tree_leaves((args, kwargs)))
-                if tensor or isinstance(error, StructuredInitError):
-                    raise
-                given = ", ".join(type(each).__name__ for each in (*args, *kwargs.values())) or "nothing"
-                raise StructuredInitError(
-                    f"capture_attention needs what {type(model).__name__} takes, such as a tensor, got {given}: "
-                    f"{' '.join(str(error).split())}"
-                ) from error
+        listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
+        with answering(model), undisturbed(model, seed), listener:
+            model(*args, **kwargs)
         return store
 
     store, failure = listen(), None

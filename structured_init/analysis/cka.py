@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.analysis.blocks import repeated_blocks
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
-from structured_init.running import undisturbed
+from structured_init.running import answering, undisturbed
 
 Gram = Float[Tensor, "*batches samples samples"]
 KERNELS = ("linear", "rbf")
@@ -41,6 +42,7 @@ def gram_matrix(features: Float[Tensor, "samples ..."]) -> Float[Tensor, "sample
     return flat @ flat.mT
 
 
+@answered
 def rbf(gram: Gram, threshold: float = 0.5) -> Gram:
     """Return the kernel exp(−d² / 2σ²) with σ = threshold × the median distance, minibatch by minibatch.
 
@@ -114,6 +116,7 @@ def alignment(
     return between / (first.clamp_min(0).sqrt() * second.clamp_min(0).sqrt())
 
 
+@answered
 def cka_matrix(
     first: Mapping[str, Gram], second: Mapping[str, Gram], kernel: Literal["linear", "rbf"] = "linear"
 ) -> Float[Tensor, "layers other_layers"]:
@@ -187,7 +190,8 @@ def gram_matrices(
                     return leaf[rows] if batched else leaf
 
                 part_args, part_kwargs = tree_map(part, (args, kwargs))
-                model(*part_args, **part_kwargs)
+                with answering(model):
+                    model(*part_args, **part_kwargs)
                 seen.clear()
     finally:
         for hook in hooks:

@@ -29,7 +29,7 @@ from structured_init.errors import StructuredInitError
 from structured_init.files import write_json
 from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin
 from structured_init.names import named_plain_modules, plain_name, wrapped_child
-from structured_init.running import undisturbed
+from structured_init.running import answering, undisturbed
 
 Rule = Callable[[Any, "Bounds"], float]
 _RULES: dict[type[nn.Module], Rule] = {}
@@ -326,7 +326,8 @@ def recorded_shapes(model: nn.Module, inputs: Tensor) -> Iterator[dict[int, list
 
     handles = [part.register_forward_pre_hook(record, with_kwargs=True) for part in model.modules()]
     try:
-        model(inputs)
+        with answering(model):
+            model(inputs)
     finally:
         for handle in handles:
             handle.remove()

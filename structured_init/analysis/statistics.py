@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 
 Grid = tuple[int, int] | list[int]
@@ -32,6 +33,7 @@ def singular_values(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Ten
     return values.masked_fill(~finite[..., None], math.nan)
 
 
+@answered
 def patch_maps(
     maps: Maps, prefix_tokens: int = 0, renormalise: bool = True
 ) -> Float[Tensor, "batch heads patches patches"]:
@@ -47,6 +49,7 @@ def patch_maps(
     return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps
 
 
+@answered
 def mean_distance(
     maps: Maps, grid: Grid, prefix_tokens: int = 0, patch_size: int | float = 1, renormalise: bool = True
 ) -> PerHead:
@@ -61,6 +64,7 @@ def mean_distance(
     return (patches * distances).sum(dim=-1).mean(dim=(0, 2))
 
 
+@answered
 def entropy(maps: Maps, normalised: bool = False) -> PerHead:
     """Return the mean entropy of a row, −Σ_j A_ij ln A_ij, in nats, over all tokens.
 
@@ -73,11 +77,13 @@ def entropy(maps: Maps, normalised: bool = False) -> PerHead:
     return nats / torch.tensor(float(max(maps.shape[-1], 2)), device="cpu").log().to(nats) if normalised else nats
 
 
+@answered
 def diagonal_mass(maps: Maps, prefix_tokens: int = 0) -> PerHead:
     """Return the mean attention of a patch to itself, mean_i A_ii."""
     return patch_maps(maps, prefix_tokens).diagonal(dim1=-2, dim2=-1).mean(dim=(0, 2))
 
 
+@answered
 def diagonality(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return mean_i (1 − Σ_j A_ij d_ij / max_j d_ij): one on the diagonal, zero when all looks at the farthest.
 
@@ -90,6 +96,7 @@ def diagonality(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     return (1 - (patches * relative).sum(dim=-1)).mean(dim=(0, 2))
 
 
+@answered
 def far_mass(maps: Maps, grid: Grid, prefix_tokens: int = 0, radius: int | float = 3) -> PerHead:
     """Return the share of a patch's attention on patches farther away than a radius, Euclidean, in patches. Ours.
 
@@ -101,6 +108,7 @@ def far_mass(maps: Maps, grid: Grid, prefix_tokens: int = 0, radius: int | float
     return (patches * far).sum(dim=-1).mean(dim=(0, 2))
 
 
+@answered
 def uniform_far_mass(grid: Grid, radius: int | float = 3, causal: bool = False) -> float:
     """Return the ``far_mass`` of uniform attention over all patches, or where ``causal`` over those up to the query."""
     distances = grid_distances(grid)
@@ -109,6 +117,7 @@ def uniform_far_mass(grid: Grid, radius: int | float = 3, causal: bool = False) 
     return (uniform * (distances > radius)).sum(dim=-1).mean().item()
 
 
+@answered
 def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return the mean attention on the patch at a head's offset, over queries whose target lies inside the grid.
 
@@ -123,6 +132,7 @@ def impulse_mass(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix
     return (patches * inside).sum(dim=(-2, -1)).mean(dim=0) / inside.sum(dim=(-2, -1)).clamp_min(1)
 
 
+@answered
 def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return how often a query looks most at the patch at its head's offset; arguments as in ``impulse_mass``."""
     patches = patch_maps(maps, prefix_tokens)
@@ -132,6 +142,7 @@ def argmax_accuracy(maps: Maps, offsets: Int[Tensor, "heads 2"], grid: Grid, pre
     return accuracy.where(patches.isfinite().all(-1).all(-1).all(0), math.nan)  # argmax would take the first nan
 
 
+@answered
 def best_offset(maps: Maps, grid: Grid, prefix_tokens: int = 0, window: int = 3) -> Int[Tensor, "heads 2"]:
     """Return the offset with the largest impulse mass in a window × window neighbourhood (window odd), per head."""
     rows, columns = grid
@@ -150,6 +161,7 @@ def effective_rank(maps: Maps) -> PerHead:
     return torch.special.entr(share).sum(dim=-1).exp().mean(dim=0).to(maps.dtype)
 
 
+@answered
 def offset_profile(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> Float[Tensor, "heads offset_rows offset_columns"]:
     """Average attention over all pairs of patches at the same offset: the convolution that a head resembles.
 
@@ -166,6 +178,7 @@ def offset_profile(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> Float[Tens
     return (total / count).unflatten(1, (2 * rows - 1, 2 * columns - 1))
 
 
+@answered
 def profile_energy(maps: Maps, grid: Grid, prefix_tokens: int = 0) -> PerHead:
     """Return the share of Σ A² that the offset profile explains: one for a map that is a convolution."""
     patches = patch_maps(maps, prefix_tokens).mean(dim=0)
@@ -219,7 +232,7 @@ def checked_grid(patches: Tensor, grid: Grid) -> tuple[int, int]:
     Raises:
         StructuredInitError: they do not fit.
     """
-    if len(grid) != 2:
+    if not isinstance(grid, Sequence) or len(grid) != 2:
         raise StructuredInitError(f"a grid is (rows, columns), got {grid!r}")
     rows, columns = grid
     if rows * columns != patches.shape[-1]:
@@ -242,6 +255,7 @@ class Products(NamedTuple):
         return (self.between / (self.before.sqrt() * self.after.sqrt())).clamp(-1, 1)
 
 
+@answered
 def structure_left(before: Maps, after: Maps, prefix_tokens: int = 0, causal: bool = False) -> PerHead:
     """Return the cosine between maps before and after, less the uniform attention U that both have in common.
 
@@ -273,6 +287,7 @@ def structure_products(before: Maps, after: Maps, prefix_tokens: int = 0, causal
     return Products(*((a * b).sum(dim=(0, 2, 3)) for a, b in ((first, second), (first, first), (second, second))))
 
 
+@answered
 def impulse_mass_change(
     before: Maps, after: Maps, offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid, prefix_tokens: int = 0
 ) -> PerHead:

@@ -12,6 +12,7 @@ from torch import Tensor
 from structured_init.analysis import statistics
 from structured_init.analysis.heads import HEAD_SCORES
 from structured_init.analysis.statistics import impulse_mass_change, is_causal, structure_left
+from structured_init.arguments import answered
 
 # What each column means, for tables and figure titles.
 STATISTICS: dict[str, str] = {
@@ -30,6 +31,7 @@ STATISTICS: dict[str, str] = {
 }
 
 
+@answered
 def summarize(
     maps: statistics.Maps,
     grid: Sequence[int] | None = None,
@@ -77,6 +79,7 @@ def summarize(
     return _rounded(numbers, offsets)
 
 
+@answered
 def summarize_change(
     before: statistics.Maps,
     after: statistics.Maps,

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from structured_init.errors import StructuredInitError
 
@@ -65,7 +65,7 @@ def weight_products(site: HasProjections) -> WeightProducts:
         >>> tuple(products.query_key.shape), tuple(products.value_output.shape)
         ((3, 192, 192), (192, 192))
     """
-    if isinstance(site, nn.Module) and not hasattr(site, "query"):
+    if not hasattr(site, "query"):
         raise StructuredInitError(
             f"weight_products takes a site, as attention_sites(model) gives them, got {type(site).__name__}"
         )

@@ -160,7 +160,10 @@ class Positions(Initializer):
 def two_dimensional(site: PositionSite) -> tuple[int, int]:
     """Return the site's grid, or raise one line where it has none or it does not match the positions."""
     if site.grid is None:
-        raise StructuredInitError(f"'{site.name}' is a sequence without a grid; sincos and codes need rows and columns")
+        raise StructuredInitError(
+            f"'{site.name}' holds positions of a sequence, which has no rows and columns: sincos and codes are for "
+            "networks of images; Positions(kind='gaussian') takes both"
+        )
     rows, columns = site.grid
     if rows * columns != site.num_tokens:
         more = site.num_tokens - rows * columns

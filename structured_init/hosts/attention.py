@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from structured_init.arguments import check_grid, check_whole
+from structured_init.arguments import answered, check_grid, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention_site import AttentionSite, is_cross_attention
 from structured_init.hosts.layout import AttentionLayout, TokenLayout, checked_layout
@@ -33,6 +33,7 @@ WAY_OUT = "describe it with structured_init.register_attention"
 GIVE_A_BATCH = "give `batch=…`, one or two samples, so that it is found by watching"
 
 
+@answered
 def register_attention(
     cls: type[nn.Module] | str, *, grid: tuple[int, int] | None = None, prefix_tokens: int = 0
 ) -> Callable[[Describe], Describe]:
@@ -75,6 +76,7 @@ def register_attention(
     return decorate
 
 
+@answered
 def attention_sites(
     model: nn.Module | Weights, where: Where = None, *, cross: bool = False, batch: object = None
 ) -> list[AttentionSite]:
@@ -148,6 +150,7 @@ def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAt
     return [each for each in seen if not any(each.name == name or each.name.startswith(f"{name}.") for name in names)]
 
 
+@answered
 def required_attention_sites(weights: Weights, where: Where, who: str, *, cross: bool = False) -> list[AttentionSite]:
     """Return the attention sites, and raise one line that says what the model has where there is none.
 
@@ -304,6 +307,7 @@ def may_attend(weights: Weights, known: Iterable[str]) -> list[str]:
     return [name for name in found if not any(within(other, name) and other != name for other in found)]
 
 
+@answered
 def check_attention(model: nn.Module, batch: object = None) -> dict[str, tuple[float, float]]:
     """Compare the four matrices of every attention layout with what one forward pass of the model computes.
 

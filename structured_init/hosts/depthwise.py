@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.registry import Where, first_names, selects, what_the_model_has
 from structured_init.overlay import Weights
@@ -102,6 +103,7 @@ def is_depthwise(module: nn.Module) -> bool:
     return isinstance(module, KINDS) and module.groups == module.in_channels > 1 and math.prod(module.kernel_size) > 1
 
 
+@answered
 def depthwise_conv_sites(model: nn.Module | Weights, where: Where = None) -> list[DepthwiseConvSite]:
     """Find every depthwise convolution, in the order of the model and each weight once.
 

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from structured_init.arguments import Answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.registry import class_path
 from structured_init.overlay import Weights
@@ -21,7 +22,7 @@ from structured_init.overlay import Weights
 PARTS = ("query", "key", "value", "output")
 
 
-class _Heads:
+class _Heads(metaclass=Answered):
     """Heads in one parameter, read and written by where they begin in it, flattened, and by two strides."""
 
     weight: Tensor
@@ -142,7 +143,7 @@ class StridedProjection(_Heads):
 
 
 @dataclass(frozen=True)
-class JoinedProjection:
+class JoinedProjection(metaclass=Answered):
     """One of the four matrices whose heads lie in parameters of their own, as where every head is a module.
 
     Attributes:
@@ -193,7 +194,7 @@ def coincide(one: Matrices, two: Matrices) -> bool:
 
 
 @dataclass(frozen=True)
-class AttentionLayout:
+class AttentionLayout(metaclass=Answered):
     """Where one attention module keeps its matrices, and what it does around them.
 
     Attributes:
@@ -241,7 +242,7 @@ class AttentionLayout:
 
 
 @dataclass(frozen=True)
-class TokenLayout:
+class TokenLayout(metaclass=Answered):
     """The tokens of a model (or a tower of one): its grid, the tokens before it, and its positions if it has any.
 
     Attributes:
@@ -263,7 +264,7 @@ class TokenLayout:
 
 
 @dataclass(frozen=True)
-class ProjectionBias:
+class ProjectionBias(metaclass=Answered):
     """The bias that belongs to a projection's block of a host's parameter.
 
     Attributes:
@@ -297,7 +298,7 @@ def projection_bias(module: nn.Module, projection: Projection) -> ProjectionBias
 
 
 @dataclass(frozen=True)
-class FirstLayer:
+class FirstLayer(metaclass=Answered):
     """Where an MLP keeps one matrix W_1: a block of a host's parameter.
 
     Attributes:
@@ -319,7 +320,7 @@ class FirstLayer:
 
 
 @dataclass(frozen=True)
-class MlpLayout:
+class MlpLayout(metaclass=Answered):
     """Where one MLP keeps its first layer, and its gate if it has one."""
 
     first: FirstLayer

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import FirstLayer, MlpLayout
 from structured_init.hosts.registry import Registry, Where, first_names, selects, what_the_model_has
@@ -70,6 +71,7 @@ class MlpSite:
         return f"MlpSite('{self.name}', gated={self.layout.gate is not None})"
 
 
+@answered
 def register_mlp(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
     """Make an MLP class known, by decorating the function that says where it keeps its first layer.
 
@@ -101,6 +103,7 @@ def halves(weight: nn.Parameter) -> tuple[FirstLayer, FirstLayer]:
     return FirstLayer(weight, size=half), FirstLayer(weight, start=half, size=half)
 
 
+@answered
 def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
     """Find every MLP, in the order of the model.
 

@@ -13,6 +13,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import TokenLayout
 from structured_init.hosts.registry import Registry, Where, selects, what_the_model_has
@@ -83,6 +84,7 @@ class PositionSite:
         return f"PositionSite('{self.name}', grid={self.grid}, embed_dim={self.embed_dim})"
 
 
+@answered
 def register_positions(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
     """Make a model class's tokens known, by decorating the function that returns its ``TokenLayout``.
 
@@ -104,6 +106,7 @@ def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
     return weights.found.tokens[1]
 
 
+@answered
 def position_sites(model: nn.Module | Weights, where: Where = None) -> list[PositionSite]:
     """Find the positions of a model, in its order.
 
@@ -129,6 +132,7 @@ def no_positions(weights: Weights) -> str:
     return NO_POSITIONS + (FOUND_BY_WATCHING if "batch=" in (weights.found.unwatched or "") else "")
 
 
+@answered
 def required_position_sites(weights: Weights, where: Where, who: str) -> list[PositionSite]:
     """Return the position sites, and raise one line that says what the model has where there is none."""
     if sites := sought_position_sites(weights, where):

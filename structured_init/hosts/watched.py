@@ -26,10 +26,13 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
 
     It is run on the overlay's batch, which is asked for now where it is only offered, or on what the host library
     names. Where there is neither, or the model fails on it, nothing is found, and ``weights.found.unwatched`` says why.
+
+    Raises:
+        StructuredInitError: the model fails on a batch that was given.
     """
     found = weights.found
     if found.watched is None:
-        found.watched, none = [], None
+        found.watched, none, given = [], None, weights.batch is not None
         try:
             if why := cannot_run(weights.model, asked=True):
                 raise StructuredInitError(why)
@@ -41,6 +44,8 @@ def watched_attention(weights: Weights) -> list[FoundAttention]:
                 raise StructuredInitError(why)
             found.watched, found.watched_mlps, found.added, found.ran = watch_model(weights.model, batch)
         except StructuredInitError as error:
+            if given and error.__cause__ is not None:  # the model fails on what somebody gave for it
+                raise
             found.unwatched = none or str(error)
     return found.watched
 

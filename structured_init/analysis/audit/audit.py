@@ -18,12 +18,12 @@ from structured_init.analysis.audit.records import Record, in_words, label, reco
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
-from structured_init.arguments import check_whole
+from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
 from structured_init.names import folded_name, wrapped
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
-from structured_init.running import Inputs, as_inputs, host_inputs
+from structured_init.running import Inputs, answering, as_inputs, host_inputs
 from structured_init.storage import refuse_lazy
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ NO_INPUTS = "no batch was given and the host names none: activations, gradients 
 NO_CLASSES = "its output does not say how many classes it has: give classes="
 
 
+@answered
 def audit(
     model: nn.Module, batch: Any = None, *, classes: int | None = None, max_samples: int | None = 8, seed: int = 0
 ) -> Audit:
@@ -51,7 +52,7 @@ def audit(
         seed: of the draws of such inputs, and of the direction in which the output is differentiated.
 
     Raises:
-        StructuredInitError: the model has no parameters, or none with memory; one is lazy.
+        StructuredInitError: the model has no parameters, or none with memory; one is lazy; it fails on the batch.
 
     Example:
         >>> import torch
@@ -79,9 +80,9 @@ def audit(
     inputs = None if batch is None else as_inputs(batch)
     if inputs is not None and max_samples is not None:
         inputs = first_samples(inputs, max_samples)
+    depth, why = _depth(model, inputs, blocks, seed, classes)
     few_args, few_named = ((), {}) if inputs is None else first_samples(inputs, 2)  # the pass holds all activations
     products, without = product_diagonals(model, None if inputs is None else few_named or few_args)
-    depth, why = _depth(model, inputs, blocks, seed, classes)
     notes += [*without, *why, *_delayed(found, depth)]
     if depth.loss is None and depth.gradients:
         notes.append(f"loss left out: {NO_CLASSES if classes is None else f'its output has no {classes} logits'}")
@@ -216,7 +217,8 @@ def _depth(
 ) -> tuple[Depth, list[str]]:
     """Run what was given, or what the host names; only an error on the latter is kept as a note."""
     if given is not None:
-        return measure_depth(model, given, blocks, seed, classes), []
+        with answering(model):
+            return measure_depth(model, given, blocks, seed, classes), []
     inputs = host_inputs(model, seed)
     if inputs is None:
         return Depth(), [NO_INPUTS]

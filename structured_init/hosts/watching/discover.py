@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from traceback import walk_tb
 
 from torch import nn
 
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import PARTS, JoinedProjection, overlap
 from structured_init.hosts.watching.assemble import Watched, assemble, common
@@ -18,9 +18,10 @@ from structured_init.hosts.watching.mlps import FoundMlp, found_mlps
 from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
 from structured_init.names import named_plain_modules, plain_name
 from structured_init.overlay import Weights
-from structured_init.running import as_inputs, cpu_by_default, host_inputs, undisturbed
+from structured_init.running import answering, as_inputs, cpu_by_default, host_inputs, not_finite, undisturbed
 
 
+@answered
 def discover_attention(model: nn.Module, batch: object = None) -> list[FoundAttention]:
     """Run a model once, watch which linear maps its attention is made of, and check what was found.
 
@@ -54,23 +55,16 @@ def watch_model(
     model: nn.Module, batch: object = None
 ) -> tuple[list[FoundAttention], list[FoundMlp], list[Added], set[str]]:
     """Return attention layers, MLPs, added positions and the modules that ran; see :func:`discover_attention`."""
+    weights = Weights(model)
     inputs = host_inputs(model, batch=1) if batch is None else as_inputs(batch)
     if inputs is None:
         raise StructuredInitError(
             f"{type(model).__name__} does not say what it takes: give a batch, one or two samples, as batch=…"
         )
     args, kwargs = inputs
-    with undisturbed(model), watching(model) as seen:
-        try:
-            model(*args, **kwargs)
-        except StructuredInitError:
-            raise
-        except Exception as error:
-            what = "the host's own example" if batch is None else "the batch"
-            why = _not_finite(model) or " ".join(str(error).split()) or type(error).__name__
-            raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{_where(error, model)}") from error
+    with answering(model, given=batch is not None, bugs=True), undisturbed(model), watching(model) as seen:
+        model(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
-    weights = Weights(model)
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
     image = any(each.ndim > 3 and each.is_floating_point() for each in tensors((args, kwargs)))
     added = [
@@ -78,22 +72,6 @@ def watch_model(
         for each in {id(each.parameter): each for each in seen.added}.values()
     ]
     return with_own_names(join_heads(layers), model), found_mlps(seen, owners), added, seen.ran
-
-
-def _where(error: Exception, model: nn.Module) -> str:
-    """Name the innermost module that was running when an error was raised."""
-    names = {id(module): name for name, module in named_plain_modules(model)}
-    frames = (frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__))
-    inner = [names[id(owner)] for owner in frames if id(owner) in names]
-    return f" (in '{inner[-1]}')" if inner and inner[-1] else ""
-
-
-def _not_finite(model: nn.Module) -> str | None:
-    """Name the first parameter that holds NaN or infinity."""
-    for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not parameter.isfinite().all():
-            return f"'{plain_name(name, model)}' holds numbers that are not finite"
-    return None
 
 
 def checked(watched: Watched, weights: Weights) -> FoundAttention:
@@ -108,7 +86,7 @@ def checked(watched: Watched, weights: Weights) -> FoundAttention:
     elif any(overlap(part, own.output) for part in (own.query, own.key, own.value)):
         reason = "its values and its output are the same numbers"
     elif not math.isfinite(proof.error):
-        reason = _not_finite(weights.model) or "its queries, keys or values are not finite"
+        reason = not_finite(weights.model) or "its queries, keys or values are not finite"
     elif not proof.error <= tolerance:
         reason = (
             f"what its matrices predict is not what came out: relative error {proof.logits:.2g} "

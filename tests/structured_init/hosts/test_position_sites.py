@@ -73,7 +73,7 @@ def test_a_sequence_takes_gaussian_positions_and_refuses_sincos():
     model = nn.Sequential(Net())
     initialize(model, Positions("gaussian"))
     assert model[0].table.abs().min() > 0
-    with pytest.raises(StructuredInitError, match=r"'0.table' is a sequence without a grid"):
+    with pytest.raises(StructuredInitError, match=r"'0.table' holds positions of a sequence.*kind='gaussian'"):
         initialize(model, Positions())
 
 

@@ -147,7 +147,7 @@ def test_two_tables_that_are_both_added_are_left_alone():
 def test_tokens_of_no_square_number_are_positions_without_a_grid():
     model = Foreign(table=(1, 8, DIM))
     batch = torch.randn(2, 3, 4, 8)
-    with pytest.raises(StructuredInitError, match="'kringle' is a sequence without a grid"):
+    with pytest.raises(StructuredInitError, match="'kringle' holds positions of a sequence"):
         initialize(model, Positions(), batch=batch)
     model.image_size, model.patch_size = (4, 8), 2
     initialize(model, Positions(), batch=batch)

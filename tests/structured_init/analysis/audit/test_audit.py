@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import timm
 import torch
@@ -10,6 +12,7 @@ from torch import nn
 
 from structured_init import Mimetic, initialize
 from structured_init.analysis import audit, weight_products
+from structured_init.errors import StructuredInitError
 from structured_init.hosts import attention_sites
 from structured_init.names import folded_name
 from structured_init.running import as_inputs, host_inputs
@@ -178,6 +181,12 @@ def test_a_host_that_does_not_run_on_its_own_inputs_is_audited_without_them(mode
     ]
     with pytest.raises(ZeroDivisionError):
         audit(other, torch.randn(2, 3, 32, 32))
+
+
+def test_a_batch_of_another_size_is_answered_with_one_that_fits(model):
+    answer = "Input height (4) doesn't match model (32). (in 'patch_embed'); it takes torch.randn(2, 3, 32, 32)"
+    with pytest.raises(StructuredInitError, match=re.escape(f"VisionTransformer fails on the batch: {answer}")):
+        audit(model, torch.randn(2, 3, 4, 4))
 
 
 @pytest.mark.parametrize("seed", range(4))
