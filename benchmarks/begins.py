@@ -57,7 +57,6 @@ READ = {
     r"/(nest_tiny|resnest14d|skresne\w+) ": "no method: `init_weights` writes convolutions and linear layers, no norms",
     r"/samvit_base_patch16 meta": "no method: the model has no `init_weights`",
     r"/swinv2_\w+ meta": "intended: a mask, no weight; timm's `reinit_non_persistent_buffers` writes it",
-    r"/d_fine copies|/deformable_detr copies|/deimv2 copies": "intended: a fixed grid",
 }
 SECTIONS = {
     "defect": "Defects",

@@ -190,8 +190,7 @@ def check_initialized(
         for name, each in _against_builds(build, fresh, other, found, fixed, wanted, seed):
             row(name, **each)
     values = _tensors(fresh)
-    # Buffers that are computed may be the same in all blocks.
-    drawn = [each for each in found if each.trainable or each.name not in fixed]
+    drawn = [each for each in found if each.name not in fixed or _looks_drawn(each)]  # computed tables may be equal
     row("copies", (each.text for each in findings.copied(drawn, {each.name: values[each.name] for each in drawn})))
     if {"loss", "bfloat16", "depth"} & set(wanted):
         with torch.no_grad():  # what was never written is said once, by "memory"
@@ -314,12 +313,10 @@ def _against_builds(
         named = {name for name, _ in unequal}
         unequal += [(name, text) for name in values if name not in named and not _equal(values[name], other_rank[name])]
         yield "seed", {"failures": _folded(unequal)}
-    drawn = {"normal", "truncated normal", "uniform"}  # a table that is computed looks like none of these
     same = (
         (each.name, f"{in_words(each)}, the same under seeds {seed} and {seed + 1}")
         for each in found
-        if each.name in fixed and each.size >= FEWEST and each.trainable
-        if drawn & {each.distribution.kind, *(known.expected.kind for known in each.references)}
+        if each.name in fixed and _looks_drawn(each)
     )
     yield "seeds", {"failures": _folded(same)}
     if {"meta", "own"} & set(wanted):
@@ -332,6 +329,14 @@ def _against_builds(
         text = "does not come back with the state_dict"
         lost = ((name, text) for name, each in _tensors(other).items() if not _equal(values[name], each))
         yield "save", {"failures": _folded(lost)}
+
+
+def _looks_drawn(record: Record) -> bool:
+    """Tell weights from a table that is computed, which looks like no random numbers."""
+    kinds = {record.distribution.kind, *(known.expected.kind for known in record.references)}
+    return (
+        record.trainable and record.size >= FEWEST and not kinds.isdisjoint(("normal", "truncated normal", "uniform"))
+    )
 
 
 def _by_meta(
