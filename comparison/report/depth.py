@@ -18,6 +18,7 @@ from structured_init.analysis.statistics import is_causal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+LEGEND = 3  # names beside one another below a figure
 MOST_SEEDS = 5  # whose maps are read, for what their statistics do not say
 SHOWN = (
     "mean_distance",
@@ -75,7 +76,9 @@ def depth_figure(
     """Draw one statistic over depth: before on the left, after on the right, on one scale."""
     moments = [moment for moment in MOMENTS if any(moment == known for _, known in values)]
     with figure_settings():
-        figure = new_figure(3.5, 2.05)
+        arms = list(dict.fromkeys(arm for arm, _ in values))
+        rows = -(-len(arms) // LEGEND)
+        figure = new_figure(3.5, 2.05 + 0.16 * rows)
         axes = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
         for (arm, moment), over_layers in values.items():
             line = {"color": styles[arm].paper, "linestyle": styles[arm].dash, "linewidth": 1.4}
@@ -93,6 +96,11 @@ def depth_figure(
         if lowest < 0:
             for axis in axes:
                 axis.axhline(0, color=FAINT, linewidth=0.7)
+        lines = [
+            axes[0].plot([], [], color=styles[arm].paper, linestyle=styles[arm].dash, linewidth=1.4)[0] for arm in arms
+        ]
+        place = {"loc": "outside lower center", "ncols": min(LEGEND, len(arms)), "fontsize": 7, "frameon": False}
+        figure.legend(lines, arms, **place)
         figure.suptitle(TITLES.get(name, name), x=0.01, ha="left", fontsize=8.5, parse_math=name in TITLES)
     return figure
 
