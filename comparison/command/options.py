@@ -12,12 +12,11 @@ from structured_init.arguments import parse_duration
 from structured_init.errors import StructuredInitError, nearest
 
 CONTROL = (
-    "control, for all arms or as INIT=CONTROL,…, where an arm may have several: a scrambled one if its name ends in"
-    " _scrambled, else one with the same positions (default: found)"
+    "control, for all arms or as INIT=CONTROL,INIT=OTHER,…: a scrambled one if its name ends in _scrambled, else one"
+    " with the same positions (default: found)"
 )
 MOST_SEEDS = 10_000
-SUCCESS = "count the runs whose metric reaches X, such as 0.95, where results are all or nothing; the folder keeps X"
-SUCCESS += " until --success none"
+SUCCESS = "count the runs whose metric reaches X, such as 0.95; none withdraws a kept X"
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ from structured_init.analysis.statistics import is_causal
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEGEND = 3  # names beside one another below a figure
 MOST_SEEDS = 5  # whose maps are read, for what their statistics do not say
 SHOWN = (
     "mean_distance",
@@ -77,8 +77,8 @@ def depth_figure(
     moments = [moment for moment in MOMENTS if any(moment == known for _, known in values)]
     with figure_settings():
         arms = list(dict.fromkeys(arm for arm, _ in values))
-        rows = -(-len(arms) // LEGEND)
-        figure = new_figure(3.5, 2.05 + 0.16 * rows)
+        beside = max(1, min(len(arms), int(3.5 / (0.45 + 0.06 * max(map(len, arms))))))  # names in a row of the legend
+        figure = new_figure(3.5, 2.05 + 0.16 * math.ceil(len(arms) / beside))
         axes = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
         for (arm, moment), over_layers in values.items():
             line = {"color": styles[arm].paper, "linestyle": styles[arm].dash, "linewidth": 1.4}
@@ -99,7 +99,7 @@ def depth_figure(
         lines = [
             axes[0].plot([], [], color=styles[arm].paper, linestyle=styles[arm].dash, linewidth=1.4)[0] for arm in arms
         ]
-        place = {"loc": "outside lower center", "ncols": min(LEGEND, len(arms)), "fontsize": 7, "frameon": False}
+        place = {"loc": "outside lower center", "ncols": beside, "handlelength": 1.5, "fontsize": 7, "frameon": False}
         figure.legend(lines, arms, **place)
         figure.suptitle(TITLES.get(name, name), x=0.01, ha="left", fontsize=8.5, parse_math=name in TITLES)
     return figure

@@ -61,8 +61,8 @@ COUNTING = (
     "A run succeeds by its final value; a run that diverged has not succeeded. Each count has the exact 95 % interval "
     "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all that is judged. "
     "The picture and the steps are of the validation split: they are counted to the first evaluation that is as good, "
-    "interpolated linearly between evaluations. A run that never gets there is censored (Kaplan and Meier) and ends at a tick in the picture. The interval of the median is "
-    "that of Brookmeyer and Crowley."
+    "interpolated linearly between evaluations. A run that never gets there is censored (Kaplan and Meier) and ends at "
+    "a tick in the picture. The interval of the median is that of Brookmeyer and Crowley."
 )
 CONTROLS = {"control": "the same-positions control", "scrambled": "the same weights scrambled"}
 POWER_HOW = (
