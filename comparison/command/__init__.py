@@ -50,7 +50,7 @@ def find(args: Sequence[str]) -> None:
 
 
 def report(args: Sequence[str]) -> None:
-    """Write the report of a comparison, finished or not, or of runs made elsewhere; print its verdict and its files.
+    """Write the report of a comparison, finished or not, or of runs made elsewhere; print its verdict and where it is.
 
     Args:
         args: the command line after ``report``.
@@ -61,6 +61,7 @@ def report(args: Sequence[str]) -> None:
     options = report_parser().parse_args(args)
     from comparison.report import write_report
     from comparison.results.controls import parse_controls
+    from comparison.results.tables import count
 
     controls = parse_controls(options.control) or None
     begin_writing()
@@ -77,7 +78,9 @@ def report(args: Sequence[str]) -> None:
         arm=options.arm,
     )
     title, *verdict = written[1].read_text(encoding="utf-8").partition("\n## ")[0].strip().split("\n\n")
-    print("\n\n".join([title.removeprefix("# "), *verdict, "\n".join(map(str, written))]))
+    page = written[0]
+    files = f"{count(len(written), 'file')} in {page.parent}, figures in figures/\nto read: {page}"
+    print("\n\n".join([title.removeprefix("# "), *verdict, files]))
 
 
 def judge(args: Sequence[str]) -> None:

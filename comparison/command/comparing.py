@@ -51,7 +51,7 @@ def _compare(
     launcher = None if options.launcher == "ray" else launcher_of(options, limit)
     comparison = prepare(options, further, command)
     for remark in comparison.remarks:
-        console.print(f"controls: {remark}", markup=False, soft_wrap=True)
+        console.print(remark, markup=False, soft_wrap=True)
     launcher = launcher or launcher_of(options, limit)
     begin_writing()
     try:

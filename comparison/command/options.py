@@ -12,11 +12,11 @@ from structured_init.arguments import parse_duration
 from structured_init.errors import StructuredInitError, nearest
 
 CONTROL = (
-    "control, for all arms or as INIT=CONTROL,…: a scrambled one if its name ends in _scrambled, else one with the same"
-    " positions (default: recognized)"
+    "control, for all arms or as INIT=CONTROL,INIT=OTHER,…: a scrambled one if its name ends in _scrambled, else one"
+    " with the same positions (default: found)"
 )
 MOST_SEEDS = 10_000
-SUCCESS = "count the runs whose metric reaches X, such as 0.95; for results that are all or nothing"
+SUCCESS = "count the runs whose metric reaches X, such as 0.95; none withdraws a kept X"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,7 +81,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--learning-rates", default="", metavar="a,b", help=rates)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
-    add("--success", type=_number, metavar="X", help=SUCCESS)
+    add("--success", type=_success, metavar="X", help=SUCCESS)
     _add_training(parser)
     add("--no-open", action="store_true", help="do not show the report in a browser")
     return parser
@@ -134,7 +134,7 @@ def report_parser() -> argparse.ArgumentParser:
     seed = "the column, or the setting of logged runs, that is the seed (default: seed, seed_everything or the like)"
     add("--seed", metavar="COLUMN", help=seed)
     add("--control", metavar="INIT", help=CONTROL)
-    add("--success", type=_number, metavar="X", help=SUCCESS)
+    add("--success", type=_success, metavar="X", help=SUCCESS)
     add("--output", metavar="FILE", help="file of the page (default: DIR/report.html, or table_report/report.html)")
     add("--no-open", action="store_true", help="accepted as in compare; this command opens no browser")
     return parser
@@ -241,6 +241,11 @@ def _number(text: str) -> float:
     if not 0 <= number < math.inf:
         raise argparse.ArgumentTypeError(f"expected a number from 0, got '{text}'")
     return number
+
+
+def _success(text: str) -> float | str:
+    """Return a threshold, or ``none``, which withdraws one."""
+    return text if text == "none" else _number(text)
 
 
 def _positive_number(text: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from comparison.report.theme import Style, styles
 from comparison.results.aggregate import Aggregate, aggregate
-from comparison.results.controls import check_controls, find_controls, find_scrambled, named
+from comparison.results.controls import Controls, check_controls, find_controls, find_scrambled, named
 from comparison.results.effects import Effects, check_success, effects, judge_together, successes
 from comparison.results.elsewhere import Elsewhere, comparison_of, read_elsewhere
 from comparison.results.folder import (
@@ -158,8 +157,8 @@ class ReportData:
 def read_report_data(
     folder: str | os.PathLike[str],
     baseline: str | None = None,
-    controls: Mapping[str, str] | str | None = None,
-    success: float | None = None,
+    controls: Controls | str | None = None,
+    success: float | str | None = None,
     metric: str | None = None,
     mode: str | None = None,
     names: str | None = None,
@@ -182,7 +181,7 @@ def read_report_data(
     for name in (*manifest["arms"], manifest["metric"], *grid, *curves["metric"].unique()):
         if any(unicodedata.category(character) in ("Cc", "Cs") for character in name):
             raise StructuredInitError(f"the name {name!a} has a character that cannot be shown: rename it")
-    success = manifest.get("success") if success is None else check_success(success, manifest["metric"])
+    success = check_success(success, manifest.get("success"), manifest["metric"])
     manifest = {**manifest, "baseline": baseline or manifest["baseline"], "success": success}
     if controls:
         manifest = {**manifest, "controls": {**named(manifest), **check_controls(controls, manifest)}}

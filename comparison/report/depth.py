@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,9 @@ def depth_figure(
     """Draw one statistic over depth: before on the left, after on the right, on one scale."""
     moments = [moment for moment in MOMENTS if any(moment == known for _, known in values)]
     with figure_settings():
-        figure = new_figure(3.5, 2.05)
+        arms = list(dict.fromkeys(arm for arm, _ in values))
+        beside = max(1, min(len(arms), int(3.5 / (0.45 + 0.06 * max(map(len, arms))))))  # names in a row of the legend
+        figure = new_figure(3.5, 2.05 + 0.16 * math.ceil(len(arms) / beside))
         axes = figure.subplots(1, len(moments), sharey=True, squeeze=False)[0]
         for (arm, moment), over_layers in values.items():
             line = {"color": styles[arm].paper, "linestyle": styles[arm].dash, "linewidth": 1.4}
@@ -93,6 +96,11 @@ def depth_figure(
         if lowest < 0:
             for axis in axes:
                 axis.axhline(0, color=FAINT, linewidth=0.7)
+        lines = [
+            axes[0].plot([], [], color=styles[arm].paper, linestyle=styles[arm].dash, linewidth=1.4)[0] for arm in arms
+        ]
+        place = {"loc": "outside lower center", "ncols": beside, "handlelength": 1.5, "fontsize": 7, "frameon": False}
+        figure.legend(lines, arms, **place)
         figure.suptitle(TITLES.get(name, name), x=0.01, ha="left", fontsize=8.5, parse_math=name in TITLES)
     return figure
 

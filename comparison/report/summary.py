@@ -22,6 +22,7 @@ from scipy import stats
 from comparison.report.data import MOMENTS, ReportData
 from comparison.report.depth import mean_over_heads
 from comparison.report.findings import diverged_sentence, equal_sentence, findings, listed, unbroken
+from comparison.results.controls import verdicts
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.folder import Run, read_json
 from comparison.results.headline import decimals
@@ -195,7 +196,10 @@ def _over_controls(found: Effects, arm: ArmResult) -> str:
         f"over {name} ({each.reference}; {words[each.is_gain]})"
         for place, (name, each) in enumerate(known)
     ]
-    return f"What the structure of {arm.name} adds: {listed(parts)}."
+    _, structure, decisive = verdicts(found).get(arm.name, ("", "", []))
+    further = [name for name in decisive if name not in own(arm)] if structure != "shown" else []
+    more = f" That it adds anything over {listed(further)} is {structure}." if further else ""
+    return f"What the structure of {arm.name} adds: {listed(parts)}.{more}"
 
 
 def _difference(effect: Effect, found: Effects) -> str:

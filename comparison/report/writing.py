@@ -20,6 +20,7 @@ from comparison.report.data import ReportData, read_report_data
 from comparison.report.registry import FOLDER, PANELS, Html, Panel, Shown, pieces, render
 from comparison.report.summary import summary
 from comparison.report.theme import BASELINE, COLORS, Drawing
+from comparison.results.controls import Controls
 from comparison.results.effects import FAMILIES, ArmResult, Effect
 from comparison.results.folder import MANIFEST
 from comparison.results.paired import Interval
@@ -47,9 +48,9 @@ Sections = list[tuple[Panel, list[Shown]]]
 def write_report(
     folder: str | os.PathLike[str],
     baseline: str | None = None,
-    controls: Mapping[str, str] | str | None = None,
+    controls: Controls | str | None = None,
     output: str | os.PathLike[str] | None = None,
-    success: float | None = None,
+    success: float | str | None = None,
     metric: str | None = None,
     mode: str | None = None,
     names: str | None = None,
@@ -61,11 +62,12 @@ def write_report(
     Args:
         folder: of the comparison; or a table, or a folder of runs, made elsewhere.
         baseline: the arm that differences refer to; the comparison's own when None.
-        controls: arm → its same-positions control, or one for all arms; the comparison's own, else those found in the
-            init reports, when None.
+        controls: arm → its control or controls, or one for all arms; the comparison's own, else those found in the init
+            reports, or by the names of a table's arms, when None.
         output: the page's file; ``report.html`` in the folder when None, in ``table_report`` beside ``table.csv``.
             Everything else goes beside it.
-        success: what a run has to reach of the metric to be counted, as it is logged; the comparison's own when None.
+        success: what a run has to reach of the metric to be counted, as it is logged; ``"none"`` counts none;
+            the comparison's own when None.
         metric: what is compared, where runs made elsewhere have several.
         mode: ``"max"`` or ``"min"``, whether more or less of it is better; the comparison's own when None.
         names: how runs made elsewhere are named, with ``{arm}`` and ``{seed}``.

@@ -8,7 +8,8 @@ destroys their alignment. Two more keep how sharp attention is: scrambled and th
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from comparison.results.decisions import decide, judged
@@ -26,10 +27,11 @@ SCRAMBLED, SHARPENED, OFFSET, SAME_POSITIONS = "_scrambled", "_sharpened", "_off
 GAINS = {"better": "shown", "worse": "refuted", "equivalent": "none", "undecided": "not shown"}
 
 Report = Mapping[str, Any]
+Controls = Mapping[str, str | Sequence[str]]  # arm → its control, or several
 
 
 def find_controls(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
-    """Return arm → its control: those named by the user, else those found in the init reports of equal seeds."""
+    """Return arm → its control: as the user named it, else by the init reports of equal seeds, else by its name."""
     reports: dict[str, dict[int, Report]] = {arm: {} for arm in manifest["arms"]}
     for run in runs:
         path = run.folder / "init_report.json"
@@ -40,11 +42,11 @@ def find_controls(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
         for arm in reports
         if (control := next((other for other in reports if _matches(reports[other], reports[arm])), None))
     }
-    return {**found, **{arm: other for arm, other in named(manifest).items() if not other.endswith(SCRAMBLED)}}
+    return {**_by_name(manifest, SAME_POSITIONS), **found, **_first_named(manifest, scrambled=False)}
 
 
 def find_scrambled(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
-    """Return arm → the same initialization scrambled: as the init reports say, or as the user named it."""
+    """Return arm → the same initialization scrambled: as the user named it, else by the init reports or its name."""
     shown: dict[str, str] = {}
     for run in runs:
         path = run.folder / "init_report.json"
@@ -56,17 +58,30 @@ def find_scrambled(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
         for other, text in shown.items()
         if text.startswith(f"Scrambled(initializer={initializer}, ")
     }
-    return {**found, **{arm: other for arm, other in named(manifest).items() if other.endswith(SCRAMBLED)}}
+    return {**_by_name(manifest, SCRAMBLED), **found, **_first_named(manifest, scrambled=True)}
 
 
-def named(manifest: Manifest) -> dict[str, str]:
-    """Return arm → control as the user named them; one whose name ends in ``_scrambled`` is a scrambled one."""
+def named(manifest: Manifest) -> dict[str, list[str]]:
+    """Return arm → controls as the user named them; one whose name ends in ``_scrambled`` is a scrambled one."""
     return check_controls(manifest.get("controls"), manifest)
 
 
-def as_sharp(arm: str, arms: Collection[str]) -> list[str]:
-    """Return the controls of an arm, among several arms, whose attention is as sharp as its own."""
-    return [name for ending in (SHARPENED, OFFSET) if (name := arm + ending) in arms]
+def _first_named(manifest: Manifest, scrambled: bool) -> dict[str, str]:
+    """Return arm → the first of its controls of one kind that the user named."""
+    pairs = ((arm, other) for arm, others in named(manifest).items() for other in reversed(others))
+    return {arm: other for arm, other in pairs if other.endswith(SCRAMBLED) is scrambled}
+
+
+def further_controls(arm: str, arms: Collection[str], others: Iterable[str] = ()) -> list[str]:
+    """Return the controls of an arm, among several arms, that have no column: as sharp as it is, or named further."""
+    of_name = (arm + ending for ending in (SHARPENED, OFFSET))
+    return [name for name in dict.fromkeys([*of_name, *others]) if name in arms]
+
+
+def _by_name(manifest: Manifest, ending: str) -> dict[str, str]:
+    """Return arm → the arm of its name with an ending, of runs made elsewhere, which have no init reports."""
+    arms = manifest["arms"] if manifest.get("source") else ()
+    return {arm: arm + ending for arm in arms if arm + ending in arms}
 
 
 def due_to_structure(kinds: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -86,11 +101,13 @@ def due_to_structure(kinds: Mapping[str, str]) -> tuple[str, list[str]]:
 def verdicts(found: Any) -> dict[str, tuple[str, str, list[str]]]:
     """Return of every arm with controls: is a gain over the baseline shown, is it due to structure, what decides that.
 
-    Differences to controls that are as sharp hold together among themselves (Bonferroni). ``found`` is the ``Effects``
+    Differences to controls without a column hold together among themselves (Bonferroni). ``found`` is the ``Effects``
     of one place of the grid; that module imports this one.
     """
     arms = {arm.name: arm for arm in found.arms}
-    pairs = [(name, other) for name in arms for other in as_sharp(name, arms)]
+    shown = {name: {each.reference for each in (arm.control, arm.scrambled) if each} for name, arm in arms.items()}
+    further = {name: further_controls(name, arms, found.named.get(name, ())) for name in arms}
+    pairs = [(name, other) for name in arms for other in further[name] if other not in shown[name]]
     sharp = {pair: _beside(arms[pair[0]], arms[pair[1]], found, len(pairs)) for pair in pairs}
     kinds = {}
     for name, arm in arms.items():
@@ -127,14 +144,17 @@ def _beside(arm: Any, other: Any, found: Any, number: int) -> str:
     return "undecided" if interval.has_no_width else judged(interval, None, found.metric)
 
 
-def check_controls(controls: Mapping[str, str] | str | None, manifest: Manifest) -> dict[str, str]:
-    """Return arm → control as the user named them; one name stands for every other arm but the baseline."""
-    named = {controls} if isinstance(controls, str) else {name for pair in (controls or {}).items() for name in pair}
-    for name in sorted(named - set(manifest["arms"])):
-        raise StructuredInitError(f"'{name}' is not an arm of this comparison: {nearest(name, manifest['arms'])}")
+def check_controls(controls: Controls | str | None, manifest: Manifest) -> dict[str, list[str]]:
+    """Return arm → controls as the user named them; one name stands for every other arm but the baseline."""
     if isinstance(controls, str):
-        controls = {arm: controls for arm in manifest["arms"] if arm not in (controls, manifest["baseline"])}
-    return dict(controls or {})
+        known = {arm: [controls] for arm in manifest["arms"] if arm not in (controls, manifest["baseline"])}
+        names = {controls}
+    else:
+        known = {arm: [of] if isinstance(of, str) else list(of) for arm, of in (controls or {}).items()}
+        names = {*known, *chain.from_iterable(known.values())}
+    for name in sorted(names - set(manifest["arms"])):
+        raise StructuredInitError(f"'{name}' is not an arm of this comparison: {nearest(name, manifest['arms'])}")
+    return known
 
 
 def is_control(control: Report, arm: Report) -> bool:
@@ -182,9 +202,11 @@ def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     )
 
 
-def parse_controls(text: str | None) -> dict[str, str] | str:
-    """Return initialization → control of ``A=B,C=D``, or one name that stands for all."""
+def parse_controls(text: str | None) -> dict[str, list[str]] | str:
+    """Return initialization → controls of ``A=B,A=C,D=E``, or one name that stands for all."""
     if not text or "=" not in text:
         return text or {}
-    pairs = [part.partition("=") for part in text.split(",")]
-    return {arm.strip(): control.strip() for arm, _, control in pairs}
+    controls: dict[str, list[str]] = {}
+    for arm, _, control in (part.partition("=") for part in text.split(",")):
+        controls.setdefault(arm.strip(), []).append(control.strip())
+    return controls

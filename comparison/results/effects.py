@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 from comparison.results.controls import OFFSET, SAME_POSITIONS, SCRAMBLED, SHARPENED, named
@@ -133,6 +133,7 @@ class Effects:
     target: float | None = None  # what ``ArmResult.reach`` refers to, in the unit that is shown; None without curves
     question: Question | None = None  # what was to be decided; None where the comparison only describes
     family: int = 1  # how many differences are judged together, at all places of the grid
+    named: Mapping[str, Sequence[str]] = field(default_factory=dict)  # arm → controls as the user named them
 
     @property
     def at_once(self) -> bool:
@@ -151,8 +152,9 @@ def effects(
 ) -> list[Effects]:
     """Return the effects at every place of the grid, with verdicts that hold together."""
     controls, scrambled, arms, baseline = controls or {}, scrambled or {}, manifest["arms"], manifest["baseline"]
+    given = named(manifest)
     ends = (f"{arm}{end}" for arm in arms for end in (SCRAMBLED, SHARPENED, OFFSET, SAME_POSITIONS))
-    no_competitors = {*named(manifest).values(), *scrambled.values(), *ends} - {baseline}
+    no_competitors = {*chain(*given.values()), *scrambled.values(), *ends} - {baseline}
     pairs = {(arm, baseline) for arm in arms if arm not in {*no_competitors, baseline}}
     pairs |= {*controls.items(), *scrambled.items()}
     places, question = points(manifest["grid"]), question_of(manifest)
@@ -180,7 +182,7 @@ def effects(
             for arm in arms
             if arm in finals.values or no_rates.get(arm)
         ]
-        each = Effects(point, finals.metric, baseline, of_arms, target=target, question=question)
+        each = Effects(point, finals.metric, baseline, of_arms, target=target, question=question, named=given)
         finite = [value for arm in of_arms for value in arm.by_seed.values()]
         if all_or_nothing(each) is not None or each.metric.looks_solved(finite):
             each = replace(each, arms=list(map(_without_ends, of_arms)))
@@ -374,7 +376,7 @@ def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = No
         for arm in found.arms
         if arm.name in shares
     ]
-    return judge_together([Effects(found.point, found.metric, found.baseline, arms, limit)])[0]
+    return judge_together([Effects(found.point, found.metric, found.baseline, arms, limit, named=found.named)])[0]
 
 
 def _contrast(shares: Mapping[str, Share], arm: str, reference: str | None) -> Contrast | None:
@@ -394,14 +396,16 @@ def _times(curves: Mapping[int, Curve], arm: ArmResult, threshold: float, mode: 
     return times_to(reached, [float(curve[-1][0]) for _, curve in runs])
 
 
-def check_success(threshold: float, metric: str) -> float:
-    """Return a threshold that the metric can have."""
-    if Metric(metric).factor == 100 and threshold > 1:
+def check_success(asked: float | str | None, known: float | None, metric: str) -> float | None:
+    """Return the threshold that was asked for, else the known one; ``"none"`` asks for no threshold."""
+    if asked is None or isinstance(asked, str):
+        return known if asked is None else None
+    if Metric(metric).factor == 100 and asked > 1:
         raise StructuredInitError(
-            f"--success {threshold:g} is more than any {metric} can be, which is logged from 0 to 1: "
-            f"did you mean {min(threshold / 100, 1.0):g}?"
+            f"--success {asked:g} is more than any {metric} can be, which is logged from 0 to 1: "
+            f"did you mean {min(asked / 100, 1.0):g}?"
         )
-    return threshold
+    return asked
 
 
 def all_or_nothing(found: Effects) -> float | None:

@@ -105,7 +105,8 @@ def headline_table(found: Effects) -> Table:
         columns.append((f"steps to {target_text(found, digits)}", lambda arm: _steps_cell(arm.reach)))
         columns.append(("speed-up", partial(_speed_up_cell, found=found, digits=digits)))
     if counted and any(arm.times for arm in found.arms):
-        columns.append(("steps until half have it", lambda arm: _median_cell(arm.times)))
+        half = f"steps until half have {threshold_text(found, on_validation=True)}"
+        columns.append((half, lambda arm: _median_cell(arm.times)))
     return Table([heading for heading, _ in columns], [[cell(arm) for _, cell in columns] for arm in found.arms])
 
 
@@ -208,13 +209,14 @@ def diverged_text(arm: ArmResult) -> str:
     return f"{len(arm.diverged)} of {arm.seeds} diverged" if arm.diverged else ""
 
 
-def threshold_text(found: Effects) -> str:
-    """Return what a run has to reach: ``test accuracy ≥ 95 %``."""
+def threshold_text(found: Effects, on_validation: bool = False) -> str:
+    """Return what a run has to reach: ``test accuracy ≥ 95 %``, or the same on the validation split."""
     sign = "≤" if found.metric.mode == "min" else "≥"
-    return f"{found.metric.words} {sign} {found.threshold:g}{found.metric.percent}"
+    words = Metric(found.metric.on_validation).words if on_validation else found.metric.words
+    return f"{words} {sign} {found.threshold:g}{found.metric.percent}"
 
 
-def share_text(share: Share) -> str:
+def share_text(share: Share | Times) -> str:
     """Return a count: ``3 of 5``."""
     return f"{share.count} of {share.runs}"
 

@@ -15,7 +15,7 @@ from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, ROUNDIN
 from comparison.results.tables import Cell, Table, number, significant
 
 POWER = 0.8
-MANY = 10_000  # pairs; what takes more has no price worth naming
+MANY = 1_000  # pairs; what takes more nobody runs, and no price is named
 ENOUGH = 5  # seeds, below which a deviation is hardly known
 
 
@@ -31,7 +31,7 @@ class Power:
     visible: float
     between: tuple[float, float]  # ends of a 95 % interval of ``visible``, for the deviation is an estimate
     # half width → the pairs at which a 95 % t interval is that narrow, in order of size from the largest; None
-    # where it takes more than 10,000
+    # where it takes more than 1,000
     seeds: dict[float, int | None]
 
 
@@ -76,7 +76,7 @@ def _noncentrality(pairs: int, level: float) -> float:
 
 
 def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int | None:
-    """Return the smallest number of pairs whose t interval has at most this half width; None above 10,000."""
+    """Return the smallest number of pairs whose t interval has at most this half width; None above 1,000."""
     from scipy import stats
 
     def narrow(pairs: int) -> bool:
@@ -120,7 +120,8 @@ def power_table(found: Effects) -> Table | None:
     if not known:
         return None
     unit = f" ({found.metric.unit})" if found.metric.unit else ""
-    widths = [f"seeds for ± {width:g}" for width in known[0][2].seeds]
+    priced = _priced([one for *_, one in known])
+    widths = [f"seeds for ± {width:g}" for width in priced]
     columns = ["difference", "pairs", f"standard deviation{unit}", f"called different in 80 %{unit}", *widths]
     rows = [
         [
@@ -128,7 +129,7 @@ def power_table(found: Effects) -> Table | None:
             Cell(str(one.pairs)),
             Cell(_between([one.deviation])),
             Cell(_between([one.visible]), note=_between(one.between)),
-            *(Cell(_prices([seeds])) for seeds in one.seeds.values()),
+            *(Cell(_prices([one.seeds[width]])) for width in priced),
         ]
         for arm, reference, one in known
     ]
@@ -141,9 +142,9 @@ def power_sentence(found: Effects) -> str:
     if not known:
         return ""
     unit = found.metric.points
-    prices = [
-        f"± {width:g}{unit} takes {_prices([one.seeds[width] for one in known])} seeds" for width in known[0].seeds
-    ]
+    prices = "".join(
+        f" ± {width:g}{unit} takes {_prices([one.seeds[width] for one in known])} seeds." for width in _priced(known)
+    )
     few = f" Run at least {ENOUGH} seeds: with fewer, the deviation is poorly known."
     families = {one.family for one in known}
     among = f", judged among {max(families)}," if max(families) > 1 else ""
@@ -152,15 +153,20 @@ def power_sentence(found: Effects) -> str:
         f"Paired differences have a standard deviation of {_between([one.deviation for one in known])}{unit}. With "
         f"{_between([float(one.pairs) for one in known], 0)} pairs an effect of "
         f"{_between([one.visible for one in known])}{unit}{among} is called better or worse with a probability of "
-        f"80 %. The deviation is an estimate: the effect may have to be {_between(ends)}{unit}. {', '.join(prices)}."
+        f"80 %. The deviation is an estimate: the effect may have to be {_between(ends)}{unit}.{prices}"
         f"{few if min(one.pairs for one in known) < ENOUGH else ''}"
     )
 
 
+def _priced(known: Sequence[Power]) -> list[float]:
+    """Return the half widths that some difference can have at a price that is named."""
+    return [width for width in known[0].seeds if any(one.seeds[width] is not None for one in known)]
+
+
 def _prices(seeds: Sequence[int | None]) -> str:
-    """Return one number of seeds, or the smallest and the largest; more than 10,000 is not told apart."""
+    """Return one number of seeds, or the smallest and the largest; more than 1,000 is not told apart."""
     ordered = sorted(seeds, key=lambda each: math.inf if each is None else each)
-    low, high = ("more than 10,000" if each is None else f"{each:,}" for each in (ordered[0], ordered[-1]))
+    low, high = ("more than 1,000" if each is None else f"{each:,}" for each in (ordered[0], ordered[-1]))
     return low if low == high else f"{low} to {high}"
 
 

@@ -242,7 +242,10 @@ def _opinion(
     gain = decision.interval.mean if metric.mode == "max" else -decision.interval.mean
     likely = gain + t_interval(differences).half_width
     if rule["margin"] is not None and likely < rule["margin"]:
-        return opinion("discard", f"a gain of {_number(rule['margin'])} or more is unlikely: {said}", decision)
+        ends = f"the 95 % t interval of this look alone ends at a gain of {_number(likely)}{unit}"
+        kept = "what is kept needs an interval that holds over all looks and proposals"
+        why = f"a gain of {_number(rule['margin'])}{unit} or more is unlikely: {ends}; {kept}: {said}"
+        return opinion("discard", why, decision)
     if decision.helped:
         wanted = min(decision.needed or most, most) - len(seen)
         more = max(1, min(wanted, len(seen)))

@@ -112,6 +112,12 @@ class Times:
     median: float  # steps by which half of the runs have succeeded; infinite where fewer do
     low: float  # lower end of its 95 % interval
     high: float  # upper end; infinite where the runs were too short, or too few, to tell
+    runs: int  # how many there are
+
+    @property
+    def count(self) -> int:
+        """How many runs succeed, at any time."""
+        return self.runs - len(self.censored)
 
 
 def share(count: int, runs: int) -> Share:
@@ -158,6 +164,7 @@ def times_to(reached: Sequence[float | None], lengths: Sequence[float]) -> Times
         median=_first(happened, shares),
         low=_first(happened, np.nan_to_num([1 - ends.low.evaluate(at) for at in happened], nan=1.0)),  # none is left
         high=_first(happened, [1 - float(ends.high.evaluate(at)) for at in happened]),
+        runs=len(reached),
     )
 
 

@@ -137,7 +137,7 @@ def with_controls(
                 else:
                     found[control.label] = control
     for them in refused.values():
-        remarks.append(f"no {', '.join(label for label, _ in them)}: {them[0][1]}")
+        remarks.append(f"left out, as it cannot be had here, {', '.join(label for label, _ in them)} ({them[0][1]})")
     if added := [label for label in found if label not in arms]:
         remarks.insert(0, f"added {', '.join(added)}")
     return found, remarks

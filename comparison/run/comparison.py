@@ -45,8 +45,8 @@ class Comparison:
     metric: str = ""  # what initializations are judged by
     mode: str = ""  # ``"max"`` or ``"min"``
     baseline: str = ""  # label of the initialization that differences refer to
-    # initialization → its same-positions control, where the user names it
-    controls: Mapping[str, str] = field(default_factory=dict)
+    # initialization → its controls, where the user names them
+    controls: Mapping[str, Sequence[str]] = field(default_factory=dict)
     # what a run has to reach of the metric to be counted, where results are all or nothing
     success: float | None = None
     configuration: Mapping[str, Any] = field(default_factory=dict)  # every value of the experiment by dotted name
@@ -55,7 +55,7 @@ class Comparison:
     question: Question | None = None  # what is to be decided by adding seeds; None where the seeds are fixed
     added_callbacks: Sequence[str] = ()  # names of those that every run gets
     command: str = ""  # how to repeat all this
-    remarks: Sequence[str] = ()  # what is to be said before it begins
+    remarks: Sequence[str] = ()  # lines that are to be said before it begins
 
     @property
     def validation_metric(self) -> str:

@@ -10,7 +10,7 @@ from itertools import chain, count, islice
 from pathlib import Path
 from typing import Any
 
-from comparison.results.controls import as_sharp
+from comparison.results.controls import further_controls, named
 from comparison.results.decisions import Decision, Question, question_of
 from comparison.results.effects import Effect, Effects
 from comparison.results.folder import Manifest, Point, asked_runs, asked_seeds, choice_name, find_runs
@@ -86,7 +86,8 @@ def further_runs(
         had = {seed for name, seed, place in asked if name == arm and place == point}
         several = min(question.most - len(had), max(_step(effect, question, places, at_once) for effect in of_arm))
         seeds = (seed for seed in chain(pool, count(max(pool) + 1)) if seed not in had)
-        beside = [*(effect.reference for effect in of_arm), *as_sharp(arm, {*manifest["arms"]} - {*left_out})]
+        further = further_controls(arm, {*manifest["arms"]} - {*left_out}, named(manifest).get(arm, ()))
+        beside = [*(effect.reference for effect in of_arm), *further]
         for seed in islice(seeds, max(several, 0)):
             new |= {(name, seed, point): None for name in (arm, *beside)}
     rate = lambda point, arm: (choices or {}).get(choice_name(point), {}).get(arm, {}).get("chosen")  # noqa: E731

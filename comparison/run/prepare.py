@@ -15,8 +15,11 @@ from lightning.pytorch import LightningDataModule, LightningModule
 
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.results.controls import check_controls, parse_controls
+from comparison.results.decisions import Question
 from comparison.results.effects import check_success
 from comparison.results.metric import FLAGS, direction, mode_of
+from comparison.results.power import ENOUGH
+from comparison.results.tables import count
 from comparison.run.arms import ENDINGS, Arm, parse_arms, with_controls
 from comparison.run.comparison import Comparison
 from comparison.run.deciding import FIRST_LOOK, question_from
@@ -67,6 +70,7 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         comparison,
         **_references(options, comparison, values, known),
         question=question,
+        remarks=_remarks(comparison, options, question, known),
         configuration=experiment_of(values),
         added_callbacks=missing_callbacks(values, (ElapsedTime, RepresentationCallback, WeightProductsCallback)),
     )
@@ -103,7 +107,24 @@ def _controlled(
 
     arms, remarks = with_controls(comparison.arms, initializers, reports, plan, endings)
     changes = {label: changes[label] for label in arms}
+    remarks = [*comparison.remarks, *(f"controls: {remark}" for remark in remarks)]
     return dataclasses.replace(comparison, arms=arms, changes=changes, remarks=remarks)
+
+
+def _remarks(
+    comparison: Comparison, options: argparse.Namespace, question: Question | None, known: Mapping[str, Any]
+) -> list[str]:
+    """Return what is to be said before anything is trained: too few seeds, and a threshold that the folder keeps."""
+    remarks = []
+    seeds = {*known.get("seeds", ()), *comparison.seeds}
+    if question is None and len(seeds) < ENOUGH and len({*known.get("arms", ()), *comparison.arms}) > 1:
+        remarks.append(
+            f"seeds: {count(len(seeds), 'seed')} can show large differences alone: run at least {ENOUGH}, as in "
+            f"--seeds 0-{ENOUGH - 1}, now or later"
+        )
+    if options.success is None and known.get("success") is not None:
+        remarks.append(f"success: --success {known['success']:g} is kept from before; --success none withdraws it")
+    return remarks
 
 
 def parse_seeds(text: str) -> list[int]:
@@ -168,7 +189,7 @@ def _references(
         raise StructuredInitError(f"--control names an arm, not '{name}': did you mean '--controls {name}'?")
     controls = parse_controls(options.control) or known.get("controls", {})
     controls = check_controls(controls, {"arms": arms, "baseline": baseline})
-    success = known.get("success") if options.success is None else check_success(options.success, metric)
+    success = check_success(options.success, known.get("success"), metric)
     references = {"metric": metric, "mode": options.mode or mode, "baseline": baseline, "controls": controls}
     return {**references, "success": success}
 

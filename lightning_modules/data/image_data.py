@@ -66,7 +66,8 @@ class ImageData(LabelledData):
     and leave the global random states alone.
 
     Args:
-        name: a hub name (``uoft-cs/cifar10``), a folder of Parquet files, or ``digits``. The folder that the
+        name: a hub name (``uoft-cs/cifar10``), a folder of Parquet files, a folder of class folders
+            (``train/cat/1.png``, and ``test/`` beside ``train/`` for a test split), or ``digits``. The folder that the
             environment variable STRUCTURED_INIT_DATA names is searched before the hub, by the last part of the name.
         image_column: found by its name or type where null.
         batch_size: images per batch and process.

@@ -97,6 +97,20 @@ def test_a_comparison_ends_with_its_table_and_report_and_is_not_repeated(compare
     assert (folder / "out" / "report.html").is_file()
 
 
+def test_a_threshold_is_kept_in_its_folder_until_it_is_withdrawn_and_few_seeds_are_said_first(compare, folder, capsys):
+    kept = lambda: json.loads((folder / "out" / "comparison.json").read_text()).get("success")  # noqa: E731
+    compare("--inits", "default,sincos", "--seeds", "0,1", "--success", "0.5")
+    first, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("seeds: 2 seeds can show large differences alone: run at least 5, as in --seeds 0-4")
+    assert kept() == 0.5
+    compare("--inits", "default,sincos", "--seeds", "0,1")
+    assert "success: --success 0.5 is kept from before; --success none withdraws it" in capsys.readouterr().out
+    assert kept() == 0.5
+    compare("--inits", "default,sincos", "--seeds", "0,1", "--success", "none")
+    assert "kept from before" not in capsys.readouterr().out
+    assert kept() is None
+
+
 def test_class_folders_without_a_test_split_are_compared_on_validation(compare, complaint, folder):
     for label, kind in enumerate("ab"):
         (folder / "tiles" / "train" / kind).mkdir(parents=True)

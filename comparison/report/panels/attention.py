@@ -193,14 +193,9 @@ def layers(data: ReportData) -> list[Piece] | None:
     if not order:
         return None
     lost = {arm for name in order for (arm, _), known in values[name].items() if not np.isfinite(known).all()}
-    marks = Markup("").join(
-        Markup('<span><i class="mark" style="background: {}"></i>{}</span>').format(data.colors[arm], arm)
-        for arm in data.manifest["arms"]
-    )
     text = f"No line is drawn where the attention of a run is not finite: {listed(sorted(lost))}." if lost else ""
     return [
         LAYERS_WHAT,
-        Html(Markup('<div class="legend">{}</div>').format(marks)),
         *(_depth_drawing(data, "layers", name, values[name], short(names)) for name in order),
         *([note(text)] if lost else []),
     ]

@@ -60,9 +60,9 @@ TYPE = " Bold: the adjusted p is below 0.05. Grey: it is not, the interval has n
 COUNTING = (
     "A run succeeds by its final value; a run that diverged has not succeeded. Each count has the exact 95 % interval "
     "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all that is judged. "
-    "Steps are counted to the first validation that is as good, interpolated linearly between evaluations. A run that "
-    "never gets there is censored (Kaplan and Meier) and ends at a tick in the picture. The interval of the median is "
-    "that of Brookmeyer and Crowley."
+    "The picture and the steps are of the validation split: they are counted to the first evaluation that is as good, "
+    "interpolated linearly between evaluations. A run that never gets there is censored (Kaplan and Meier) and ends at "
+    "a tick in the picture. The interval of the median is that of Brookmeyer and Crowley."
 )
 CONTROLS = {"control": "the same-positions control", "scrambled": "the same weights scrambled"}
 POWER_HOW = (
@@ -111,7 +111,7 @@ def _figures(data: ReportData, found: Effects) -> list[Html]:
         figure = success_figure(found, data.styles)
         if figure is None:
             return []
-        text = f"Share of runs with {threshold_text(found)} over the steps{at}"
+        text = f"Share of runs that have reached {threshold_text(found, on_validation=True)}, over the steps{at}"
         drawing = Drawing(figure, data.place_name("successes", found.point), text)
         markup = Markup('<figure class="wide plot" style="--plot: {}"><div class="scroll">{}</div></figure>')
         return [Html(markup.format(plot_share(drawing), Markup(drawing.svg)), drawings=[drawing])]
@@ -211,9 +211,9 @@ def success_figure(found: Effects, styles: Mapping[str, Style]) -> Figure | None
         axis.set_yticks([0, 25, 50, 75, 100])
         axis.grid(axis="x", visible=False)
         axis.set_xlabel("optimizer steps")
-        axis.set_title(f"runs that have reached {threshold_text(found).replace('test ', '')} on validation, %")
+        axis.set_title(f"runs that have reached {threshold_text(found, on_validation=True)}, in %")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        label_ends(axis, ends, styles, {name: f"{name} {share_text(arm.share)}" for name, arm in shown.items()})
+        label_ends(axis, ends, styles, {name: f"{name} {share_text(arm.times)}" for name, arm in shown.items()})
     return figure
 
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from comparison.report import write_report
-from comparison.report.depth import attention_statistics
+from comparison.report.depth import attention_statistics, depth_figure
 from comparison.report.panels.attention import read_products
+from comparison.report.theme import styles
 from structured_init import StructuredInitError
 
 LAYER = "network.blocks.1.attn"
@@ -36,6 +37,17 @@ def test_scores_are_those_of_the_best_head_and_means_over_seeds(tmp_path):
     assert layers == ["h.0.attn", "h.1.attn"]
     assert depth["induction_score"]["induction", "before"].tolist() == pytest.approx([0.3, 0.8])
     assert depth["normalised_entropy"]["induction", "before"].tolist() == [0.25, 0.25]
+
+
+def test_the_figure_of_a_score_says_which_line_is_which(tmp_path):
+    """In a file for a paper, without the page around it."""
+    arms = ["default", "an_arm_with_a_long_name", "induction"]
+    runs = [run(tmp_path / arm, arm, {"h.0.attn": [0.1, 0.2], "h.1.attn": [0.9, None]}) for arm in arms]
+    layers, depth = attention_statistics(runs)
+    style = styles(arms, "default")
+    (legend,) = depth_figure("induction_score", depth["induction_score"], style, layers).legends
+    assert [text.get_text() for text in legend.get_texts()] == arms
+    assert [line.get_color() for line in legend.get_lines()] == [style[arm].paper for arm in arms]
 
 
 def test_layers_without_scores_leave_the_others_statistics(tmp_path):

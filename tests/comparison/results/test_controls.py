@@ -5,12 +5,15 @@ from dataclasses import asdict
 import pytest
 from compared import found
 
+from comparison.report.data import read_report_data
+from comparison.report.summary import summary
 from comparison.results.controls import (
     check_controls,
     due_to_structure,
     find_controls,
     find_scrambled,
     is_control,
+    parse_controls,
     verdicts,
 )
 from comparison.results.decisions import Question
@@ -100,8 +103,23 @@ def test_the_scrambled_arm_is_found_by_what_it_scrambles(comparison, known_effec
 
 def test_one_control_stands_for_all_other_arms():
     manifest = {"arms": dict.fromkeys(["default", "sincos", "mimetic", "impulse"]), "baseline": "default"}
-    assert check_controls("sincos", manifest) == {"mimetic": "sincos", "impulse": "sincos"}
+    assert check_controls("sincos", manifest) == {"mimetic": ["sincos"], "impulse": ["sincos"]}
     assert check_controls(None, manifest) == {}
+
+
+def test_an_arm_may_have_several_controls_of_which_each_has_a_say(comparison, known_effects):
+    controls = parse_controls("mine=plain,mine=mine_scrambled,mine=other")
+    assert controls == {"mine": ["plain", "mine_scrambled", "other"]}
+    base = known_effects["default"]
+    above = lambda gain: {seed: value + gain * (1 + 0.01 * seed) for seed, value in base.items()}  # noqa: E731
+    arms = {"default": base, "mine": above(0.1), "plain": above(0.02), "mine_scrambled": above(0.03)}
+    folder = comparison({**arms, "other": above(0.12)}, pieces=(), controls=controls)
+    data = read_report_data(folder)
+    assert (data.controls, data.scrambled) == ({"mine": "plain"}, {"mine": "mine_scrambled"})
+    (judged,) = data.effects
+    assert [arm.name for arm in judged.arms if arm.is_control] == ["plain", "mine_scrambled", "other"]
+    assert verdicts(judged)["mine"] == ("shown", "refuted", ["other"])
+    assert "That it adds anything over other is refuted." in " ".join(summary(data))
 
 
 def test_an_unknown_control_is_one_line_with_the_nearest():

@@ -207,6 +207,8 @@ def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkey
     (verdict,) = (line for line in said if line.startswith("mimetic is better than default: +5.25 ± 0.46 points"))
     (page,) = (line for line in said if line.endswith("mine_report/report.html"))
     assert said.index(verdict) < said.index(page)
+    written_there = [each for each in (tmp_path / "mine_report").rglob("*") if each.is_file()]
+    assert said[-2:] == [f"{len(written_there)} files in {tmp_path / 'mine_report'}, figures in figures/", page]
     text = (tmp_path / "mine_report" / "report.md").read_text()
     assert "2 arms of" in text
     # Percent, as it was given: 5 and 5.5 above the default in two seeds each.
@@ -230,7 +232,16 @@ def test_a_control_of_a_table_is_scrambled_where_its_name_says_so(tmp_path):
     data = read_report_data(path, controls={"mine": "mine_scrambled"})
     assert (data.controls, data.scrambled) == ({}, {"mine": "mine_scrambled"})
     data = read_report_data(path, controls={"mine": "default"})
-    assert (data.controls, data.scrambled) == ({"mine": "default"}, {})
+    assert (data.controls, data.scrambled) == ({"mine": "default"}, {"mine": "mine_scrambled"})
+
+
+def test_controls_of_a_table_are_found_by_the_names_of_its_arms(tmp_path):
+    values = {"default": 0.5, "mine": 0.7, "mine_positions": 0.55, "mine_scrambled": 0.6, "other_scrambled": 0.6}
+    rows = [f"{arm},{seed},{value + 0.01 * seed}" for arm, value in values.items() for seed in range(3)]
+    path = written(tmp_path / "table.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
+    data = read_report_data(path)
+    assert (data.controls, data.scrambled) == ({"mine": "mine_positions"}, {"mine": "mine_scrambled"})
+    assert [arm.name for arm in data.effects[0].arms if arm.is_control] == ["mine_positions", "mine_scrambled"]
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,17 @@ def test_a_clear_gain_is_kept_a_loss_and_no_difference_are_not_and_what_is_open_
     assert f"{len(open_.opinions[0].seeds)} more seeds of new and default: 6" in str(open_)
 
 
+def test_a_gain_that_is_unlikely_is_said_by_its_own_interval():
+    """The interval to keep a change by, of all looks, may contain the margin; that of one look ends before it."""
+    said = judge(table(8), margin=0.9)
+    interval = said.opinions[0].decision.interval
+    differences = NOISE[1, :8] - NOISE[0, :8]
+    end = -stats.t.interval(0.95, 7, differences.mean(), stats.sem(differences))[0]
+    assert end < 0.9 < -interval.low
+    assert f"the 95 % t interval of this look alone ends at a gain of {end:.3g};" in str(said)
+    assert "needs an interval that holds over all looks and proposals: " in str(said)
+
+
 def test_the_interval_is_the_one_for_repeated_looks_at_twice_the_share_of_one_proposal():
     said = judge(table(8, gain=3), margin=0.5, max_seeds=20).opinions[0].decision.interval
     difference = (NOISE[1, :8] - NOISE[0, :8] - 3)[: said.samples]

@@ -9,6 +9,8 @@ from compared import found
 from scipy import stats
 
 from comparison.report.findings import findings, suggestion, unseen
+from comparison.report.panels.result import COUNTING, success_figure
+from comparison.report.theme import styles
 from comparison.results.effects import all_or_nothing, check_success, successes
 from comparison.results.headline import headline_table
 from comparison.results.targets import Share, fewest_seeds, fisher, share, times_to
@@ -83,7 +85,8 @@ def test_the_table_and_the_sentences_say_who_succeeds_more_often():
     ]
     counted = successes(one(arms), 0.8, pd.DataFrame(rows))
     header, default, mimetic, half = ([c.strip() for c in line.strip("|").split("|")] for line in table_lines(counted))
-    assert header == ["arm", "runs with test accuracy ≥ 80 %", "against default", "steps until half have it"]
+    assert header[:3] == ["arm", "runs with test accuracy ≥ 80 %", "against default"]
+    assert header[3:] == ["steps until half have val accuracy ≥ 80 %"]
     # 0.6 to 0.99 between 20 and 30 steps: 80 % at 25.1; p is twice 2 / C(12, 6).
     assert mimetic == ["mimetic", "6 of 6 (54 to 100 %)", "more often (adjusted p = 0.004)", "25 (25 or more)"]
     assert default[2:] == ["baseline", "fewer than half succeed"]
@@ -96,6 +99,23 @@ def test_the_table_and_the_sentences_say_who_succeeds_more_often():
         few[-1]
         == "With 3 seeds even “all succeed” cannot be told from “none succeeds” among 2 differences: run at least 5."
     )
+
+
+def test_the_picture_is_of_validation_alone_whatever_the_test_split_says():
+    arms = {"default": [0.1, 0.1, 0.9], "mimetic": [0.9, 0.9, 0.1]}
+    of_validation = {"default": [0.9, 0.9, 0.9], "mimetic": [0.1, 0.9, 0.9]}
+    rows = [
+        {"arm": arm, "seed": seed, "chosen": True, "step": at, "metric": "val/accuracy", "value": value * at / 20}
+        for arm, finals in of_validation.items()
+        for seed, value in enumerate(finals)
+        for at in (10, 20)
+    ]
+    counted = successes(one(arms), 0.8, pd.DataFrame(rows))
+    (axis,) = success_figure(counted, styles(list(arms), "default")).axes
+    assert axis.get_title(loc="left") == "runs that have reached val accuracy ≥ 80 %, in %"
+    assert [text.get_text() for text in axis.texts] == ["default 3 of 3", "mimetic 2 of 3"]
+    assert [arm.share.count for arm in counted.arms] == [1, 2]  # of the test split, in the table
+    assert "of the validation split" in COUNTING
 
 
 def table_lines(counted):
@@ -138,10 +158,12 @@ def test_a_page_of_shares_says_how_many_runs_may_fail_unseen():
 
 
 def test_a_threshold_in_percent_is_refused():
-    assert check_success(0.95, "test/accuracy") == 0.95
-    assert check_success(3.5, "test/perplexity") == 3.5
+    assert check_success(0.95, None, "test/accuracy") == 0.95
+    assert check_success(3.5, 0.5, "test/perplexity") == 3.5
+    assert check_success(None, 0.9, "test/accuracy") == 0.9
+    assert check_success("none", 0.9, "test/accuracy") is None
     with pytest.raises(StructuredInitError, match=r"--success 95 is more than any test/accuracy .* mean 0.95\?"):
-        check_success(95, "test/accuracy")
+        check_success(95, None, "test/accuracy")
 
 
 def test_a_run_whose_loss_is_no_number_has_not_succeeded_whatever_its_accuracy():

@@ -213,8 +213,9 @@ def test_a_control_that_cannot_be_is_left_out_with_the_reason():
     assert list(found) == ["default", "skipless", "skipless_scrambled", "skipless_offset"]
     assert remarks == [
         "added skipless_scrambled, skipless_offset",
-        "no skipless_positions: it writes no positions",
-        "no skipless_sharpened: there are no samples here to measure attention on: name it yourself",
+        "left out, as it cannot be had here, skipless_positions (it writes no positions)",
+        "left out, as it cannot be had here, skipless_sharpened (there are no samples here to measure attention on: "
+        "name it yourself)",
     ]
 
 
@@ -250,9 +251,9 @@ def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path, asked):
     added = ["skipless_scrambled", "skipless_sharpened", "covariance_scrambled"]
     added += ["impulse_scrambled", "impulse_sharpened", "impulse_offset"]
     assert remarks[0] == f"added {', '.join(added)}"
-    said = {remark.partition(":")[0]: remark for remark in remarks}
-    assert "writes no queries and keys of this model" in said["no covariance_sharpened"]
-    assert "has no heads that look at offsets" in said["no skipless_offset, covariance_offset"]
+    said = {remark.partition(" (")[0].partition("here, ")[2]: remark for remark in remarks}
+    assert "writes no queries and keys of this model" in said["covariance_sharpened"]
+    assert "has no heads that look at offsets" in said["skipless_offset, covariance_offset"]
     assert found["skipless_sharpened"].configuration == "init/skipless_sharpened"
     made = initializer_of(parse(["-c", "vit_digits", "-c", found["impulse_offset"].configuration]))
     assert (type(made), type(made.initializer)) == (RandomOffset, Impulse)
