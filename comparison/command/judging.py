@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,12 +23,13 @@ def run_judge(options: argparse.Namespace) -> int:
     """
     path = Path(options.results)
     memory = path.with_name(f"{path.resolve().name}.judged.json")
+    first = not memory.is_file()
     try:
         table, metric, mode, baseline = _runs(path, options)
         begin_writing()
         said = judge(
             table,
-            options.baseline or (None if memory.is_file() else baseline),
+            options.baseline or (baseline if first else None),
             metric=metric,
             mode=options.mode or mode,
             margin=options.margin,
@@ -41,7 +41,9 @@ def run_judge(options: argparse.Namespace) -> int:
     except StructuredInitError as error:
         raise StructuredInitError(f"this cannot be judged: {error}") from None
     print(json.dumps(said.plain()) if options.json else said)
-    print(f"what was seen is kept in {os.path.relpath(memory)}", file=sys.stderr)
+    if first and options.margin is None and options.precision is None:
+        print(f"no --margin: {said.state['margin']:g} is taken and holds for these runs from now on", file=sys.stderr)
+    print(f"what was seen is kept in {memory}", file=sys.stderr)
     return said.status
 
 

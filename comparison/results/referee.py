@@ -179,8 +179,9 @@ def judge(
     opinions = []
     for name in others:
         pair = pairs.setdefault((name, reference), {"arm": name, "baseline": reference, "seen": [], "looks": 0})
+        before_now = len(pair["seen"])
         _remember(pair, values[name], values[reference])
-        pair["looks"] += 1
+        pair["looks"] += len(pair["seen"]) > before_now  # the same runs asked again are no further look
         place = list(pairs).index((name, reference))
         level = 1 - 2 * level_of(place, rule["proposals"])  # only one side of an interval keeps anything
         opinions.append(_opinion(pair, values, known, rule, level))
