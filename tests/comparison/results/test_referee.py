@@ -194,9 +194,12 @@ def test_the_command_answers_by_its_exit_status_and_reads_columns_by_name(tmp_pa
     main(["judge", str(file), *columns])
     said = capsys.readouterr()
     assert said.out.startswith("keep new: −")
+    assert said.err.startswith("no --margin: ")
     assert "runs.csv.judged.json" in said.err
     main(["judge", str(file), *columns, "--json"])
-    assert json.loads(capsys.readouterr().out)["arms"][0]["looks"] == 2
+    again = capsys.readouterr()
+    assert json.loads(again.out)["arms"][0]["looks"] == 1
+    assert "no --margin" not in again.err
     table(3).to_csv(tmp_path / "few.csv", index=False)
     for arguments, status in ((["few.csv"], 75), (["runs.csv"], 2), (["none.csv"], 2)):
         with pytest.raises(SystemExit) as stop:
