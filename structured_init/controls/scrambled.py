@@ -132,12 +132,18 @@ class Scrambled(Control):
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         earlier, weights.assigned = weights.assigned, {}
         written: set[int] = set()
+        notes, weights.notes = weights.notes, {}
+        warned = len(weights.warnings)
         for member in members(self.initializer):
             before = {key: len(update.by) for key, update in weights.updates.items()}
             member.plan(weights, rng=rng, batch=batch)
             if is_structured(member):
                 updates = weights.updates.items()
                 written |= {key for key, update in updates if len(update.by) > before.get(key, 0)}
+        said, weights.notes = weights.notes, notes
+        for name, what in said.items():
+            weights.note(name, f"before scrambling: {what}")
+        weights.warnings[warned:] = [f"before scrambling: {each}" for each in weights.warnings[warned:]]
         sites = attention_sites(weights) if weights.attention else []  # none where no member looked for any
         taken = self._filters(weights, rng, written) + self._matrices(weights, sites, rng, written)
         taken += self._attention(weights, sites, rng, written)  # last, so that what a network does is measured in it

@@ -181,7 +181,7 @@ def test_alibi_gives_its_steepest_head_what_the_slope_gives(text):
     assert share_on(maps[:, 0], 1, LENGTH // 2) == pytest.approx(1 - math.exp(-0.25), abs=0.03)
     assert share_on(maps[:, 0], 0, LENGTH // 2) < 0.1
     assert "gives at most 0.22" in report.notes["h.0.self_attention"]
-    assert "head 0 in no context" in report.notes["h.0.self_attention"]
+    assert "head 0 at no length" in report.notes["h.0.self_attention"]
 
 
 def test_a_long_context_is_reached(text):
@@ -193,13 +193,13 @@ def test_a_long_context_is_reached(text):
 
 def test_where_it_does_not_reach_the_report_says_where_it_ends(text):
     report = initialize(seeded(lambda: gpt2(n_embd=16, n_head=4)), PreviousToken())
-    assert "0.8 or more only: head 0 " in report.notes["h.0.attn"]
+    assert "a share of 0.8 or more: head 0 " in report.notes["h.0.attn"]
 
 
 def test_norms_of_queries_and_keys_bound_the_strength_and_the_report_says_so():
     settings = {**WIDTH, **TEXT, **SIZE, "num_key_value_heads": 2, "head_dim": 32}
     report = initialize(seeded(lambda: transformers.Qwen3Model(config("Qwen3", **settings))), PreviousToken())
-    assert "in no context" in report.notes["layers.0.self_attn"]
+    assert "at no length" in report.notes["layers.0.self_attn"]
 
 
 def test_what_is_measured_is_the_network_and_not_what_was_written(text):

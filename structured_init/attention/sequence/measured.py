@@ -367,10 +367,10 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
         said += f"; each token sees no more than {measured.window:,} tokens, itself among them"
     if outcome.ends:
         heads = ", ".join(
-            f"head {head} up to {end:,} tokens" if end else f"head {head} in no context"
+            f"head {head} up to {end:,} tokens" if end else f"head {head} at no length"
             for head, end in outcome.ends.items()
         )
-        said += f"; {CLEAR} or more only: {heads}"
+        said += f"; a share of {CLEAR} or more: {heads}"
     shared = sorted(
         head for head, offset in enumerate(layer.offsets) if offset is None and head // layer.group in layer.keys
     )

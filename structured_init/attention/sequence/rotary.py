@@ -129,7 +129,7 @@ def through_rotary(layer: Layer) -> Outcome:
     if direction is not None:
         how = "a direction common to all token embeddings, which were changed (an output tied to them gives every logit"
         how += " the same on top)"
-    how += "" if kept == 1 else f"; the host's own queries and keys are {kept:g} times what they were"
+    how += "" if kept == 1 else f"; the host's own queries and keys are {f'multiplied by {kept:g}' if kept else 'zero'}"
     return Outcome(found, ends, stream_size(layer), how)
 
 

@@ -143,8 +143,11 @@ def test_heads_that_looked_at_the_token_before_do_so_no_longer(make):
     assert previous_share(model, tokens) > 0.6
     for seed in range(3):  # one may peak there by chance
         model = built(make)
-        initialize(model, Scrambled(looking), seed=seed)
+        report = initialize(model, Scrambled(looking), seed=seed)
         shares.append(previous_share(model, tokens))
+        measured = [what for what in report.notes.values() if "measured" in what]
+        assert measured
+        assert all(what.startswith("before scrambling: ") for what in (*measured, *report.warnings))
     assert statistics.median(shares) < 0.35
 
 
