@@ -30,15 +30,19 @@ LOGGED = {
     "lightning.pytorch.utilities.rank_zero": "💡 Tip",  # an advertisement
     "transformers": "The fast path is not available",  # kernels for a GPU; the extra ``mamba`` has them
 }
+UNTRAINED = {  # of commands that train nothing
+    "lightning.pytorch.utilities.rank_zero": ("💡 Tip", "GPU available", "TPU available"),
+    "lightning.fabric.utilities.seed": "Seed set to",
+}
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet(training: bool) -> Iterator[None]:
     """Leave out what is listed above, and put filters back afterwards."""
     with ExitStack() as afterwards:
-        for name, start in LOGGED.items():
+        for name, start in (LOGGED if training else LOGGED | UNTRAINED).items():
 
-            def wanted(record: logging.LogRecord, start: str = start) -> bool:
+            def wanted(record: logging.LogRecord, start: str | tuple[str, ...] = start) -> bool:
                 return not record.getMessage().startswith(start)
 
             logger = logging.getLogger(name)
@@ -75,7 +79,7 @@ def main(args: list[str] | None = None) -> CLI | None:
         print(f"structured-init {__version__}" if args == ["--version"] else overview())
         return None
     try:
-        with quiet():
+        with quiet(training=args[:1] not in (["show"], ["audit"], ["list"])):
             added = added_commands().get(args[0]) if args else None
             if added is None and args and args[0] in ADDED:
                 raise StructuredInitError(f"'{args[0]}' needs the project to be installed: pip install -e .")
