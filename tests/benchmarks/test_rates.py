@@ -101,4 +101,4 @@ def test_every_committed_rate_agrees_or_is_safe_and_no_mean_of_exact_matches_has
     assert [row["count"] for row in solved] == [0, 0, 0]
     assert (rates.RESULTS / "rates.md").read_text() == rates.report(rows)
     statistics = Path(rates.__file__).parents[1] / "docs" / "compare_statistics.md"
-    assert "where runs fail now and then" in statistics.read_text()
+    assert "If runs fail now and then" in statistics.read_text()

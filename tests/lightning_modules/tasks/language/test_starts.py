@@ -22,6 +22,6 @@ def test_the_hosts_scale_for_depth_is_replaced_or_kept_and_the_report_says_so(ch
     for site in attention_sites(model):
         value_output = torch.einsum("hdk,hko->do", site.value, site.output)
         torch.testing.assert_close(value_output, 0.4 * factor * torch.eye(16), atol=1e-5, rtol=0)
-    assert f"the host draws the output projection 1/√4 smaller, for its depth: {words}" in str(report)
+    assert f"the host draws the output projection 1/√4 smaller, for its depth: {words}" in " ".join(str(report).split())
     for name, value in mlp.items():  # those of the MLPs keep the host's scaled start
         assert torch.equal(model.state_dict()[name], value)
