@@ -107,6 +107,7 @@ def mosaic_figure(
         inches, tall = (panel * pixels / mosaic.pitch for pixels in mosaic.size)
         axis = figure.add_axes([left / width, (height - TOP - tall) / height, inches / width, tall / height])
         images.setdefault(id(norm), _draw(axis, mosaic, norm, colors, first=mosaic is mosaics[0]))
+        axis.title.set_fontsize(min(9.0, 130 * inches / max(len(mosaic.label), 1)))  # a letter is 0.55 of its size wide
         left += inches + GAP
     tall = min(rows * panel, 3.2)
     for image, caption in zip(images.values(), bars, strict=True):
