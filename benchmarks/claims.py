@@ -153,7 +153,7 @@ def _measured(
         return Contrast(name, kind, text, p)
     mean = math.fsum(differences) / len(differences)
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in differences) / (len(differences) - 1))
-    return Contrast(name, kind, text, p, pairs_for(deviation, margin, level))
+    return Contrast(name, kind, text, p, pairs_for(deviation, margin, level, most=10_000))
 
 
 def _counted(

@@ -323,7 +323,7 @@ MUTATIONS = [
     Mutation(LOOKS, "z * (n / horizon) ** -SHAPE", "z * (n / horizon) ** SHAPE", OF_LOOKS),
     Mutation(
         "comparison/command/judging.py",
-        "options.baseline or (None if memory.is_file() else baseline)",
+        "options.baseline or (baseline if first else None)",
         "options.baseline or baseline",
         OF_REFEREE,
     ),

@@ -75,15 +75,15 @@ def _noncentrality(pairs: int, level: float) -> float:
     return float(optimize.brentq(short, 0.0, 10 * critical))
 
 
-def pairs_for(deviation: float, half_width: float, level: float = 0.95) -> int | None:
-    """Return the smallest number of pairs whose t interval has at most this half width; None above 1,000."""
+def pairs_for(deviation: float, half_width: float, level: float = 0.95, most: int = MANY) -> int | None:
+    """Return the smallest number of pairs whose t interval has at most this half width; None above ``most``."""
     from scipy import stats
 
     def narrow(pairs: int) -> bool:
         return float(stats.t.isf((1 - level) / 2, pairs - 1)) * deviation / math.sqrt(pairs) <= half_width
 
-    found = bisect_left(range(2, MANY + 1), True, key=narrow) + 2
-    return found if found <= MANY else None
+    found = bisect_left(range(2, most + 1), True, key=narrow) + 2
+    return found if found <= most else None
 
 
 def usual_half_widths(metric: Metric, scale: float) -> tuple[float, float]:
