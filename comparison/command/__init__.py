@@ -79,7 +79,8 @@ def report(args: Sequence[str]) -> None:
     )
     title, *verdict = written[1].read_text(encoding="utf-8").partition("\n## ")[0].strip().split("\n\n")
     page = written[0]
-    files = f"{count(len(written), 'file')} in {page.parent}, figures in figures/\nto read: {page}"
+    drawn = ", figures in figures/" if any(each.parent.name == "figures" for each in written) else ""
+    files = f"{count(len(written), 'file')} in {page.parent}{drawn}\nto read: {page}"
     print("\n\n".join([title.removeprefix("# "), *verdict, files]))
 
 

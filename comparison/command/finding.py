@@ -194,10 +194,12 @@ class _Racing:
         return dataclasses.replace(run, tested=False, share=request.share)
 
     def _outcome(self, run: Run) -> Outcome:
-        given = run.paused or run.latest().result or {}
+        result = run.latest().result
+        given = run.paused or result or {}
         value = given.get("metrics", {}).get(self.comparison.metric)
         value = math.nan if value is None else self.metric.factor * float(value)
-        return Outcome(value, float(given.get("seconds") or 0.0))
+        share = 1.0 if given is result else given.get("reached")  # no validation lies between it and the end
+        return Outcome(value, float(given.get("seconds") or 0.0), share)
 
     def _ended(self, run: Run | None = None, reason: str | None = None) -> None:
         if run is not None and reason:

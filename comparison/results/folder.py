@@ -129,10 +129,14 @@ class Run:
 
     @property
     def paused(self) -> dict[str, Any] | None:
-        """What the run gave at its share of the steps, where it was ended for now there: ``metrics``, ``seconds``."""
+        """What the run gave where it was first validated at its share of the steps or later: ``metrics``, ``seconds``.
+
+        A smaller share may have brought it there: validations are as far apart as epochs.
+        """
         path = self.folder / PAUSED
         known = read_json(path) if self.share < 1 and path.is_file() else {}
-        return known.get(repr(self.share))
+        later = (each for each in known.values() if each.get("reached", 0.0) >= self.share)
+        return min(later, key=lambda each: each["reached"], default=known.get(repr(self.share)))
 
     def latest(self) -> Run:
         """Return the run as its folder shows it now."""

@@ -10,6 +10,7 @@ best guess: that it is better than the reference is shown afterwards, on other s
 
 Under a budget, candidates enter in their order, as many as it pays for. What a run costs is measured: the reference is
 trained to two points of the first stage, the line through both is the price of any share, and later runs correct it.
+A run goes on to its next validation; where that is one point for both, the line begins at zero.
 Part of the budget is left for showing the winner, unless that would take most of it.
 """
 
@@ -39,6 +40,7 @@ class Outcome:
 
     value: float  # on the validation split; NaN where it failed or diverged
     seconds: float = 0.0  # that its training has taken from the beginning to there
+    share: float | None = None  # of its steps, where it was validated; that which was asked for when None
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class Race:
     gains: dict[str, float] = field(default_factory=dict)
     trained: dict[tuple[str, int], tuple[float, float]] = field(default_factory=dict, repr=False)  # → share, seconds
     times: dict[float, list[float]] = field(default_factory=dict, repr=False)  # share → seconds of runs to there
+    validated: dict[float, float] = field(default_factory=dict, repr=False)  # asked share → where it was
 
     @property
     def winner(self) -> str | None:
@@ -94,7 +97,7 @@ class Race:
 
     def cost(self, share: float) -> float:
         """Return the seconds of a run up to a share: their mean where any were, else on the line through the others."""
-        mean = {at: math.fsum(of) / len(of) for at, of in self.times.items()}
+        share, mean = self.validated.get(share, share), {at: math.fsum(of) / len(of) for at, of in self.times.items()}
         if share in mean or not mean:
             return mean.get(share, 0.0)
         low, high = min(mean), max(mean)
@@ -256,7 +259,8 @@ def _train(state: Race, wanted: list[Request]) -> Asking:
         if reached < request.share:
             state.spent += outcome.seconds - seconds
             state.trained[key] = request.share, outcome.seconds
-            state.times.setdefault(request.share, []).append(outcome.seconds)
+            at = state.validated[request.share] = request.share if outcome.share is None else outcome.share
+            state.times.setdefault(at, []).append(outcome.seconds)
         state.values.setdefault(request.arm, {})[request.seed] = outcome.value
         state.reached[request.arm] = max(request.share, state.reached.get(request.arm, 0.0))
     for arm in list(state.arms):

@@ -34,17 +34,17 @@ def last_file(trainer: Trainer) -> Path:
 class StopAfterShare(Checkpoint):
     """Ends a training for now after a share of its steps, once it was validated there; it goes on from its checkpoint.
 
-    What was validated is written to ``paused.json``: share → metrics and seconds.
+    What was validated is written to ``paused.json``: share → metrics, seconds and the share that was reached.
     """
 
     def __init__(self, share: float) -> None:
-        self.share = share
+        self.share, self._reached = share, 0.0
         self._metrics: dict[str, float] | None = None
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        steps = trainer.estimated_stepping_batches
-        if not trainer.sanity_checking and self.share <= trainer.global_step / steps < 1 and self._metrics is None:
-            values = trainer.callback_metrics.items()
+        reached = trainer.global_step / trainer.estimated_stepping_batches
+        if not trainer.sanity_checking and self.share <= reached < 1 and self._metrics is None:
+            self._reached, values = reached, trainer.callback_metrics.items()
             self._metrics = {name: float(value) for name, value in values if name.startswith("val/")}
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
@@ -54,7 +54,8 @@ class StopAfterShare(Checkpoint):
         seconds = max((each.seconds for each in trainer.callbacks if isinstance(each, ElapsedTime)), default=0.0)
         known = read_json(path) if path.is_file() else {}
         if trainer.is_global_zero:  # before the checkpoint: of a run that is killed between, it is true all the same
-            write_json(path, {**known, repr(self.share): {"metrics": self._metrics, "seconds": seconds}})
+            given = {"metrics": self._metrics, "seconds": seconds, "reached": self._reached}
+            write_json(path, {**known, repr(self.share): given})
         stop(trainer)
         raise Stopped
 

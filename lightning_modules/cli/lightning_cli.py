@@ -53,6 +53,7 @@ STREAMING = re.compile(r"^ +(streaming: false|stream_buffer: \d+|batches_per_epo
 LOADERS = {"fit": "train_dataloader", "validate": "val_dataloader"} | {
     each: f"{each}_dataloader" for each in ("test", "predict")
 }
+SETTINGS = "experiment.yaml"  # of a run, in its folder
 FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
 
 
@@ -74,7 +75,7 @@ class CLI(CommandLine, LightningCLI):
         self._args, self._sections = args, []
         super().__init__(
             trainer_class=Runner,
-            save_config_kwargs={"config_filename": "experiment.yaml", "overwrite": True},
+            save_config_kwargs={"config_filename": SETTINGS, "overwrite": True},
             seed_everything_default=0,
             parser_kwargs={"description": ABOUT},
             parser_class=Parser,
@@ -210,6 +211,12 @@ class CLI(CommandLine, LightningCLI):
             trainer.logger = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs")
         elif trainer.logger is False and self.subcommand == "fit":  # a folder of its own, as with a logger
             trainer.default_root_dir = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs").log_dir
+        if self.subcommand in LOADERS and self.subcommand != "fit":  # which is given a run's own settings to look at it
+            loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
+            kept = [each for each in loggers if not (each and Path(each.log_dir or "", SETTINGS).is_file())]
+            if len(kept) < len(loggers):
+                self.save_config_callback, trainer.logger = None, kept or False
+                print("structured-init: the run that is evaluated keeps its settings and metrics", file=sys.stderr)
         runner = super().instantiate_trainer(**kwargs)
         if type(runner.strategy.checkpoint_io) is TorchCheckpointIO:  # nobody has asked for another
             runner.strategy.checkpoint_io = WholeCheckpoints()

@@ -89,13 +89,13 @@ def _of_function(name: str, args: dict[str, Any]) -> nn.Module:
 
 def _of_timm(name: str, layers: int | None, narrow: bool, args: dict[str, Any]) -> nn.Module:
     for fewer in ({"depth": layers}, {"depths": (layers,) * 4}) if layers is not None else ():
-        with contextlib.suppress(TypeError, AssertionError, RuntimeError):  # a family without a depth: the whole of it
+        with contextlib.suppress(Exception):  # whatever a family says of another depth: the next, then the whole of it
             model = timm.create_model(name, **{**fewer, **args})
             heads = getattr(getattr(getattr(model, "blocks", [None])[0], "attn", None), "num_heads", 0)
             if narrow and heads >= HEADS and sum(each.numel() for each in model.parameters()) > NARROW:
                 less = max(each for each in (1, 2, 3, 4) if heads >= each * HEADS and heads % each == 0)
                 width = {"embed_dim": model.embed_dim // less, "num_heads": heads // less}
-                with contextlib.suppress(TypeError, AssertionError, RuntimeError):
+                with contextlib.suppress(Exception):
                     return timm.create_model(name, **{**fewer, **width, **args})
             return model
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import timm
 from timm.models.convmixer import ConvMixer
-from timm.models.convnext import ConvNeXt
+from timm.models.convnext import ConvNeXt, ConvNeXtBlock
 from torch import nn
 
 from structured_init.errors import StructuredInitError
@@ -99,7 +99,8 @@ def convnext(
         image_size: side of the square image in pixels; only checked, the network takes any.
         num_classes: outputs.
         in_channels: channels of the image.
-        timm_args: further arguments of timm's ``ConvNeXt``: ``kernel_sizes``, ``drop_path_rate``, ….
+        timm_args: further arguments of timm's ``ConvNeXt``: ``kernel_sizes``, ``drop_path_rate``, …; without layer
+            scale where ``ls_init_value`` is None, which ``timm.create_model`` would leave out.
 
     Raises:
         StructuredInitError: the patches do not divide the image, or it is too small for three further halvings.
@@ -114,6 +115,11 @@ def convnext(
             f"'{name}' with patch_size {patch_size} halves its maps down to 1 / {smallest} of the image: "
             f"image_size {image_size} is too small"
         )
-    return timm.create_model(
+    network = timm.create_model(
         timm_name, patch_size=patch_size, stem_type="patch", num_classes=num_classes, in_chans=in_channels, **timm_args
     )
+    if timm_args.get("ls_init_value", 1) is None:
+        for block in network.modules():
+            if isinstance(block, ConvNeXtBlock):
+                block.gamma = None
+    return network

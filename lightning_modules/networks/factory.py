@@ -99,6 +99,11 @@ def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Modu
         if "." in name:
             hint = f"a class of yours is given as --model.network.class_path={name}"
         raise StructuredInitError(f"unknown network '{name}': {hint}")
+    if nulls := [argument for argument, value in network_args.items() if value is None]:
+        raise StructuredInitError(
+            f"network '{name}': timm leaves out what is null, so its own default would hold: give {', '.join(nulls)} a "
+            "value"
+        )
     try:
         network = timm.create_model(name, img_size=image_size, **network_args)
     except TypeError as error:  # convolutional families have no img_size

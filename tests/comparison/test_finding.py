@@ -340,7 +340,11 @@ def test_a_run_that_pauses_gives_what_it_gives_undisturbed(folder):
         for name in ("whole", "paused")
     )
     train(whole)
-    half = dataclasses.replace(paused, share=0.5, tested=False)
+    little, fifth, half = (dataclasses.replace(paused, share=share, tested=False) for share in (0.05, 0.2, 0.5))
+    train(little)  # to the first validation, after a quarter of the steps
+    assert fifth.paused == little.paused
+    assert fifth.paused["reached"] == 0.25
+    assert not half.complete
     train(half)
     assert half.complete
     assert not paused.complete

@@ -59,8 +59,10 @@ FAMILY = (
 TYPE = " Bold: the adjusted p is below 0.05. Grey: it is not, the interval has no width, or an arm diverged."
 COUNTING = (
     "A run succeeds by its final value; a run that diverged has not succeeded. Each count has the exact 95 % interval "
-    "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all that is judged. "
-    "The picture and the steps are of the validation split: they are counted to the first evaluation that is as good, "
+    "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all that is judged."
+)
+TIMING = (
+    " The picture and the steps are of the validation split: they are counted to the first evaluation that is as good, "
     "interpolated linearly between evaluations. A run that never gets there is censored (Kaplan and Meier) and ends at "
     "a tick in the picture. The interval of the median is that of Brookmeyer and Crowley."
 )
@@ -93,7 +95,8 @@ def result(data: ReportData) -> list[Piece]:
             shown.append(table(data, headline_table(found), "stacked"))
         shown += _figures(data, found)
     if data.successes:
-        return [*shown, note(COUNTING)]
+        timed = any(arm.times for found in data.judged for arm in found.arms)
+        return [*shown, note(COUNTING + (TIMING if timed else ""))]
     asked = next((found.question for found in data.effects if found.question), None)
     reading = READING_ELSEWHERE if data.source else READING
     reading = f"{level_text(asked)} {reading}" if asked else reading

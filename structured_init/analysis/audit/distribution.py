@@ -305,9 +305,10 @@ def _logarithms(matrix: Tensor) -> Distribution | None:
 
 
 def _sinusoidal(matrix: Tensor) -> Distribution | None:
-    """Recognize rows of sines and cosines, each of the squared norm C/2, after up to two rows of prefix tokens."""
+    """Recognize rows of sines and cosines, each of the squared norm C/2: all but zeros and up to two prefix tokens."""
     if matrix.shape[1] < 4 or matrix.shape[1] % 2:
         return None
+    matrix = matrix[matrix.any(dim=1)]
     half = torch.tensor(matrix.shape[1] / 2, dtype=matrix.dtype)
     for prefix in range(min(3, len(matrix) - 1)):
         rows = matrix[prefix:]

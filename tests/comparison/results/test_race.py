@@ -13,14 +13,14 @@ SEEDS = list(range(MOST))
 WIGGLE = [0.03, -0.02, 0.05, -0.04, 0.01, -0.03]
 
 
-def drive(asking, value, seconds=lambda request: 100 * request.share):
+def drive(asking, value, seconds=lambda request: 100 * request.share, share=lambda request: None):
     """Run a race; return it with everything that it asked for, stage by stage."""
     stages = []
     try:
         wanted = next(asking)
         while True:
             stages.append(wanted)
-            wanted = asking.send({each: Outcome(value(each), seconds(each)) for each in wanted})
+            wanted = asking.send({each: Outcome(value(each), seconds(each), share(each)) for each in wanted})
     except StopIteration as ended:
         return ended.value, stages
 
@@ -75,6 +75,19 @@ def test_what_diverges_leaves_at_once_whatever_it_was():
     assert found.dropped["arm9"] == "it diverged or failed"
     assert found.winner == "arm1"
     assert not any(each.arm == "arm9" and each.share > RUNGS[0].share for stage in stages for each in stage)
+
+
+def test_where_both_points_are_one_validation_a_whole_run_costs_as_many_times_as_much():
+    """Three epochs: 5 % and 20 % of the steps are both validated at a third of them."""
+
+    def third(request):
+        return math.ceil(3 * request.share) / 3
+
+    prices = []
+    asking = race(["arm1"], "default", SEEDS, budget=5000, tell=lambda state, *_: prices.append(state.cost(1.0)))
+    found, _ = drive(asking, steady, lambda request: 90 * third(request), third)
+    assert prices[0] == pytest.approx(90)
+    assert found.cost(0.2) == pytest.approx(30)
 
 
 def test_a_short_budget_leaves_out_the_last_candidates_and_is_kept():

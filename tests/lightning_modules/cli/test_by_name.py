@@ -178,6 +178,12 @@ def test_what_fits_a_narrowed_model_is_what_fits_the_whole_one(folder, monkeypat
             assert structured_init.initialize(NamedModel("config.json").network, name).changed
 
 
+@pytest.mark.parametrize("name", ["pit_ti_224", "nextvit_small", "csatv2_21m"])
+def test_a_family_that_takes_no_other_number_of_stages_is_built_whole(name):
+    with torch.device("meta"):
+        assert str(NamedModel(name, 2, narrow=True).network) == str(timm.create_model(name))
+
+
 def test_a_table_for_a_network_says_first_what_fits(folder, capsys):
     main(["list", "--for", "tiny.yaml"])
     fit, others = capsys.readouterr().out.split("\n\n")

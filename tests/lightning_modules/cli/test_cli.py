@@ -35,6 +35,20 @@ def test_fit_then_test_leaves_everything_that_a_run_is_asked_for(cli, folder):
     assert 0 <= tested.trainer.callback_metrics["test/accuracy"] <= 1
 
 
+@pytest.mark.parametrize("command", ["validate", "test"])
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # the test has a folder of its own
+def test_a_run_that_is_evaluated_by_its_own_settings_stays_as_it_is(cli, folder, capsys, command):
+    (folder / "log.yaml").write_text(
+        "trainer: {logger: {class_path: CSVLogger, init_args: {save_dir: run, name: '', version: ''}}}"
+    )
+    cli("fit", "-c", "log.yaml", "--trainer.max_steps=2", "--trainer.val_check_interval=1")
+    before = {path.name: path.read_bytes() for path in (folder / "run").glob("*.*")}
+    assert {"experiment.yaml", "metrics.csv"} <= before.keys()
+    main([command, "-c", "run/experiment.yaml", "--ckpt_path", "run/checkpoints/last.ckpt"])
+    assert {path.name: path.read_bytes() for path in (folder / "run").glob("*.*")} == before
+    assert "the run that is evaluated keeps its settings and metrics" in capsys.readouterr().err
+
+
 def test_what_the_data_knows_reaches_the_model(cli):
     run = cli("fit", "--trainer.fast_dev_run=true")
     assert (run.model.num_classes, run.model.image_size, run.model.in_channels) == (10, 8, 1)

@@ -89,6 +89,14 @@ def test_a_small_convnext_has_the_maps_of_its_row(name, sides):
     assert found == sides
 
 
+def test_a_null_layer_scale_is_none_in_a_preset_and_refused_where_timm_would_leave_it_out():
+    with torch.device("meta"):
+        names = [name for name, _ in create_network("convnext_atto_patch1_32", ls_init_value=None).named_parameters()]
+        assert not [name for name in names if name.endswith("gamma")]
+        with pytest.raises(StructuredInitError, match=r"timm leaves out what is null.*give ls_init_value a value"):
+            create_network("convnext_atto", ls_init_value=None)
+
+
 @pytest.mark.parametrize("name", ["convnext_atto", "convnext_tiny"])
 def test_at_224_pixels_timms_names_serve(name):
     with torch.device("meta"):

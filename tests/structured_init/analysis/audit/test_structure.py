@@ -44,6 +44,8 @@ def test_sines_and_cosines_of_positions_are_recognized_behind_prefix_tokens(pref
     angles = torch.arange(20)[:, None] / 10000 ** (torch.arange(16) / 16)
     table = torch.cat([prefix, torch.cat([angles.sin(), angles.cos()], dim=1)])
     assert structured(table[None]).kind == "sinusoidal"
+    table[-1] = 0  # of a padding token
+    assert structured(table[None]).kind == "sinusoidal"
 
 
 @pytest.mark.parametrize("shape", [(40, 40), (2, 1000), (64, 3, 3, 3), (1, 65, 32)])
