@@ -494,6 +494,7 @@ def test_a_threshold_counts_runs_in_place_of_means(comparison):
     assert "| mimetic | 3 of 3 (29 to 100 %) | not told apart (adjusted p = 0.40) |" in result
     assert "±" not in result
     assert "all or nothing" not in result
+    assert "The picture and the steps are of the validation split" in result
     assert "![Share of runs that have reached val accuracy ≥ 95 %, over the steps](figures/successes.png)" in result
     assert (folder / "figures" / "successes.svg").is_file()
     known = json.loads((folder / "results.json").read_text())["successes"][0]

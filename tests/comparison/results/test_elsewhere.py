@@ -193,6 +193,16 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
         read_elsewhere(written(tmp_path / "h_0.json", '{"a_0": 3}'))
 
 
+def test_counts_without_a_validation_split_speak_of_no_picture(tmp_path, capsys):
+    rows = [f"{arm},{seed},{value}" for arm, value in (("default", 0.1), ("mimetic", 0.99)) for seed in range(4)]
+    table = written(tmp_path / "t.csv", "\n".join(["arm,seed,test/recall", *rows]))
+    main(["report", str(table), "--success", "0.95"])
+    assert "figures in figures/" not in capsys.readouterr().out
+    text = (tmp_path / "t_report" / "report.md").read_text()
+    assert "4 of 4" in text
+    assert "validation split" not in text
+
+
 def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkeypatch):
     rows = ["arm,seed,step,test/accuracy"]
     for arm, gain in (("default", 0.0), ("mimetic", 5.0)):
