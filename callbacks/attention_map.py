@@ -149,10 +149,7 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         return {"records": self._tables.state(self.records)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.records = {  # a checkpoint of an earlier version holds them as they are
-            name: json.loads(known) if isinstance(known, str) else known
-            for name, known in state_dict["records"].items()
-        }
+        self.records = {name: json.loads(known) for name, known in state_dict["records"].items()}
 
     def _capture(self, phase: str, trainer: Trainer, pl_module: LightningModule) -> None:
         """Capture where the weights are, write on rank zero, and tell every rank how it went."""

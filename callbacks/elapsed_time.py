@@ -55,4 +55,4 @@ class ElapsedTime(Callback, metaclass=Answered):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._before = self.earlier = state_dict["seconds"]
-        self.initialization = state_dict.get("initialization", 0.0)  # not in checkpoints of earlier versions
+        self.initialization = state_dict["initialization"]

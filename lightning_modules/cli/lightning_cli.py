@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import re
 import shlex
 import sys
 from argparse import ArgumentError
@@ -49,7 +48,6 @@ for package in (structured_init, callbacks, lightning_modules, lightning_modules
         getattr(package, public)
 
 ABOUT = "Train, evaluate and look at a network with the initialization of the section init."
-STREAMING = re.compile(r"^ +(streaming: false|stream_buffer: \d+|batches_per_epoch: null)$", re.MULTILINE)  # saved once
 LOADERS = {"fit": "train_dataloader", "validate": "val_dataloader"} | {
     each: f"{each}_dataloader" for each in ("test", "predict")
 }
@@ -65,7 +63,7 @@ class Parser(LightningArgumentParser):
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
         """Parse the text of a configuration; the files under its key ``layers`` were given before it."""
-        return super().parse_string(STREAMING.sub("", without_layers(content)), *args, **kwargs)
+        return super().parse_string(without_layers(content), *args, **kwargs)
 
 
 class CLI(CommandLine, LightningCLI):

@@ -1,8 +1,8 @@
 """Known mistakes on the command line and their answers: one line each that says what would be right.
 
-``PATTERNS`` goes from jsonargparse's trees of failed attempts to an answer; ``CUSTOMARY``, ``COMMANDS`` and ``REMOVED``
-say what other programs or earlier versions call a thing; :func:`answer` tells Lightning's complaints from bugs; and
-:func:`check_trainer` says what Lightning says badly, late, or not at all.
+``PATTERNS`` goes from jsonargparse's trees of failed attempts to an answer; ``CUSTOMARY`` and ``COMMANDS`` say what
+other programs call a thing; :func:`answer` tells Lightning's complaints from bugs; and :func:`check_trainer` says what
+Lightning says badly, late, or not at all.
 """
 
 from __future__ import annotations
@@ -58,13 +58,6 @@ COMMANDS = {
     "init": "show",
     "check": "audit",
 }
-
-# Arguments of earlier versions, and what to do without them.
-REMOVED = dict.fromkeys(
-    ("streaming", "stream_buffer", "batches_per_epoch"),
-    "text is not streamed but tokenized once, into a file of 12 bytes a token that is mapped into memory: leave "
-    "out streaming, stream_buffer and batches_per_epoch; a text larger than the disk needs a datamodule of your own",
-)
 
 
 class Mistake(NamedTuple):
@@ -123,8 +116,6 @@ def _unknown_argument(mistake: Mistake) -> str:
         return f"Compose takes no argument '{name}', its parts do: as in -c 'init/mimetic_host{{qk_alpha=0.3}}'"
     if owner.rpartition(".")[2] == "Default":
         return f"Default takes no argument '{name}': give an initialization first, as in -c init/mimetic_host"
-    if name in REMOVED:
-        return f"{owner.rpartition('.')[2]} takes no argument '{name}' any more: {REMOVED[name]}"
     return f"{owner.rpartition('.')[2]} takes no argument '{name}': {suggest(name, set(_arguments(owner)))}"
 
 

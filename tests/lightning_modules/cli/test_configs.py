@@ -223,14 +223,6 @@ def test_a_file_that_is_layered_over_itself_or_over_nothing_known_is_one_line(tm
         expand(["fit", "-c", str(tmp_path / "a.yaml")])
 
 
-def test_what_a_configuration_of_text_held_while_text_could_be_streamed_is_read_as_before(tmp_path):
-    saved = ("data:", "  init_args:", "    block_size: 64", "    streaming: false", "    stream_buffer: 1000000")
-    (tmp_path / "saved.yaml").write_text("\n".join((*saved, "    batches_per_epoch: null\n")))
-    data = parsed("gpt_python_docs_short", str(tmp_path / "saved.yaml"))["data"]["init_args"]
-    assert data["block_size"] == 64
-    assert "streaming" not in data
-
-
 def test_the_lines_of_a_file_keep_their_numbers_without_its_layers():
     text = "# one\nlayers:\n  - a\n  - b\nmodel:\n  layers: 3\n"
     assert without_layers(text) == "# one\n\n\n\nmodel:\n  layers: 3\n"
