@@ -70,12 +70,12 @@ def test_the_random_subspace_is_what_a_little_noise_would_choose():
     """At α → 0 the best rank-k part of αZ + βI is that of Z + Zᵀ, whose eigenvectors are uniform: so are ours."""
     model = MODELS["bert"]().double()
     shares = []
-    for seed in range(60):
+    for seed in range(30):
         initialize(model, Mimetic(qk_alpha=0.0, value_output=False, positions="keep"), seed=seed)
         for site in attention_sites(model):
             shares.append((site.query @ site.key.mT).diagonal(dim1=1, dim2=2) / 0.7)
     mean = torch.cat(shares).mean(dim=0)
-    torch.testing.assert_close(mean, torch.full_like(mean, 6 / 24), atol=0.02, rtol=0)  # no coordinate is preferred
+    torch.testing.assert_close(mean, torch.full_like(mean, 6 / 24), atol=0.03, rtol=0)  # no coordinate is preferred
 
 
 def test_value_output_alone_is_the_full_start_without_its_queries_and_keys():

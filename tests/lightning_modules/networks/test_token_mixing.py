@@ -213,13 +213,12 @@ def test_what_starts_at_zero_starts_as_the_plain_network_and_learns(build, kind)
 
 
 @pytest.mark.parametrize("build", [gpt2, llama])
-@pytest.mark.parametrize("kind", CAUSAL)
-def test_an_initializer_writes_the_same_weights_with_a_mixing(build, kind):
-    network, plain = build(), build()
-    mix_tokens(network, kind)
-    initialize(network, PreviousToken(), seed=0)
-    initialize(plain, PreviousToken(), seed=0)
-    assert all(torch.equal(network.state_dict()[name], value) for name, value in plain.state_dict().items())
+def test_an_initializer_writes_the_same_weights_with_a_mixing(build):
+    initialize(plain := build(), PreviousToken(), seed=0)
+    for kind in CAUSAL:
+        mix_tokens(network := build(), kind)
+        initialize(network, PreviousToken(), seed=0)
+        assert all(torch.equal(network.state_dict()[name], value) for name, value in plain.state_dict().items()), kind
 
 
 def test_muon_gets_nothing_of_a_mixing_and_gates_and_shares_do_not_decay():
@@ -235,7 +234,7 @@ def test_muon_gets_nothing_of_a_mixing_and_gates_and_shares_do_not_decay():
         assert decay == decaying[kind], kind
 
 
-@pytest.mark.parametrize("kind", CAUSAL)
+@pytest.mark.parametrize("kind", ["canon", "bigram_hash", "token_shift"])
 def test_the_modern_experiment_takes_a_step_with_a_mixing(kind, cli, folder):
     text = "to be or not to be, that is the question. " * 90
     (folder / "text.txt").write_text(text)
