@@ -25,6 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--initialized-batch", metavar="MODULE:FUNCTION", help="gives the batch that the models are called with"
     )
+    group.addoption(
+        "--initialized-where", metavar="PATTERNS", help="what is drawn, if the rest is loaded, such as head"
+    )
     group.addoption("--initialized-classes", type=int, metavar="N", help="classes or words of the output, for its loss")
 
 
@@ -53,8 +56,14 @@ class BeginsAsItShould(pytest.Item):
             sys.path.append(str(self.config.rootpath))
         given = self.config.getoption("initialized_batch")
         batch = None if given is None else imported("--initialized-batch", given)()
-        classes, skip = self.config.getoption("initialized_classes"), self.config.getoption("initialized_skip")
-        checked = assert_initialized(imported("--initialized", self.name), batch, classes=classes, skip=skip)
+        where = self.config.getoption("initialized_where")
+        checked = assert_initialized(
+            imported("--initialized", self.name),
+            batch,
+            classes=self.config.getoption("initialized_classes"),
+            skip=self.config.getoption("initialized_skip"),
+            where=where and where.split(","),
+        )
         said = self.config.stash.setdefault(LEFT_OUT, [])
         said += [f"{self.name}: {line}" for line in checked.left_out]
 

@@ -23,7 +23,6 @@ from structured_init.overlay import Statistics, Weights
 from structured_init.storage import uninitialized
 from structured_init.writer import full_value
 
-HOST_BUILT = "as the host built"
 BLOCK = re.compile(r"^(.*?\.\d+)\.(.+)$")  # up to the first number: blocks.0, transformer.h.3
 OWN = re.compile(r"^(.+)\.(?:weight|bias)$")
 
@@ -35,7 +34,7 @@ class Entry:
     Attributes:
         names: all its names; tied weights have several.
         shape: its full shape.
-        set_by: who set it, in order; empty where it is as the host built it.
+        set_by: who set it, in order; empty where it was left as it was.
         before: statistics before; ``None`` where it was not set.
         after: statistics after; ``None`` where it was not set.
         trainable: whether it receives gradients.
@@ -71,7 +70,7 @@ class InitReport:
         total_parameters: how many there are.
         measures: site → quantity → (before, after), where an initialization has effects of its own to show.
         attention: attention layers that an initializer's ``where`` selects → whether one wrote to them.
-        unset_positions: positions that the host built and that an initialization of attention left as they are.
+        unset_positions: positions that an initialization of attention left as they were.
     """
 
     initializer: str
@@ -115,7 +114,7 @@ class InitReport:
             more = f", … {len(others) - limit} more" if len(others) > limit else ""
             line += f"; skipped {', '.join(others[:limit])}{more}"
         if self.unset_positions:
-            line += f"; positions {HOST_BUILT} them: {', '.join(self.unset_positions)}"
+            line += f"; positions left as they were: {', '.join(self.unset_positions)}"
         return line
 
     def _set(self) -> str:
@@ -137,7 +136,7 @@ class InitReport:
             name = " = ".join(entry.names) + ("" if entry.trainable else " (frozen)")
             shape = "×".join(map(str, entry.shape)) or "scalar"
             if entry.before is None or entry.after is None:
-                rows.append(f"| {name} | {shape} | {HOST_BUILT} it | | |")
+                rows.append(f"| {name} | {shape} | left as it was | | |")
                 continue
             mean = f"{entry.before.mean:.3g} → {entry.after.mean:.3g}"
             std = f"{entry.before.std:.3g} → {entry.after.std:.3g}"
@@ -168,7 +167,7 @@ class InitReport:
         for place, entry in enumerate(self.changed):
             groups.setdefault("; ".join(entry.set_by), []).append((place, entry.after.std))
         before = [entry.before.std for entry in self.changed]
-        axis.plot(range(len(before)), before, "o", color="0.6", markersize=4, label=f"{HOST_BUILT} it")
+        axis.plot(range(len(before)), before, "o", color="0.6", markersize=4, label="before")
         for who, points in groups.items():
             axis.plot(*zip(*points, strict=True), "D", markersize=4, label=who)
         blocks = [_block(entry.names[0]) for entry in self.changed]
@@ -226,7 +225,7 @@ class InitReport:
             for site, values in self.measures.items()
         }
         return [
-            *([f"{HOST_BUILT} them: {', '.join(unset)}"] if unset else []),
+            *([f"left as they were: {', '.join(unset)}"] if unset else []),
             *(f"measured {site}: {what}" for site, what in measured.items()),
             *(f"skipped {name}: {why}" for name, why in _once(self.skipped)),
             *(f"note {name}: {what}" for name, what in _once(self.notes)),
@@ -284,8 +283,8 @@ def _odd_norms(weights: Weights) -> Iterator[str]:
     """Say of normalization weights that are not as a library builds them what they are."""
     if (name := trained_norm(weights)) is not None:
         yield (
-            f"the weights look trained ('{name}' is not constant, as libraries build it, or is memory that nobody "
-            "wrote to, as after to_empty) and were overwritten"
+            f"the weights look trained ('{name}' is not constant, as libraries build it, unless nobody wrote to it "
+            "since to_empty); what is set replaces trained weights"
         )
     bare = {name: why for name, why in _uneven_norms(weights) if why is not None}
     if bare:
@@ -358,7 +357,7 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
         who = " + ".join(f"{name}: {', '.join(inside)}" if inside else name for name, inside in parts.items())
         texts.append(f"{tensors} [{who}] std {before} → {after}{'' if trainable else ', frozen'}".strip())
     rest = sum(not entry.set_by for entry in of_first)
-    return "; ".join([*texts, *([f"{rest} more {HOST_BUILT} them"] if rest else [])])
+    return "; ".join([*texts, *([f"{rest} more left as they were"] if rest else [])])
 
 
 def _span(values: Sequence[float]) -> str:

@@ -26,6 +26,7 @@ from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, nearest
+from structured_init.hosts.registry import selects
 from structured_init.names import plain_names
 from structured_init.overlay import tensor_names
 from structured_init.running import Inputs, answering, as_inputs, host_inputs, own_random_state, undisturbed
@@ -36,6 +37,10 @@ ERRORS = 6.0  # standard errors beyond which two means or standard deviations ar
 CLOSE = 0.02  # relative difference of standard deviations that is none
 SCALE = 1.25  # ratio to the scales of a reference
 FEWEST = 24  # numbers of which a standard deviation is compared
+HINTS = {
+    "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'",
+    "meta": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')",
+}
 # role of a parameter → names of references in the audit that a standard draws it from; other roles are not compared
 NORMS = {"norm": ("torch",), "norm bias": ("torch",)}
 STANDARDS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -108,8 +113,8 @@ def assert_initialized(model: nn.Module | Callable[[], nn.Module], batch: Any = 
     checked = check_initialized(model, batch, **options)
     if checked.failures:
         lines = [f"{checked.model} does not begin as it should:", *checked.failures, *checked.left_out]
-        if any(check.name == "meta" and check.failures for check in checked.checks):
-            lines.append("a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')")
+        for name, hint in HINTS.items():
+            lines += [hint for check in checked.checks if check.name == name and check.failures]
         raise AssertionError("\n  ".join(lines))
     return checked
 
@@ -120,6 +125,7 @@ def check_initialized(
     batch: Any = None,
     *,
     skip: str | Collection[str] = (),
+    where: str | list[str] | None = None,
     like: str | nn.Module | Mapping[str, Tensor] | None = None,
     classes: int | None = None,
     loss_tolerance: float = 0.1,
@@ -146,6 +152,8 @@ def check_initialized(
             its numbers), ``copies``, ``loss``, ``bfloat16``, ``depth`` and ``like`` are checked.
         batch: what the model is called with, as in :func:`structured_init.analysis.audit`; else what its host names.
         skip: checks that are left out, by name: ``("meta", "copies")`` or ``"meta,copies"``.
+        where: which parameters are drawn, if the others are loaded, as in ``where="classifier"``: patterns of their
+            names, or of modules around them. ``seeds``, ``own``, ``copies`` and ``like`` check these alone.
         like: a model, or a state dictionary, whose parameters of the same name, apart from numbers, have a root mean
             square within 25 %; or a standard: ``"gpt2"``, ``"llama"``, ``"torch"``, ``"mamba"``.
         classes: number of classes or words, the length of the last axis of the logits, where the model does not say it
@@ -173,20 +181,25 @@ def check_initialized(
     build = None if isinstance(model, nn.Module) else model
     fresh = model if build is None else _built(build, seed)
     refuse_lazy(fresh)
-    found = records(fresh, list(_blocks(fresh)))
+    every = records(fresh, list(_blocks(fresh)))
+    found = [each for each in every if selects(where, each.name, each)]
+    if not found and every:
+        near = nearest(str(where), {each.name.rpartition(".")[0] or each.name for each in every})
+        raise StructuredInitError(f"where={where!r} selects no parameter: {near}")
 
     def row(name: str, failures: Iterable[str] = (), left_out: str = "") -> None:
         if name in wanted:
             rows[name] = Check(name, tuple(dict.fromkeys(failures)), left_out)
 
     if build is None:
-        row("memory", (str(each.text) for each in findings.never_initialized(found)))
+        row("memory", (str(each.text) for each in findings.never_initialized(every)))
         for name in ("seed", "seeds", "save", "meta", "own"):
             row(name, left_out="it needs a function that builds the model")
     else:
         row("memory", _folded((name, f"{text} never written") for name, text in _bare(fresh).items()))
         other = _built(build, seed + 1)
-        fixed = {name for name, each in _tensors(other).items() if _equal(_tensors(fresh)[name], each)}
+        same = {name for name, each in _tensors(other).items() if _equal(_tensors(fresh)[name], each)}
+        fixed = {name for name in same if selects(where, name, name)}
         for name, each in _against_builds(build, fresh, other, found, fixed, wanted, seed):
             row(name, **each)
     values = _tensors(fresh)

@@ -26,7 +26,7 @@ def test_python_example_says_what_it_did_and_attention_has_a_positive_diagonal(c
     exec(blocks("python")[0], names)
     printed = capsys.readouterr().out
     assert re.search(r"^blocks\.0–11 +attn\.qkv \[Mimetic: query_key, value_output\]", printed, re.MULTILINE)
-    assert "as the host built them: cls_token, patch_embed.proj, norm, head" in printed
+    assert "left as they were: cls_token, patch_embed.proj, norm, head" in printed
     sites = attention_sites(names["model"])
     assert len(sites) == 12
     assert all((site.query @ site.key.mT).diagonal(dim1=-2, dim2=-1).mean() > 0.3 for site in sites)

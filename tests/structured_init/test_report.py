@@ -122,7 +122,7 @@ def test_the_table_is_markdown_with_a_row_per_parameter(tiny_vit):
     assert {row.count("|") for row in rows} == {6}
     assert set(rows[1]) == set("|-")
     assert any("blocks.1.attn.proj.weight | 16×16 | Mimetic: value_output" in row for row in rows)
-    assert any("norm.weight | 16 | as the host built it" in row for row in rows)
+    assert any("norm.weight | 16 | left as it was" in row for row in rows)
     after = lines[lines.index(rows[-1]) + 1 :]
     assert after[0] == ""  # else Markdown would take what follows for a row
     assert after[1].startswith("skipped positions")
@@ -206,9 +206,9 @@ def test_a_printed_report_has_one_line_per_run_of_blocks_and_names_what_the_host
     (blocks,) = (line for line in lines if line.startswith("blocks."))
     assert re.match(r"blocks\.0–2  attn\.qkv \[Mimetic: query_key, value_output\] std 0\.019–0\.02 → 0\.2\d*; ", blocks)
     assert "; attn.proj [Mimetic: value_output] std 0.0" in blocks
-    assert blocks.endswith("; 10 more as the host built them")
+    assert blocks.endswith("; 10 more left as they were")
     assert any(line.startswith("pos_embed ") and "[Mimetic: positions]" in line for line in lines)
-    assert "as the host built them: cls_token, patch_embed.proj, blocks.3, norm, head" in lines
+    assert "left as they were: cls_token, patch_embed.proj, blocks.3, norm, head" in lines
 
 
 def test_blocks_that_were_treated_differently_have_lines_of_their_own(tiny_vit):
@@ -234,16 +234,16 @@ def test_equal_notes_on_several_layers_are_one_line(tiny_vit):
 def test_a_notebook_shows_the_same_lines_with_nothing_left_as_markup(tiny_vit):
     odd = Does(lambda weights: weights.write(weights.model.head.bias, torch.ones(5), "<b> & co"))
     shown = initialize(tiny_vit(), odd)._repr_html_()
-    said = "bias [&lt;b&gt; &amp; co] std 0 → 0; 1 more as the host built them"
+    said = "bias [&lt;b&gt; &amp; co] std 0 → 0; 1 more left as they were"
     assert f"<td><code>head</code></td><td>{said}</td>" in shown
     assert shown.count("<tr>") == 1
-    assert "<li>as the host built them: cls_token, pos_embed, patch_embed.proj, blocks.0–1, norm</li>" in shown
+    assert "<li>left as they were: cls_token, pos_embed, patch_embed.proj, blocks.0–1, norm</li>" in shown
 
 
 def test_the_summary_names_positions_that_were_left_and_parts_that_were_skipped(tiny_vit):
     kept = initialize(tiny_vit(), Mimetic(positions="keep"))
     assert kept.unset_positions == ["pos_embed"]
-    assert kept.summary().endswith("; positions as the host built them: pos_embed")
+    assert kept.summary().endswith("; positions left as they were: pos_embed")
     assert initialize(tiny_vit(), Mimetic()).unset_positions == []
     assert initialize(tiny_vit(), KaimingUniform()).unset_positions == []  # it never asks for attention
     without = initialize(tiny_vit(pos_embed="none"), Mimetic())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 import os
 import re
@@ -300,7 +301,16 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
     asked = [each for name in ("good", "bad") for each in ("--initialized", f"mine:{name}")]
     command = [sys.executable, "-m", "pytest", "-p", "structured_init_pytest", "-p", "no:cacheprovider", "-q"]
     done = subprocess.run(
-        [*command, *asked, "--initialized-skip", "meta", "--initialized-batch", "mine:batch"],
+        [
+            *command,
+            *asked,
+            "--initialized-skip",
+            "meta",
+            "--initialized-batch",
+            "mine:batch",
+            "--initialized-where",
+            "[bgw]*",
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -341,6 +351,32 @@ def test_a_failure_says_which_checks_could_not_be_made_and_who_needs_no_meta_dev
         AssertionError, match=r"(?s)meta: gate.*\n  a model that nobody builds on the meta device needs no"
     ):
         assert_initialized(Meta)
+
+
+LOADED = {name: each for name, each in Net().state_dict().items() if "head" not in name}
+
+
+def fine_tuned(write=lambda weight: None):
+    """Everything but the head is loaded; the meta device has nothing to load into."""
+    model = Net()
+    if not model.head.weight.is_meta:
+        model.load_state_dict(LOADED, strict=False)
+    write(model.head.weight.detach())
+    return model
+
+
+def test_what_is_loaded_is_told_from_what_is_drawn_anew():
+    with pytest.raises(
+        AssertionError, match=r"(?s)seeds: embed.*same under every seed: say which .* where='classifier'"
+    ):
+        assert_initialized(fine_tuned, TOKENS)
+    assert_initialized(fine_tuned, TOKENS, where="head", like=Net())
+    seeded = functools.partial(fine_tuned, of_one_seed)
+    assert [line.split(": nor")[0] for line in failures(seeded, where=["head"], skip="own,loss")] == [
+        "seeds: head.weight"
+    ]
+    with pytest.raises(StructuredInitError, match="where='hed' selects no parameter: did you mean 'head'"):
+        check_initialized(Net, where="hed")
 
 
 class Hidden(nn.Module):
