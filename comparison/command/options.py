@@ -59,9 +59,9 @@ def compare_parser() -> argparse.ArgumentParser:
         metavar="0,1,2",
         help="or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)",
     )
-    decide = "add seeds until every difference is better, worse, or equivalent within M, such as 0.5 points"
+    decide = "add seeds until every difference is better, worse, or equivalent within M, such as 0.5 (points)"
     add("--margin", type=_positive_number, metavar="M", help=decide)
-    size = "add seeds until every difference is known to ± H, such as 0.5 points"
+    size = "add seeds until every difference is known to ± H, such as 0.5 (points)"
     add("--precision", type=_positive_number, metavar="H", help=size)
     most = "most seeds that --margin or --precision may use (default: 40)"
     add("--max-seeds", type=_positive, metavar="N", help=most)
@@ -151,7 +151,7 @@ def judge_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("results", metavar="RESULTS", help="a table (.csv), a log folder or a comparison, as report reads them")
     add("--baseline", metavar="ARM", help="what the others would replace (default: default, baseline or the first)")
-    margin = "the smallest gain worth keeping, such as 0.5 points (default: 0.5 points, or about 1 %% of the metric)"
+    margin = "the smallest gain worth keeping, such as 0.5 (default: 0.5 for accuracy, else about 1 %% of the metric)"
     add("--margin", type=_positive_number, metavar="M", help=margin)
     add("--precision", type=_positive_number, metavar="H", help="instead of --margin: know every difference to ± H")
     add("--max-seeds", type=_positive, metavar="N", help="seeds you would train at most (default: 40)")
