@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, r
 from comparison.results.tables import interval_text
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.candidates import automatic
-from comparison.run.comparison import LEARNING_RATE, Comparison, locked
+from comparison.run.comparison import Comparison, locked
 from comparison.run.deciding import seconds_of
 from comparison.run.launch import Launcher, launch
 from comparison.run.prepare import parse_rates, parse_seeds, prepare, refuse_further
@@ -53,6 +54,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     console, folder = Console(highlight=False), Path(options.output)
     comparison, left_out = _prepared(options, further, command)
     rates = parse_rates(options.learning_rates) or [None]
+    comparison.arm_arguments(next(iter(comparison.arms.values())), rate=rates[0])  # of a module that may take none
     optimizers = comparison.grid.get(OPTIMIZERS, [None])
     names = {
         "@".join([label, *filter(None, [optimizer]), *([] if rate is None else [f"{rate:g}"])]): (arm, optimizer, rate)
@@ -82,7 +84,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         _end(folder, record, found.spent, f"{tried}. Keep your default: {said}.", console)
         return
     reference, winner = _best_default(found, names, options.baseline), found.winner
-    files = {name: _write_arm(folder, name, names[name]) for name in (reference, winner)}
+    files = {name: _write_arm(folder, name, names[name], comparison) for name in (reference, winner)}
     left, price = options.budget - found.spent, FIRST_LOOK * found.cost(1.0)
     if left < ROUNDING * 2 * price:  # seconds of the first look at the evidence: a default and a winner
         enough = f"a first look at the evidence takes about {duration(2 * price)}"
@@ -268,17 +270,14 @@ def _best_default(found: Race, names: Mapping[Name, Candidate], baseline: str) -
     return max(own, key=lambda name: (found.reached.get(name, 0.0), found.gains[name]))
 
 
-def _write_arm(folder: Path, name: Name, candidate: Candidate) -> str:
+def _write_arm(folder: Path, name: Name, candidate: Candidate, comparison: Comparison) -> str:
     """Write a candidate as a configuration of its own; return its file inside the folder."""
     arm, optimizer, rate = candidate
     content = find_config(arm.configuration).content()
     if optimizer is not None:
         content = merged(content, find_config(f"{OPTIMIZERS}/{optimizer}").content())
     if rate is not None:
-        nested: Any = rate
-        for key in reversed(LEARNING_RATE.split(".")):
-            nested = {key: nested}
-        content = merged(content, nested)
+        content = merged(content, reduce(lambda value, key: {key: value}, comparison.rate_key.split(".")[::-1], rate))
     file = f"candidates/{label_of(name)}.yaml"
     write_text(folder / file, yaml.safe_dump(content, sort_keys=False))
     return file

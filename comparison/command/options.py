@@ -16,6 +16,7 @@ CONTROL = (
     " with the same positions (default: found)"
 )
 MOST_SEEDS = 10_000
+RATE_KEY = "a module of yours takes them as lr, learning_rate or optimizer"
 SUCCESS = "count the runs whose metric reaches X, such as 0.95; none withdraws a kept X"
 
 
@@ -77,7 +78,7 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--controls", choices=("auto", "sharpened", "scrambled", "none"), default="none", help=added)
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"
     add("--grid", action="append", default=[], metavar="KEY=a,b", help=places)
-    rates = "try these, and choose the best for each initialization on the validation split"
+    rates = f"try these, and choose the best for each initialization on the validation split; {RATE_KEY}"
     add("--learning-rates", default="", metavar="a,b", help=rates)
     add("--metric", metavar="NAME", help="such as test/accuracy (default: the task's)")
     _add_direction(parser, "the task's, else by its name")
@@ -98,7 +99,7 @@ def find_parser() -> argparse.ArgumentParser:
     total = "training time, summed over all runs, such as 2h (default: no limit)"
     add("--budget", type=parse_duration, default=math.inf, metavar="T", help=total)
     add("--baseline", default="default", metavar="INIT", help="the initialization you use now (default: default)")
-    add("--learning-rates", default="", metavar="a,b", help="race every candidate and the baseline at each")
+    add("--learning-rates", default="", metavar="a,b", help=f"race every candidate at each; {RATE_KEY}")
     others = "race every candidate and the baseline under each, such as adamw,muon (default: the experiment's alone)"
     add("--optimizers", default="", metavar="A,B", help=others)
     final = "of the final comparison (default: "

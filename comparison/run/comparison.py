@@ -24,7 +24,6 @@ from structured_init.errors import StructuredInitError
 from structured_init.files import made_by, write_text
 
 VERSION = 1
-LEARNING_RATE = "model.init_args.optimizer.init_args.lr"
 ABSENT = "nothing"
 
 
@@ -62,6 +61,19 @@ class Comparison:
         """The metric on the validation split, by which learning rates are chosen."""
         return "val/" + self.metric.partition("/")[2]
 
+    @property
+    def rate_key(self) -> str:
+        """What a learning rate is given to: the module's own ``lr`` or ``learning_rate``, else its optimizer's."""
+        known = {key.split(".")[1] for key in self.configuration if key.startswith("model.")}
+        own = next((name for name in ("lr", "learning_rate") if name in known), None)
+        if known and not own and "optimizer" not in known:
+            name = str(self.configuration.get("model.class_path")).rpartition(".")[2]
+            raise StructuredInitError(
+                f"--learning-rates: {name} takes no learning rate: add 'lr: float = 1e-3' to its __init__, and use it "
+                "in configure_optimizers"
+            )
+        return f"model.init_args.{own or 'optimizer.init_args.lr'}"
+
     def points(self) -> list[Point]:
         """Return every combination of the grid's values; one empty point without a grid."""
         return points(self.grid)
@@ -90,7 +102,7 @@ class Comparison:
 
     def arm_arguments(self, arm: Arm, point: Point = (), rate: float | None = None) -> list[str]:
         """Return the command line of an arm at a point, without a seed and a place to write to."""
-        values = point if rate is None else (*point, (LEARNING_RATE, repr(rate)))
+        values = point if rate is None else (*point, (self.rate_key, repr(rate)))
         folders = {name.partition("/")[0] for name in config_names()}
         layers = [word for key, value in values if key in folders for word in ("-c", f"{key}/{value}")]
         given = (f"--{key}={value}" for key, value in values if key not in folders)

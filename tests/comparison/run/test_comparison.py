@@ -18,6 +18,7 @@ from comparison.run.arms import ENDINGS, parse_arms, with_controls
 from comparison.run.comparison import Comparison, locked, point_name
 from comparison.run.prepare import Plans
 from comparison.run.resolve import initializer_of, parse, values_of
+from lightning_modules.cli import main
 from lightning_modules.cli.show import leave_out_iterations
 from structured_init import (
     AdamSolver,
@@ -80,6 +81,38 @@ def test_a_folder_of_configurations_is_crossed_with_the_initializations_and_a_wr
     assert (values["model.optimizer.lr"], values["data.fraction"]) == (0.01, 0.5)
     with pytest.raises(StructuredInitError, match="did you mean 'optim/muon'"):
         parse(asked.arm_arguments(asked.arms["sincos"], wrong))
+
+
+@pytest.mark.parametrize(
+    ("argument", "key"),
+    [
+        ("lr: float = 0.1", "model.lr"),
+        ("learning_rate: float = 0.1, optimizer: str = 'SGD'", "model.learning_rate"),
+        ("optimizer: OptimizerCallable = torch.optim.Adam", "model.optimizer.lr"),
+        ("rate: float = 0.1", None),
+    ],
+)
+def test_a_learning_rate_goes_to_the_module_s_own_argument_else_to_its_optimizer_s(
+    folder, monkeypatch, complaint, argument, key
+):
+    monkeypatch.syspath_prepend(folder)
+    name = f"own_{argument.partition(':')[0]}"
+    (folder / f"{name}.py").write_text(
+        "import lightning as L, torch\nfrom lightning.pytorch.cli import OptimizerCallable\n"
+        f"class Own(L.LightningModule):\n    def __init__(self, {argument}):\n        super().__init__()\n"
+    )
+    (folder / "own.yaml").write_text(
+        f"model: {{class_path: {name}.Own}}\ndata: {{class_path: ImageData, init_args: {{name: digits}}}}\n"
+    )
+    if key is None:
+        for words in (["compare", "--inits"], ["find", "--among", "sincos", "--baseline"]):
+            words += ["default", "-c", "own.yaml", "--learning-rates", "0.1", "--output", "out"]
+            said = complaint(main, words)
+            assert "Own takes no learning rate: add 'lr: float = 1e-3' to its __init__, and use it in conf" in said
+            assert not (folder / "out").exists()
+        return
+    asked = comparison(folder / "out", experiment=["own.yaml"], configuration=values_of(parse(["-c", "own.yaml"])))
+    assert values_of(parse(asked.arm_arguments(asked.arms["sincos"], rate=0.01)))[key] == 0.01
 
 
 def test_points_that_a_folder_cannot_be_named_after_are_told_apart():
