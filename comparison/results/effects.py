@@ -134,6 +134,7 @@ class Effects:
     question: Question | None = None  # what was to be decided; None where the comparison only describes
     family: int = 1  # how many differences are judged together, at all places of the grid
     named: Mapping[str, Sequence[str]] = field(default_factory=dict)  # arm → controls as the user named them
+    means: Effects | None = None  # the same place by the means of its arms, where ``arms`` are of runs that succeed
 
     @property
     def at_once(self) -> bool:
@@ -374,7 +375,8 @@ def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = No
         for arm in found.arms
         if arm.name in shares
     ]
-    return judge_together([Effects(found.point, found.metric, found.baseline, arms, limit, named=found.named)])[0]
+    counted = Effects(found.point, found.metric, found.baseline, arms, limit, named=found.named, means=found)
+    return judge_together([counted])[0]
 
 
 def _contrast(shares: Mapping[str, Share], arm: str, reference: str | None) -> Contrast | None:

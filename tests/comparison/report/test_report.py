@@ -491,7 +491,7 @@ def test_a_threshold_counts_runs_in_place_of_means(comparison):
     assert "Results look all or nothing" in write_report(folder)[0].read_text()
     _, text, *_ = write_report(folder, success=0.95)
     result = text.read_text().split("## Learning curves")[0]
-    assert "| mimetic | 3 of 3 (29 to 100 %) | not told apart (adjusted p = 0.40) |" in result
+    assert "| mimetic | 3 of 3 (29 to 100 %) | not told apart (adjusted p = 0.40) | 98.0 |" in result
     assert "±" not in result
     assert "all or nothing" not in result
     assert "The picture and the steps are of the validation split" in result
@@ -500,6 +500,14 @@ def test_a_threshold_counts_runs_in_place_of_means(comparison):
     known = json.loads((folder / "results.json").read_text())["successes"][0]
     assert [arm["share"]["count"] for arm in known["arms"]] == [1, 3]
     assert known["arms"][0]["times"]["median"] is None
+    table = folder.parent / "table.csv"  # final values alone have no curves, and their counts no picture
+    rows = [[arm, seed, value] for arm, of_arm in values.items() for seed, value in of_arm.items()]
+    pd.DataFrame(rows, columns=["arm", "seed", "test/accuracy"]).to_csv(table, index=False)
+    for success in ({}, {"success": 0.95}):
+        _, text, *files = write_report(table, **success)
+        drawn = [file for file in files if file.suffix == ".svg"]
+        assert bool(drawn) == ("figures for a paper" in text.read_text()) == (not success)
+        assert "picture" not in text.read_text()
 
 
 def test_what_matplotlib_takes_for_a_formula_or_a_pattern_is_shown_as_it_is(tmp_path):
