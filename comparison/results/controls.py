@@ -219,3 +219,10 @@ def parse_controls(text: str | None) -> dict[str, list[str]] | str:
     for arm, _, control in (part.partition("=") for part in text.split(",")):
         controls.setdefault(arm.strip(), []).append(control.strip())
     return controls
+
+
+def controls_text(controls: Controls | str | None) -> str | None:
+    """Return what :func:`parse_controls` reads; None without controls."""
+    if not controls or isinstance(controls, str):
+        return controls or None
+    return ",".join(f"{arm}={each}" for arm, of in controls.items() for each in ([of] if isinstance(of, str) else of))

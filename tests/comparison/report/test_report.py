@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 import shutil
 import time
 import xml.etree.ElementTree as ET
@@ -120,6 +121,9 @@ def test_another_baseline_and_control_and_place(comparison, known_effects, tmp_p
     assert (tmp_path / "elsewhere" / "page.md").is_file()
     assert "Difference to sincos" in written[0].read_text()
     assert not (folder / "report.html").exists()
+    page = shlex.quote(str(written[0]))
+    made = f"report {folder} --baseline sincos --control default --output {page}\n```"
+    assert f"```\nstructured-init compare -c vit_digits\nstructured-init {made}" in written[1].read_text()
     with pytest.raises(StructuredInitError, match="did you mean 'sincos'"):
         write_report(folder, baseline="sinco")
 
@@ -500,14 +504,6 @@ def test_a_threshold_counts_runs_in_place_of_means(comparison):
     known = json.loads((folder / "results.json").read_text())["successes"][0]
     assert [arm["share"]["count"] for arm in known["arms"]] == [1, 3]
     assert known["arms"][0]["times"]["median"] is None
-    table = folder.parent / "table.csv"  # final values alone have no curves, and their counts no picture
-    rows = [[arm, seed, value] for arm, of_arm in values.items() for seed, value in of_arm.items()]
-    pd.DataFrame(rows, columns=["arm", "seed", "test/accuracy"]).to_csv(table, index=False)
-    for success in ({}, {"success": 0.95}):
-        _, text, *files = write_report(table, **success)
-        drawn = [file for file in files if file.suffix == ".svg"]
-        assert bool(drawn) == ("figures for a paper" in text.read_text()) == (not success)
-        assert "picture" not in text.read_text()
 
 
 def test_what_matplotlib_takes_for_a_formula_or_a_pattern_is_shown_as_it_is(tmp_path):
