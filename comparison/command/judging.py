@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from comparison.results.controls import Controls, find_scrambled, named, parse_controls
+from comparison.results.elsewhere import comparison_of, read_elsewhere
+from comparison.results.folder import MANIFEST, find_runs, read_manifest
+from comparison.results.records import load_results
 from comparison.results.referee import judge
 from structured_init.errors import StructuredInitError, begin_writing
 
@@ -25,13 +29,14 @@ def run_judge(options: argparse.Namespace) -> int:
     memory = path.with_name(f"{path.resolve().name}.judged.json")
     first = not memory.is_file()
     try:
-        table, metric, mode, baseline = _runs(path, options)
+        table, metric, mode, baseline, controls = _runs(path, options)
         begin_writing()
         said = judge(
             table,
             options.baseline or (baseline if first else None),
             metric=metric,
             mode=options.mode or mode,
+            controls=parse_controls(options.control) or controls,
             margin=options.margin,
             precision=options.precision,
             max_seeds=options.max_seeds,
@@ -47,19 +52,18 @@ def run_judge(options: argparse.Namespace) -> int:
     return said.status
 
 
-def _runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, str, str | None, str | None]:
-    """Return the final value of every run, the metric, its direction and the baseline where the runs say them."""
-    from comparison.results.elsewhere import comparison_of, read_elsewhere
-    from comparison.results.folder import MANIFEST, read_manifest
-    from comparison.results.records import load_results
-
+def _runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, str, str | None, str | None, Controls]:
+    """Return the final value of every run, the metric; direction, baseline and controls where the runs say them."""
     if not (path / MANIFEST).is_file():
         runs = read_elsewhere(path, options.runs, options.seed, options.arm)
         found = comparison_of(path, runs, options.metric, options.mode)
-        return found.results, found.manifest["metric"], found.manifest["mode"], None
+        return found.results, found.manifest["metric"], found.manifest["mode"], None, {}
     manifest = read_manifest(path)
     if manifest["grid"]:
         raise StructuredInitError("a comparison with --grid has a question at every place: give the runs of one")
     results = load_results(path)
     mode = manifest["mode"] if options.metric in (None, manifest["metric"]) else None
-    return results[results["chosen"]], options.metric or manifest["metric"], mode, manifest["baseline"]
+    controls = named(manifest)
+    for arm, other in find_scrambled(manifest, find_runs(path)).items():
+        controls[arm] = [*controls.get(arm, []), other]
+    return results[results["chosen"]], options.metric or manifest["metric"], mode, manifest["baseline"], controls

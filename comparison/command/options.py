@@ -165,6 +165,7 @@ def judge_parser() -> argparse.ArgumentParser:
     add("--arm", metavar="COLUMN", help="the column of a table that names the arm (default: arm)")
     add("--seed", metavar="COLUMN", help="the column, or the setting of logged runs, that is the seed (default: seed)")
     add("--runs", metavar="PATTERN", help="how runs are named, such as {arm}/seed_{seed}")
+    add("--control", metavar="INIT", help=f"{CONTROL}; controls are not judged")
     add("--json", action="store_true", help="print the answer as JSON")
     return parser
 

@@ -88,8 +88,10 @@ def _at_its_place(data: ReportData) -> list[str]:
     if found is None or not found.arms:
         return []
     if data.successes:
-        counted = findings(next(each for each in data.successes if each.point == data.point))
-        return [_at(data, counted[1:2] or counted[:1]), *explanation(data, found, None)]
+        counts, *against = findings(next(each for each in data.successes if each.point == data.point))
+        means = [unbroken(f"{arm.name} {interval_text(arm.value, decimals(found))}") for arm in found.arms if arm.value]
+        mean = [f"Mean {found.metric.words}: {listed(means)}{found.metric.percent}."] if means else []
+        return [_at(data, [counts, *against[:1], *mean]), *explanation(data, found, None)]
     known = ((arm, arm.baseline) for arm in found.arms if arm.baseline and not arm.is_control)
     pairs = [(arm, effect) for arm, effect in known if effect.interval.samples > 1]
     if not pairs:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import os
+import shlex
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
@@ -20,9 +21,10 @@ from comparison.report.data import ReportData, read_report_data
 from comparison.report.registry import FOLDER, PANELS, Html, Panel, Shown, pieces, render
 from comparison.report.summary import summary
 from comparison.report.theme import BASELINE, COLORS, Drawing
-from comparison.results.controls import Controls
+from comparison.results.controls import Controls, controls_text
 from comparison.results.effects import FAMILIES, ArmResult, Effect
 from comparison.results.folder import MANIFEST
+from comparison.results.metric import FLAGS
 from comparison.results.paired import Interval
 from comparison.results.records import to_csv
 from comparison.results.tables import Table, count
@@ -88,6 +90,14 @@ def write_report(
     if path.is_dir():
         raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
     data = read_report_data(folder, baseline, controls, success, metric, mode, names, seed, arm)
+    given = {"--baseline": baseline, "--metric": metric, "--runs": names, "--arm": arm, "--seed": seed}
+    given |= {"--control": controls_text(controls), "--success": success, "--output": output}
+    options = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    options += [FLAGS[mode]] if mode else []
+    commands = list(filter(None, [data.manifest.get("command")]))
+    if options or data.source:
+        commands.append(shlex.join(["structured-init", "report", str(folder), *options]))
+    data = dataclasses.replace(data, manifest={**data.manifest, "command": "\n".join(commands)})
     sections = read_panels(data)
     texts = {
         path: page(data, sections),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from comparison.results.decisions import decide, judged
@@ -64,6 +65,14 @@ def find_scrambled(manifest: Manifest, runs: Iterable[Run]) -> dict[str, str]:
 def named(manifest: Manifest) -> dict[str, list[str]]:
     """Return arm → controls as the user named them; one whose name ends in ``_scrambled`` is a scrambled one."""
     return check_controls(manifest.get("controls"), manifest)
+
+
+def no_competitors(manifest: Manifest, scrambled: Mapping[str, str] = MappingProxyType({})) -> set[str]:
+    """Return the arms that are controls alone: named as ones, scrambled ones, or called like an arm and its control."""
+    arms = manifest["arms"]
+    ends = {arm + ending for arm in arms for ending in (SCRAMBLED, SHARPENED, OFFSET, SAME_POSITIONS)}
+    controls = {*chain(*named(manifest).values()), *scrambled.values(), *ends.intersection(arms)}
+    return controls - {manifest["baseline"]}
 
 
 def _first_named(manifest: Manifest, scrambled: bool) -> dict[str, str]:
@@ -210,3 +219,10 @@ def parse_controls(text: str | None) -> dict[str, list[str]] | str:
     for arm, _, control in (part.partition("=") for part in text.split(",")):
         controls.setdefault(arm.strip(), []).append(control.strip())
     return controls
+
+
+def controls_text(controls: Controls | str | None) -> str | None:
+    """Return what :func:`parse_controls` reads; None without controls."""
+    if not controls or isinstance(controls, str):
+        return controls or None
+    return ",".join(f"{arm}={each}" for arm, of in controls.items() for each in ([of] if isinstance(of, str) else of))

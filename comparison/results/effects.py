@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from comparison.results.controls import OFFSET, SAME_POSITIONS, SCRAMBLED, SHARPENED, named
+from comparison.results.controls import named, no_competitors
 from comparison.results.decisions import Decision, Question, decide, question_of
 from comparison.results.folder import Manifest, Point, choice_name, points
 from comparison.results.metric import Metric
@@ -134,6 +134,7 @@ class Effects:
     question: Question | None = None  # what was to be decided; None where the comparison only describes
     family: int = 1  # how many differences are judged together, at all places of the grid
     named: Mapping[str, Sequence[str]] = field(default_factory=dict)  # arm → controls as the user named them
+    means: Effects | None = None  # the same place by the means of its arms, where ``arms`` are of runs that succeed
 
     @property
     def at_once(self) -> bool:
@@ -152,10 +153,8 @@ def effects(
 ) -> list[Effects]:
     """Return the effects at every place of the grid, with verdicts that hold together."""
     controls, scrambled, arms, baseline = controls or {}, scrambled or {}, manifest["arms"], manifest["baseline"]
-    given = named(manifest)
-    ends = (f"{arm}{end}" for arm in arms for end in (SCRAMBLED, SHARPENED, OFFSET, SAME_POSITIONS))
-    no_competitors = {*chain(*given.values()), *scrambled.values(), *ends} - {baseline}
-    pairs = {(arm, baseline) for arm in arms if arm not in {*no_competitors, baseline}}
+    given, alone = named(manifest), no_competitors(manifest, scrambled)
+    pairs = {(arm, baseline) for arm in arms if arm not in {*alone, baseline}}
     pairs |= {*controls.items(), *scrambled.items()}
     places, question = points(manifest["grid"]), question_of(manifest)
     question = question and question.of_family(len(pairs) * len(places))
@@ -170,9 +169,9 @@ def effects(
                 by_seed=values,
                 diverged=tuple(sorted(finals.diverged[arm])),
                 value=finals.metric.mean(values.values()) if values else None,
-                is_control=arm in no_competitors,
+                is_control=arm in alone,
                 learning_rate=finals.rates[arm] if manifest["learning_rates"] else None,
-                baseline=finals.effect(arm, baseline, judged=arm not in no_competitors),
+                baseline=finals.effect(arm, baseline, judged=arm not in alone),
                 control=finals.effect(arm, controls.get(arm)),
                 reach=reaches.get(arm),
                 scrambled=finals.effect(arm, scrambled.get(arm)),
@@ -376,7 +375,8 @@ def successes(found: Effects, threshold: float, curves: pd.DataFrame | None = No
         for arm in found.arms
         if arm.name in shares
     ]
-    return judge_together([Effects(found.point, found.metric, found.baseline, arms, limit, named=found.named)])[0]
+    counted = Effects(found.point, found.metric, found.baseline, arms, limit, named=found.named, means=found)
+    return judge_together([counted])[0]
 
 
 def _contrast(shares: Mapping[str, Share], arm: str, reference: str | None) -> Contrast | None:

@@ -80,7 +80,9 @@ def headline_tables(found: Sequence[Effects]) -> str:
 
 def headline_table(found: Effects) -> Table:
     """Return the headline table of one place of the grid, a row per arm: of means, or of runs that succeed."""
-    counted, digits = found.threshold is not None, 0 if found.threshold is not None else decimals(found)
+    counted, means = found.threshold is not None, found.means or found
+    digits, mean = decimals(means), _value_cells(means)
+    label = f"{found.metric.label}, {found.metric.better}"
     to_controls = {"control": "its control", "scrambled": "itself scrambled"}
     to = {"baseline": found.baseline} | {
         kind: name for kind, name in to_controls.items() if any(getattr(arm, kind) for arm in found.arms)
@@ -92,11 +94,13 @@ def headline_table(found: Effects) -> Table:
         runs = f"runs with {threshold_text(found)}"
         columns.append((runs, lambda arm: Cell(share_text(arm.share), ends(arm.share))))
         columns += [(f"against {name}", partial(_contrast_cell, found=found, to=kind)) for kind, name in to.items()]
+        by_name = {arm.name: arm for arm in means.arms}
+        columns.append((f"mean {label}", lambda arm: Cell(mean(by_name[arm.name]).text)))
     else:
         columns.append(("seeds", lambda arm: Cell(str(arm.seeds), diverged_text(arm))))
         if any(arm.learning_rate is not None or arm.no_rate for arm in found.arms):
             columns.append(("learning rate", _rate_cell))
-        columns.append((f"{found.metric.label}, {found.metric.better}", _value_cells(found, digits)))
+        columns.append((label, mean))
         effect = partial(effect_cell, found=found, digits=digits)
         columns += [(f"− {name} (paired)", partial(effect, to=kind)) for kind, name in to.items()]
     if said:
@@ -248,9 +252,9 @@ def _median_cell(times: Times | None) -> Cell:
     return Cell(f"{times.median:,.0f}", f"{times.low:,.0f} {ends}")
 
 
-def _value_cells(found: Effects, digits: int) -> Callable[[ArmResult], Cell]:
+def _value_cells(found: Effects) -> Callable[[ArmResult], Cell]:
     """Return what writes the mean of an arm's final values; where they are all or nothing, how many have it."""
-    fewer, solved = fewer_seeds(found), dict[str, str]()
+    digits, fewer, solved = decimals(found), fewer_seeds(found), dict[str, str]()
     if (threshold := all_or_nothing(found)) is not None:
         shares = successes(found, threshold)
         solved = {arm.name: f"{share_text(arm.share)} with {threshold_text(shares)}" for arm in shares.arms}

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from comparison.results.controls import Controls, no_competitors
 from comparison.results.decisions import Decision, Question, decide
 from comparison.results.metric import Metric, mode_of
 from comparison.results.paired import t_interval
@@ -76,6 +77,7 @@ class Judgement:
 
     opinions: list[Opinion]  # one per arm, in the order of the table
     state: dict[str, Any] = field(repr=False)  # what is remembered, for the next look
+    controls: Sequence[str] = ()  # arms that are controls of others, and no proposals: they are not judged
 
     @property
     def answer(self) -> Answer:
@@ -90,11 +92,14 @@ class Judgement:
 
     def __str__(self) -> str:
         first = [opinion for opinion in self.opinions if opinion.answer == self.answer]
-        return "\n".join(map(str, [*first, *(opinion for opinion in self.opinions if opinion not in first)]))
+        taken = [f"taken as controls, not judged: {', '.join(self.controls)}"] if self.controls else []
+        others = (opinion for opinion in self.opinions if opinion not in first)
+        return "\n".join(map(str, [*first, *others, *taken]))
 
     def plain(self) -> dict[str, Any]:
         """Return all of it for programs, without infinities."""
-        return {"answer": self.answer, "status": self.status, "arms": [opinion.plain() for opinion in self.opinions]}
+        arms = [opinion.plain() for opinion in self.opinions]
+        return {"answer": self.answer, "status": self.status, "arms": arms, "controls": self.controls}
 
 
 @answered
@@ -111,8 +116,9 @@ def judge(
     state: Mapping[str, Any] | str | os.PathLike[str] | None = None,
     arm: str = "arm",
     seed: str = "seed",
+    controls: Controls | str | None = None,
 ) -> Judgement:
-    """Judge every arm of a table beside its baseline: keep, discard, or more seeds.
+    """Judge every arm of a table beside its baseline, but for controls: keep, discard, or more seeds.
 
     Args:
         results: a row per run.
@@ -129,6 +135,8 @@ def judge(
             this is the only look.
         arm: the column that names the arm.
         seed: the column of whole numbers that pairs runs.
+        controls: arm → its control or controls, or one for all arms, beside those that are called like an arm with
+            ``_scrambled``, ``_positions`` and so on; the last look's when None.
 
     Raises:
         StructuredInitError: it cannot be judged; the message says why.
@@ -162,9 +170,13 @@ def judge(
             f"{max(finite):.3g}: half a point is 0.005"
         )
     reference = _baseline(values, baseline, before)
-    others = [name for name in values if name != reference]
+    given: Any = {"arms": values, "baseline": reference, "controls": controls}
+    taken = {*no_competitors(given), *(() if controls else before.get("controls", ()))} - {reference}
+    left_out = [name for name in values if name in taken]
+    others = [name for name in values if name not in {*taken, reference}]
     if not others:
-        raise StructuredInitError(f"all runs are of '{reference}': nothing stands beside it")
+        also = f" or controls ({', '.join(left_out)})" if left_out else ""
+        raise StructuredInitError(f"all runs are of '{reference}'{also}: nothing stands beside it")
     known = Metric(metric, mode or before.get("mode") or mode_of(metric))
     rule = {name: before[name] for name in asked} if before else asked | {"metric": metric, "mode": known.mode}
     rule |= {"max_seeds": rule["max_seeds"] or MOST_SEEDS, "proposals": rule["proposals"] or len(others)}
@@ -186,10 +198,11 @@ def judge(
         level = 1 - 2 * level_of(place, rule["proposals"])  # only one side of an interval keeps anything
         opinions.append(_opinion(pair, values, known, rule, level))
         pair["answer"] = opinions[-1].answer
-    after = {"version": 1, **rule, "percent": percent, "baseline": reference, "pairs": list(pairs.values())}
+    after = {"version": 1, **rule, "percent": percent, "baseline": reference}
+    after |= {"controls": left_out, "pairs": list(pairs.values())}
     if path is not None:
         write_text(path, json.dumps(after, indent=1) + "\n")
-    return Judgement(opinions, after)
+    return Judgement(opinions, after, left_out)
 
 
 def level_of(place: int, proposals: int) -> float:

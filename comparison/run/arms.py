@@ -15,6 +15,7 @@ from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import split_outside_brackets, split_overrides
 
 LONGEST = 150  # bytes of a label: most file systems end at 255, and endings of controls and files follow
+INITIALIZER = re.compile(r"\w+\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")  # as messages name it, with its arguments
 # What each choice of ``--controls`` adds, by how the names of these controls end.
 ENDINGS = {
     "auto": (SAME_POSITIONS, SCRAMBLED, SHARPENED, OFFSET),
@@ -113,7 +114,7 @@ def with_controls(
     An arm among those given that already is a control of another stays the only one.
     """
     found, remarks = dict[str, Arm](), []
-    refused: dict[str, list[tuple[str, StructuredInitError]]] = {}  # reason without its initializer → labels, reasons
+    refused: dict[str, list[str]] = {}  # reason without its initializer → labels
     for label, arm in arms.items():
         found[label] = arm
         if not is_structured(initializers[label]):
@@ -132,12 +133,12 @@ def with_controls(
                     if plan(control) is None and ending == SHARPENED:
                         raise StructuredInitError("there are no samples here to measure attention on: name it yourself")
                 except StructuredInitError as refusal:
-                    reason = re.sub(r"\w+\(.*\)", "", str(refusal))
-                    refused.setdefault(reason, []).append((control.label, refusal))
+                    # "initialization 'mine_offset': RandomOffset: Mimetic(scale=1) has none" is "it has none"
+                    reason = re.sub(r"^(initialization '[^']*': )?(\w+: )?", "", str(refusal))
+                    refused.setdefault(INITIALIZER.sub("it", reason), []).append(control.label)
                 else:
                     found[control.label] = control
-    for them in refused.values():
-        remarks.append(f"left out, as it cannot be had here, {', '.join(label for label, _ in them)} ({them[0][1]})")
+    remarks += [f"left out {', '.join(labels)}: {reason}" for reason, labels in refused.items()]
     if added := [label for label in found if label not in arms]:
         remarks.insert(0, f"added {', '.join(added)}")
     return found, remarks

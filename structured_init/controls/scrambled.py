@@ -104,7 +104,7 @@ class Scrambled(Control):
 
     Raises:
         StructuredInitError: at construction, ``initializer`` has nothing structured in it, or all parts are off; at
-            :meth:`plan`, it wrote nothing that is to be scrambled.
+            :meth:`plan`, it wrote nothing that scrambling changes: of filters that are all equal, and of zeros, none.
 
     Example:
         >>> report = initialize(model, Scrambled(Mimetic()), seed=0)
@@ -151,7 +151,7 @@ class Scrambled(Control):
             weights.assigned.setdefault(name, set()).update(parts)
         if not taken:
             raise StructuredInitError(
-                f"Scrambled: {self.initializer!r} wrote no matrix of this model whose alignment could be destroyed"
+                f"Scrambled: {self.initializer!r} wrote nothing in this model that scrambling changes"
             )
 
     def freezing(self, weights: Weights) -> Iterable[tuple[Tensor, bool]]:
@@ -164,42 +164,47 @@ class Scrambled(Control):
             parts = weights.assigned.get(site.name, set())
             for name, (left, right) in PAIRS.items():
                 if getattr(self, name) and parts & {left, right}:
-                    _turn(site.by(f"Scrambled: {name}"), left, right, rng.generator(site.name, f"Scrambled: {name}"))
-                    taken += 1
+                    generator = rng.generator(site.name, f"Scrambled: {name}")
+                    taken += _turn(site.by(f"Scrambled: {name}"), left, right, generator)
             if self.query_key:
                 taken += _turn_biases(site, weights, rng, written)
                 taken += _shuffle_table(site, weights, rng, written, tables)
         return taken
 
     def _filters(self, weights: Weights, rng: Draws, written: set[int]) -> int:
-        """Exchange the pixels' values of depthwise filters that were written, and say of how many layers."""
+        """Exchange the pixels' values of depthwise filters that were written, and say in how many layers they moved."""
+        moved = 0
         sites = [each for each in depthwise_conv_sites(weights) if id(each.module.weight) in written and self.filters]
         for site in weights.each(sites):
             generator = rng.generator(site.weight_name, "Scrambled: filters")
-            flat = shuffled_columns(site.filters.flatten(1), generator=generator)
-            site.write(flat.reshape(site.filters.shape), "Scrambled: filters")
-        return len(sites)
+            filters = site.filters
+            shuffled = shuffled_columns(filters.flatten(1), generator=generator).reshape(filters.shape)
+            moved += not shuffled.equal(filters)
+            site.write(shuffled, "Scrambled: filters")
+        return moved
 
     def _matrices(self, weights: Weights, sites: list[AttentionSite], rng: Draws, written: set[int]) -> int:
-        """Turn the other matrices that were written, and say how many."""
-        taken = {id(site.module.weight) for site in depthwise_conv_sites(weights)}
+        """Turn the other matrices that were written, and say how many of them are not zero."""
+        taken, turned = {id(site.module.weight) for site in depthwise_conv_sites(weights)}, 0
         taken |= {id(weight) for site in sites for weight in site.layout.parameters()}
         chosen = [each for each in _matrices(weights.model) if id(each) in written - taken and self.matrices]
         for weight in weights.each(chosen):
             value = weights.read(weight)
             generator = rng.generator(weights.names(weight)[0], "Scrambled: matrices")
-            turned = turned_matrix(value.flatten(1), generator=generator).reshape(value.shape)
-            weights.write(weight, turned.to(value.dtype), "Scrambled: matrices")
-        return len(chosen)
+            matrix = turned_matrix(value.flatten(1), generator=generator).reshape(value.shape)
+            weights.write(weight, matrix.to(value.dtype), "Scrambled: matrices")
+            turned += bool(value.any())
+        return turned
 
 
-def _turn(site: AttentionSite, left: str, right: str, generator: torch.Generator) -> None:
-    """Turn queries and keys, or values and outputs."""
+def _turn(site: AttentionSite, left: str, right: str, generator: torch.Generator) -> bool:
+    """Turn queries and keys, or values and outputs; tell whether any of them is not zero."""
     first, second = getattr(site, left), getattr(site, right)
     across = left == "output"  # (heads, kv, D), where the others are (heads, D, k)
     turned, other = turned_heads(first.mT if across else first, second, generator=generator)
     setattr(site, left, turned.mT if across else turned)
     setattr(site, right, other)
+    return bool(first.any() or second.any())
 
 
 def _turn_biases(site: AttentionSite, weights: Weights, rng: Draws, written: set[int]) -> int:

@@ -32,6 +32,7 @@ from comparison.results.headline import (
     share_text,
     threshold_text,
 )
+from comparison.results.metric import Metric
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 from comparison.results.power import power_sentence, power_table
 from comparison.results.tables import interval_text
@@ -62,7 +63,7 @@ COUNTING = (
     "of the share (Clopper and Pearson). p: Fisher’s exact test, adjusted by Holm’s method for all that is judged."
 )
 TIMING = (
-    " The picture and the steps are of the validation split: they are counted to the first evaluation that is as good, "
+    " The picture and the steps are of {}: steps are counted to the first evaluation that is as good, "
     "interpolated linearly between evaluations. A run that never gets there is censored (Kaplan and Meier) and ends at "
     "a tick in the picture. The interval of the median is that of Brookmeyer and Crowley."
 )
@@ -96,7 +97,9 @@ def result(data: ReportData) -> list[Piece]:
         shown += _figures(data, found)
     if data.successes:
         timed = any(arm.times for found in data.judged for arm in found.arms)
-        return [*shown, note(COUNTING + (TIMING if timed else ""))]
+        curve = Metric(data.metric.on_validation)
+        split = "the validation split" if curve.name.startswith("val/") else f"the curves of {curve.words}"
+        return [*shown, note(COUNTING + (TIMING.format(split) if timed else ""))]
     asked = next((found.question for found in data.effects if found.question), None)
     reading = READING_ELSEWHERE if data.source else READING
     reading = f"{level_text(asked)} {reading}" if asked else reading

@@ -122,11 +122,14 @@ def _provenance(data: ReportData) -> str:
     """Return seeds, arguments, time and version, in a line."""
     seconds = [run.result["seconds"] for run in data.runs if run.result and run.result.get("seconds")]
     arguments = " ".join(map(str, data.manifest["arguments"]))
+    # A table of final values has no curve, and successes without one have no picture.
+    drawn = len(data.curves) or (not data.successes and any(arm.differences for e in data.effects for arm in e.arms))
+    figures = ", figures for a paper in the folder figures" if drawn else ""
     parts = [
         f"Seeds {', '.join(map(str, asked_seeds(data.manifest)))}.",
         f"Further arguments of every run: {arguments}." if arguments else "",
         f"A complete run took {min(seconds):,.0f} to {max(seconds):,.0f} seconds." if seconds else "",
-        "Tables are in results.csv, curves.csv and results.json, figures for a paper in the folder figures.",
+        f"Tables are in results.csv, curves.csv and results.json{figures}.",
         f"Written by structured-init {made_by()}.",
     ]
     return " ".join(part for part in parts if part)

@@ -7,7 +7,6 @@ made here: the same table, intervals and curves.
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from comparison.results.elsewhere.logs import (
 from comparison.results.elsewhere.runs import Logged, Runs, Values
 from comparison.results.elsewhere.tables import read_table, read_wandb
 from comparison.results.folder import Manifest, Run
-from comparison.results.metric import FLAGS, Metric, mode_of
+from comparison.results.metric import Metric, mode_of
 from comparison.results.records import result_row
 from comparison.results.referee import refuse_single_runs
 from structured_init.errors import StructuredInitError, nearest
@@ -94,14 +93,11 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     refuse_single_runs(Counter(arm for arm, _ in runs))
     arms = list(dict.fromkeys(arm for arm, _ in runs))
     reference = next((name for name in ("default", "baseline") if name in arms), arms[0])
-    options = [*(["--metric", metric] if metric else []), *([FLAGS[mode]] if mode else [])]
-    command = ["structured-init", "report", str(path), *options]
     experiment = (path if path.name.strip(".") else path.resolve()).stem
     manifest: dict[str, Any] = {
-        **{"version": 1, "experiment": [experiment], "command": shlex.join(command)},
-        **{"arguments": [], "metric": chosen, "mode": mode or mode_of(chosen), "baseline": reference},
-        **{"controls": {}, "arms": {arm: {} for arm in arms}, "seeds": sorted({seed for _, seed in runs})},
-        **{"grid": {}, "learning_rates": [], "source": str(path)},
+        **{"version": 1, "experiment": [experiment], "arguments": [], "metric": chosen, "baseline": reference},
+        **{"mode": mode or mode_of(chosen), "controls": {}, "arms": {arm: {} for arm in arms}},
+        **{"seeds": sorted({seed for _, seed in runs}), "grid": {}, "learning_rates": [], "source": str(path)},
     }
     scaled = {
         key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()

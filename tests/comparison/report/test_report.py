@@ -1,5 +1,6 @@
 import json
 import re
+import shlex
 import shutil
 import time
 import xml.etree.ElementTree as ET
@@ -120,6 +121,9 @@ def test_another_baseline_and_control_and_place(comparison, known_effects, tmp_p
     assert (tmp_path / "elsewhere" / "page.md").is_file()
     assert "Difference to sincos" in written[0].read_text()
     assert not (folder / "report.html").exists()
+    page = shlex.quote(str(written[0]))
+    made = f"report {folder} --baseline sincos --control default --output {page}\n```"
+    assert f"```\nstructured-init compare -c vit_digits\nstructured-init {made}" in written[1].read_text()
     with pytest.raises(StructuredInitError, match="did you mean 'sincos'"):
         write_report(folder, baseline="sinco")
 
@@ -491,7 +495,7 @@ def test_a_threshold_counts_runs_in_place_of_means(comparison):
     assert "Results look all or nothing" in write_report(folder)[0].read_text()
     _, text, *_ = write_report(folder, success=0.95)
     result = text.read_text().split("## Learning curves")[0]
-    assert "| mimetic | 3 of 3 (29 to 100 %) | not told apart (adjusted p = 0.40) |" in result
+    assert "| mimetic | 3 of 3 (29 to 100 %) | not told apart (adjusted p = 0.40) | 98.0 |" in result
     assert "±" not in result
     assert "all or nothing" not in result
     assert "The picture and the steps are of the validation split" in result

@@ -196,11 +196,19 @@ def test_other_mistakes_name_what_would_be_right(tmp_path):
 def test_counts_without_a_validation_split_speak_of_no_picture(tmp_path, capsys):
     rows = [f"{arm},{seed},{value}" for arm, value in (("default", 0.1), ("mimetic", 0.99)) for seed in range(4)]
     table = written(tmp_path / "t.csv", "\n".join(["arm,seed,test/recall", *rows]))
-    main(["report", str(table), "--success", "0.95"])
-    assert "figures in figures/" not in capsys.readouterr().out
-    text = (tmp_path / "t_report" / "report.md").read_text()
-    assert "4 of 4" in text
-    assert "validation split" not in text
+    options = ["--less-is-better", "--control", "mimetic=default,mimetic=other", "--success", "0.95"]
+    rows += [f"other,{seed},0.5" for seed in range(4)]
+    written(table, "\n".join(["arm,seed,test/recall", *rows]))
+    text = tmp_path / "t_report" / "report.md"
+    for given, drawn in ((options[:-2], True), (options, False)):
+        main(["report", str(table), *given])
+        assert (
+            ("figures in figures/" in capsys.readouterr().out) == ("figures for a paper" in text.read_text()) == drawn
+        )
+    assert "4 of 4" in text.read_text()
+    assert "validation split" not in text.read_text()
+    # With every option, in the order of the command's own, so that it can be copied.
+    assert f"structured-init report {table} {' '.join([*options[1:], options[0]])}\n" in text.read_text()
 
 
 def test_the_page_of_a_table_is_the_one_of_a_comparison(tmp_path, capsys, monkeypatch):

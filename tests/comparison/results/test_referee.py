@@ -158,14 +158,15 @@ def test_a_comparison_is_judged_by_its_own_metric_direction_and_baseline(tmp_pat
     from comparison.command import judging
 
     manifest = {"metric": "test/score", "mode": "min", "baseline": "default", "grid": {}}
+    manifest["arms"] = {"default": {}, "new": {}}
     results = table(10, gain=5).rename(columns={"loss": "test/score"}).assign(chosen=True)
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "comparison.json").write_text("{}")
-    monkeypatch.setattr("comparison.results.folder.read_manifest", lambda _: manifest)
-    monkeypatch.setattr("comparison.results.records.load_results", lambda _: results)
+    monkeypatch.setattr("comparison.command.judging.read_manifest", lambda _: manifest)
+    monkeypatch.setattr("comparison.command.judging.load_results", lambda _: results)
     options = judging.argparse.Namespace(
         **{"results": str(tmp_path / "runs"), "json": False, "baseline": None, "metric": None, "mode": None},
-        **dict.fromkeys(("margin", "precision", "max_seeds", "proposals"), None),
+        **dict.fromkeys(("margin", "precision", "max_seeds", "proposals", "control"), None),
     )
     assert judging.run_judge(options) == 0
     assert capsys.readouterr().out.startswith("keep new: −")
@@ -173,6 +174,31 @@ def test_a_comparison_is_judged_by_its_own_metric_direction_and_baseline(tmp_pat
     for options.baseline in ("new", None):  # a later look without a baseline has that of the first one
         assert judging.run_judge(options) == 1
         assert capsys.readouterr().out.startswith("discard default: +")
+
+
+def test_controls_are_no_proposals_whether_they_are_called_so_or_named(tmp_path, capsys):
+    """The share of the 5 % is that of one proposal, and a control that gains more does not make the answer."""
+    arms = {"new": -5, "new_scrambled": 5, "new_positions": 5, "other": 5}
+    file = tmp_path / "runs.csv"
+    table(10, **arms).to_csv(file, index=False)
+    with pytest.raises(SystemExit) as stop:
+        main(["judge", str(file), "--control", "new=other"])
+    assert stop.value.code == 1
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("discard new: ")
+    assert rest == ["taken as controls, not judged: new_scrambled, new_positions, other"]
+    table(11, **arms).to_csv(file, index=False)
+    with pytest.raises(SystemExit):  # a control that was named stays one
+        main(["judge", str(file), "--json"])
+    said = json.loads(capsys.readouterr().out)
+    assert [each["arm"] for each in said["arms"]] == ["new"]
+    assert said["controls"] == ["new_scrambled", "new_positions", "other"]
+    judged = judge(table(10, new=3, new_scrambled=5), margin=0.5)
+    assert judged.opinions[0].decision == judge(table(10, new=3), margin=0.5).opinions[0].decision
+    with pytest.raises(StructuredInitError, match=r"all runs are of 'new' or controls \(new_scrambled\): nothing"):
+        judge(table(10, new=3, new_scrambled=5).query("arm != 'default'"), "new")
+    with pytest.raises(StructuredInitError, match="'othr' is not an arm of this comparison: did you mean 'other'"):
+        judge(table(10, new=3, other=5), controls="othr")
 
 
 def test_an_arm_that_diverges_is_discarded_and_percent_are_percent():

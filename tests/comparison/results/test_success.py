@@ -86,10 +86,10 @@ def test_the_table_and_the_sentences_say_who_succeeds_more_often():
     counted = successes(one(arms), 0.8, pd.DataFrame(rows))
     header, default, mimetic, half = ([c.strip() for c in line.strip("|").split("|")] for line in table_lines(counted))
     assert header[:3] == ["arm", "runs with test accuracy ≥ 80 %", "against default"]
-    assert header[3:] == ["steps until half have val accuracy ≥ 80 %"]
+    assert header[3:] == ["mean test accuracy %, higher is better", "steps until half have val accuracy ≥ 80 %"]
     # 0.6 to 0.99 between 20 and 30 steps: 80 % at 25.1; p is twice 2 / C(12, 6).
-    assert mimetic == ["mimetic", "6 of 6 (54 to 100 %)", "more often (adjusted p = 0.004)", "25 (25 or more)"]
-    assert default[2:] == ["baseline", "fewer than half succeed"]
+    assert mimetic == ["mimetic", "6 of 6 (54 to 100 %)", "more often (adjusted p = 0.004)", "99.0", "25 (25 or more)"]
+    assert default[2:] == ["baseline", "10.0", "fewer than half succeed"]
     assert half[2] == "not told apart (adjusted p = 0.18)"
     said = " ".join(findings(counted)).replace("\N{NO-BREAK SPACE}", " ")
     assert "default 0 of 6, mimetic 6 of 6 and half 3 of 6." in said

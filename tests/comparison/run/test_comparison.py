@@ -238,7 +238,8 @@ def test_an_initialization_that_its_run_would_refuse_is_refused_before(tmp_path,
 def test_a_control_that_cannot_be_is_left_out_with_the_reason():
     def plan(arm):
         if arm.label == "skipless_positions":
-            raise StructuredInitError("it writes no positions")
+            named, given = "initialization 'skipless_positions': SamePositions", "Skipless(where=(1, (2,)), scale=1.0)"
+            raise StructuredInitError(f"{named}: {given} writes no positions")
 
     found, remarks = with_controls(
         parse_arms("default,skipless"), {"default": Default(), "skipless": Skipless()}, {"skipless": REPORT}, plan
@@ -246,9 +247,8 @@ def test_a_control_that_cannot_be_is_left_out_with_the_reason():
     assert list(found) == ["default", "skipless", "skipless_scrambled", "skipless_offset"]
     assert remarks == [
         "added skipless_scrambled, skipless_offset",
-        "left out, as it cannot be had here, skipless_positions (it writes no positions)",
-        "left out, as it cannot be had here, skipless_sharpened (there are no samples here to measure attention on: "
-        "name it yourself)",
+        "left out skipless_positions: it writes no positions",
+        "left out skipless_sharpened: there are no samples here to measure attention on: name it yourself",
     ]
 
 
@@ -284,9 +284,10 @@ def test_controls_as_sharp_are_added_where_they_can_be_planned(tmp_path, asked):
     added = ["skipless_scrambled", "skipless_sharpened", "covariance_scrambled"]
     added += ["impulse_scrambled", "impulse_sharpened", "impulse_offset"]
     assert remarks[0] == f"added {', '.join(added)}"
-    said = {remark.partition(" (")[0].partition("here, ")[2]: remark for remark in remarks}
-    assert "writes no queries and keys of this model" in said["covariance_sharpened"]
-    assert "has no heads that look at offsets" in said["skipless_offset, covariance_offset"]
+    said = dict(remark.removeprefix("left out ").split(": ", 1) for remark in remarks[1:])
+    assert said["covariance_sharpened"] == "it writes no queries and keys of this model"
+    elsewhere = "it has no heads that look at offsets, as Impulse and PreviousToken have"
+    assert said["skipless_offset, covariance_offset"] == elsewhere
     assert found["skipless_sharpened"].configuration == "init/skipless_sharpened"
     made = initializer_of(parse(["-c", "vit_digits", "-c", found["impulse_offset"].configuration]))
     assert (type(made), type(made.initializer)) == (RandomOffset, Impulse)

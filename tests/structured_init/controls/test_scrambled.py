@@ -31,6 +31,7 @@ from structured_init import (
     SamePositions,
     Scrambled,
     Sharpened,
+    SpatialFilters,
     StructuredInitError,
     attention_sites,
     initialize,
@@ -158,6 +159,27 @@ def test_filters_keep_the_variance_of_every_pixel_and_lose_the_correlation_betwe
     neighbours = [torch.corrcoef(filters.T)[11, 12].item() for filters in (before, after)]
     assert neighbours[0] > 0.4
     assert abs(neighbours[1]) < 0.25  # 4 standard errors of 256 unrelated pairs
+
+
+class Zeros(Initializer):
+    """Writes zeros into a layer."""
+
+    def plan(self, weights, *, rng, batch=None):
+        weights.write(weights.model.weight, torch.zeros(4, 4), "Zeros")
+
+
+@pytest.mark.parametrize(
+    ("model", "initializer"),
+    [
+        (ConvMixer(8, 2, kernel_size=3, patch_size=4), SpatialFilters("box")),  # all filters are equal
+        (torch.nn.Linear(4, 4), Zeros()),
+    ],
+)
+def test_what_no_scrambling_changes_is_refused(model, initializer):
+    with pytest.raises(
+        StructuredInitError, match=r"^Scrambled: .* wrote nothing in this model that scrambling changes"
+    ):
+        initialize(model, Scrambled(initializer), seed=0)
 
 
 def test_the_same_positions_are_those_of_the_initializer_and_nothing_else_is_written():
