@@ -105,6 +105,7 @@ def audit(
         *([] if trained else findings.first_loss(depth)),
         *findings.through_depth(depth.blocks),
         *findings.overflow(depth, found),
+        *findings.too_large(found),
         *findings.outliers(found),
         *findings.depth_scale(found, num_layers(model)),
         *findings.steps(found, values),
