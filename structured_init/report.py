@@ -340,24 +340,32 @@ def _inside(entry: Entry, block: str) -> str:
 
 def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
     """Say what was set in blocks that were treated alike, grouped by who set it."""
-    groups: dict[tuple[tuple[str, ...], bool], list[Entry]] = {}
-    for entry in (entry for entries in blocks.values() for entry in entries if entry.set_by):
-        groups.setdefault((entry.set_by, entry.trainable), []).append(entry)
-    first, of_first = next(iter(blocks.items()))
+    groups: dict[tuple[tuple[str, ...], bool], dict[str, list[Entry]]] = {}  # → name inside → of every block
+    for block, entry in ((block, entry) for block, entries in blocks.items() for entry in entries if entry.set_by):
+        groups.setdefault((entry.set_by, entry.trainable), {}).setdefault(_inside(entry, block), []).append(entry)
     texts = []
-    for (set_by, trainable), entries in groups.items():
-        names = [_inside(each, first) for each in of_first if (each.set_by, each.trainable) == (set_by, trainable)]
-        tensors = ", ".join(name for name, _ in _once({name: "" for name in names if name}))
-        before = _span([entry.before.std for entry in entries if entry.before])
-        after = _span([entry.after.std for entry in entries if entry.after])
+    for (set_by, trainable), named in groups.items():
+        tensors = _names(named)
+        before = _span([entry.before.std for entries in named.values() for entry in entries if entry.before])
+        after = _span([entry.after.std for entries in named.values() for entry in entries if entry.after])
+        values: dict[str, list[str]] = {}  # what is constant → names
+        for name, entries in named.items():
+            if all(each.after and each.after.std <= 1e-12 * abs(each.after.mean) for each in entries):
+                values.setdefault(_span([each.after.mean for each in entries]), []).append(name)
+        told = [f"constant {value}{f': {_names(own)}' * (len(own) < len(named))}" for value, own in values.items()]
+        after += f" ({'; '.join(told)})" if told else ""
         parts: dict[str, list[str]] = {}  # "Mimetic: query_key, value_output" instead of the name twice
         for each in set_by:
             initializer, _, part = each.partition(": ")
             parts.setdefault(initializer, []).extend([part] if part else [])
         who = " + ".join(f"{name}: {', '.join(inside)}" if inside else name for name, inside in parts.items())
         texts.append(f"{tensors} [{who}] std {before} → {after}{'' if trainable else ', frozen'}".strip())
-    rest = sum(not entry.set_by for entry in of_first)
+    rest = sum(not entry.set_by for entry in next(iter(blocks.values())))
     return "; ".join([*texts, *([f"{rest} more left as they were"] if rest else [])])
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(name for name, _ in _once(dict.fromkeys(filter(None, names), "")))
 
 
 def _span(values: Sequence[float]) -> str:

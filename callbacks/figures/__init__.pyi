@@ -7,7 +7,7 @@ setting or a display. matplotlib is imported when the first picture is drawn.
 from .attention import circuit_figure, depth_figure, map_figure, profile_figure, token_figure, zoom_figure
 from .audit import audit_figure
 from .mosaic import save_figure
-from .weights import covariance_figure, filter_figure, product_figure, variance_figure
+from .weights import covariance_figure, filter_figure, half_life_figure, product_figure, variance_figure
 
 __all__ = [
     "audit_figure",
@@ -15,6 +15,7 @@ __all__ = [
     "covariance_figure",
     "depth_figure",
     "filter_figure",
+    "half_life_figure",
     "map_figure",
     "product_figure",
     "profile_figure",

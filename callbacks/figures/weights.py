@@ -1,4 +1,4 @@
-"""Weights in pictures: attention's weight products, and depthwise filters with their covariances and variances.
+"""Weights in pictures: weight products, depthwise filters with their covariances and variances, half-lives of states.
 
 Filters come as label → layer name → filters (F, h, w), so that ``{"before": …, "after": …}`` stand above or beside each
 other. Their panels have a scale each, since layers differ by orders of magnitude and the pattern is the point; a number
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from callbacks.figures.attention import COLORS, Labelled
 from callbacks.figures.mosaic import (
     DIVERGING,
     FAINT,
@@ -23,7 +24,9 @@ from callbacks.figures.mosaic import (
     evenly,
     head_captions,
     mosaic_figure,
+    plain_curves,
     quantile,
+    short_names,
 )
 from structured_init.analysis.filters import block_grid, variance_map
 from structured_init.errors import StructuredInitError
@@ -36,7 +39,6 @@ if TYPE_CHECKING:
 
     from structured_init.analysis import WeightProducts
 
-Labelled = Mapping[str, Mapping[str, Tensor]]
 # Inches: left of the panels, above, between rows, right of them, and how wide a figure becomes.
 LEFT, TOP, BETWEEN, RIGHT, WIDEST = 0.45, 0.6, 0.32, 0.2, 15.0
 BAR = 0.75
@@ -174,6 +176,34 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
     norm = Normalize(-1, 1)
     title = "Filters, each layer on its own scale: red is positive, blue negative"
     return mosaic_figure(mosaics, title, [norm] * len(mosaics), DIVERGING, ["weight / layer's largest"], 0.62)
+
+
+def half_life_figure(models: Labelled) -> Figure:
+    """Draw the half-lives of states: a point per layer for the median, and a line from the least to the largest.
+
+    Args:
+        models: label → state-space layer → half-lives in tokens, as ``StateSpaceSite.half_life`` gives them.
+    """
+    from matplotlib.figure import Figure
+
+    names = list(next(iter(models.values())))
+    figure = Figure(figsize=(min(WIDEST, 3.5 + 0.25 * len(models) * len(names)), 3), layout="constrained")
+    axis = figure.add_subplot()
+    for number, (label, layers) in enumerate(models.items()):
+        low, middle, high = (
+            [f(each).item() for each in layers.values()] for f in (Tensor.min, Tensor.median, Tensor.max)
+        )
+        places, color = np.arange(len(layers)) + 0.15 * (number - (len(models) - 1) / 2), COLORS[number % len(COLORS)]
+        axis.vlines(places, low, high, color=color, linewidth=1.6)
+        axis.plot(places, middle, "o", color=color, markersize=5, label=label)
+    axis.set_yscale("log")
+    axis.set_xticks(range(len(names)), short_names(names))
+    axis.set_xlabel("state-space layer", fontsize=8, color=FAINT)
+    axis.set_ylabel("half-life of a state (tokens)", fontsize=8, color=INK)
+    axis.set_title("Half-lives: points are medians, lines go from the least to the largest", fontsize=9, color=INK)
+    axis.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    plain_curves(axis)
+    return figure
 
 
 def _panels(

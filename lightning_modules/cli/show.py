@@ -26,9 +26,11 @@ from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, attention_sites, initialize
 from structured_init.analysis import Audit, WeightProducts, audit, capture_attention, weight_products
+from structured_init.analysis.audit.depth import in_tokens
 from structured_init.analysis.filters import depthwise_filters
 from structured_init.errors import StructuredInitError, imported, nearest, one_line
 from structured_init.files import replacing, write_text
+from structured_init.hosts import state_space_sites
 from structured_init.presets import CONTROLS, preset_names, split_overrides
 from structured_init.running import undisturbed
 
@@ -327,6 +329,8 @@ class Runner(Trainer):
         views[label] = _view(model, probe)
         views.update({name: _view(other, probe if name == "checkpoint" else None) for name, other in others.items()})
         print(report)
+        if lives := [(name, view.half_lives.values()) for name, view in views.items() if view.half_lives]:
+            print("half-lives of states: " + "; ".join(f"{name} {in_tokens(each)}" for name, each in lives))
         report.save(folder / "init_report.json")
         written = [folder / "init_report.json", *_draw(views, folder, figures)]
         if export:
@@ -379,17 +383,12 @@ def _subject(model: LightningModule, datamodule: LightningDataModule | None) -> 
 
 
 class View(NamedTuple):
-    """What is seen of a model, by layer.
+    """What is seen of a model, by layer."""
 
-    Attributes:
-        products: corners of the weight products.
-        maps: attention maps averaged over samples.
-        filters: of the depthwise convolutions.
-    """
-
-    products: dict[str, WeightProducts]
-    maps: dict[str, Tensor]
-    filters: dict[str, Tensor]
+    products: dict[str, WeightProducts]  # corners
+    maps: dict[str, Tensor]  # of attention, averaged over samples
+    filters: dict[str, Tensor]  # of the depthwise convolutions
+    half_lives: dict[str, Tensor]  # of the states of state spaces, in tokens
 
 
 def _view(model: nn.Module, probe: Any) -> View:
@@ -400,14 +399,15 @@ def _view(model: nn.Module, probe: Any) -> View:
     }
     inputs, named = ((), probe) if isinstance(probe, dict) else ((probe,), {})
     seen = capture_attention(model, *inputs, **named) if probe is not None and products else {}
-    return View(products, {name: maps.mean(0) for name, maps in seen.items()}, depthwise_filters(model))
+    lives = {site.name: site.half_life for site in state_space_sites(model)}
+    return View(products, {name: maps.mean(0) for name, maps in seen.items()}, depthwise_filters(model), lives)
 
 
 def _draw(views: dict[str, View], folder: Path, figures: ModuleType) -> Iterator[Path]:
     """Draw what there is to draw, and yield the files."""
-    products = {label: view.products for label, view in views.items() if view.products}
-    maps = {label: view.maps for label, view in views.items() if view.maps}
-    filters = {label: view.filters for label, view in views.items() if view.filters}
+    products, maps, filters, lives = (
+        {label: getattr(view, kind) for label, view in views.items() if getattr(view, kind)} for kind in View._fields
+    )
     # Each model on its own scale: trained and default products are a hundred times smaller than structured ones.
     for name, figure, shown in (
         ("weight_products.png", partial(figures.product_figure, same_scale=False), products),
@@ -415,6 +415,7 @@ def _draw(views: dict[str, View], folder: Path, figures: ModuleType) -> Iterator
         ("covariances.png", figures.covariance_figure, filters),
         ("filters.png", figures.filter_figure, filters),
         ("variances.png", figures.variance_figure, filters),
+        ("half_lives.png", figures.half_life_figure, lives),
     ):
         if shown:
             figures.save_figure(figure(shown), folder / name)

@@ -7,6 +7,7 @@ has a decay of its own; W is the inner width. In Mamba-2 a head of width P has o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
@@ -211,6 +212,11 @@ class StateSpaceSite:
     def step(self) -> Float[Tensor, " heads"]:
         """Δ of every head for an input that moves it nowhere: softplus(b_Δ), cut as the host cuts it."""
         return F.softplus(self.dt_bias.double()).clamp(*self.layout.dt_limit)
+
+    @property
+    def half_life(self) -> Float[Tensor, "heads decays"]:
+        """Tokens after which half of a state is left, for such an input: ln 2 / (Δ |A|), with A = −exp(A_log)."""
+        return math.log(2) / (self.step[:, None] * self.A_log.double().exp())
 
     def selection(self, hidden: Float[Tensor, "batch tokens embed_dim"]) -> Selection | None:
         """Return what the scan is given for some inputs, on the CPU; ``None`` where the layout does not say."""

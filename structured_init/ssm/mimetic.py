@@ -248,11 +248,6 @@ class MimeticStateSpace(Initializer):
         return reached
 
 
-def half_life(A_log: Float[Tensor, "heads decays"], step: Float[Tensor, " heads"]) -> Float[Tensor, "heads decays"]:
-    """Return the tokens after which a state is half of what it was: ln 2 / (Δ |A|), with A = −exp(A_log)."""
-    return math.log(2) / (step.double()[:, None] * A_log.double().exp())
-
-
 def match_distance(
     B: Float[Tensor, "groups width state_dim"], C: Float[Tensor, "groups width state_dim"]
 ) -> Float[Tensor, " groups"]:
@@ -276,7 +271,7 @@ def measures(site: StateSpaceSite, scale: ScanSize | None) -> dict[str, float]:
     taps = site.conv_weight.double()
     taps[:, -1] -= 1
     return {
-        **_spread("half-life (tokens)", half_life(site.A_log, site.step)),
+        **_spread("half-life (tokens)", site.half_life),
         **_spread("Δ", site.step),
         "largest W_Δ": site.dt_weight.abs().max().item(),
         "‖CᵀB − I‖": match_distance(site.B, site.C).mean().item(),

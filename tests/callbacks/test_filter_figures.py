@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from callbacks.figures import covariance_figure, filter_figure, save_figure, variance_figure
+from callbacks.figures import covariance_figure, filter_figure, half_life_figure, save_figure, variance_figure
 from structured_init.analysis.filters import block_grid, empirical_covariance
 
 
@@ -51,6 +51,13 @@ def test_the_same_filters_are_drawn_at_every_moment():
     np.testing.assert_array_equal(first, second)
     expected = layer[[0, 10, 19, 29]] / layer.abs().flatten().kthvalue(round(0.995 * layer.numel())).values
     np.testing.assert_allclose(first[:3, :3], expected[0], rtol=1e-6)
+
+
+def test_half_lives_are_drawn_in_tokens_from_the_least_to_the_largest():
+    (axis,) = half_life_figure({label: {"0": torch.tensor([[2.0, 8.0, 300.0]])} for label in ("before", "after")}).axes
+    assert "tokens" in axis.get_ylabel()
+    assert [line.get_ydata().tolist() for line in axis.lines] == [[8], [8]]
+    assert [lines.get_segments()[0][:, 1].tolist() for lines in axis.collections] == [[2, 300], [2, 300]]
 
 
 @pytest.mark.parametrize("draw", [covariance_figure, variance_figure, filter_figure])

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import Mamba2Config, Mamba2ForCausalLM, MambaConfig, MambaForCausalLM
 
 from structured_init import MimeticStateSpace, StructuredInitError, initialize, state_space_sites
-from structured_init.ssm.mimetic import half_life, match_distance, slow_decay, step_bias
+from structured_init.ssm.mimetic import match_distance, slow_decay, step_bias
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 3, "state_size": 4}
@@ -187,6 +187,9 @@ def test_layers_are_chosen_by_number_and_by_name():
 
 def test_the_report_measures_what_every_component_does():
     report = initialize(mamba(num_hidden_layers=1), MimeticStateSpace())
+    said = " ".join(str(report).split())
+    assert re.search(r"A_log \[MimeticStateSpace: decay\] std 0\.\d+ → 0 \(constant -8\)", said)
+    assert "(constant 0: mixer.conv1d.bias)" in said  # beside the taps, which are no constant
     (measured,) = report.to_dict()["measures"].values()
     half = measured["half-life (tokens), median"]
     assert half[1] == pytest.approx(math.log(2) * math.exp(8), rel=1e-3)  # 2,066 tokens
@@ -202,9 +205,12 @@ def test_the_report_measures_what_every_component_does():
 
 
 def test_half_life_and_distance_are_what_their_names_say():
-    life = half_life(torch.tensor([[0.0, 1.0]]), torch.tensor([0.5]))
-    decayed = torch.exp(-0.5 * torch.tensor([[1.0, math.e]]) * life)
-    torch.testing.assert_close(decayed, torch.full((1, 2), 0.5, dtype=torch.float64), check_dtype=False)
+    for model, longest in ((mamba(), math.inf), (mamba2(time_step_limit=(0.0, 0.01)), 0.01)):
+        site = state_space_sites(model)[1]
+        bias = next(value for name, value in site.module.named_parameters() if name in ("dt_proj.bias", "dt_bias"))
+        decay = site.module.A_log.exp().reshape(len(bias), -1) * bias.exp().log1p().clamp(max=longest)[:, None]
+        halves = torch.exp(-decay.double() * site.half_life)
+        torch.testing.assert_close(halves, torch.full_like(halves, 0.5), rtol=1e-6, atol=0)
     B, C = torch.randn(2, 7, 3), torch.randn(2, 7, 3)
     expected = torch.linalg.matrix_norm(C.double() @ B.double().mT - torch.eye(7))
     torch.testing.assert_close(match_distance(B, C), expected)

@@ -234,7 +234,7 @@ def test_equal_notes_on_several_layers_are_one_line(tiny_vit):
 def test_a_notebook_shows_the_same_lines_with_nothing_left_as_markup(tiny_vit):
     odd = Does(lambda weights: weights.write(weights.model.head.bias, torch.ones(5), "<b> & co"))
     shown = initialize(tiny_vit(), odd)._repr_html_()
-    said = "bias [&lt;b&gt; &amp; co] std 0 → 0; 1 more left as they were"
+    said = "bias [&lt;b&gt; &amp; co] std 0 → 0 (constant 1); 1 more left as they were"
     assert f"<td><code>head</code></td><td>{said}</td>" in shown
     assert shown.count("<tr>") == 1
     assert "<li>left as they were: cls_token, pos_embed, patch_embed.proj, blocks.0–1, norm</li>" in shown

@@ -8,10 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from structured_init.analysis.audit import findings
-from structured_init.analysis.audit.depth import BlockScale, Depth, aligned, measure_depth, product_diagonals
+from structured_init.analysis.audit.depth import (
+    BlockScale,
+    Depth,
+    aligned,
+    in_tokens,
+    measure_depth,
+    product_diagonals,
+)
 from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_ERRORS
 from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records
@@ -20,6 +27,7 @@ from structured_init.analysis.blocks import repeated_blocks
 from structured_init.analysis.capture import first_samples
 from structured_init.arguments import answered, check_whole
 from structured_init.errors import StructuredInitError, missing_extra
+from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import folded_name, wrapped
 from structured_init.overlay import Weights
 from structured_init.report import trained_norm
@@ -97,13 +105,15 @@ def audit(
         *([] if trained else findings.first_loss(depth)),
         *findings.through_depth(depth.blocks),
         *findings.overflow(depth, found),
+        *findings.too_large(found),
         *findings.outliers(found),
         *findings.depth_scale(found, num_layers(model)),
         *findings.steps(found, values),
         *findings.not_drawn(found, trained),
     ]
     said.sort(key=lambda finding: not finding.problem)
-    return Audit(type(model).__name__, found, said, depth.blocks, products, depth.gradients, notes, depth.loss)
+    lives = {site.name: site.half_life for site in state_space_sites(weights)}
+    return Audit(type(model).__name__, found, said, depth.blocks, products, depth.gradients, notes, depth.loss, lives)
 
 
 @dataclass
@@ -120,6 +130,7 @@ class Audit:
         notes: what was left out or comes later, and why.
         loss: first loss in nats, as the cross-entropy that uniform targets are expected to have, and the number of
             classes C; guessing has ln C. ``None`` where no logits were seen.
+        half_lives: state-space layer → half-lives of its states in tokens, (H, N) or (H, 1).
     """
 
     model: str
@@ -130,6 +141,7 @@ class Audit:
     gradients: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     loss: tuple[float, int] | None = None
+    half_lives: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def recognized(self) -> float:
@@ -138,7 +150,7 @@ class Audit:
 
     def lines(self) -> list[Line]:
         """Return a line per block, those that are alike folded."""
-        return block_lines(self.records, self.blocks, self.products)
+        return block_lines(self.records, self.blocks, {**self.products, **self.half_lives})
 
     def headline(self) -> str:
         """Return one line: the model, its size and how much of it was recognized."""
@@ -207,6 +219,9 @@ class Audit:
                 for product in ("query_key", "value_output")
             )
             yield f"| `{name}` | {' | '.join(cells)} |"
+        if self.half_lives:
+            yield from ("", "| state space | half-lives |", "|---|---|")
+        yield from (f"| `{name}` | {in_tokens([lives])} |" for name, lives in self.half_lives.items())
 
     def __str__(self) -> str:
         return wrapped(self.summary())
@@ -244,7 +259,7 @@ class Line:
     blocks: tuple[str, ...]  # their names
     parameters: str  # what they were drawn from
     scales: str = ""  # activations and gradients behind them; empty where no batch was run
-    products: str = ""  # diagonals that stand out from chance
+    mixing: str = ""  # of attention, diagonals that stand out from chance; of state spaces, half-lives
 
     @property
     def name(self) -> str:
@@ -252,21 +267,21 @@ class Line:
         return folded_name(self.blocks)
 
     def __str__(self) -> str:
-        return " | ".join(each for each in (self.parameters, self.scales, self.products) if each)
+        return " | ".join(each for each in (self.parameters, self.scales, self.mixing) if each)
 
 
 def block_lines(
-    records: Sequence[Record], scales: Iterable[BlockScale], products: Mapping[str, dict[str, float]]
+    records: Sequence[Record], scales: Iterable[BlockScale], mixing: Mapping[str, dict[str, float] | Tensor]
 ) -> list[Line]:
     """Return a line per run of blocks whose parameters have the same names, shapes and initializations."""
     by_block: dict[str, list[Record]] = {}
     for record in records:
         by_block.setdefault(record.block, []).append(record)
     depth = {each.name: each for each in scales}
-    attention: dict[str, list[dict[str, float]]] = {}
-    for name, numbers in products.items():
+    layers: dict[str, list[dict[str, float] | Tensor]] = {}
+    for name, numbers in mixing.items():
         around = [block for block in by_block if name == block or name.startswith(f"{block}.")]
-        attention.setdefault(max(around, key=len, default=""), []).append(numbers)
+        layers.setdefault(max(around, key=len, default=""), []).append(numbers)
     found = []
     runs: list[list[str]] = []  # neighbours that are alike; each is compared with the first of its run
     for block, own in by_block.items():
@@ -275,12 +290,14 @@ def block_lines(
         else:
             runs.append([block])
     for blocks in map(tuple, runs):
-        inside = [numbers for block in blocks for numbers in attention.get(block, [])]
-        shown = ", ".join(aligned(inside[0])) if inside else ""
+        inside = [numbers for block in blocks for numbers in layers.get(block, [])]
+        shown = aligned(next((each for each in inside if isinstance(each, dict)), {}))
+        if lives := [each for each in inside if isinstance(each, Tensor)]:
+            shown.append(f"half-lives {in_tokens(lives)}")
         seen = [depth[block] for block in blocks if block in depth]
         activations, gradients = _span([each.activation for each in seen]), _span([each.gradient for each in seen])
         scale = f"activations {activations}, gradients {gradients}" if seen else ""
-        found.append(Line(blocks, _parameters([by_block[block] for block in blocks]), scale, shown))
+        found.append(Line(blocks, _parameters([by_block[block] for block in blocks]), scale, ", ".join(shown)))
     return found
 
 

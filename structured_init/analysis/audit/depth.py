@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -216,8 +216,15 @@ def aligned(numbers: dict[str, float]) -> list[str]:
     return [
         f"{sign} diagonal {numbers[f'{product}_diagonal']:+.2g}"
         for product, sign in signs.items()
-        if abs(numbers[f"{product}_z"]) > ALIGNED
+        if abs(numbers.get(f"{product}_z", 0)) > ALIGNED
     ]
+
+
+def in_tokens(half_lives: Iterable[Tensor]) -> str:
+    """Say from which to which half-life states have, and the median."""
+    lives = torch.cat([each.flatten() for each in half_lives])
+    said = [f"{each:,.0f}" if each >= 10 else f"{each:.2g}" for each in (lives.min(), lives.max(), lives.median())]
+    return f"{said[0]} to {said[1]} tokens, median {said[2]}" if said[0] != said[1] else f"{said[0]} tokens"
 
 
 def _numbers(site: AttentionSite) -> Iterator[tuple[str, float]]:

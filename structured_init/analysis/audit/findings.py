@@ -13,7 +13,7 @@ from torch import Tensor
 
 from structured_init.analysis.audit.depth import BlockScale, Depth
 from structured_init.analysis.audit.records import Record
-from structured_init.analysis.audit.references import STEP
+from structured_init.analysis.audit.references import STEP, references
 from structured_init.names import folded_name
 from structured_init.writer import full_value
 
@@ -23,6 +23,7 @@ HALF = 65504.0  # the largest number of float16
 RESIDUAL = re.compile(r"(^|\.)c_proj\.weight$")  # what GPT-2 and those after it call outputs into the residual stream
 SCALED = 0.8  # of the σ of the other matrices: below, outputs are scaled with depth
 DRAWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal", "unclear", "other")
+MATRICES = ("weight", "attention input")  # roles of what multiplies
 FEW = 4  # names in a line
 
 
@@ -30,7 +31,7 @@ FEW = 4  # names in a line
 class Finding:
     """One thing to look at."""
 
-    # "memory", "copied", "stuck", "explodes", "vanishes", "dead", "overflow", "loss", "depth scale", "step",
+    # "memory", "copied", "stuck", "explodes", "vanishes", "dead", "overflow", "scale", "loss", "depth scale", "step",
     # "trained", "outliers"
     kind: str
     names: tuple[str, ...]  # the parameters or blocks that it is about
@@ -153,6 +154,21 @@ def overflow(depth: Depth, records: Iterable[Record]) -> Iterator[Finding]:
     for record in records:
         if record.largest > HALF and record.distribution.kind != "memory":
             yield Finding("overflow", record.names, f"{record.name} holds {record.largest:.1e}: float16 ends at 65,504")
+
+
+def too_large(records: Iterable[Record]) -> Iterator[Finding]:
+    """Find matrices with a σ of more than 8/√fan_in, and more than twice that of any reference."""
+    found = []
+    for each in records:
+        usual = max(references(each.place), key=lambda reference: reference.expected.std)
+        ratio = each.std / (usual.expected.std or math.inf)
+        if each.role in MATRICES and ratio > 2 and each.std > 8 / math.sqrt(each.place.fan_in):
+            text = (
+                f"is {ratio:.0f} times the largest that is usual for its shape, {usual.expected.std:.2g} ({usual.name})"
+            )
+            found.append((each.name, f": σ {each.std:.2g} {text}"))
+    for names, text in folded(found):
+        yield Finding("scale", names, names[0] + text)
 
 
 def outliers(records: Sequence[Record]) -> Iterator[Finding]:

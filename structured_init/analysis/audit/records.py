@@ -31,7 +31,7 @@ class Record:
     names: tuple[str, ...]  # all its names; tied weights have several
     block: str  # the block of the network that it lies in, or the module
     shape: tuple[int, ...]  # its full shape
-    role: str  # what it is for (see Place)
+    place: Place  # where it stands
     distribution: Distribution  # what its numbers were drawn from
     references: tuple[Reference, ...] = ()  # which initializations that equals
     why: str = ""  # why it looks like memory that was never initialized; empty where it does not
@@ -48,6 +48,11 @@ class Record:
     def name(self) -> str:
         """Its first name."""
         return self.names[0]
+
+    @property
+    def role(self) -> str:
+        """What it is for (see Place)."""
+        return self.place.role
 
     @property
     def inside(self) -> str:
@@ -77,20 +82,21 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
             names=own,
             block=max(inside, key=len) if inside else ".".join(parts[:-2]) or parts[0],
             shape=tuple(parameter.shape),
-            role=where[id(parameter)].role,
+            place=where[id(parameter)],
             distribution=Distribution("unreadable"),
             trainable=parameter.requires_grad,
             dtype=str(parameter.dtype).removeprefix("torch."),
         )
         readable = parameter.is_floating_point() and not parameter.is_meta and parameter.numel()
-        found.append(described(record, full_value(parameter, own[0]), where[id(parameter)]) if readable else record)
+        found.append(described(record, full_value(parameter, own[0])) if readable else record)
     # Where several references fit one, that comes first which most parameters of the model equal.
     count = Counter(reference.name for record in found for reference in record.references)
     return [replace(each, references=tuple(sorted(each.references, key=lambda r: -count[r.name]))) for each in found]
 
 
-def described(record: Record, value: Tensor, place: Place) -> Record:
+def described(record: Record, value: Tensor) -> Record:
     """Return a record with what its full value on the CPU tells."""
+    place = record.place
     epsilon = torch.finfo(getattr(torch, record.dtype)).eps
     why = uninitialized(value.to(getattr(torch, record.dtype)))
     if why is not None:
@@ -116,7 +122,7 @@ def described(record: Record, value: Tensor, place: Place) -> Record:
         reference = Reference("mamba-ssm" if value.ndim > 1 else "transformers", counting)
         return replace(record, distribution=counting, references=(reference,))
     if place.role in ("decay", "step"):
-        return _transformed(record, value, place, epsilon)
+        return _transformed(record, value, epsilon)
     if distribution is not None:
         return replace(record, distribution=distribution)
     matched = tuple(matching(sample, place))
@@ -170,14 +176,14 @@ def _kind_in_words(distribution: Distribution) -> str:
     return {"memory": "never initialized", "unreadable": "not readable"}.get(kind, kind)
 
 
-def _transformed(record: Record, value: Tensor, place: Place, epsilon: float) -> Record:
+def _transformed(record: Record, value: Tensor, epsilon: float) -> Record:
     """Recognize −A of a decay, or log Δ of a step."""
-    inner = value.double().exp() if place.role == "decay" else F.softplus(value.double()).log()
+    inner = value.double().exp() if record.role == "decay" else F.softplus(value.double()).log()
     sample = Sample.of(inner, max(epsilon, 1e-4))
     seen = recognize(sample)
-    kinds = DECAYS if place.role == "decay" else STEPS
+    kinds = DECAYS if record.role == "decay" else STEPS
     seen = replace(seen, kind=kinds[seen.kind]) if seen.kind in kinds else recognize(Sample.of(value, epsilon))
-    return replace(record, distribution=seen, references=_worth_saying(tuple(matching(sample, place)), sample))
+    return replace(record, distribution=seen, references=_worth_saying(tuple(matching(sample, record.place)), sample))
 
 
 def _worth_saying(matched: tuple[Reference, ...], sample: Sample) -> tuple[Reference, ...]:

@@ -94,6 +94,17 @@ def test_show_by_name_gives_the_weights_of_the_one_line_of_python(folder, capsys
     assert torch.equal(shown["blocks.1.attn.qkv.weight"], model.blocks[1].attn.qkv.weight)
 
 
+def test_half_lives_of_states_are_shown_whatever_the_initialization(folder, capsys):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4, "vocab_size": 50}
+    Path("mamba.json").write_text(json.dumps({"model_type": "mamba", **sizes}))
+    main(["show", "mamba.json", "mimetic_state_space{decay=false}", "--output", "seen", "--no-open"])
+    assert Path("seen/half_lives.png").read_bytes()[:4] == b"\x89PNG"
+    said = re.search(
+        r"^half-lives of states: as built .+; MimeticStateSpace (.+)$", capsys.readouterr().out, re.MULTILINE
+    )
+    assert said[1] == "0.17 to 0.69 tokens, median 0.23"  # ln 2 / n of the states n = 1 … 4, at a step of 1
+
+
 def test_names_become_options_and_everything_else_stays():
     assert by_position(["show", "vit_digits", "mimetic{qk_alpha=0.1}", "--plan"]) == [
         *("show", "-c", "vit_digits", "-c", "init/mimetic{qk_alpha=0.1}", "--plan")

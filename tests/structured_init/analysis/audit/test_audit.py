@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 import pytest
@@ -121,14 +122,30 @@ def test_the_model_is_left_as_it_was(dtype):
 
 def test_products_are_those_of_the_sites_and_stand_in_the_line_where_they_are_no_chance(tiny_vit):
     model = tiny_vit(embed_dim=64, depth=2)
-    assert not any(line.products for line in audit(model).lines())
+    assert not any(line.mixing for line in audit(model).lines())
     initialize(model, Mimetic(), seed=0)
     found = audit(model)
     (line,) = [line for line in found.lines() if line.name == "blocks.0–1"]
     summary = weight_products(attention_sites(model)[0]).summary()
     mean = sum(summary["query_key_diagonal"]) / 2
-    assert f"W_q W_kᵀ diagonal {mean:+.2g}" in line.products
+    assert f"W_q W_kᵀ diagonal {mean:+.2g}" in line.mixing
     assert found.products["blocks.0.attn"]["value_output_diagonal"] == pytest.approx(summary["value_output_diagonal"])
+
+
+def test_half_lives_of_states_are_told_of_any_weights():
+    config = transformers.MambaConfig(hidden_size=8, num_hidden_layers=2, state_size=3, vocab_size=20)
+    model = transformers.MambaForCausalLM(config)
+    mixers = [layer.mixer for layer in model.backbone.layers]
+    lives = torch.cat([math.log(2) / (each.A_log.exp() * each.dt_proj.bias.exp().log1p()[:, None]) for each in mixers])
+    (both,) = [line.mixing for line in audit(model).lines() if line.mixing]
+    assert both.startswith(f"half-lives {lives.min():.2g} to {lives.max():.0f} tokens")
+    with torch.no_grad():
+        for mixer, step in zip(mixers, (0.1, 0.001), strict=True):  # of states that decay as 1, 2, 3
+            mixer.dt_proj.bias.fill_(math.log(math.expm1(step)))
+    found = audit(model)
+    first, _ = [line.mixing for line in found.lines() if line.mixing]
+    assert first == "half-lives 2.3 to 6.9 tokens, median 3.5"
+    assert "| `backbone.layers.1.mixer` | 231 to 693 tokens, median 347 |" in found.markdown()
 
 
 def test_the_table_has_a_row_per_parameter_with_kind_scale_and_reference(seen):

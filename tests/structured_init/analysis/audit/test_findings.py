@@ -222,9 +222,22 @@ def test_numbers_beyond_float16_are_found():
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4))
     nn.init.normal_(model[0].weight, std=1e5)
     found = audit(model, torch.randn(4, 16))
-    assert set(kinds(found)) == {"overflow"}
+    assert set(kinds(found)) == {"overflow", "scale"}
     assert any("float16 ends at 65,504" in text for text in problems(found))
     assert any(text.startswith("0.weight holds") for text in problems(found))
+
+
+@pytest.mark.parametrize(("times", "count"), [(40, 1), (15, 0)])  # of σ 0.02: of 64 columns, a σ up to 0.5 is spared
+def test_matrices_far_beyond_what_is_usual_for_their_shape_are_found(times, count):
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**SMALL, "intermediate_size": 512}))
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.mul_(times)
+    found = [finding for finding in audit(model).findings if finding.kind == "scale"]
+    assert len(found) == count
+    for finding in found:
+        assert finding.names == ("model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight")
+        assert "times the largest that is usual for its shape, 0.25 (Kaiming normal fan_out)" in finding.text  # √(2/32)
 
 
 def test_a_gpt_without_depth_scale_is_noted():
