@@ -21,7 +21,7 @@ from callbacks.head_scores import Scores, head_scores, log_scores
 from callbacks.samples import ProbeBatch, probe_batch
 from structured_init.analysis import NoAttentionError, capture_attention, offset_profile, summarize, to_csv
 from structured_init.analysis.capture import check_layers
-from structured_init.arguments import Answered, check_flag, check_grid, check_positive, check_whole
+from structured_init.arguments import Answered, check_grid, check_positive, check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.files import replacing, write_text
 from structured_init.hosts import attention_sites
@@ -98,7 +98,6 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         check_positive(WHO, max_megabytes=max_megabytes)
         check_grid(WHO, grid)
         check_layers(WHO, layers)
-        check_flag(WHO, enabled=enabled, figures=figures)
         for name, value, right, what in (
             ("window", window, window % 2 == 1, "an odd number"),
             ("on_missing", on_missing, on_missing in ("error", "skip"), "'error' or 'skip'"),

@@ -23,7 +23,7 @@ from callbacks.samples import probe_batch
 from structured_init.analysis import WeightProducts, weight_products
 from structured_init.analysis.cka import gram_matrices, repeated_blocks
 from structured_init.analysis.filters import depthwise_filters, filter_change, filter_statistics
-from structured_init.arguments import Answered, check_flag, check_whole
+from structured_init.arguments import Answered, check_whole
 from structured_init.errors import StructuredInitError, one_line
 from structured_init.files import replacing, write_json
 from structured_init.hosts import AttentionSite, attention_sites
@@ -100,7 +100,6 @@ class BeforeAndAfter(Callback, metaclass=Answered):
     sites: ClassVar[Callable[[nn.Module], list] | None] = None
 
     def __init__(self, enabled: bool = True) -> None:
-        check_flag(type(self).__name__, enabled=enabled)
         self.enabled = enabled
         self.before: str | None = None
 
@@ -206,7 +205,6 @@ class FilterCallback(BeforeAndAfter):
 
     def __init__(self, enabled: bool = True, figures: bool = True) -> None:
         super().__init__(enabled)
-        check_flag("FilterCallback", figures=figures)
         self.figures = figures
 
     def look(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Tensor]:

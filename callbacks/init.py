@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from callbacks.lightning_private import averaged_model
 from callbacks.samples import TrainingBatches, training_batch
 from structured_init import Default, Initializer, InitReport, StructuredInitError, freeze, initialize
-from structured_init.arguments import Answered, check_flag, check_whole
+from structured_init.arguments import Answered, check_whole
 from structured_init.files import write_json
 from structured_init.initializer import pending_freezing
 from structured_init.names import plain_name
@@ -81,7 +81,6 @@ class InitCallback(Callback, metaclass=Answered):
             raise StructuredInitError(f"InitCallback: when must be fit_start or setup, got '{when}'")
         check_whole("InitCallback", samples=samples)
         check_whole("InitCallback", least=0, null=True, seed=seed)
-        check_flag("InitCallback", strict=strict, progress=progress)
         self.initializer = initializer
         self.seed = seed
         self.when: Literal["fit_start", "setup"] = when

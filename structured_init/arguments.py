@@ -10,13 +10,14 @@ import argparse
 import functools
 import inspect
 import math
+import os
 import re
 from abc import ABCMeta
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypeVar, cast, get_args
 
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.errors import StructuredInitError, nearest, shown
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -37,14 +38,20 @@ class Answered(ABCMeta):
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        _check_arguments(cls.__name__, cls.__signature__, args, kwargs)
+        _check_arguments(cls, cls.__signature__, args, kwargs)
+        given = {**dict(zip(cls.__signature__.parameters, args, strict=False)), **kwargs}
         try:
-            return ABCMeta.__call__(cls, *args, **kwargs)
-        except TypeError as error:  # what a constructor passes on to its base
+            made = ABCMeta.__call__(cls, *args, **kwargs)
+        except StructuredInitError:  # what a class says by itself says more
+            raise
+        except Exception as error:
             found = re.search(r"__init__\(\) got an unexpected keyword argument '(\w+)'", str(error))
             if found and found[1] in kwargs and found[1] not in (names := set(argument_names(cls))):
-                raise _unknown(cls.__name__, found[1], names) from None
+                raise _unknown(cls, found[1], names) from None  # what a constructor passes on to its base
+            _check_kinds(cls.__name__, _kinds_of_class(cls), given)
             raise
+        _check_kinds(cls.__name__, _kinds_of_class(cls), given)
+        return made
 
 
 def argument_names(cls: type) -> Iterator[str]:
@@ -59,31 +66,79 @@ def argument_names(cls: type) -> Iterator[str]:
 def answered(function: Function) -> Function:
     """Answer arguments that a function does not have with the names of those that it has."""
     takes = inspect.signature(function)
+    kinds = {name: _kinds(each.annotation) for name, each in takes.parameters.items()}
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _check_arguments(function.__name__, takes, args, kwargs)
+        _check_arguments(function, takes, args, kwargs)
+        _check_kinds(function.__name__, kinds, {**dict(zip(kinds, args, strict=False)), **kwargs})
         return function(*args, **kwargs)
 
     return cast(Function, call)
 
 
-def _check_arguments(who: str, takes: inspect.Signature, args: tuple, kwargs: Mapping[str, Any]) -> None:
+OURS = ("structured_init", "callbacks", "lightning_modules", "comparison")
+# What an annotation of one of these names, or several, takes, and how that is said.
+KINDS: dict[str, tuple[Any, str]] = {
+    "bool": (bool, "true or false"),
+    "int": (Integral, "a whole number"),
+    "float": (Real, "a number"),
+    "str": ((str, os.PathLike), "a text"),
+    "list": ((list, tuple), "a list"),
+    "dict": (Mapping, "a dictionary"),
+    "Mapping": (Mapping, "a dictionary"),
+    "Collection": (Collection, "a list"),
+    "Iterable": (Iterable, "a list or a loader"),
+    "None": (type(None), "null"),
+}
+
+
+def _kinds(annotation: Any) -> tuple[str, ...]:
+    """Return the kinds of an annotation; none where it names anything else."""
+    inner = r"\[[^][]*\]"
+    kinds = tuple(re.sub(inner, "", re.sub(inner, "", str(annotation))).split(" | "))
+    return kinds if all(kind in KINDS for kind in kinds) else ()
+
+
+@functools.cache
+def _kinds_of_class(cls: type) -> dict[str, tuple[str, ...]]:
+    """Return the kinds of a constructor's arguments, its bases' included; a user's own class takes what it likes."""
+    return {
+        name: _kinds(each.annotation) if base.__module__.partition(".")[0] in OURS else ()
+        for base in reversed(cls.__mro__[:-1])
+        for name, each in inspect.signature(base.__init__).parameters.items()
+    }
+
+
+def _check_kinds(who: str, kinds: Mapping[str, tuple[str, ...]], given: Mapping[str, Any]) -> None:
+    """Refuse a value of another kind than its argument's: ``"no"`` would count as true, and true as a number."""
+    for name, value in given.items():
+        known = kinds.get(name, ())
+        right = [kind for kind in known if kind == "bool" or not isinstance(value, bool)]
+        if known and not any(isinstance(value, KINDS[kind][0]) for kind in right):
+            wanted = " or ".join(KINDS[kind][1] for kind in known)
+            raise StructuredInitError(f"{who}: {name} must be {wanted}, got {shown(value)}")
+
+
+def _check_arguments(who: Callable, takes: inspect.Signature, args: tuple, kwargs: Mapping[str, Any]) -> None:
     try:
         takes.bind(*args, **kwargs)
     except TypeError as error:
         unknown = next((name for name in kwargs if name not in takes.parameters), None)
         if unknown is not None:
             raise _unknown(who, unknown, takes.parameters) from None
-        if len(args) > 1 and all(hasattr(each, "plan") for each in args):
-            listed = ", ".join(f"{type(each).__name__}()" for each in args)
-            raise WrongArgumentError(f"{who}: several initializers go into one list: Compose([{listed}])") from None
+        if len(several := [type(each).__name__ for each in args if hasattr(each, "plan")]) > 1:
+            listed = f"Compose([{', '.join(f'{name}()' for name in several)}])"
+            raise WrongArgumentError(f"{who.__name__}: several initializers go into one list: {listed}") from None
         has = f"its arguments are {', '.join(takes.parameters)}" if takes.parameters else "it has none"
-        raise WrongArgumentError(f"{who}: {error}; {has}") from None
+        raise WrongArgumentError(f"{who.__name__}: {error}; {has}") from None
 
 
-def _unknown(who: str, name: str, valid: Collection[str]) -> WrongArgumentError:
-    return WrongArgumentError(f"{who} has no argument '{name}': {nearest(name, valid) if valid else 'it has none'}")
+def _unknown(who: Callable, name: str, valid: Collection[str]) -> WrongArgumentError:
+    near = nearest(name, valid) if valid else "it has none"
+    if name == "where" and hasattr(who, "plan"):
+        near = f"give it the part to write, as in initialize(model.head, {who.__name__}(…))"
+    return WrongArgumentError(f"{who.__name__} has no argument '{name}': {near}")
 
 
 LARGEST = 3.4e38  # of float32, in which most weights are held
@@ -136,13 +191,6 @@ def check_whole(who: str, least: int | None = 1, *, null: bool = False, **number
             raise StructuredInitError(f"{who}: {name} must be a whole number{_or(null)}, got {value!r}")
         if least is not None and value < least:
             raise StructuredInitError(f"{who}: {name} must be at least {least}{_or(null)}, got {value}")
-
-
-def check_flag(who: str, *, null: bool = False, **flags: Any) -> None:
-    """Refuse what is neither true nor false: ``"no"`` would count as true; the rest as for :func:`check_finite`."""
-    for name, value in flags.items():
-        if not isinstance(value, bool) and not (value is None and null):
-            raise StructuredInitError(f"{who}: {name} must be true or false{_or(null)}, got {value!r}")
 
 
 def check_choice(who: str, **choices: tuple[Any, Any]) -> None:

@@ -35,6 +35,12 @@ class StructuredInitError(ValueError):
     """
 
 
+def shown(value: object) -> str:
+    """Return how a value is written in a message: its class alone where it takes more than a short line."""
+    text = repr(value)
+    return text if len(text) < 80 and "\n" not in text else f"an object of class {type(value).__name__}"
+
+
 MANY = 6  # letters of a name whose beginning can be recognized
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 from structured_init.arguments import Answered, answered
 from structured_init.draws import Draws
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.overlay import Weights
 from structured_init.presets import preset_node
 from structured_init.progress import Progress
@@ -111,10 +111,10 @@ class Compose(Initializer):
         if not initializers:
             raise StructuredInitError("Compose needs at least one initializer; for none, use Default")
         if not isinstance(initializers, list | tuple):
-            raise StructuredInitError(f"Compose takes a list, as in Compose([Mimetic()]), got {initializers!r}")
+            raise StructuredInitError(f"Compose takes a list, as in Compose([Mimetic()]), got {shown(initializers)}")
         for each in initializers:
             if not isinstance(each, Initializer):
-                raise StructuredInitError(f"Compose takes Initializer objects such as Mimetic(), got {each!r}")
+                raise StructuredInitError(f"Compose takes Initializer objects such as Mimetic(), got {shown(each)}")
         self.initializers = initializers
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
@@ -247,7 +247,7 @@ def _given(who: str, initializer: Initializer | str) -> Initializer:
     if isinstance(initializer, str):
         return preset(initializer)
     if not isinstance(initializer, Initializer):
-        raise StructuredInitError(f"{who} needs an Initializer object such as Mimetic(), got {initializer!r}")
+        raise StructuredInitError(f"{who} needs an Initializer object such as Mimetic(), got {shown(initializer)}")
     return initializer
 
 
@@ -274,8 +274,6 @@ def preset(name: str) -> Initializer:
         >>> preset("impulse{kernel_size=5}").kernel_size
         5
     """
-    if not isinstance(name, str):
-        raise StructuredInitError(f"a preset is a name, such as 'mimetic', got {name!r}")
     return _built(preset_node(name))
 
 

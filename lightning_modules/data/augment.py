@@ -10,7 +10,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from lightning_modules.data.seeded import check_type
 from structured_init.errors import StructuredInitError
 
 
@@ -94,10 +93,8 @@ AugmentationCallable = Callable[[int], Augmentation]
 
 def check_augmentation(crop_padding: int, crop_scale: Sequence[float] | None, random_erasing: float) -> None:
     """Refuse values of :class:`Augmentation` out of their range, before anything is read."""
-    check_type("crop_padding", crop_padding, int)
     if crop_padding < 0:
         raise StructuredInitError(f"crop_padding={crop_padding} is negative: it is a number of pixels, 0 for none")
-    check_type("random_erasing", random_erasing, int, float)
     if not 0 <= random_erasing <= 1:
         raise StructuredInitError(f"random_erasing={random_erasing} is not a probability in [0, 1]")
     if crop_scale is not None and (len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1):

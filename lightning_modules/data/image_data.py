@@ -13,7 +13,6 @@ from lightning_modules.data.augment import Augmentation, AugmentationCallable, c
 from lightning_modules.data.finding import Kind
 from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
 from lightning_modules.data.labelled import LabelledData, stratified_parts
-from lightning_modules.data.seeded import check_type
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
@@ -183,8 +182,6 @@ class ImageData(LabelledData):
     # Pieces ---------------------------------------------------------------------------------------------------------
 
     def _check_arguments(self) -> None:
-        for name in ("image_size", "in_channels", "num_classes"):
-            check_type(name, getattr(self, f"_{name}"), int, type(None))
         if self._image_size is not None and self._image_size < 1:
             raise StructuredInitError(f"image_size={self._image_size} is not a number of pixels: it must be at least 1")
         if self._in_channels not in (None, 1, 3):
@@ -215,8 +212,8 @@ class ImageData(LabelledData):
         if self._mean is not None and self._std is not None:
             if not len(self._mean) == len(self._std) == self.in_channels:
                 raise StructuredInitError(
-                    f"mean and std have {len(self._mean)} and {len(self._std)} values, "
-                    f"but the images have {self.in_channels} channels"
+                    f"data.mean and data.std have {len(self._mean)} and {len(self._std)} values, but the images of "
+                    f"'{self.name}' have {self.in_channels} channels: set both, or both to null to compute them"
                 )
             return self._mean, self._std
         if isinstance(self._train_images, Decoder):

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from structured_init.arguments import Answered
+from structured_init.arguments import Answered, check_whole
 from structured_init.errors import StructuredInitError
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -184,18 +184,15 @@ class SeededData(L.LightningDataModule, metaclass=Answered):
         super().__init__()
         if not isinstance(name, str | os.PathLike):
             raise StructuredInitError(f"name must be that of a dataset or a folder, such as 'digits', got {name!r}")
-        for argument, value in (("batch_size", batch_size), ("num_workers", num_workers)):
-            check_type(argument, value, int)
-        for argument, value in (("eval_batch_size", eval_batch_size), ("seed", seed)):
-            check_type(argument, value, int, type(None))
-        if seed is not None and seed < 0:
-            raise StructuredInitError(f"seed={seed} is negative: a seed must be a whole number from 0")
+        who = type(self).__name__
+        check_whole(who, batch_size=batch_size)
+        check_whole(who, null=True, eval_batch_size=eval_batch_size)
+        check_whole(who, least=0, num_workers=num_workers)
+        check_whole(who, least=0, null=True, seed=seed)
         self.name = name
         self.batch_size, self.eval_batch_size = batch_size, batch_size if eval_batch_size is None else eval_batch_size
         self.seed = int(os.environ.get("PL_GLOBAL_SEED", 0)) if seed is None else seed
         self.num_workers = num_workers
-        if min(self.batch_size, self.eval_batch_size) < 1 or self.num_workers < 0:
-            raise StructuredInitError("batch_size must be at least 1 and num_workers at least 0")
 
     def __str__(self) -> str:
         """Return class and name: Lightning's own would open every part, and the command line asks for it."""
@@ -271,18 +268,9 @@ def as_it_is(batch: Any) -> Any:
     return batch
 
 
-def check_type(name: str, value: object, *kinds: type) -> None:
-    """Raise an error for an argument of a wrong type, such as a number given as text; true is no number."""
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        words = {int: "a whole number", float: "a number", type(None): "null"}
-        wanted = " or ".join(words.get(kind, kind.__name__) for kind in kinds if kind is not int or float not in kinds)
-        raise StructuredInitError(f"{name}={value!r} is not {wanted}")
-
-
 def check_fractions(**shares: float) -> None:
     """Raise an error for a share outside (0, 1]."""
     for name, value in shares.items():
-        check_type(name, value, int, float)
         if not 0 < value <= 1:
             raise StructuredInitError(f"{name}={value} is not in (0, 1]")
 
@@ -291,7 +279,6 @@ def check_carved(**shares: float) -> None:
     """Raise an error for a share that is carved out of train and lies outside [0, 1), or for all of them together."""
     words = {"val_fraction": "validation", "test_fraction": "test"}
     for name, value in shares.items():
-        check_type(name, value, int, float)
         if not 0 <= value < 1:
             raise StructuredInitError(f"{name}={value} is not in [0, 1); 0 means no {words[name]}")
     if sum(shares.values()) >= 1:

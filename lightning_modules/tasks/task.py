@@ -26,7 +26,7 @@ from lightning_modules.tasks.optim import (
     warmup_cosine,
 )
 from structured_init.arguments import Answered
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, shown
 
 
 class Task(LightningModule, metaclass=Answered):
@@ -61,7 +61,7 @@ class Task(LightningModule, metaclass=Answered):
     ) -> None:
         if not callable(optimizer):
             way = "such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
-            raise StructuredInitError(f"{type(self).__name__}: optimizer is a function, {way}, got {optimizer!r}")
+            raise StructuredInitError(f"{type(self).__name__}: optimizer is a function, {way}, got {shown(optimizer)}")
         check_schedule(lr_schedule, warmup_epochs)
         check_rates(warmup_epochs=warmup_epochs, warmup_lr=warmup_lr, min_lr=min_lr)
         super().__init__()

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from structured_init.arguments import check_flag, check_not_negative, check_positive
+from structured_init.arguments import check_not_negative, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import required_attention_sites
@@ -67,7 +67,6 @@ class TruncatedNormal(Initializer):
 
     def __init__(self, std: float = 0.02, convolutions: bool = False) -> None:
         check_positive("TruncatedNormal", std=std)
-        check_flag("TruncatedNormal", convolutions=convolutions)
         self.std = std
         self.convolutions = convolutions
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_flag
+from structured_init.arguments import check_choice
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import required_attention_sites
@@ -77,7 +77,6 @@ class Conditioned(Initializer):
         cross: bool = False,
     ) -> None:
         check_choice("Conditioned", identity=(identity, Identity))
-        check_flag("Conditioned", query_key=query_key, value=value, cross=cross)
         if not query_key and not value:
             raise StructuredInitError("Conditioned: query_key and value are both off: there is nothing to write")
         self.query_key = query_key

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_finite, check_flag, check_not_negative, check_positive
+from structured_init.arguments import check_choice, check_finite, check_not_negative, check_positive
 from structured_init.attention.positions import sincos_2d, two_dimensional
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.attention.stream_share import scale_branches
@@ -161,7 +161,6 @@ class Mimetic(Initializer):
         check_choice("Mimetic", qk_sign=(qk_sign, Sign), vo_sign=(vo_sign, Sign))
         check_not_negative("Mimetic", qk_alpha=qk_alpha, vo_alpha=vo_alpha)
         check_finite("Mimetic", qk_beta=qk_beta, vo_beta=vo_beta)
-        check_flag("Mimetic", query_key=query_key, value_output=value_output, balance_heads=balance_heads, cross=cross)
         check_positive("Mimetic", stream_share=stream_share)
         if value_scale == "stream" and not value_output:
             raise StructuredInitError("Mimetic: value_scale 'stream' has nothing to scale: value_output is off")

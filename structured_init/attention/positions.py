@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_flag, check_not_negative, check_positive
+from structured_init.arguments import check_choice, check_not_negative, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.positions import PositionSite, required_position_sites, sought_position_sites
@@ -124,7 +124,6 @@ class Positions(Initializer):
         check_positive("Positions", temperature=temperature, std=std)
         check_positive("Positions", null=True, kappa=kappa)
         check_not_negative("Positions", gain=gain)
-        check_flag("Positions", null=True, trainable=trainable)
         self.kind: Kind = kind
         self.form: Form = form
         self.temperature = temperature

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_finite, check_flag, check_not_negative, check_positive
+from structured_init.arguments import check_choice, check_finite, check_not_negative, check_positive
 from structured_init.attention.mimetic import Noise, noisy_identity, split
 from structured_init.attention.products import Factors, Shared, by_key, square_width, write_products
 from structured_init.draws import Draws
@@ -89,7 +89,6 @@ class Skipless(Initializer):
         check_not_negative("Skipless", qk_alpha=qk_alpha)
         check_finite("Skipless", qk_beta=qk_beta)
         check_positive("Skipless", vo_scale=vo_scale)
-        check_flag("Skipless", query_key=query_key, value_output=value_output, cross=cross)
         if not query_key and not value_output:
             raise StructuredInitError("Skipless: query_key and value_output are both off: there is nothing to write")
         self.query_key = query_key

@@ -15,7 +15,6 @@ from jaxtyping import Float, Float64
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from structured_init.arguments import check_flag
 from structured_init.attention.planned_run import run_planned
 from structured_init.controls.control import Control, is_structured, members
 from structured_init.draws import Draws
@@ -121,7 +120,6 @@ class Scrambled(Control):
         matrices: bool = True,
     ) -> None:
         super().__init__(initializer)
-        check_flag("Scrambled", query_key=query_key, value_output=value_output, filters=filters, matrices=matrices)
         if not (query_key or value_output or filters or matrices):
             raise StructuredInitError("Scrambled: query_key, value_output, filters and matrices are all off")
         self.query_key = query_key

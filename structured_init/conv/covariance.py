@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_finite, check_flag
+from structured_init.arguments import check_choice, check_finite
 from structured_init.conv.learned_covariance import LearnedCovariances, estimate_covariances, stored
 from structured_init.conv.spatial_filters import is_energy
 from structured_init.draws import Draws
@@ -178,7 +178,6 @@ class FilterCovariance(Initializer):
         if normalize is not None and normalize != "trace" and not is_energy(normalize):
             raise StructuredInitError(f"{WHO}: normalize must be null, trace or a positive energy, got {normalize!r}")
         check_finite(WHO, sigma0=sigma0, v=v, a=a, shrinkage=shrinkage)
-        check_flag(WHO, frozen=frozen, freeze_bias=freeze_bias)
         if not 0 <= shrinkage <= 1:
             raise StructuredInitError(f"{WHO}: shrinkage must lie in [0, 1], got {shrinkage}")
         if covariances == "":

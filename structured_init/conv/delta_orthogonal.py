@@ -8,7 +8,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from structured_init.arguments import check_flag, check_positive
+from structured_init.arguments import check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.registry import Where, selects, what_the_model_has
@@ -41,7 +41,6 @@ class DeltaOrthogonal(Initializer):
 
     def __init__(self, gain: float = 1.0, linear: bool = True, zero_bias: bool = True, where: Where = None) -> None:
         check_positive(WHO, gain=gain)
-        check_flag(WHO, linear=linear, zero_bias=zero_bias)
         self.gain = gain
         self.linear = linear
         self.zero_bias = zero_bias

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_flag, check_positive, check_whole
+from structured_init.arguments import check_choice, check_positive, check_whole
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.depthwise import DepthwiseConvSite, frozen_filters, required_depthwise_conv_sites
@@ -121,7 +121,6 @@ class SpatialFilters(Initializer):
             raise StructuredInitError(f"{WHO}: energy must be 1/3, 1/f or a positive number, got {energy!r}")
         check_whole(WHO, null=True, box_size=box_size, distinct=distinct)
         check_positive(WHO, variance=variance)
-        check_flag(WHO, frozen=frozen, freeze_bias=freeze_bias)
         self.filters: Kind = filters
         self.energy = energy
         self.box_size = box_size

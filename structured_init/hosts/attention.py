@@ -151,12 +151,15 @@ def _seen_beside(weights: Weights, written: list[AttentionSite]) -> list[FoundAt
 
 
 @answered
-def required_attention_sites(weights: Weights, where: Where, who: str, *, cross: bool = False) -> list[AttentionSite]:
+def required_attention_sites(
+    weights: Weights | nn.Module, where: Where = None, who: str = "required_attention_sites", *, cross: bool = False
+) -> list[AttentionSite]:
     """Return the attention sites, and raise one line that says what the model has where there is none.
 
     What ``where`` selects and is left alone all the same, because it is cross-attention or of a class that nobody
     described, is recorded as skipped: the report warns of it where it is more than what is written.
     """
+    weights = weights if isinstance(weights, Weights) else Weights(weights)
     if not attention_sites(weights, cross=True):
         watched_attention(weights)  # the host library may say what the model takes, though nobody gave a batch
     everywhere = [site.name for site in attention_sites(weights, cross=True)]

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import nn
 
-from structured_init.errors import StructuredInitError
+from structured_init.errors import StructuredInitError, shown
 from structured_init.storage import quantized_layers
 
 Layout = TypeVar("Layout")
@@ -27,8 +27,7 @@ class Registry(Generic[Layout]):
     def add(self, cls: type[nn.Module] | str, describe: Describe[Layout]) -> None:
         """Register a function for a class, given itself or as ``"package.module.Class"``; the last one wins."""
         if not isinstance(cls, type) and not (isinstance(cls, str) and "." in cls):
-            what = repr(cls) if isinstance(cls, str) else f"an object of class {type(cls).__name__}"
-            raise StructuredInitError(f"a class is registered by itself or as 'package.module.Class', got {what}")
+            raise StructuredInitError(f"a class is registered by itself or as 'package.module.Class', got {shown(cls)}")
         self._describe[cls if isinstance(cls, str) else class_path(cls)] = describe
         self.version += 1
 

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from structured_init.arguments import check_finite, check_flag, check_whole
+from structured_init.arguments import check_finite, check_whole
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.overlay import Weights
@@ -154,7 +154,6 @@ class ProceduralWarmup(ByTraining):
             check_whole("ProceduralWarmup", least=0, rules=rule)
             if rule > 255:
                 raise StructuredInitError(f"ProceduralWarmup: rules must be from 0 to 255, got {rule}")
-        check_flag("ProceduralWarmup", null=True, frozen_embedding=frozen_embedding)
         self.sequences: Literal["dyck", "automata"] = sequences
         self.kinds = kinds
         self.open_probability = open_probability

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from structured_init.arguments import check_flag
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.overlay import Weights
@@ -77,7 +76,6 @@ class SelfPretraining(ByTraining):
         weight_decay: float = 0.1,
     ) -> None:
         super().__init__(parts, objective, mask_ratio, iterations, batch_size, learning_rate, weight_decay)
-        check_flag("SelfPretraining", normalized_patches=normalized_patches)
         self.normalized_patches = normalized_patches
 
     @property

@@ -20,7 +20,6 @@ from torch import Tensor
 from structured_init.arguments import (
     check_choice,
     check_finite,
-    check_flag,
     check_not_negative,
     check_positive,
     check_whole,
@@ -144,8 +143,6 @@ class MimeticStateSpace(Initializer):
         check_choice(WHO, decay_reading=(decay_reading, DecayReading), match=(match, Match))
         check_choice(WHO, match_scale=(match_scale, MatchScale), scan_scale=(scan_scale, ScanScale))
         check_positive(WHO, decay_c=decay_c, step_value=step_value)
-        check_flag(WHO, decay=decay, step=step, correlate=correlate, convolution=convolution)
-        check_flag(WHO, input_dependent_step=input_dependent_step)
         check_not_negative(WHO, match_alpha=match_alpha)
         check_finite(WHO, match_beta=match_beta)
         if not isinstance(layers, list | tuple | None):

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from structured_init.arguments import check_flag, check_positive, check_whole
+from structured_init.arguments import check_positive, check_whole
 from structured_init.attention.baselines import uniform_fan_in
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
@@ -82,7 +82,6 @@ class MambaReference(Initializer):
         check_positive(WHO, dt_floor=dt_floor, dt_scale=dt_scale)
         check_positive(WHO, null=True, embedding_std=embedding_std)
         check_whole(WHO, null=True, num_layers=num_layers)
-        check_flag(WHO, rescale_residual=rescale_residual)
         for low, high, names in (
             (dt_min, dt_max, "dt_min ≤ dt_max"),
             (dt_floor, dt_max, "dt_floor ≤ dt_max"),

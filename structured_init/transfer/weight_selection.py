@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 
-from structured_init.arguments import check_choice, check_flag
+from structured_init.arguments import check_choice
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
@@ -108,7 +108,6 @@ class WeightSelection(Initializer):
             isinstance(patterns, list | tuple) and all(isinstance(each, str) for each in patterns)
         ):
             raise StructuredInitError(f"WeightSelection: leave is a name pattern or a list of them, got {leave!r}")
-        check_flag("WeightSelection", per_head=per_head)
         self.teacher = teacher
         self.leave = leave
         self.per_head = per_head

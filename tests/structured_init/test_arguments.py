@@ -48,6 +48,7 @@ from structured_init import (
     preset,
     register_attention,
     register_mlp,
+    required_attention_sites,
 )
 from structured_init.analysis import capture, capture_attention, register_capture, summarize, weight_products
 from structured_init.attention.impulse import ImpulseSolver
@@ -271,7 +272,7 @@ def test_an_argument_out_of_range_is_one_line(as_installed, cls, arguments, mess
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (Mimetic(), "Compose takes a list, as in Compose([Mimetic()]), got Mimetic("),
+        (Mimetic(), "Compose takes a list, as in Compose([Mimetic()]), got an object of class Mimetic"),
         (["Mimetic"], "Compose takes Initializer objects such as Mimetic(), got 'Mimetic'"),
         ([Mimetic], "Compose takes Initializer objects such as Mimetic(), got <class"),
         ([], "Compose needs at least one initializer; for none, use Default"),
@@ -363,7 +364,24 @@ class Own(nn.Module):
          "assignment: query of 'blocks.0.attn' has shape (2, 16, 8), got (3, 8, 8)"),
         (lambda vit: LearnedCovariances("vit"),
          "LearnedCovariances takes a list of layers: estimate_covariances(model) makes it"),
-        (lambda vit: preset(3), "a preset is a name, such as 'mimetic', got 3"),
+        (lambda vit: preset(3), "preset: name must be a text, got 3"),
+        (lambda vit: initialize(vit, KaimingUniform(), Mimetic()),
+         "initialize: several initializers go into one list: Compose([KaimingUniform(), Mimetic()])"),
+        (lambda vit: initialize(vit, Mimetic(), dry_run="no"), "initialize: dry_run must be true or false, got 'no'"),
+        (lambda vit: initialize(vit, Mimetic(), batches=5),
+         "initialize: batches must be a list or a loader or null, got 5"),
+        (lambda vit: freeze(Mimetic(), vit),
+         "freeze needs an Initializer object such as Mimetic(), got an object of class VisionTransformer"),
+        (lambda vit: assert_initialized(vit, growth="a"), "check_initialized: growth must be a number, got 'a'"),
+        (lambda vit: TruncatedNormal(where="head"),
+         "TruncatedNormal has no argument 'where': give it the part to write, as in "
+         "initialize(model.head, TruncatedNormal(…))"),
+        (lambda vit: required_attention_sites(nn.Linear(3, 3)),
+         "required_attention_sites found no attention layer that it recognizes; the model has Linear: give `batch=…`, "
+         "one or two samples, so that it is found by watching, or describe it with structured_init.register_attention"),
+        (lambda vit: AdamSolver(lr=1),
+         "AdamSolver has no argument 'lr': choose from iterations, later_pseudo_input, layer_norm, pseudo_input, "
+         "scale"),
         (lambda vit: assert_initialized(vit, skips=["loss"]),
          "check_initialized has no argument 'skips': did you mean 'skip'?"),
         (lambda vit: weight_products(vit),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-from lightning_modules.data.seeded import SeededData, check_carved, check_fractions, check_type
+from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
 from lightning_modules.data.text.blocks import Blocks, Masking, choose, pack, rows
 from lightning_modules.data.text.corpus import Documents, Parts, check_rule, open_corpus
 from lightning_modules.data.text.encoding import ADDED, Tokens, encode
@@ -159,8 +159,6 @@ class TextData(SeededData, Tokenized):
         check_carved(val_fraction=self.val_fraction, test_fraction=self.test_fraction)
         if self.objective not in OBJECTIVES:
             raise StructuredInitError(f"unknown objective '{self.objective}': {nearest(self.objective, OBJECTIVES)}")
-        for name, value in (("block_size", self.block_size), ("vocab_size", self._vocab_size)):
-            check_type(name, value, int)
         if self._vocab_size < 1:
             raise StructuredInitError(f"vocab_size={self._vocab_size} is not a number of tokens: it must be at least 1")
         if self.block_size < 2:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor, nn
 
-from structured_init.arguments import check_choice, check_flag, check_positive, check_whole
+from structured_init.arguments import check_choice, check_positive, check_whole
 from structured_init.attention.impulse.solver import ImpulseSolver, Task, impulse_maps, layer_norm
 from structured_init.attention.planned_run import run_planned
 from structured_init.attention.positions import Positions
@@ -170,7 +170,6 @@ class AdamSolver(ImpulseSolver):
             check_choice("AdamSolver", pseudo_input=(kind, Input))
         check_whole("AdamSolver", least=0, iterations=iterations)
         check_positive("AdamSolver", null=True, scale=scale)
-        check_flag("AdamSolver", layer_norm=layer_norm)
         self.iterations = iterations
         self.pseudo_input: Input = pseudo_input
         self.later_pseudo_input: Input | None = later_pseudo_input

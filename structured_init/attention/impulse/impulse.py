@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_flag, check_whole
+from structured_init.arguments import check_choice, check_whole
 from structured_init.attention.impulse.adam import AdamSolver
 from structured_init.attention.impulse.separable import CUTOFF, SeparableSolver
 from structured_init.attention.impulse.solver import Basis, Border, GridPositions, ImpulseSolver, Order, Task, grid_of
@@ -105,7 +105,6 @@ class Impulse(Initializer):
         where: Where = None,
     ) -> None:
         check_whole("Impulse", kernel_size=kernel_size)
-        check_flag("Impulse", null=True, shared=shared)
         if kernel_size % 2 == 0:
             raise StructuredInitError(f"Impulse: kernel_size must be odd, such as 3 or 5, got {kernel_size}")
         if isinstance(solver, str) and solver not in SOLVERS:
@@ -237,7 +236,6 @@ class SparePositions(Initializer):
     """
 
     def __init__(self, read: bool = True, write: bool = True, where: Where = None) -> None:
-        check_flag("SparePositions", read=read, write=write)
         if not read and not write:
             raise StructuredInitError("SparePositions: read and write are both off: there is nothing to write")
         self.read = read

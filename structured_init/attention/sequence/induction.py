@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from structured_init.arguments import check_finite, check_flag, check_positive, check_whole
+from structured_init.arguments import check_finite, check_positive, check_whole
 from structured_init.attention.sequence.heads import Layer, Outcome, Reached, least_strength, write_copies
 from structured_init.attention.sequence.matching import (
     Match,
@@ -94,8 +94,6 @@ class Induction(Initializer):
         check_positive("Induction", copy_scale=copy_scale)
         check_positive("Induction", null=True, gain=gain, others=others)
         check_whole("Induction", least=4, null=True, context=context)
-        check_flag("Induction", circuit=circuit)
-        check_flag("Induction", null=True, causal=causal)
         if not 0 < share < 1:
             raise StructuredInitError(f"Induction: share must lie between 0 and 1, got {share}")
         self.circuits = circuits

@@ -9,7 +9,7 @@ from typing import Literal, TypeVar
 
 from torch import Tensor
 
-from structured_init.arguments import check_choice, check_finite, check_flag, check_positive, check_whole
+from structured_init.arguments import check_choice, check_finite, check_positive, check_whole
 from structured_init.attention.sequence.absolute import through_absolute
 from structured_init.attention.sequence.biases import through_alibi, through_relative
 from structured_init.attention.sequence.heads import Kind, Layer, Offset, Outcome, as_written, write_copies
@@ -107,7 +107,6 @@ class PreviousToken(Initializer):
         check_positive("PreviousToken", copy_scale=copy_scale)
         check_positive("PreviousToken", null=True, gain=gain)
         check_whole("PreviousToken", least=2, null=True, context=context)
-        check_flag("PreviousToken", null=True, causal=causal)
         if not 0 < share < 1:
             raise StructuredInitError(f"PreviousToken: share must lie between 0 and 1, got {share}")
         check_choice("PreviousToken", values=(values, Literal["host", "copy"]))

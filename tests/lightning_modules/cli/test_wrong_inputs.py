@@ -135,7 +135,7 @@ TRAINER = [
     ("--trainer=3", "'trainer' is a section with keys such as trainer.accelerator, *, got 3"),
 ]
 DATA = [
-    ("--data.batch_size=0", "batch_size must be at least 1 and num_workers at least 0"),
+    ("--data.batch_size=0", "ImageData: batch_size must be at least 1, got 0"),
     ("--data.batch_size=1e9", "data.batch_size: expected int, got 1000000000.0"),
     ("--data.batch_size=big", "data.batch_size: expected int, got big"),
     ("--data.fraction=2", "fraction=2.0 is not in (0, 1]"),
@@ -151,6 +151,11 @@ DATA = [
     ("--data=null", "no data is given: add a configuration with -c, such as data/digits, or --data"),
     ("--data.rand_augment=foo", "rand_augment='foo' is not a RandAugment policy of timm: *"),
     ("--data.image_column=img2", "dataset 'digits' has no column 'img2': did you mean 'image'?"),
+    ("--data=TextData --data.name=digits", "'digits' holds images, not texts: ImageData reads it; choose from *docs*"),
+    (
+        "--data.mean=[0.5,0.5,0.5] --data.std=[1,1,1]",
+        "data.mean and data.std have 3 and 3 values, but the images of 'digits' have 1 channels: set both, or both to*",
+    ),
     ("--data.std=[0]", "give both mean and std, or neither to compute them from the training part"),
     ("--data.crop_scale=3", "data.crop_scale: expected list, got 3"),
 ]

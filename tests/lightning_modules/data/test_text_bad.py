@@ -34,9 +34,9 @@ def fit(path, **arguments):
         ({"max_tokens": 1}, "max_tokens=1 is less than 2"),
         ({"val_fraction": 1.0}, "val_fraction=1.0 is not in [0, 1); 0 means no validation"),
         ({"val_fraction": 0.5, "test_fraction": 0.5}, "val_fraction and test_fraction leave nothing to train on"),
-        ({"batch_size": 0}, "batch_size must be at least 1"),
+        ({"batch_size": 0}, "TextData: batch_size must be at least 1, got 0"),
         ({"vocab_size": -1}, "vocab_size=-1 is not a number of tokens: it must be at least 1"),
-        ({"block_size": 8.0}, "block_size=8.0 is not a whole number"),
+        ({"block_size": 8.0}, "TextData: block_size must be a whole number, got 8.0"),
         ({"mask_probability": 1.5}, "mask_probability=1.5 is not in (0, 1]"),
     ],
 )
