@@ -372,10 +372,12 @@ def test_a_wrong_use_of_another_command_is_answered_in_one_line(complaint, folde
     assert sorted(path.name for path in folder.iterdir()) == ["noarm.csv", "taken.safetensors", "tiny.yaml"]
 
 
-def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint):
+def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint, capsys):
     cli("fit", "--trainer.max_steps=1")
     said = complaint(cli, "test", "--ckpt_path=best", "--trainer.logger=false")
-    assert said.endswith("give one, such as 'lightning_logs/version_0/checkpoints/last.ckpt'")
+    assert said.endswith("give RUN/checkpoints/NAME.ckpt, such as 'lightning_logs/version_0/checkpoints/last.ckpt'")
+    main(["test", "--help"])
+    assert "  --ckpt_path FILE           the checkpoint's file, RUN/checkpoints/NAME.ckpt; " in capsys.readouterr().out
 
 
 def test_a_last_checkpoint_that_is_not_there_is_said_in_one_line_and_the_training_starts_anew(cli, capsys):
