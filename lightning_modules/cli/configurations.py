@@ -27,18 +27,16 @@ SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
 
 def layers_in(text: str) -> list[str]:
     """Return the names under ``layers``; none where the text is no YAML, which the parser of the options reports."""
-    if not _has_layers(text):
-        return []
     try:
-        given = yaml.safe_load(text)[KEY]
+        given = yaml.load(text, Loader=Loader)[KEY]
     except (yaml.YAMLError, TypeError, KeyError):
         return []
     return [given] if isinstance(given, str) else [str(each) for each in given or []]
 
 
-def without_layers(text: str) -> str:
-    """Return a configuration without the key ``layers``; every other line keeps its number."""
-    if not _has_layers(text):
+def without(text: str, *names: str) -> str:
+    """Return a configuration without some of its keys; every other line keeps its number."""
+    if not re.search(rf"^({'|'.join(names)})\s*:", text, re.MULTILINE):
         return text
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -46,10 +44,11 @@ def without_layers(text: str) -> str:
         return text
     lines, keys = text.splitlines(), node.value if isinstance(node, yaml.MappingNode) else []
     for key, value in keys:
-        if key.value == KEY:
+        if key.value in names:
             begin, end = key.start_mark.line, value.end_mark.line + (value.end_mark.column > 0)
             lines[begin:end] = [""] * (end - begin)
-            lines[begin] = "" if len(keys) > 1 else "{}"  # jsonargparse refuses a text that says nothing
+    if keys and all(key.value in names for key, _ in keys):
+        lines[:1] = ["{}"]  # jsonargparse refuses a text that says nothing
     return "\n".join(lines) + "\n"
 
 
@@ -75,10 +74,6 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any], *, section: bool 
         else:
             whole[key] = value
     return whole
-
-
-def _has_layers(text: str) -> bool:
-    return re.search(rf"^{KEY}\s*:", text, re.MULTILINE) is not None
 
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

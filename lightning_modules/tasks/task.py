@@ -180,6 +180,11 @@ class NetworkTask(Task):
     def configure_network(self) -> nn.Module:
         """Return the network that was given, or build the one that its name stands for."""
         (network,) = self._given_network
+        if isinstance(network, nn.Module) and self.network_args:  # left over from a network below in the layers
+            raise StructuredInitError(
+                f"network_args are for a network given by its name, not for {type(network).__name__}: "
+                "set network_args anew, as in --model.network_args=null"
+            )
         return network if isinstance(network, nn.Module) else self.named_network(network)
 
     def named_network(self, name: str) -> nn.Module:

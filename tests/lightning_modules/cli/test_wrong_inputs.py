@@ -79,6 +79,10 @@ AT_WORK = [
         "-c init/mimetic --init.initializer.init_args.qk_alpha=0.3",
         "Compose takes no argument 'qk_alpha', its parts do: as in -c 'init/mimetic_host{qk_alpha=0.3}'",
     ),
+    (
+        "--model.network.class_path=torch.nn.Identity",
+        "network_args are for a network given by its name, not for Identity: set network_args anew, as*",
+    ),
     ("--model.network_args.depth=[1,2]", "network 'vit_nano_patch2_8' cannot be built with {*'list' object cannot*"),
     ("--trainer.max_time=1x", "trainer.max_time: cannot read '1x': write 55m, 2h*"),
 ]
