@@ -30,7 +30,6 @@ from callbacks.lightning_private import (
 )
 from structured_init.arguments import Answered
 
-
 INEXACT = "The train loader has no state_dict: a run resumed inside an epoch will not be exact."
 
 
