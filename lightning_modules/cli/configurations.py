@@ -119,18 +119,6 @@ def check_config(path: str) -> str:
     return path
 
 
-def refuse_folder(path: str) -> None:
-    """Refuse a folder in place of a file, naming the files in it.
-
-    Raises:
-        StructuredInitError: ``path`` is a folder.
-    """
-    if path and Path(path).is_dir():
-        files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml", ".json"))
-        inside = f"name a file in it, {nearest('', files)}" if files else "it holds no configuration"
-        raise StructuredInitError(f"'{path}' is a folder: {inside}")
-
-
 def _problem(path: str, error: yaml.MarkedYAMLError) -> str:
     problem = str(error.problem)
     if Path(path).suffix == ".toml":
@@ -209,7 +197,7 @@ class Configuration:
         """Return the part of a command line that asks for it."""
         layers = [word for layer in self.layers for word in (option, str(layer))]
         if not self.control:
-            return [*layers, *override_words(self.overrides)]
+            return [*layers, *(f"{PREFIX}{key}={value}" for key, value in self.overrides.items())]
         return [*layers, f"--init.initializer={json.dumps(self.content()['init']['initializer'])}"]
 
     def content(self) -> dict[str, Any]:
@@ -299,11 +287,6 @@ def read_config(name: str) -> dict[str, Any]:
     return find_config(name).content()
 
 
-def override_words(overrides: dict[str, str]) -> list[str]:
-    """Return the part of a command line that replaces arguments of the initializer."""
-    return [f"{PREFIX}{key}={value}" for key, value in overrides.items()]
-
-
 def expand(args: list[str]) -> list[str]:
     """Replace configuration names by paths, each after those it is layered over, and give a lone flag its value.
 
@@ -347,7 +330,10 @@ def _shipped_name(name: str) -> str:
         return matches[0]
     if matches:
         raise StructuredInitError(f"several configurations are named '{name}': choose from {', '.join(matches)}")
-    refuse_folder(name)
+    if name and Path(name).is_dir():
+        files = sorted(str(file) for file in Path(name).iterdir() if file.suffix in (".yaml", ".yml", ".json"))
+        inside = f"name a file in it, {nearest('', files)}" if files else "it holds no configuration"
+        raise StructuredInitError(f"'{name}' is a folder: {inside}")
     names = known if "/" in short else {key.partition("/")[2] for key in known}
     inits = (each for each in names if "/" not in short or each.startswith("init/"))
     near = nearest(short, {*names, *(each + ending for each in inits for ending in CONTROLS)})

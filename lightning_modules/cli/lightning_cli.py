@@ -8,6 +8,7 @@ import shlex
 import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -188,9 +189,11 @@ class CLI(CommandLine, LightningCLI):
         if loader and self.datamodule is None and not is_overridden(loader, self.model):
             raise StructuredInitError("no data is given: add a configuration with -c, such as data/digits, or --data")
         given = (self.config[self.subcommand].model or {}).get("init_args", {})
+        signatures = [inspect.signature(base.__init__).parameters for base in type(self.model).__mro__[:-1]]
         for name in FROM_THE_DATA:
             known = getattr(self.datamodule, name, None) if name in given else None
-            if known is not None and given[name] not in (_default(type(self.model), name), known):
+            defaults = (found[name].default for found in signatures if name in found)  # maybe below **kwargs
+            if known is not None and given[name] not in (next(defaults, None), known):
                 raise StructuredInitError(
                     f"model.init_args.{name} is {given[name]}, but the data has {known}: leave it to the data"
                 )
@@ -311,18 +314,10 @@ def resuming(trainer: Trainer, args: Sequence[str]) -> str:
     last = next((os.path.relpath(path) for path in saved if path), None)
     if last is None:
         return "structured-init: stopped before the first checkpoint: the same command begins again"
-    command = shlex.join(["structured-init", *without_option(args, "--ckpt_path"), "--ckpt_path", last])
+    option = "--ckpt_path"
+    kept = [each for before, each in pairwise(["", *args]) if option not in (before, each.partition("=")[0])]
+    command = shlex.join(["structured-init", *kept, option, last])
     return f"structured-init: stopped; this goes on from the last checkpoint: {command}"
-
-
-def without_option(args: Sequence[str], option: str) -> list[str]:
-    """Return a command line without an option and its value."""
-    kept, value_follows = [], False
-    for argument in args:
-        if not value_follows and argument != option and not argument.startswith(f"{option}="):
-            kept.append(argument)
-        value_follows = argument == option
-    return kept
 
 
 def _way_out(path: Path, error: StructuredInitError) -> str:
@@ -331,9 +326,3 @@ def _way_out(path: Path, error: StructuredInitError) -> str:
         whole = [each for each in checkpoints_in(path.parent)[0] if each != path]
         return f"; '{whole[0]}' is whole" if whole else ""
     return "; if you trust it, add --weights_only false" if "Python objects" in str(error) else ""
-
-
-def _default(cls: type, argument: str) -> Any:
-    """Return the default of a constructor's argument, which may lie below a subclass's ``**kwargs``."""
-    signatures = (inspect.signature(base.__init__).parameters for base in cls.__mro__[:-1])
-    return next((found[argument].default for found in signatures if argument in found), None)
