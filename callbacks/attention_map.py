@@ -169,9 +169,9 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         if record is not None:
             self.records[phase] = record
         if isinstance(failure, NoAttentionError) and self.on_missing == "skip":
-            if failure.absent:  # nothing is missing of a model that does not attend
+            if failure.absent and phase == "before":  # nothing is missing of a model that does not attend
                 rank_zero_info(f"attention: {failure}")
-            else:
+            elif not failure.absent:
                 note_missing(trainer, "attention", phase, failure)
         elif is_fatal(failure, phase) and isinstance(failure, NoAttentionError):
             raise NoAttentionError(f"{failure}; {WHO}(on_missing='skip') trains without the maps", failure.absent)

@@ -143,7 +143,7 @@ class BeforeAndAfter(Callback, metaclass=Answered):
             raise failure
         if failure is not None:
             note_missing(trainer, self.what, phase, failure)
-        elif absent is not None:
+        elif absent is not None and phase == "before":
             rank_zero_info(f"{self.what}: {absent}")
         return path
 

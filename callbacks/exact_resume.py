@@ -30,6 +30,8 @@ from callbacks.lightning_private import (
 )
 from structured_init.arguments import Answered
 
+INEXACT = "The train loader has no state_dict: a run resumed inside an epoch will not be exact."
+
 
 class ExactResume(L.Callback, metaclass=Answered):
     """Saves what Lightning's checkpoints leave out, so that a resumed run is the undisturbed one, bit for bit.
@@ -51,11 +53,13 @@ class ExactResume(L.Callback, metaclass=Answered):
 
     def __init__(self) -> None:
         self._loaded: State | None = None
+        self._exact = True
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: State) -> None:
         moment = moment_of(trainer)
         checkpoint["callbacks"][self.state_key] = {
             "threads": torch.get_num_threads(),
+            "exact": self._exact,
             "moment": moment,
             "metrics": shown_metrics(trainer),
             "row": row_to_come(trainer, moment),
@@ -75,8 +79,9 @@ class ExactResume(L.Callback, metaclass=Answered):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore everything: after the sanity check, before the first batch is asked for."""
-        if not all(hasattr(loader, "load_state_dict") for loader in load_positions(trainer)):
-            rank_zero_warn("The train loader has no state_dict: a run resumed inside an epoch will not be exact.")
+        self._exact = all(hasattr(loader, "load_state_dict") for loader in load_positions(trainer))
+        if not self._exact:
+            rank_zero_warn(INEXACT)
         if self._loaded is None:
             return
         state, self._loaded = self._loaded, None

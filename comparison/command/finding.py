@@ -71,14 +71,20 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
             write_manifest(comparison.folder, manifest)
             racing = _Racing(comparison, names, manifest["identity"], launcher, console, limit)
             arms = 2 if options.controls == "none" else 3  # of the evidence: the default, the winner, and it scrambled
-            found = racing.run(options.budget, FIRST_LOOK * arms, _rungs(options.shares))
+            shares = [float(share) for share in options.shares.split(",")]  # 1 alone trains every run to the end
+            stages = zip(RUNGS[-len(shares) :], shares, strict=True)
+            rungs = [dataclasses.replace(rung, share=share) for rung, share in stages]
+            found = racing.run(options.budget, FIRST_LOOK * arms, rungs)
     except KeyboardInterrupt:
         console.print("\nStopped. Run the same command again to continue.")
         raise SystemExit(130) from None
     finally:
         launcher.close()
     record = {"command": command, "candidates": list(names), "left_out": left_out, **_record(found, comparison)}
-    tried = _tried(found, names, options.budget)
+    tried, unreached = f"All {len(names)} candidates tried", len(names) - len(found.reached)
+    if unreached:
+        budget = f"a budget of {duration(options.budget)} did not reach them"
+        tried = f"{unreached} of {len(names)} candidates not tried: {budget}"
     if found.winner is None:
         said = "nothing raced looked better on the validation split" if len(found.reached) > 1 else "nothing was raced"
         _end(folder, record, found.spent, f"{tried}. Keep your default: {said}.", console)
@@ -111,14 +117,6 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     comment = f"# {tried}. Found by: {command}\n# {text}. The evidence: {EVIDENCE}/report.html\n"
     write_text(folder / "found.yaml", comment + content)
     _end(folder, record, spent, f"{tried}. Use {winner}: -c {folder / 'found.yaml'} ({text}).", console)
-
-
-def _tried(found: Race, names: Mapping[Name, Any], budget: float) -> str:
-    """Return how many candidates were not tried, and why; or that all of them were."""
-    left = len(names) - len(found.reached)
-    if not left:
-        return f"All {len(names)} candidates tried"
-    return f"{left} of {len(names)} candidates not tried: a budget of {duration(budget)} did not reach them"
 
 
 class _Racing:
@@ -281,12 +279,6 @@ def _write_arm(folder: Path, name: Name, candidate: Candidate, comparison: Compa
     file = f"candidates/{label_of(name)}.yaml"
     write_text(folder / file, yaml.safe_dump(content, sort_keys=False))
     return file
-
-
-def _rungs(shares: str) -> list[Rung]:
-    """Return the stages of the race whose shares are given; ``1`` trains every run to the end."""
-    given = [float(share) for share in shares.split(",")]
-    return [dataclasses.replace(rung, share=share) for rung, share in zip(RUNGS[-len(given) :], given, strict=True)]
 
 
 def _record(found: Race, comparison: Comparison) -> dict[str, Any]:

@@ -54,12 +54,8 @@ def compare_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     inits = "initializations, such as default,wide=impulse{kernel_size=5},mine.yaml"
     add("--inits", required=True, metavar="A,B,…", help=inits)
-    add(
-        "--seeds",
-        type=_seeds,
-        metavar="0,1,2",
-        help="or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)",
-    )
+    seeds = "or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)"
+    add("--seeds", type=_seeds, metavar="0,1,2", help=seeds)
     decide = "add seeds until every difference is better, worse, or equivalent within M, such as 0.5 (points)"
     add("--margin", type=_positive_number, metavar="M", help=decide)
     size = "add seeds until every difference is known to ± H, such as 0.5 (points)"

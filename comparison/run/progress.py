@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.markdown import Markdown
 from rich.text import Text
 
+from callbacks.exact_resume import INEXACT
 from comparison.results.folder import Manifest, Run
 from comparison.run.run import last_checkpoint
 from comparison.run.run_log import read_rows
@@ -32,7 +33,7 @@ class Lines:
         self.done = sum(run.complete for run in runs)
         self.seconds: list[float] = []  # that runs have taken here
         self.per_seed = len(runs) // len({run.seed for run in runs}) if runs else 0
-        self.phase = phase
+        self.phase, self.exact = phase, True
         before = f"{phase}: " if phase else ""
         already = f", {self.done} of them complete" if self.done else ""
         begun = sum(not run.complete and run.folder.is_dir() for run in runs)
@@ -50,7 +51,11 @@ class Lines:
             return
         begin, _ = self.running.pop(run)
         if reason is None and not run.complete:
-            self.console.print(f"{run.name}: stopped {_where(run)}", markup=False, soft_wrap=True)
+            where, exact = _where(run)
+            self.console.print(f"{run.name}: stopped {where}", markup=False, soft_wrap=True)
+            if self.exact and not exact:  # the run's own warning is in its log
+                self.console.print(INEXACT, markup=False, soft_wrap=True)
+            self.exact &= exact
             return
         self.done += 1
         self.seconds.append(time.perf_counter() - begin)
@@ -130,13 +135,16 @@ class Screen(Lines):
         return table(self.folder, self.manifest) if any(run.latest().result for run in self.runs) else ""
 
 
-def _where(run: Run) -> str:
-    """Return where a run was stopped."""
+def _where(run: Run) -> tuple[str, bool]:
+    """Return where a run was stopped, and whether it goes on exactly."""
     checkpoint = last_checkpoint(run.folder)
+    if checkpoint is None:
+        return "before its first step", True
     try:
-        return f"after step {read_checkpoint(checkpoint)['global_step']}" if checkpoint else "before its first step"
+        saved = read_checkpoint(checkpoint)
     except StructuredInitError as error:  # whole, and what it holds is not run without being asked to
-        return f"({error})"
+        return f"({error})", True
+    return f"after step {saved['global_step']}", saved.get("callbacks", {}).get("ExactResume", {}).get("exact", True)
 
 
 @contextlib.contextmanager

@@ -61,7 +61,7 @@ _NAMED = {
 }
 _EVALUATED = {
     "-c, --config FILE": "a configuration, as for fit",
-    "--ckpt_path FILE": "the checkpoint; or best, or last",
+    "--ckpt_path FILE": "the checkpoint's file, RUN/checkpoints/NAME.ckpt; best and last name none here",
 }
 # The options of each command that are its own, before all those of Lightning.
 OWN = {

@@ -27,18 +27,16 @@ SECTIONS = ("trainer", "init", "attention", "filters", "model", "data")
 
 def layers_in(text: str) -> list[str]:
     """Return the names under ``layers``; none where the text is no YAML, which the parser of the options reports."""
-    if not _has_layers(text):
-        return []
     try:
-        given = yaml.safe_load(text)[KEY]
+        given = yaml.load(text, Loader=Loader)[KEY]
     except (yaml.YAMLError, TypeError, KeyError):
         return []
     return [given] if isinstance(given, str) else [str(each) for each in given or []]
 
 
-def without_layers(text: str) -> str:
-    """Return a configuration without the key ``layers``; every other line keeps its number."""
-    if not _has_layers(text):
+def without(text: str, *names: str) -> str:
+    """Return a configuration without some of its keys; every other line keeps its number."""
+    if not re.search(rf"^({'|'.join(names)})\s*:", text, re.MULTILINE):
         return text
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -46,10 +44,11 @@ def without_layers(text: str) -> str:
         return text
     lines, keys = text.splitlines(), node.value if isinstance(node, yaml.MappingNode) else []
     for key, value in keys:
-        if key.value == KEY:
+        if key.value in names:
             begin, end = key.start_mark.line, value.end_mark.line + (value.end_mark.column > 0)
             lines[begin:end] = [""] * (end - begin)
-            lines[begin] = "" if len(keys) > 1 else "{}"  # jsonargparse refuses a text that says nothing
+    if keys and all(key.value in names for key, _ in keys):
+        lines[:1] = ["{}"]  # jsonargparse refuses a text that says nothing
     return "\n".join(lines) + "\n"
 
 
@@ -75,10 +74,6 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any], *, section: bool 
         else:
             whole[key] = value
     return whole
-
-
-def _has_layers(text: str) -> bool:
-    return re.search(rf"^{KEY}\s*:", text, re.MULTILINE) is not None
 
 
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -122,18 +117,6 @@ def check_config(path: str) -> str:
     for node, why in _wrong_keys(path, root):
         raise StructuredInitError(f"'{path}', line {node.start_mark.line + 1}: {why}")
     return path
-
-
-def refuse_folder(path: str) -> None:
-    """Refuse a folder in place of a file, naming the files in it.
-
-    Raises:
-        StructuredInitError: ``path`` is a folder.
-    """
-    if path and Path(path).is_dir():
-        files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in (".yaml", ".yml", ".json"))
-        inside = f"name a file in it, {nearest('', files)}" if files else "it holds no configuration"
-        raise StructuredInitError(f"'{path}' is a folder: {inside}")
 
 
 def _problem(path: str, error: yaml.MarkedYAMLError) -> str:
@@ -214,7 +197,7 @@ class Configuration:
         """Return the part of a command line that asks for it."""
         layers = [word for layer in self.layers for word in (option, str(layer))]
         if not self.control:
-            return [*layers, *override_words(self.overrides)]
+            return [*layers, *(f"{PREFIX}{key}={value}" for key, value in self.overrides.items())]
         return [*layers, f"--init.initializer={json.dumps(self.content()['init']['initializer'])}"]
 
     def content(self) -> dict[str, Any]:
@@ -304,11 +287,6 @@ def read_config(name: str) -> dict[str, Any]:
     return find_config(name).content()
 
 
-def override_words(overrides: dict[str, str]) -> list[str]:
-    """Return the part of a command line that replaces arguments of the initializer."""
-    return [f"{PREFIX}{key}={value}" for key, value in overrides.items()]
-
-
 def expand(args: list[str]) -> list[str]:
     """Replace configuration names by paths, each after those it is layered over, and give a lone flag its value.
 
@@ -352,7 +330,10 @@ def _shipped_name(name: str) -> str:
         return matches[0]
     if matches:
         raise StructuredInitError(f"several configurations are named '{name}': choose from {', '.join(matches)}")
-    refuse_folder(name)
+    if name and Path(name).is_dir():
+        files = sorted(str(file) for file in Path(name).iterdir() if file.suffix in (".yaml", ".yml", ".json"))
+        inside = f"name a file in it, {nearest('', files)}" if files else "it holds no configuration"
+        raise StructuredInitError(f"'{name}' is a folder: {inside}")
     names = known if "/" in short else {key.partition("/")[2] for key in known}
     inits = (each for each in names if "/" not in short or each.startswith("init/"))
     near = nearest(short, {*names, *(each + ending for each in inits for ending in CONTROLS)})

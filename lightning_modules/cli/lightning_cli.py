@@ -8,6 +8,7 @@ import shlex
 import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from lightning_modules.cli.configurations import SECTIONS, without_layers
+from lightning_modules.cli.configurations import KEY, SECTIONS, without
 from lightning_modules.cli.mistakes import check_trainer, explain, original_error, refuse_unwritable
 from lightning_modules.cli.show import Runner
 from lightning_modules.tasks.checkpoint import (
@@ -52,6 +53,9 @@ LOADERS = {"fit": "train_dataloader", "validate": "val_dataloader"} | {
     each: f"{each}_dataloader" for each in ("test", "predict")
 }
 SETTINGS = "experiment.yaml"  # of a run, in its folder
+WRITTEN = {"report of the initialization": "init_report.json", "attention": "attention/*", "filters": "filters/*"}
+WRITTEN |= {"figures": "*/*.png", "metrics": "metrics.csv", "checkpoints": "checkpoints/*"}
+OF_ONE_COMMAND = {"ckpt_path", "weights_only", "verbose", "return_predictions"}  # keys of it that others do not take
 FROM_THE_DATA = ("num_classes", "in_channels", "image_size", "vocab_size", "block_size", "objective")
 
 
@@ -62,8 +66,9 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **{"exit_on_error": False, "allow_abbrev": False, **kwargs})
 
     def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Namespace:
-        """Parse the text of a configuration; the files under its key ``layers`` were given before it."""
-        return super().parse_string(without_layers(content), *args, **kwargs)
+        """Parse a configuration without its ``layers``, given before it, and what a run's says of another command."""
+        others = OF_ONE_COMMAND.difference(action.dest for action in self._actions)
+        return super().parse_string(without(content, KEY, *others), *args, **kwargs)
 
 
 class CLI(CommandLine, LightningCLI):
@@ -184,9 +189,11 @@ class CLI(CommandLine, LightningCLI):
         if loader and self.datamodule is None and not is_overridden(loader, self.model):
             raise StructuredInitError("no data is given: add a configuration with -c, such as data/digits, or --data")
         given = (self.config[self.subcommand].model or {}).get("init_args", {})
+        signatures = [inspect.signature(base.__init__).parameters for base in type(self.model).__mro__[:-1]]
         for name in FROM_THE_DATA:
             known = getattr(self.datamodule, name, None) if name in given else None
-            if known is not None and given[name] not in (_default(type(self.model), name), known):
+            defaults = (found[name].default for found in signatures if name in found)  # maybe below **kwargs
+            if known is not None and given[name] not in (next(defaults, None), known):
                 raise StructuredInitError(
                     f"model.init_args.{name} is {given[name]}, but the data has {known}: leave it to the data"
                 )
@@ -211,7 +218,8 @@ class CLI(CommandLine, LightningCLI):
             trainer.default_root_dir = CSVLogger(trainer.default_root_dir or ".", name="lightning_logs").log_dir
         if self.subcommand in LOADERS and self.subcommand != "fit":  # which is given a run's own settings to look at it
             loggers = trainer.logger if isinstance(trainer.logger, list) else [trainer.logger]
-            kept = [each for each in loggers if not (each and Path(each.log_dir or "", SETTINGS).is_file())]
+            folders = [Path((each and each.log_dir) or trainer.default_root_dir or ".") for each in loggers]
+            kept = [each for each, into in zip(loggers, folders, strict=True) if not (into / SETTINGS).is_file()]
             if len(kept) < len(loggers):
                 self.save_config_callback, trainer.logger = None, kept or False
                 print("structured-init: the run that is evaluated keeps its settings and metrics", file=sys.stderr)
@@ -234,10 +242,12 @@ class CLI(CommandLine, LightningCLI):
             raise
 
     def after_fit(self) -> None:
-        """Say where the run is."""
+        """Say where the run is, and what there is of it."""
         folder = self.trainer.log_dir  # a collective: every rank asks
         if self.trainer.is_global_zero and not self.trainer.fast_dev_run:
-            print(f"written: {folder} (report of the initialization, attention, metrics, checkpoints)")
+            there = [what for what, files in WRITTEN.items() if any(Path(folder or ".").glob(files))]
+            certified = any("certified" in name for name in self.trainer.callback_metrics)
+            print(f"written: {folder} ({', '.join([*there, *['certified accuracy'] * certified])})")
 
     def _say_what_is_evaluated(self) -> None:
         """A fit alone applies an initialization: without a checkpoint the weights are those of the host library."""
@@ -304,18 +314,10 @@ def resuming(trainer: Trainer, args: Sequence[str]) -> str:
     last = next((os.path.relpath(path) for path in saved if path), None)
     if last is None:
         return "structured-init: stopped before the first checkpoint: the same command begins again"
-    command = shlex.join(["structured-init", *without(args, "--ckpt_path"), "--ckpt_path", last])
+    option = "--ckpt_path"
+    kept = [each for before, each in pairwise(["", *args]) if option not in (before, each.partition("=")[0])]
+    command = shlex.join(["structured-init", *kept, option, last])
     return f"structured-init: stopped; this goes on from the last checkpoint: {command}"
-
-
-def without(args: Sequence[str], option: str) -> list[str]:
-    """Return a command line without an option and its value."""
-    kept, value_follows = [], False
-    for argument in args:
-        if not value_follows and argument != option and not argument.startswith(f"{option}="):
-            kept.append(argument)
-        value_follows = argument == option
-    return kept
 
 
 def _way_out(path: Path, error: StructuredInitError) -> str:
@@ -324,9 +326,3 @@ def _way_out(path: Path, error: StructuredInitError) -> str:
         whole = [each for each in checkpoints_in(path.parent)[0] if each != path]
         return f"; '{whole[0]}' is whole" if whole else ""
     return "; if you trust it, add --weights_only false" if "Python objects" in str(error) else ""
-
-
-def _default(cls: type, argument: str) -> Any:
-    """Return the default of a constructor's argument, which may lie below a subclass's ``**kwargs``."""
-    signatures = (inspect.signature(base.__init__).parameters for base in cls.__mro__[:-1])
-    return next((found[argument].default for found in signatures if argument in found), None)

@@ -334,7 +334,10 @@ class Runner(Trainer):
         report.save(folder / "init_report.json")
         written = [folder / "init_report.json", *_draw(views, folder, figures)]
         if export:
-            written.append(_export(model, export, {"initializer": report.initializer, "seed": str(report.seed)}))
+            made = {"initializer": report.initializer, "seed": str(report.seed)}
+            with replacing(export) as temporary, torch.no_grad():  # the network alone, so that any program can load it
+                save_model(getattr(model, "network", model), str(temporary), metadata=made)
+            written.append(Path(export))
         print("\nwritten: " + ", ".join(map(str, written)))
 
     def audit(
@@ -451,7 +454,14 @@ def _others(model: LightningModule, checkpoint: str | None, pretrained: str | No
         _load(other, checkpoint)
         yield "checkpoint", other
     if pretrained:
-        yield pretrained, _pretrained(pretrained)
+        if not timm.is_model(pretrained):
+            names = {tagged.partition(".")[0] for tagged in timm.list_models(pretrained=True)}
+            raise StructuredInitError(f"unknown pretrained model '{pretrained}': {nearest(pretrained, names)}")
+        try:
+            yield pretrained, timm.create_model(pretrained, pretrained=True)
+        except (OSError, RuntimeError) as error:  # no network, no such weights
+            reason = str(error).splitlines()[0]
+            raise StructuredInitError(f"cannot fetch the weights of '{pretrained}': {reason}") from error
 
 
 def _load(model: LightningModule, path: str) -> None:
@@ -468,22 +478,3 @@ def _load(model: LightningModule, path: str) -> None:
         raise StructuredInitError(f"there is no file '{path}'")
     refuse_other_weights(weights, target.state_dict())
     target.load_state_dict(weights)
-
-
-def _pretrained(name: str) -> nn.Module:
-    """Fetch a pretrained model of timm."""
-    names = {tagged.partition(".")[0] for tagged in timm.list_models(pretrained=True)}
-    if not timm.is_model(name):
-        raise StructuredInitError(f"unknown pretrained model '{name}': {nearest(name, names)}")
-    try:
-        return timm.create_model(name, pretrained=True)
-    except (OSError, RuntimeError) as error:  # no network, no such weights
-        reason = str(error).splitlines()[0]
-        raise StructuredInitError(f"cannot fetch the weights of '{name}': {reason}") from error
-
-
-def _export(model: LightningModule, export: str, metadata: dict[str, str]) -> Path:
-    """Write the network's weights, without the module around it, so that any program can load them."""
-    with replacing(export) as temporary, torch.no_grad():
-        save_model(getattr(model, "network", model), str(temporary), metadata=metadata)
-    return Path(export)

@@ -24,7 +24,7 @@ from lightning_modules.networks.lipschitz import LIPSCHITZ_NETWORKS, choose
 from lightning_modules.networks.token_mixing import mix_tokens
 from lightning_modules.networks.token_softmax import place_token_softmax
 from lightning_modules.networks.vision_transformer import PRESETS, vision_transformer
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.errors import StructuredInitError, nearest, one_line
 
 
 def network_names() -> list[str]:
@@ -79,15 +79,17 @@ def create_network(
         if name in LIPSCHITZ_NETWORKS:
             return LIPSCHITZ_NETWORKS[name](**sizes, in_channels=in_channels, **network_args)
         return _timm_network(name, in_chans=in_channels, **sizes, **network_args)
-    except TypeError as error:
+    except StructuredInitError:
+        raise
+    except Exception as error:  # timm refuses sizes by whatever they break
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if not network_args:
-            raise
         if not unknown or unknown[1] not in network_args:
-            raise StructuredInitError(f"network '{name}' cannot be built with {network_args}: {error}") from error
-        raise StructuredInitError(
-            f"network '{name}' takes no argument '{unknown[1]}': {nearest(unknown[1], _argument_names(name))}"
-        ) from error
+            said = f"{network_args or sizes}: {one_line(error) or type(error).__name__}"
+            raise StructuredInitError(f"network '{name}' cannot be built with {said}") from error
+        near = nearest(unknown[1], _argument_names(name))
+        if unknown[1] in _argument_names("") or not near.startswith("did"):  # left over from another network
+            near = "set network_args anew, as in --model.network_args=null"
+        raise StructuredInitError(f"network '{name}' takes no argument '{unknown[1]}': {near}") from error
 
 
 def _timm_network(name: str, *, image_size: int, **network_args: Any) -> nn.Module:

@@ -108,10 +108,10 @@ def checkpoints_in(folder: Path) -> tuple[list[Path], list[Path]]:
 def refuse_best(path: str | None, command: str, root: str | os.PathLike[str] | None = None) -> None:
     """Refuse names that only the process which trained would know; say which is the newest checkpoint in ``root``."""
     if path == "" or path == "best" or (path == "last" and command != "fit"):
-        newest = newest_checkpoint(root)
-        example = f"such as '{newest}'" if newest else "<folder of the run>/checkpoints/last.ckpt"
+        example = f", such as '{newest}'" if (newest := newest_checkpoint(root)) else ""
         raise StructuredInitError(
-            f"ckpt_path '{path}' names no file, and only the process that trained knows its own: give one, {example}"
+            f"ckpt_path '{path}' names no file, and only the process that trained knows its own: give "
+            f"RUN/checkpoints/NAME.ckpt{example}"
         )
 
 

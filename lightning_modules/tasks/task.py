@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -141,9 +142,21 @@ class Task(LightningModule, metaclass=Answered):
         """
         if self.attached_trainer is None:
             return
-        refuse_changed_arguments(checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}), self.hparams)
+        saved = dict(checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}))
+        length, ours = saved.get("block_size"), self.hparams.get("block_size")
+        if self.trainer.state.fn != TrainerFn.FITTING:
+            saved.pop("block_size", None)  # without learned positions a network is evaluated at any length
+        refuse_changed_arguments(saved, self.hparams)
         if self.strict_loading and "state_dict" in checkpoint:  # torch compares those of a sharded one
-            refuse_other_weights(checkpoint["state_dict"], self.state_dict())
+            try:
+                refuse_other_weights(checkpoint["state_dict"], self.state_dict())
+            except StructuredInitError as error:
+                if length == ours:
+                    raise
+                raise StructuredInitError(
+                    f"the checkpoint has positions for {length} tokens, the data blocks of {ours}: set "
+                    f"--data.block_size to {length}"
+                ) from error
 
 
 class NetworkTask(Task):
@@ -167,6 +180,11 @@ class NetworkTask(Task):
     def configure_network(self) -> nn.Module:
         """Return the network that was given, or build the one that its name stands for."""
         (network,) = self._given_network
+        if isinstance(network, nn.Module) and self.network_args:  # left over from a network below in the layers
+            raise StructuredInitError(
+                f"network_args are for a network given by its name, not for {type(network).__name__}: "
+                "set network_args anew, as in --model.network_args=null"
+            )
         return network if isinstance(network, nn.Module) else self.named_network(network)
 
     def named_network(self, name: str) -> nn.Module:

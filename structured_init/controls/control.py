@@ -22,7 +22,7 @@ from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
-from structured_init.hosts.positions import position_sites
+from structured_init.hosts.positions import sought_position_sites
 from structured_init.initializer import Compose, Initializer
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Above, Weights
@@ -121,7 +121,7 @@ class SamePositions(Control):
 
 def _positions(weights: Weights) -> list[Tensor]:
     """Return what an initializer may say about positions with: position and token embeddings."""
-    tensors = [site.tensor for site in position_sites(weights)]
+    tensors = [site.tensor for site in sought_position_sites(weights)]
     modules = (module for _, module in named_plain_modules(weights.model))
     return tensors + [module.weight for module in modules if isinstance(module, nn.Embedding)]
 

@@ -250,9 +250,12 @@ class AnotherLoader(ImageData):
         return DataLoader(self.train_set, 64, shuffle=True, collate_fn=lambda batch: batch)
 
 
-def test_a_loader_without_a_position_is_named() -> None:
+def test_a_loader_without_a_position_is_named_and_its_checkpoints_say_so(tmp_path: Path) -> None:
+    callbacks: list[L.Callback] = [ExactResume(), SaveEverywhere(tmp_path)]
     with pytest.warns(UserWarning, match="train loader has no state_dict"):
-        fit(callbacks=[ExactResume()], data=AnotherLoader(batch_size=64), epochs=1)
+        fit(callbacks=callbacks, data=AnotherLoader(batch_size=64), epochs=1)
+    saved = torch.load(tmp_path / "002-a-batch.ckpt", weights_only=True)
+    assert saved["callbacks"]["ExactResume"]["exact"] is False
 
 
 def start_script(log: Path, **options: Any) -> BaseProcess:

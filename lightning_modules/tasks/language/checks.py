@@ -23,7 +23,7 @@ def check_batch(batch: dict[str, Tensor], network: nn.Module) -> None:
     if positions is not None and tokens.shape[1] > positions:
         raise StructuredInitError(
             f"a block of {tokens.shape[1]} tokens is longer than the {positions} positions of the network: "
-            "set block_size"
+            "shorten the data's block_size"
         )
     embedding = getattr(network, "get_input_embeddings", lambda: None)()
     rows = getattr(embedding, "num_embeddings", None)

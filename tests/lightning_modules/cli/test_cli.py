@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -35,16 +36,24 @@ def test_fit_then_test_leaves_everything_that_a_run_is_asked_for(cli, folder):
     assert 0 <= tested.trainer.callback_metrics["test/accuracy"] <= 1
 
 
-@pytest.mark.parametrize("command", ["validate", "test"])
+@pytest.mark.parametrize(
+    ("command", "further"),
+    [
+        ("validate", []),
+        ("test", ["--trainer.logger=false", "--trainer.default_root_dir=run"]),
+        ("test", ["--model.label_smoothing=0.2"]),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")  # the test has a folder of its own
-def test_a_run_that_is_evaluated_by_its_own_settings_stays_as_it_is(cli, folder, capsys, command):
+def test_a_run_that_is_evaluated_by_its_own_settings_stays_as_it_is(cli, folder, capsys, command, further):
     (folder / "log.yaml").write_text(
         "trainer: {logger: {class_path: CSVLogger, init_args: {save_dir: run, name: '', version: ''}}}"
     )
     cli("fit", "-c", "log.yaml", "--trainer.max_steps=2", "--trainer.val_check_interval=1")
     before = {path.name: path.read_bytes() for path in (folder / "run").glob("*.*")}
     assert {"experiment.yaml", "metrics.csv"} <= before.keys()
-    main([command, "-c", "run/experiment.yaml", "--ckpt_path", "run/checkpoints/last.ckpt"])
+    with contextlib.suppress(SystemExit):  # the last is refused: the run had another value
+        main([command, "-c", "run/experiment.yaml", "--ckpt_path", "run/checkpoints/last.ckpt", *further])
     assert {path.name: path.read_bytes() for path in (folder / "run").glob("*.*")} == before
     assert "the run that is evaluated keeps its settings and metrics" in capsys.readouterr().err
 
@@ -94,9 +103,26 @@ def test_testing_without_a_checkpoint_says_that_the_weights_are_untrained(cli, c
     assert "untrained" in capsys.readouterr().err
 
 
-def test_a_fit_ends_by_naming_its_folder(cli, capsys):
-    run = cli("fit", "--trainer.max_steps=1")
-    assert f"written: {run.trainer.log_dir}" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("words", "there"),
+    [
+        ([], "report of the initialization, attention, metrics, checkpoints"),
+        (["--attention.figures=true"], "report of the initialization, attention, figures, metrics, checkpoints"),
+        (
+            [
+                "--model.network=convmixer_16_1_k3_p2",
+                "--model.network_args=null",
+                "--trainer.enable_checkpointing=false",
+            ],
+            "report of the initialization, filters, figures, metrics",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You passed|ignore:.*enable_checkpointing")
+def test_a_fit_ends_by_naming_its_folder_and_what_is_in_it(cli, capsys, caplog, words, there):
+    run = cli("fit", "--trainer.max_steps=1", "--trainer.limit_val_batches=1", *words)
+    assert capsys.readouterr().out.splitlines()[-1] == f"written: {run.trainer.log_dir} ({there})"
+    assert caplog.text.count("no attention map was captured") == ("attention" not in there)
 
 
 def test_predict_gives_probabilities_of_the_test_images(cli):

@@ -24,7 +24,7 @@ from lightning_modules.cli.configurations import (
     merged,
     read_config,
     shipped_configs,
-    without_layers,
+    without,
 )
 from lightning_modules.cli.lightning_cli import Parser
 from structured_init import StructuredInitError
@@ -225,9 +225,10 @@ def test_a_file_that_is_layered_over_itself_or_over_nothing_known_is_one_line(tm
 
 def test_the_lines_of_a_file_keep_their_numbers_without_its_layers():
     text = "# one\nlayers:\n  - a\n  - b\nmodel:\n  layers: 3\n"
-    assert without_layers(text) == "# one\n\n\n\nmodel:\n  layers: 3\n"
+    assert without(text, "layers") == "# one\n\n\n\nmodel:\n  layers: 3\n"
     assert layers_in(text) == ["a", "b"]
-    assert without_layers("layers: [a]\n") == "{}\n"
+    assert without("layers: [a]\n", "layers") == without("layers: a\n", "verbose", "layers") == "{}\n"
+    assert without("ckpt_path: null\nmodel: A\nverbose: true\n", "verbose", "ckpt_path") == "\nmodel: A\n\n"
     assert layers_in("model: {layers: [a]}\n") == layers_in("layers: [a\n") == []
 
 

@@ -56,12 +56,17 @@ def test_attention_of_a_plain_module_of_ones_own_is_found_and_drawn(folder, caps
     assert "no attention is drawn: the first part of a batch is not what the module takes: no labels were given" in said
 
 
-def test_show_gives_the_weights_that_a_fit_starts_with(cli):
+def test_show_gives_the_weights_that_a_fit_starts_with(cli, capsys):
     shown = cli("show", "-c", "init/mimetic", "--seed_everything=5", "--output", "seen").model
-    fitted = cli("fit", "-c", "init/mimetic", "--seed_everything=5", "--model.optimizer.lr=0.0",
-                 "--model.warmup_lr=0.0", "--model.min_lr=0.0").model  # fmt: skip
+    run = cli("fit", "-c", "init/mimetic", "--seed_everything=5", "--model.optimizer.lr=0.0",
+              "--model.warmup_lr=0.0", "--model.min_lr=0.0")  # fmt: skip
+    fitted = run.model
     for name, value in shown.state_dict().items():
         assert torch.equal(value, fitted.state_dict()[name]), name
+    capsys.readouterr()
+    for command in (["show", "--plan"], ["audit"]):  # by what the run has written
+        main([command[0], f"{run.trainer.log_dir}/experiment.yaml", *command[1:]])
+        assert "Mimetic" in capsys.readouterr().out or command == ["audit"]
 
 
 def test_a_plan_lists_what_would_be_done_and_touches_nothing(cli, folder, capsys):

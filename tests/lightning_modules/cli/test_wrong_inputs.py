@@ -79,6 +79,10 @@ AT_WORK = [
         "-c init/mimetic --init.initializer.init_args.qk_alpha=0.3",
         "Compose takes no argument 'qk_alpha', its parts do: as in -c 'init/mimetic_host{qk_alpha=0.3}'",
     ),
+    (
+        "--model.network.class_path=torch.nn.Identity",
+        "network_args are for a network given by its name, not for Identity: set network_args anew, as*",
+    ),
     ("--model.network_args.depth=[1,2]", "network 'vit_nano_patch2_8' cannot be built with {*'list' object cannot*"),
     ("--trainer.max_time=1x", "trainer.max_time: cannot read '1x': write 55m, 2h*"),
 ]
@@ -377,10 +381,12 @@ def test_a_wrong_use_of_another_command_is_answered_in_one_line(complaint, folde
     assert sorted(path.name for path in folder.iterdir()) == ["noarm.csv", "taken.safetensors", "tiny.yaml"]
 
 
-def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint):
+def test_the_checkpoint_that_best_could_mean_is_named(cli, complaint, capsys):
     cli("fit", "--trainer.max_steps=1")
     said = complaint(cli, "test", "--ckpt_path=best", "--trainer.logger=false")
-    assert said.endswith("give one, such as 'lightning_logs/version_0/checkpoints/last.ckpt'")
+    assert said.endswith("give RUN/checkpoints/NAME.ckpt, such as 'lightning_logs/version_0/checkpoints/last.ckpt'")
+    main(["test", "--help"])
+    assert "  --ckpt_path FILE           the checkpoint's file, RUN/checkpoints/NAME.ckpt; " in capsys.readouterr().out
 
 
 def test_a_last_checkpoint_that_is_not_there_is_said_in_one_line_and_the_training_starts_anew(cli, capsys):

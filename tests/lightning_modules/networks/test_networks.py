@@ -99,6 +99,10 @@ def test_a_network_without_an_image_size_takes_any():
         ),
         ("vit_tiny_patch2_32", {"num_heads": 5}, "num_heads 5 does not divide embed_dim 192"),
         ("vit_tiny_patch2_32", {"depht": 5}, "takes no argument 'depht': did you mean 'depth'?"),
+        ("resnet10t", {"embed_dim": 5}, "'embed_dim': set network_args anew, as in --model.network_args=null"),
+        ("convmixer_8_1_k3_p2", {"num_heads": 5}, "'num_heads': set network_args anew, as in --model.network_a"),
+        ("vit_tiny_patch16_224", {"embed_dim": 50}, "cannot be built with {'embed_dim': 50}: dim should be divisible"),
+        ("pvt_v2_b0", {"embed_dims": [8, 8]}, r"cannot be built with {'embed_dims': \[8, 8\]}: AssertionError"),
         ("vit_tiny_patch2_32", {"pool": "token"}, "pool 'token' needs class_token: true"),
         (
             "vit_tiny_patch2_32",

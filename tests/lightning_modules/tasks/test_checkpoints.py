@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_modules.cli import main
 from lightning_modules.tasks.checkpoint import (
     WholeCheckpoints,
     is_plain,
@@ -62,6 +63,30 @@ def test_a_changed_argument_is_refused_by_name_and_the_checkpoint_left_alone(cli
     before = torch.load(last, weights_only=True)
     assert message in complaint(cli, "fit", "--ckpt_path", last, argument)
     assert torch.load(last, weights_only=True)["global_step"] == before["global_step"]
+
+
+@pytest.mark.parametrize(("network", "refused"), [("gpt2", True), ("llama", False), ("mamba", False)])
+@pytest.mark.filterwarnings("ignore:ExactResume", "ignore:.*attention")
+def test_a_language_model_without_learned_positions_is_tested_at_any_length(folder, complaint, network, refused):
+    sizes = "hidden_size: 16, num_hidden_layers: 1"
+    sizes += "" if network == "mamba" else ", num_attention_heads: 2"
+    sizes += ", intermediate_size: 8" if network == "llama" else ""
+    (folder / "text.yaml").write_text(f"""
+model: {{class_path: LanguageModel, init_args: {{network: {network}, network_args: {{{sizes}}}}}}}
+data: {{class_path: TextData, init_args: {{name: python-docs, tokenizer: characters, block_size: 16}}}}
+trainer: {{accelerator: cpu, max_steps: 1, limit_val_batches: 1, limit_test_batches: 1, enable_progress_bar: false}}
+""")
+    main(["fit", "-c", "text.yaml", "--trainer.default_root_dir=run"])
+    (kept,) = Path("run").glob("lightning_logs/*/experiment.yaml")
+    words = ["-c", str(kept), "--ckpt_path", str(kept.parent / "checkpoints" / "last.ckpt"), "--data.block_size=40"]
+    before = kept.read_text()
+    if refused:
+        said = "the checkpoint has positions for 16 tokens, the data blocks of 40: set --data.block_size to 16"
+        assert complaint(main, ["test", *words]) == said
+    else:
+        assert main(["test", *words]).trainer.callback_metrics["test/loss"] > 0
+    assert kept.read_text() == before
+    assert "block_size = 16, this run asks for 40" in complaint(main, ["fit", *words])  # a resumed run stays what it is
 
 
 def test_compiling_is_not_an_argument_of_the_model(cli, last):

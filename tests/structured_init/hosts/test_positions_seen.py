@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from structured_init import (
+    Compose,
     Impulse,
     Mimetic,
     Positions,
+    SamePositions,
     StructuredInitError,
     attention_sites,
     initialize,
@@ -108,9 +110,11 @@ def test_without_a_batch_the_report_says_that_one_would_find_them():
     assert report.skipped["positions"].endswith("given a batch, as batch=…, one forward pass finds a learned table")
 
 
-def test_positions_alone_are_found_and_frozen_too():
+@pytest.mark.parametrize("control", [False, True])
+def test_positions_alone_are_found_and_frozen_too(control):
     model = Foreign()
-    initialize(model, Positions(trainable=False), batch=images())
+    alone = Positions(trainable=False)
+    initialize(model, SamePositions(Compose([Mimetic(), alone])) if control else alone, batch=images())
     assert torch.allclose(model.kringle[0], sincos_2d((SIDE, SIDE), DIM).float())
     assert not model.kringle.requires_grad
 
