@@ -26,15 +26,15 @@ from comparison.results.tables import interval_text
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.candidates import automatic
 from comparison.run.comparison import Comparison, locked
-from comparison.run.deciding import seconds_of
+from comparison.run.deciding import question_from, seconds_of
 from comparison.run.launch import Launcher, launch
 from comparison.run.prepare import parse_rates, parse_seeds, prepare, refuse_further
 from comparison.run.progress import duration
 from comparison.run.resolve import ANYWHERE
 from comparison.run.run import set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
-from lightning_modules.cli.configurations import find_config, merged
-from structured_init.errors import StructuredInitError, begin_writing
+from lightning_modules.cli.configurations import config_names, find_config, merged
+from structured_init.errors import StructuredInitError, begin_writing, nearest
 from structured_init.files import write_json, write_text
 from structured_init.presets import split_outside_brackets
 
@@ -60,6 +60,8 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
         "@".join([label, *filter(None, [optimizer]), *([] if rate is None else [f"{rate:g}"])]): (arm, optimizer, rate)
         for (label, arm), optimizer, rate in itertools.product(comparison.arms.items(), optimizers, rates)
     }
+    for remark in comparison.remarks:
+        console.print(remark, markup=False, soft_wrap=True)
     others = f" {len(left_out)} others do not fit: find.json will say why." if left_out else ""
     console.print(f"{len(names)} candidates, the default among them.{others}", soft_wrap=True)
     launcher = launcher_of(options, limit)
@@ -93,11 +95,12 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     files = {name: _write_arm(folder, name, names[name], comparison) for name in (reference, winner)}
     left, price = options.budget - found.spent, FIRST_LOOK * found.cost(1.0)
     if left < ROUNDING * 2 * price:  # seconds of the first look at the evidence: a default and a winner
-        enough = f"a first look at the evidence takes about {duration(2 * price)}"
-        enough = f"{enough}, and {duration(max(left, 0))} are left"
-        text = f"Best of the {len(found.reached)} tried: {winner} ({files[winner]}); nothing is shown: {enough}"
-        text = f"{tried}. Keep your default. {text}. The same command goes on with a larger --budget."
-        _end(folder, record, found.spent, text, console)
+        best = f"The best of the {len(found.reached)} tried, {winner} ({files[winner]}), is not shown to be better"
+        enough = (
+            f"a first look at the evidence takes about {duration(2 * price)}, and {duration(max(left, 0))} are left"
+        )
+        more = "The same command goes on with a larger --budget."
+        _end(folder, record, found.spent, f"{tried}. Keep your default. {best}: {enough}. {more}", console)
         return
     if left < ROUNDING * 3 * price and options.controls != "none":
         console.print("The budget does not reach to the winner scrambled: it is compared with the default alone.")
@@ -109,8 +112,8 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     kind, text = verdict(folder, label_of(winner), winner, reference)
     spent = found.spent + math.fsum(seconds_of(folder / EVIDENCE))
     if kind != "better":
-        shown = "; nothing is shown" if kind == "undecided" else ""
-        text = f"Keep your default. Best of the {len(found.reached)} tried{shown}: {text}"
+        no_better = "is not shown to be better" if kind == "undecided" else "is no better"
+        text = f"Keep your default. The best of the {len(found.reached)} tried, {winner}, {no_better}: {text}"
         _end(folder, record, spent, f"{tried}. {text}.", console)
         return
     content = (folder / files[winner]).read_text(encoding="utf-8")
@@ -217,6 +220,11 @@ def label_of(name: Name) -> str:
 def _prepared(options: argparse.Namespace, further: Sequence[str], command: str) -> tuple[Comparison, dict[str, str]]:
     """Return the comparison that is raced, on the validation split, and what was left out of it."""
     reference, *_ = parse_arms(options.baseline)
+    question_from(argparse.Namespace(**{**vars(options), "precision": None}), {})  # of the evidence, after the race
+    known = ["auto", *(name.removeprefix("init/") for name in config_names())]
+    misspelled = options.among not in known and not Path(options.among).is_file()
+    if misspelled and (near := nearest(options.among, known)) == "did you mean 'auto'?":
+        raise StructuredInitError(f"--among '{options.among}' names no initialization: {near}")
     among = [] if options.among == "auto" else split_outside_brackets(options.among)
     candidates = [each for each in among if each != options.baseline]  # the baseline is raced, named or not
     if among and not candidates:

@@ -185,13 +185,21 @@ def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric
 
 
 def decimals(found: Effects) -> int:
-    """Return how many decimals a table shows: two digits of a typical half width; one decimal of a percentage."""
+    """Return how many decimals a table shows: two digits of a typical half width; one decimal of a percentage.
+
+    A wide interval hides neither a difference below ten, which has a decimal, nor a narrow interval, which has a digit.
+    An interval of fewer than three seeds is not shown, and says nothing.
+    """
     intervals = [effect.interval for arm in found.arms for effect in arm.differences]
     values = [arm.value for arm in found.arms if arm.value is not None]
-    widths = [i.half_width for i in intervals or values if 0 < i.half_width < math.inf]
     largest = max((abs(i.mean) for i in intervals if i.mean), default=0.0)
     largest = largest or max((abs(value.mean) for value in values), default=1.0)
-    digits = 1 - math.floor(math.log10(median(widths))) if widths else significant(largest)
+    known = [i for i in intervals or values if i.samples >= FEWEST_FOR_INTERVAL and not i.has_no_width]
+    widths = [i.half_width for i in known if i.half_width < math.inf]
+    digits = significant(largest, 3 if all(i.samples == 1 for i in intervals or values) else 2)
+    if widths:
+        typical = 1 - math.floor(math.log10(median(widths)))
+        digits = max(typical, min(significant(largest, 2), 1), min(significant(min(widths), 1), typical + 2))
     return min(max(digits, 1), 2) if found.metric.factor == 100 else shown(digits)
 
 

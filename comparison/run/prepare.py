@@ -17,7 +17,7 @@ from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallbac
 from comparison.results.controls import check_controls, parse_controls
 from comparison.results.decisions import Question
 from comparison.results.effects import check_success
-from comparison.results.metric import FLAGS, direction, mode_of
+from comparison.results.metric import BETTER, FLAGS, direction, mode_of
 from comparison.results.power import ENOUGH
 from comparison.results.tables import count
 from comparison.run.arms import ENDINGS, Arm, parse_arms, with_controls
@@ -83,6 +83,11 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
     built = _check_points(comparison, values, anywhere)
     if not comparison.mode:  # the task does log the metric
         mode_of(comparison.metric)
+    if not (options.metric or known or hasattr(built.model, "headline")):
+        other = next((name for name in sorted(metric_names(built)) if name.startswith("test/")), "test/accuracy")
+        taken = f"metric: {comparison.metric}, {BETTER[comparison.mode]}, as the module has no headline"
+        chosen = f"{taken}; --metric NAME chooses another that it logs, such as {other}"
+        comparison = dataclasses.replace(comparison, remarks=[chosen, *comparison.remarks])
     plans = Plans(comparison, built, anywhere)
     reports = {label: plans.plan(comparison, label, initializers[label]) for label in comparison.arms}
     endings = ENDINGS[options.controls]

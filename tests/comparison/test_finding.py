@@ -188,7 +188,10 @@ def test_the_default_is_kept_where_the_winner_is_not_better_on_fresh_seeds(searc
     monkeypatch.setattr(Pretend, "gains", gains)
     search("--max-seeds", "10")
     printed = capsys.readouterr().out
-    assert "All 3 candidates tried. Keep your default. Best of the 3 tried; nothing is shown: sincos" in printed
+    assert (
+        "All 3 candidates tried. Keep your default. The best of the 3 tried, sincos, is not shown to be better: sincos"
+        in printed
+    )
     said = json.loads((folder / "out" / "find.json").read_text())
     assert sorted(said["tried"]) == sorted(said["candidates"])
     assert not (folder / "out" / "found.yaml").exists()
@@ -213,8 +216,9 @@ def test_nothing_is_raced_where_the_default_cannot_be_trained_and_a_default_that
     ("budget", "said", "found"),
     [  # a run takes 100 s
         ("1000", r"^(\d+) of 21 candidates not tried: a budget of 17 min did not reach them\. Keep your default\. "
-         r"Best of the \d+ tried: sincos \(candidates/sincos\.yaml\); nothing is shown: a first look at the evidence "
-         r"takes about 17 min, and \d+ s are left\. The same command goes on with a larger --budget\.", False),
+         r"The best of the \d+ tried, sincos \(candidates/sincos\.yaml\), is not shown to be better: a first look "
+         r"at the evidence takes about 17 min, and \d+ s are left\. The same command goes on with a larger --budget\.",
+         False),
         ("2500", r"^(\d+) of 21 candidates not tried: a budget of 42 min did not reach them\. Use sincos: -c ", True),
     ],
 )  # fmt: skip
@@ -241,6 +245,8 @@ def test_what_the_budget_did_not_reach_is_said_first(search, folder, capsys, mon
         (["--shares", "0.5,0.2"], "expected growing fractions that end in 1, such as 0.2,0.5,1, got '0.5,0.2'"),
         (["--control", "auto"], "unknown option '--control': did you mean '--controls'?"),
         (["--grid", "data.fraction=0.1"], "'--grid' is an option of compare that find does not have: see find --help"),
+        (["--among", "aut"], "--among 'aut' names no initialization: did you mean 'auto'?"),
+        (["--max-seeds", "2"], "--max-seeds 2: nothing is decided with fewer than 5 seeds"),
         (["--margin", "0"], "argument --margin: expected a number above 0"),
     ],
 )

@@ -82,6 +82,7 @@ def test_tokens_look_at_what_followed_their_equals(name, twice):
     assert after[-1] > 0.5
     assert after[-1] > 5 * after[0]
     assert said(report.notes[second]) == pytest.approx(after[-1].item(), abs=0.1)  # 128 queries
+    assert re.search(r" at \d+ tokens, measured on random tokens, repeated(;|$)", report.notes[second])
     assert report.warnings == []
 
 

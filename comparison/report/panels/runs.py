@@ -59,7 +59,7 @@ def _changed(arm: str, report: Mapping[str, Any], data: ReportData) -> dict[str,
         "summary": f"Set {len(changed)} of {len(entries)} tensors ({counts[0]:,} of {counts[1]:,} numbers)"
         + (f", {frozen} frozen." if frozen else ".")
         + (f" {trained:,} of {total:,} parameters are trained." if trained < total else ""),
-        "notes": notes[:MOST_ROWS],
+        "notes": [f"{each.rstrip('.')}." for each in notes[:MOST_ROWS]],  # sentences, one after the other in Markdown
         "details": f"What it wrote{more}",
         "table": table.html() if rows else "",
     }

@@ -232,8 +232,8 @@ class Induction(Initializer):
             f"head {each.head}: {compared(measured.shares.get(each.head), each.reached.share)} at {length:,} tokens"
             for each in found
         )
-        how = f"measured on {measured.on}" if measured.shares else f"predicted, not measured: {measured.on}"
-        site.note(f"attention on what followed an equal token: {each}, {how} that come twice")
+        how = f"measured on {measured.on}, repeated" if measured.shares else f"predicted, not measured: {measured.on}"
+        site.note(f"attention on what followed an equal token: {each}, {how}")
         site.note_value_output()
         short = [each for each in found if shares[each.head] < self.share / 2]
         if short:

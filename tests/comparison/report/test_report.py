@@ -134,11 +134,13 @@ def test_an_arm_that_freezes_says_how_much_is_trained(comparison, known_effects)
         report = json.loads((run / "init_report.json").read_text())
         report["entries"][0]["trainable"] = False
         counts = {"trainable_parameters": 21_578, "total_parameters": 42_570}
-        (run / "init_report.json").write_text(json.dumps(report | counts))
+        notes = {"notes": {"network.a": "it ends here", "network.b": "and here."}}
+        (run / "init_report.json").write_text(json.dumps(report | counts | notes))
     text = write_report(folder)[0].read_text()
     line = "Set 1 of 3 tensors (6 of 18 numbers), 1 frozen. 21,578 of 42,570 parameters are trained."
     assert text.count(line) == 1
-    assert (folder / "report.md").read_text().count(line) == 1
+    said = f"{line} Note on network.a: it ends here. Note on network.b: and here.\n"
+    assert (folder / "report.md").read_text().count(said) == 1
     assert text.count("are trained.") == 1  # the other arms train all, or are reports that do not say
 
 

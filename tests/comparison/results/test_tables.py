@@ -72,6 +72,20 @@ def test_few_or_equal_seeds_are_never_a_bare_mean_nor_certain(values, mean, diff
     assert headline_table(judged).rows[1][3].kind == "open"
 
 
+@pytest.mark.parametrize(
+    ("values", "rows"),
+    [  # means of about 11 and 7.8, of two and of three seeds, and of three that hardly differ
+        (([10.9, 11.08], [6.0, 9.6]), [("11.0", "baseline"), ("7.8", "−3.2")]),
+        (([10.9, 11.08, 11.5], [4.2, 9.6, 9.5]), [("11.2 ± 0.8", "baseline"), ("7.8 ± 7.7", "−3.4 ± 7.1")]),
+        (([0.9, 1.1, 19.5], [4.2, 9.6, 39.5]), [("7 ± 27", "baseline"), ("18 ± 47", "+11 ± 21")]),
+        (([0.9, 1.1, 19.5], [4.2, 9.6, 19.5]), [("7.2 ± 26.5", "baseline"), ("11.1 ± 19.3", "+3.9 ± 10.6")]),
+    ],
+)
+def test_decimals_follow_the_intervals_that_are_shown_and_tell_the_arms_apart(values, rows):
+    (judged,) = found(dict(zip(("default", "other"), values, strict=True)), "certified")
+    assert [(row[2].text, row[3].text) for row in headline_table(judged).rows] == rows
+
+
 def test_from_twenty_seeds_on_the_bootstrap_stands_beside(comparison):
     base = {seed: 0.8 for seed in range(20)}
     better = {seed: 0.9 + 0.001 * (-1) ** seed for seed in range(20)}

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from comparison.command.options import compare_parser
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.comparison import Comparison
-from comparison.run.prepare import Plans, parse_grid, parse_rates, parse_seeds
+from comparison.run.prepare import Plans, parse_grid, parse_rates, parse_seeds, prepare
 from lightning_modules.cli.configurations import find_config, read_config
 from lightning_modules.cli.show import Runner
 from structured_init import Mimetic, StructuredInitError
@@ -153,6 +154,22 @@ class Data(pl.LightningDataModule):
 
     def train_dataloader(self):
         return DataLoader(self.numbers, batch_size=3)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ["metric: test/loss, lower is better, as the module has no headline; --metric NAME chooses another that "
+              "it logs, such as test/accuracy"]),
+        (["--metric", "test/accuracy"], []),
+    ],
+)  # fmt: skip
+def test_a_module_that_names_no_metric_is_said_to_be_judged_by_its_loss(tmp_path, words, said):
+    """Not where one is chosen."""
+    (tmp_path / "own.yaml").write_text(f"model: {__name__}.Module\ndata: {__name__}.Data\n")
+    words = ["-c", str(tmp_path / "own.yaml"), "--inits", "default,value_output", "--seeds", "0-4", *words]
+    options = compare_parser().parse_args([*words, "--output", str(tmp_path / "out")])
+    assert prepare(options, ["--trainer.max_epochs=1", "--trainer.accelerator=cpu"], "").remarks == said
 
 
 class NoData(pl.LightningDataModule):
