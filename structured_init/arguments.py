@@ -80,6 +80,17 @@ def _check_arguments(who: str, takes: inspect.Signature, args: tuple, kwargs: Ma
             raise WrongArgumentError(f"{who}: several initializers go into one list: Compose([{listed}])") from None
         has = f"its arguments are {', '.join(takes.parameters)}" if takes.parameters else "it has none"
         raise WrongArgumentError(f"{who}: {error}; {has}") from None
+    for name, value in kwargs.items():
+        if type(value) in (int, float) and (beside := number_beside(name, takes)):
+            raise WrongArgumentError(f"{who}: {name} must be true or false, got {value}{beside}")
+
+
+def number_beside(flag: str, takes: inspect.Signature) -> str:
+    """Return the end of a message that names the number that belongs to a flag, as ``decay_c`` to ``decay``."""
+    known = takes.parameters
+    numbers = (each for each in known if each.startswith(f"{flag}_") and type(known[each].default) in (int, float))
+    flags = flag in known and isinstance(known[flag].default, bool)
+    return next((f": did you mean '{each}'?" for each in numbers if flags), "")
 
 
 def _unknown(who: str, name: str, valid: Collection[str]) -> WrongArgumentError:

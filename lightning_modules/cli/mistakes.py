@@ -32,7 +32,7 @@ from torch.optim import Optimizer
 from lightning_modules.cli.commands import BUILT_IN, PACKAGES, added_commands
 from lightning_modules.cli.configurations import SECTIONS, config_names
 from structured_init import Initializer
-from structured_init.arguments import argument_names, parse_duration
+from structured_init.arguments import argument_names, number_beside, parse_duration
 from structured_init.errors import StructuredInitError, nearest, one_line
 from structured_init.presets import preset_names
 
@@ -194,7 +194,9 @@ def _required(mistake: Mistake) -> str:
 def _wrong_type(mistake: Mistake) -> str:
     found, given = mistake.found, mistake.given
     got = (found[2] or (given[1] if given else "")).partition(". Got value: ")[0].strip() or "nothing"
-    return f"{'.'.join(mistake.names)}: expected {_kinds(found[0])}" + (f", got {got}" if given or found[2] else "")
+    said = f"{'.'.join(mistake.names)}: expected {_kinds(found[0])}" + (f", got {got}" if given or found[2] else "")
+    takes = [inspect.signature(_class(owner)) for owner in mistake.owners[-1:] if re.fullmatch(r"[\d.]+", got)]
+    return said + "".join(number_beside(mistake.names[-1].rpartition(".")[2], each) for each in takes)
 
 
 def _wrong_choice(mistake: Mistake) -> str:
@@ -279,9 +281,13 @@ def _deepest(message: str) -> str:
     return " ".join(dict.fromkeys(line for line in lines if not re.match(noise, line)))
 
 
-def _arguments(class_path: str) -> Iterator[str]:
+def _class(class_path: str) -> type:
     module, _, name = class_path.rpartition(".")
-    return argument_names(getattr(importlib.import_module(module), name))
+    return getattr(importlib.import_module(module), name)
+
+
+def _arguments(class_path: str) -> Iterator[str]:
+    return argument_names(_class(class_path))
 
 
 def _subclass_names(base: type) -> Iterator[str]:
