@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import shutil
@@ -15,10 +16,12 @@ from typing import Any, NoReturn
 import yaml
 
 from lightning_modules.cli.commands import documentation
-from structured_init.errors import StructuredInitError, nearest, one_line
+from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import ALIASES, SHIPPED, preset_names, split_overrides
 
 GAINS = SHIPPED / "gains.yaml"
+# What layers an initialization is made for, by what its file says of networks; the first that is found counts.
+KINDS = {"attention": "transformer|language model|attention", "state space": "Mamba", "convolution": "conv", "any": ""}
 LAYERS = 2  # of a model by name: what fits two layers fits all
 
 
@@ -33,10 +36,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def initializations() -> list[dict[str, Any]]:
-    """Return every shipped initialization: its name, what it is, for which networks, and what it gained here.
+    """Return every shipped initialization by group: its name, what it is, for which networks, and what it gained here.
 
-    The first two stand at the top of its file. Gains are those of the page of claims, which writes them to
-    ``configs/gains.yaml``; none where nothing was measured.
+    All but the last stand at the top of its file; what it calls a control is one unless a paper has it. Gains are those
+    of the page of claims, which writes them to ``configs/gains.yaml``; none where nothing was measured.
     """
     gains = yaml.safe_load(GAINS.read_text(encoding="utf-8"))
     rows = []
@@ -46,8 +49,10 @@ def initializations() -> list[dict[str, Any]]:
         networks = next(line.removeprefix("For: ") for line in comment if line.startswith("For: "))
         what = re.match(r".*?\.(?= [A-Z]|$)", " ".join(text))
         row = {"name": file.stem, "what": what[0] if what else text[0], "networks": networks}
+        control = any(line.startswith("Control of: ") for line in comment) and not re.search(r"\d{4}\.", row["what"])
+        row["kind"] = "controls" if control else next(kind for kind in KINDS if re.search(KINDS[kind], networks))
         rows.append({**row, **gains.get(file.stem, {"gain": None, "controls": None, "today": None})})
-    return rows
+    return sorted(rows, key=lambda row: [*KINDS, "controls"].index(row["kind"]))
 
 
 def experiments() -> dict[str, str]:
@@ -114,11 +119,7 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     from lightning_modules.cli.configurations import expand
     from lightning_modules.cli.lightning_cli import BuildOnly
     from lightning_modules.cli.mistakes import is_config
-    from lightning_modules.cli.show import NamedModel, by_position, leave_out_iterations, two_samples
-    from structured_init import initialize
-    from structured_init.initializer import preset
-    from structured_init.progress import Progress
-    from structured_init.running import host_inputs
+    from lightning_modules.cli.show import NamedModel, by_position, planned, two_samples
 
     stem = split_overrides(name)[0].removeprefix("init/")
     if stem in preset_names() and not Path(name).is_file() and not is_config(f"experiment/{stem}"):
@@ -126,35 +127,17 @@ def fitting(name: str, presets: Sequence[str]) -> dict[str, str]:
     words = by_position(["show", name])
     small = [f"--model.layers={LAYERS}", "--model.narrow=true"] if words[1].startswith("--model") else []
     built = BuildOnly(expand([*words, *small]))
-    model = built.model
-    if isinstance(model, NamedModel):
-        model = model.network
-        given = [host_inputs(model, batch=number) or ((), {}) for number in (1, 16)]
-        few, many = (named or (args[0] if args else None) for args, named in given)
-    else:
-        few = many = partial(two_samples, model, built.datamodule)
-    why = {}
-    with Progress("list") as shown:
-        for number, each in enumerate(presets, 1):
-            shown.part(f"{each}, {number} of {len(presets)}")
-            initializer = preset(each)
-            leave_out_iterations(initializer)
-            try:
-                needed = initializer.needs_batch or initializer.needs_batches
-                real = many if needed else few
-                real = real() if callable(real) and needed else real
-                batches = None if callable(real) else [real]
-                report = initialize(model, initializer, batch=real, batches=batches, dry_run=True, progress=False)
-                why[each] = "" if report.changed or each == "default" else "it changes nothing here"
-            except StructuredInitError as error:
-                why[each] = one_line(error)
-    return why
+    if isinstance(built.model, NamedModel):
+        return planned(built.model.network, presets)
+    return planned(built.model, presets, partial(two_samples, built.model, built.datamodule))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return a paragraph for each row, as wide as the terminal: all, or what fits a network and then what does not."""
     if "fits" not in rows[0]:
-        return "\n".join(_paragraphs((row["name"], _text(row)) for row in rows))
+        groups = itertools.groupby(rows, lambda row: row["kind"])
+        parts = ([f"{group}:", *_paragraphs((row["name"], _text(row)) for row in own)] for group, own in groups)
+        return "\n\n".join(map("\n".join, parts))
     fit = _paragraphs((row["name"], _text(row)) for row in rows if row["fits"])
     reasons: dict[str, list[str]] = {}  # without the class that says so → names
     for row in rows:

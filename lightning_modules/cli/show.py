@@ -7,7 +7,7 @@ import copy
 import inspect
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,17 +22,21 @@ from torch import Tensor, nn
 
 from callbacks.samples import collect, first_loader, inputs_of
 from lightning_modules.cli.configurations import config_names
+from lightning_modules.cli.listing import initializations
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
-from structured_init import Initializer, attention_sites, initialize
+from structured_init import Initializer, InitReport, attention_sites, initialize
 from structured_init.analysis import Audit, WeightProducts, audit, capture_attention, weight_products
 from structured_init.analysis.audit.depth import in_tokens
 from structured_init.analysis.filters import depthwise_filters
 from structured_init.errors import StructuredInitError, imported, nearest, one_line
 from structured_init.files import replacing, write_text
 from structured_init.hosts import state_space_sites
+from structured_init.initializer import preset
+from structured_init.overlay import Weights
 from structured_init.presets import CONTROLS, preset_names, split_overrides
-from structured_init.running import undisturbed
+from structured_init.progress import Progress
+from structured_init.running import host_inputs, undisturbed
 
 
 class NamedModel(LightningModule):
@@ -255,6 +259,44 @@ def leave_out_iterations(part: Any) -> None:
                 leave_out_iterations(inner)
 
 
+def planned(model: nn.Module, presets: Sequence[str] = (), samples: Any = None) -> dict[str, str]:
+    """Return why each initialization does not fit a model, by its name; an empty text where it does.
+
+    Args:
+        model: is not changed; no solver takes a step.
+        presets: names of initializations; without, all that are made for what layers the model has.
+        samples: of its inputs; without, those that its host library names.
+    """
+    few = many = samples
+    if samples is None:
+        given = [host_inputs(model, batch=number) or ((), {}) for number in (1, 16)]
+        few, many = (named or (args[0] if args else None) for args, named in given)
+    convolutions = (each for each in model.modules() if isinstance(each, nn.modules.conv._ConvNd))
+    has = {  # which layers: no convolution is one of patches, or the short one of a state space
+        "attention": attention_sites(Weights(model, batch=few)),
+        "state space": state_space_sites(model),
+        "convolution": any(c.kernel_size > c.stride and (c.groups == 1 or c.weight.ndim > 3) for c in convolutions),
+    }
+    made_for = {row["name"]: "" if has.get(row["kind"], True) else row["networks"] for row in initializations()}
+    presets, why = presets or [name for name, others in made_for.items() if not others], {}
+    with Progress("list") as shown:
+        for number, each in enumerate(presets, 1):
+            shown.part(f"{each}, {number} of {len(presets)}")
+            initializer = preset(each)
+            leave_out_iterations(initializer)
+            try:
+                needed = initializer.needs_batch or initializer.needs_batches
+                real = many if needed else few
+                real = real() if callable(real) and needed else real
+                batches = None if callable(real) else [real]
+                report = initialize(model, initializer, batch=real, batches=batches, dry_run=True, progress=False)
+                other = made_for[each] and f"it is made for {made_for[each]}"
+                why[each] = other if report.changed or each == "default" else "it changes nothing here"
+            except StructuredInitError as error:
+                why[each] = one_line(error)
+    return why
+
+
 TABLE, PAGE, PICTURE = "audit.csv", "audit.md", "audit.png"
 
 
@@ -312,7 +354,7 @@ class Runner(Trainer):
             raise TypeError("show needs an initializer and the figures module")
         model, samples = _subject(model, datamodule)
         if plan:
-            print(initialize(model, initializer, seed=seed, batch=samples, dry_run=True))
+            print(_initialized(model, initializer, seed=seed, batch=samples, dry_run=True))
             return
         if export and not export.endswith(".safetensors"):
             raise StructuredInitError(f"--export writes safetensors: name the file '{Path(export).stem}.safetensors'")
@@ -325,7 +367,7 @@ class Runner(Trainer):
         probe = _probe(model, datamodule, "no attention is drawn")
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
         views = {"as built": _view(model, probe)}
-        report = initialize(model, initializer, seed=seed, batch=samples)
+        report = _initialized(model, initializer, seed=seed, batch=samples)
         views[label] = _view(model, probe)
         views.update({name: _view(other, probe if name == "checkpoint" else None) for name, other in others.items()})
         print(report)
@@ -370,12 +412,24 @@ class Runner(Trainer):
         if checkpoint:
             _load(model, checkpoint)
         else:
-            initialize(model, initializer, seed=seed, batch=samples)
+            _initialized(model, initializer, seed=seed, batch=samples)
         # Without data the network is asked itself, whose host library the module around it hides.
         found = audit(model, batch) if batch is not None else audit(getattr(model, "network", model))
         print(found)
         if output:
             print("\nwritten: " + ", ".join(map(str, write_audit(found, Path(output), figures))))
+
+
+def _initialized(model: nn.Module, initializer: Initializer, *, batch: Any, **options: Any) -> InitReport:
+    """Initialize a model; where it has nothing that the initialization is for, name those that fit."""
+    try:
+        return initialize(model, initializer, batch=batch, **options)
+    except StructuredInitError as error:
+        if " found no " not in str(error):
+            raise
+        fit = [name for name, why in planned(model, samples=batch).items() if not why and name != "default"]
+        more = f" and {len(fit) - 8} more, which list --for names" if len(fit) > 8 else ""
+        raise StructuredInitError(f"{error}; these fit: {', '.join(fit[:8])}{more}") from error
 
 
 def _subject(model: LightningModule, datamodule: LightningDataModule | None) -> tuple[Any, Any]:

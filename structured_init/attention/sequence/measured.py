@@ -380,22 +380,24 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
 
 
 def _warn(layer: Layer, outcome: Outcome, measured: Measured) -> None:
-    """Record which heads have less than half of the share that was asked for, and what stands in the way."""
+    """Record which heads have less than half of the share that was asked for, what stands in the way, and a remedy."""
     short = [head for head, share in measured.shares.items() if share < layer.target / 2]
     if not short:
         return
     shares = ", ".join(f"{measured.shares[head]:.2f}" for head in short)
     predicted = max(outcome.reached[head].share for head in short)
     if not any(measured.shares[head] for head in short):
-        why = "its mask hides the tokens at their offsets"
+        why = "its mask hides the tokens at their offsets; ask for nearer ones, or the other way (offsets=)"
     elif predicted >= layer.target / 2:
-        why = f"{predicted:.2f} was predicted from what it should read: the network gives it something else"
+        why = f"{predicted:.2f} was predicted from what it should read: the network gives it something else; "
+        why += "choose another layer (where=)" if measured.on == "the batch" else "give a batch of your data (batch=)"
     elif layer.kind == "alibi":
-        why = "the slopes of ALiBi give no more"
+        why = "the slopes of ALiBi give no more; leave these heads to the host (null in offsets=)"
     elif layer.site.layout.query_key_norm:
-        why = "the norms of queries and keys bound its logits"
+        why = "the norms of queries and keys bound its logits; a shorter context= gives more"
     else:
-        why = f"{layer.site.head_dim} dimensions of a head tell so few of {layer.length:,} tokens apart"
+        why = f"{layer.site.head_dim} dimensions of a head tell so few of {layer.length:,} tokens apart; "
+        why += "where your texts are shorter, set context= to their length"
     layer.weights.fall_short(
         f"heads {', '.join(map(str, short))} of '{layer.site.name}' have {shares} of their attention on their offsets,"
         f" of {layer.target:g} asked for: {why}"

@@ -97,6 +97,7 @@ COMMAND_LINE = [
     ("--ckpt=x", "unknown key 'ckpt': did you mean 'ckpt_path'?"),
     ("--batch_size=3", "unknown key 'batch_size': did you mean 'data.batch_size'?"),
     ("--time-limit=0", "unknown key 'time-limit': did you mean 'trainer.max_time'?"),
+    ("-c init/mimetic_state_space{decay=4}", "init.initializer.decay: expected bool, got 4: did you mean 'decay_c'?"),
     ("-c init/mimetic_scramled", "*nor a shipped configuration: did you mean 'init/mimetic_scrambled'?"),
     ("-c tiny.yml", "*nor a shipped configuration: did you mean 'tiny.yaml'?"),
     ("--seed=3", "unknown key 'seed': did you mean 'seed_everything'?"),
