@@ -262,7 +262,7 @@ def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:
     named = [(name, module) for name, module in named_plain_modules(model) if name]
     attention = [(name, module) for name, module in named if looks_like_attention(name, module)]
     if not attention:
-        kinds = sorted({type(module).__name__ for _, module in named if not list(module.children())})
+        kinds = sorted({type(module).__name__ for module in model.modules() if not list(module.children())})
         return NoAttentionError(
             f"no attention map was captured: {type(model).__name__} has no attention module "
             f"(it has {_first_names(kinds)}); if it does attend, {WAY_OUT}",
