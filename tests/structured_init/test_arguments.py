@@ -376,6 +376,8 @@ class Own(nn.Module):
         (lambda vit: preset(3), "preset: name must be a text, got 3"),
         (lambda vit: initialize(vit, KaimingUniform(), Mimetic()),
          "initialize: several initializers go into one list: Compose([KaimingUniform(), Mimetic()])"),
+        (lambda vit: initialize(vit, Mimetic(), where="blocks.0"),
+         "initialize has no argument 'where': the initializer has it, as in Mimetic(where='blocks.0')"),
         (lambda vit: initialize(vit, Mimetic(), dry_run="no"), "initialize: dry_run must be true or false, got 'no'"),
         (lambda vit: initialize(vit, Mimetic(), batches=5),
          "initialize: batches must be a list or a loader or null, got 5"),
