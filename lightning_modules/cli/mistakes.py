@@ -179,9 +179,7 @@ def _unknown_path(mistake: Mistake) -> str:
     if missing is None:
         known = [key for key, each in vars(importlib.import_module(module)).items() if inspect.isclass(each)]
         return f"{what}: {nearest(name, [key for key in known if not key.startswith('_')])}"
-    if missing != module.partition(".")[0]:
-        return f"{what}: there is no module '{missing}' in the present folder or among what is installed"
-    near = nearest(missing, [each.stem for each in Path().glob("*.py")])
+    near = nearest(missing, [each.stem for each in Path().glob("*.py")]) if module.startswith(missing) else ""
     also = f"; {near}" if near.startswith("did") else ""
     return f"{what}: there is no module '{missing}' in the present folder or among what is installed{also}"
 
@@ -257,7 +255,7 @@ def _no_section(mistake: Mistake) -> str:
 # What jsonargparse says, by a part of it; the first that is found counts. A text is filled with the groups found.
 PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
     r"(?:given class_path '|dot import path string: )([\w./]*(?:/|\.py\.)\w+)": _undotted,
-    r"has no attribute '\w+'\. Got value: Namespace\(class_path='([\w.]+)'": _unknown_path,
+    r"has no attribute '\w+'\. Got value: (?:Namespace\(class_path=')?([\w.]+)": _unknown_path,
     r"\b(\w+) has no '(\w+)': (did you mean '\w+'\?)": "{key}: {0} has no '{1}': {2}",
     r"'(\w+)' object has no attribute 'keys'": "{key}: init_args is a section with the class's arguments, got a {0}",
     r"Expected an instantiatable class, but ([\w.]+) is abstract": _abstract,

@@ -114,7 +114,10 @@ def capture_attention(
         store = _Store(layers, max_megabytes * MEBIBYTE)
         listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
         with answering(model), undisturbed(model, seed), listener:
-            model(*args, **kwargs)
+            try:
+                model(*args, **kwargs)
+            except NotImplementedError as error:  # a task that computes its loss without a forward()
+                raise NoAttentionError(f"no attention map was captured: {error}") from error
         return store
 
     store, failure = listen(), None

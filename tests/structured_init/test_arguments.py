@@ -398,6 +398,8 @@ class Own(nn.Module):
         (lambda vit: capture_attention(vit, PIXELS[:, :1]),
          "VisionTransformer fails on the batch: Given groups=1, weight of size [16, 3, 2, 2], expected "
          "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead (in 'patch_embed.proj')"),
+        (lambda vit: capture_attention(nn.Module(), PIXELS),
+         'no attention map was captured: Module [Module] is missing the required "forward" function'),
         (lambda vit: capture_attention(nn.Linear(3, 3), torch.zeros(2, 3)),
          "no attention map was captured: Linear has no attention module (it has Linear); if it does attend, say how to "
          "read them with structured_init.analysis.register_capture"),

@@ -156,8 +156,8 @@ DATA = [
     ("--data.name=digitz", "*did you mean 'digits'?"),
     ("--data.name=bad.parquet", "'bad.parquet' is not a readable Parquet file*"),
     ("--data.config=plain_text", "'digits' has no configurations, got config='plain_text': leave it out"),
-    ("--data.image_size=-8", "image_size=-8 is not a number of pixels: it must be at least 1"),
-    ("--data.image_size=0", "image_size=0 is not a number of pixels: it must be at least 1"),
+    ("--data.image_size=-8", "ImageData: image_size must be at least 1 or null, got -8"),
+    ("--data.image_size=0", "ImageData: image_size must be at least 1 or null, got 0"),
     ("--data=TextDat", "data: unknown class 'TextDat': did you mean 'TextData'?"),
     ("--data=ImageClassifier", "data: unknown class 'ImageClassifier': choose from *Data, *"),
     ("--data=null", "no data is given: add a configuration with -c, such as data/digits, or --data"),
@@ -197,6 +197,10 @@ MODEL = [
     ("--model.optimizer=timm.optim.Muon --model.optimizer.adjust_lr_fn=none", "*adjust_lr_fn is original, match_*"),
     ("--model.optimizer=timm.optim.Muon --model.optimizer.ns_coefficients=x", "model.optimizer: Unknown coefficients*"),
     ("--model.optimizer=torch.optim.Muon", "model.optimizer: Muon only supports 2D parameters*: *-c optim/muon*"),
+    (
+        "--model.optimizer=torch.optim.adamw",
+        "model.optimizer: there is no class 'torch.optim.adamw': did you mean 'AdamW'?",
+    ),
     ("--model.optimizer=adamw", "model.optimizer: unknown class 'adamw': did you mean 'AdamW'?"),
     (
         "--model.lr_schedule=[[0,1]]",
