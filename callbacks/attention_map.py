@@ -94,7 +94,6 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         check_whole(WHO, samples=samples, window=window)
         check_whole(WHO, null=True, every_n_epochs=every_n_epochs)
         check_whole(WHO, least=0, null=True, prefix_tokens=prefix_tokens)
-        check_whole(WHO, least=None, seed=seed)
         check_positive(WHO, max_megabytes=max_megabytes)
         check_grid(WHO, grid)
         check_layers(WHO, layers)

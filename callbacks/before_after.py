@@ -270,7 +270,6 @@ class RepresentationCallback(BeforeAndAfter):
 
     def __init__(self, samples: int = 256, batch_size: int = 64, seed: int = 0, enabled: bool = True) -> None:
         check_whole("RepresentationCallback", samples=samples, batch_size=batch_size)
-        check_whole("RepresentationCallback", least=None, seed=seed)
         if not 4 <= batch_size <= samples:
             raise StructuredInitError(
                 f"RepresentationCallback: batch_size must be from 4 to samples ({samples}), got {batch_size}"

@@ -141,6 +141,8 @@ def _unknown(who: Callable, name: str, valid: Collection[str]) -> WrongArgumentE
     near = nearest(name, valid) if valid else "it has none"
     if name == "where" and hasattr(who, "plan"):
         near = f"give it the part to write, as in initialize(model.head, {who.__name__}(…))"
+    elif name == "where" and "initializer" in valid:
+        near = "the initializer has it, as in Mimetic(where='blocks.0')"
     return WrongArgumentError(f"{who.__name__} has no argument '{name}': {near}")
 
 

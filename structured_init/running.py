@@ -131,7 +131,7 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
     except StructuredInitError:
         raise
     except Exception as error:
-        frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+        frames = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name != "__torch_function__"]
         if given and not bugs and not frames[-1].f_code.co_filename.startswith(LIBRARIES):
             raise
         names = {id(module): name for name, module in named_plain_modules(model)}

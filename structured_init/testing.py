@@ -24,7 +24,7 @@ from structured_init.analysis.audit.depth import measure_depth
 from structured_init.analysis.audit.records import Record, in_words, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
-from structured_init.arguments import answered, check_whole
+from structured_init.arguments import answered, check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts.registry import selects
 from structured_init.names import plain_names
@@ -169,6 +169,7 @@ def check_initialized(
     """
     check_whole("assert_initialized", 2, null=True, classes=classes)
     check_whole("assert_initialized", 0, seed=seed)
+    check_positive("assert_initialized", growth=growth, loss_tolerance=loss_tolerance)
     if isinstance(skip, str):
         skip = [name.strip() for name in skip.split(",") if name.strip()]
     unknown = [("check", name, CHECKS) for name in skip if name not in CHECKS]
@@ -488,6 +489,8 @@ def _unlike(found: list[Record], like: str | nn.Module | Mapping[str, Tensor], l
     scales: dict[str, list[float]] = {}
     for name, value in given.items():
         scales.setdefault(re.sub(r"\d+", "#", name), []).append(value.detach().double().square().mean().sqrt().item())
+    if not any(re.sub(r"\d+", "#", each.name) in scales for each in found):
+        raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', scales)}")
     wrong = []
     for each in found:
         others = scales.get(re.sub(r"\d+", "#", each.name), [])

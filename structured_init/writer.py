@@ -29,6 +29,8 @@ class Writer:
     """
 
     def __init__(self, broadcast: bool = False) -> None:
+        if broadcast and not dist.is_initialized():
+            raise StructuredInitError("broadcast=True needs a process group: torch.distributed.init_process_group()")
         self.broadcast = broadcast
         self._closing = ExitStack()
         self._journal: dict[int, tuple[Tensor, int]] = {}  # where what was overwritten stands in the file

@@ -42,6 +42,8 @@ class _Parser(argparse.ArgumentParser):
         if unknown := re.match(r"unrecognized arguments: (--\S+)", message):
             name = unknown[1].partition("=")[0]
             message = f"unknown option '{name}': {nearest(name, self._option_string_actions)}"
+        if message.endswith("-c/--config"):
+            message = "no experiment is given: add a configuration with -c, such as -c vit_digits"
         if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
             message = f"{valued[1]} takes no value: leave out what follows it"
         raise StructuredInitError(message)

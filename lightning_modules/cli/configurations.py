@@ -111,7 +111,7 @@ def check_config(path: str) -> str:
         if isinstance(value, yaml.SequenceNode) and key.value in ("init", "attention", "filters"):
             text = f"'{key.value}' is a section, got a list: leave out the dashes"
             raise StructuredInitError(f"'{path}', line {key.start_mark.line + 1}: {text}")
-        if isinstance(value, yaml.MappingNode) and key.value == KEY:
+        if key.value == KEY and not value.tag.endswith((":seq", ":str", ":null")):
             text = f"'{KEY}' is a list of names, as in [vit_digits]"
             raise StructuredInitError(f"'{path}', line {key.start_mark.line + 1}: {text}")
     for node, why in _wrong_keys(path, root):
@@ -340,6 +340,7 @@ def _shipped_name(name: str) -> str:
     if name.endswith((".yaml", ".yml")):
         near = nearest(name, map(str, Path(name).parent.glob("*.y*ml")))
     near = near if near.startswith("did") else nearest(short, names)
+    near = "each of several has a -c of its own" if "," in name else near
     raise StructuredInitError(f"there is no file '{name}', nor a shipped configuration: {near}")
 
 

@@ -156,8 +156,8 @@ class CLI(CommandLine, LightningCLI):
         section = self.config[self.subcommand]
         for name in SECTIONS[:4]:
             if not isinstance(section[name], Namespace):
-                keys = ", ".join(vars(self._section.get_defaults()[name]))
-                raise StructuredInitError(f"'{name}' is a section with the keys {keys}, got {section[name]}")
+                keys = ", ".join([*vars(self._section.get_defaults()[name])][:6])
+                raise StructuredInitError(f"'{name}' is a section with keys such as {keys}, got {section[name]}")
         check_trainer(section.trainer)
         if "weights_only" in section and section.weights_only is None:
             section.weights_only = True

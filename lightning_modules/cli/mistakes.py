@@ -94,6 +94,8 @@ def explain(message: str, known_keys: Iterable[str]) -> str:
         message: jsonargparse's, of many lines.
         known_keys: every key of the configuration, for the nearest one.
     """
+    # Where a name would do as well as a class, what is wrong with the class that was given is worth saying.
+    message = re.sub(r"- Expected a <class 'str'>\s*(?=- (Problem with given class|Expected a dot))", "", message)
     for pattern, answer in PATTERNS.items():
         if found := re.search(pattern, message):
             mistake = Mistake(found, message[: found.start()], message[found.end() :], list(known_keys))
@@ -171,15 +173,13 @@ def _unknown_command(mistake: Mistake) -> str:
 
 
 def _unknown_path(mistake: Mistake) -> str:
-    path, missing = mistake.found.groups()
+    path, missing = (*mistake.found.groups(), None)[:2]
     module, _, name = path.rpartition(".")
     what = f"{mistake.key}: there is no class '{path}'"
     if missing is None:
         known = [key for key, each in vars(importlib.import_module(module)).items() if inspect.isclass(each)]
         return f"{what}: {nearest(name, [key for key in known if not key.startswith('_')])}"
-    if missing != module.partition(".")[0]:
-        return f"{what}: there is no module '{missing}' in the present folder or among what is installed"
-    near = nearest(missing, [each.stem for each in Path().glob("*.py")])
+    near = nearest(missing, [each.stem for each in Path().glob("*.py")]) if module.startswith(missing) else ""
     also = f"; {near}" if near.startswith("did") else ""
     return f"{what}: there is no module '{missing}' in the present folder or among what is installed{also}"
 
@@ -228,9 +228,15 @@ def _not_a_class(mistake: Mistake) -> str:
     return f"{mistake.key}: expected one {kind}, got {given}" + (f": {way}" if given[0] == "[" else "")
 
 
-def _other_class(mistake: Mistake) -> str:
-    given = re.search(r"Expected a path but (\S+)", mistake.found.string)
-    return f"{mistake.key}: {given[1] if given else 'the class'} is no {mistake.found[1]}"
+def _abstract(mistake: Mistake) -> str:
+    module, _, name = mistake.found[1].rpartition(".")
+    missing = sorted(getattr(importlib.import_module(module), name).__abstractmethods__)
+    return f"{mistake.key}: '{mistake.found[1]}' has no {' and no '.join(f'{each}()' for each in missing)}: write it"
+
+
+def _undotted(mistake: Mistake) -> str:
+    right = mistake.found[1].replace("/", ".").replace(".py.", ".")
+    return f"{mistake.key}: '{mistake.found[1]}' is no path of a class: did you mean '{right}'?"
 
 
 def _no_section(mistake: Mistake) -> str:
@@ -248,6 +254,12 @@ def _no_section(mistake: Mistake) -> str:
 
 # What jsonargparse says, by a part of it; the first that is found counts. A text is filled with the groups found.
 PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
+    r"(?:given class_path '|dot import path string: )([\w./]*(?:/|\.py\.)\w+)": _undotted,
+    r"has no attribute '\w+'\. Got value: (?:Namespace\(class_path=')?([\w.]+)": _unknown_path,
+    r"\b(\w+) has no '(\w+)': (did you mean '\w+'\?)": "{key}: {0} has no '{1}': {2}",
+    r"'(\w+)' object has no attribute 'keys'": "{key}: init_args is a section with the class's arguments, got a {0}",
+    r"Expected an instantiatable class, but ([\w.]+) is abstract": _abstract,
+    r"Unexpected config:\s*(\w+:)": "'{0}' holds nothing: leave it out, or write its keys below it",
     r"given class_path '([\w.]+)':\s*(?:No module named '([\w.]+)'|module '[\w.]+' has no attribute)": _unknown_path,
     r"Option '([\w.]+)' is not accepted": _unknown_argument,
     r"Expected a dot import path string: (\S+)": _unknown_class,
@@ -257,7 +269,7 @@ PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
     r"invalid choice: '([^']*)' \(choose from ([^)]*)\)": _unknown_command,
     r"arguments are required: ([\w.]+)": _required,
     r'expected "subcommand" to be one of {(.*?)}': "no command is given: choose from {commands}",
-    r"- Import path ([\w.]+) does not correspond to a subclass of (\w+)": "{key}: '{0}' is no {1}",
+    r"Import path ([\w.]+) does not correspond to a subclass of (\w+)": "{key}: '{0}' is no {1}",
     r"- (.*) \((\S+\.py), line (\d+)\)": "{key}: cannot import '{1}': {0} in line {2}",
     r"Expected a typing\.Literal\[(.*?)\]": _wrong_choice,
     r"(?:Expected(?: an?)? <class '(?!NoneType)(\w+)'>(?:\s*- (?=Expected))?)+(?:\. Got value: (.*))?": _wrong_type,
@@ -265,7 +277,6 @@ PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
     r"argument (?:\S*/)?(\S+): expected one argument": "{0} needs a value after it",
     r"Not a valid subclass of (\w+)\. Got value: (.*)": _not_a_class,
     r"Not a valid subclass of (\w+)": "{key}: expected one {0}, as its name or as class_path and init_args",
-    r"does not correspond to a subclass of (\w+)": _other_class,
     r"Expected a dot import path string:\s*$": "{key}: the name of a class is missing",
     r"Unable to load config ['\"](.*?)['\"]": _no_section,
 }
@@ -337,6 +348,8 @@ CUSTOMARY: dict[str, tuple[str, ...]] = {
     "network": ("model.network",),
     "num_epochs": ("max_epochs", "trainer.max_epochs"),
     "num_workers": ("data.num_workers",),
+    "optim": ("optimizer", "model.optimizer"),
+    "optimizer": ("model.optimizer",),
     "output": ("trainer.default_root_dir",),
     "output_dir": ("default_root_dir", "trainer.default_root_dir"),
     "resume": ("ckpt_path",),
@@ -361,6 +374,8 @@ def suggest(name: str, valid: Collection[str]) -> str:
         As :func:`structured_init.errors.nearest`; of dotted keys that are all far, the sections.
     """
     section, _, last = name.rpartition(".")
+    if (first := name.partition(".")[0]) not in valid and first.lower() in valid:
+        return f"did you mean '{first.lower()}'?"
     if difflib.get_close_matches(name.partition(".")[0], ["init_args", "class_path"], cutoff=0.8):
         return nearest(name.partition(".")[0], ["init_args", "class_path"])
     for right in CUSTOMARY.get(last, ()):
@@ -494,7 +509,8 @@ def _check_devices(devices: Any, accelerator: Any) -> None:
     """Refuse what is no number or list of devices, and more processes on the processor than the machine could bear."""
     if isinstance(devices, str) and devices != "auto":
         parts = devices.strip("[]").split(",")
-        if not all(part.strip().lstrip("-").isdecimal() for part in parts):
+        numbers = all(part.strip().lstrip("-").isdecimal() for part in parts)
+        if not numbers or devices.startswith("[") != devices.endswith("]"):
             raise StructuredInitError(f"trainer.devices is '{devices}': give a number, a list such as [0,1], or auto")
         devices = int(devices) if len(parts) == 1 and "[" not in devices else None
     if not isinstance(devices, int):

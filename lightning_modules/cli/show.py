@@ -144,7 +144,7 @@ def _of_transformers(name: str, layers: int | None, narrow: bool, args: dict[str
         near = (
             near if near.startswith("did") else "structured-init list names initializations, timm.list_models() models"
         )
-        raise StructuredInitError(f"there is no configuration or model '{name}': {near}")
+        raise StructuredInitError(f"there is no file, configuration or model '{name}': {near}")
     for key in ("num_hidden_layers", "n_layer", "num_layers") if layers is not None else ():
         if isinstance(getattr(config, key, None), int):
             setattr(config, key, min(layers, getattr(config, key)))

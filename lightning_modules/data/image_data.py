@@ -13,6 +13,7 @@ from lightning_modules.data.augment import Augmentation, AugmentationCallable, c
 from lightning_modules.data.finding import Kind
 from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
 from lightning_modules.data.labelled import LabelledData, stratified_parts
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
@@ -182,8 +183,7 @@ class ImageData(LabelledData):
     # Pieces ---------------------------------------------------------------------------------------------------------
 
     def _check_arguments(self) -> None:
-        if self._image_size is not None and self._image_size < 1:
-            raise StructuredInitError(f"image_size={self._image_size} is not a number of pixels: it must be at least 1")
+        check_whole("ImageData", null=True, image_size=self._image_size)
         if self._in_channels not in (None, 1, 3):
             raise StructuredInitError(f"in_channels={self._in_channels} is neither 1 nor 3")
         if (self._mean is None) != (self._std is None):

@@ -182,8 +182,6 @@ class SeededData(L.LightningDataModule, metaclass=Answered):
         num_workers: int = 0,
     ) -> None:
         super().__init__()
-        if not isinstance(name, str | os.PathLike):
-            raise StructuredInitError(f"name must be that of a dataset or a folder, such as 'digits', got {name!r}")
         who = type(self).__name__
         check_whole(who, batch_size=batch_size)
         check_whole(who, null=True, eval_batch_size=eval_batch_size)

@@ -203,7 +203,7 @@ def check_points(points: Sequence[Sequence[float]]) -> tuple[list[float], list[f
     if len(shares) != len(pairs) or not rising or not shares or (shares[0], shares[-1]) != (0.0, 1.0):
         raise StructuredInitError(
             f"a schedule is a list of pairs [share of the run, share of the learning rate] whose first numbers rise "
-            f"from 0 to 1, such as [[0, 0], [0.4, 1], [1, 0]], not {[list(pair) for pair in pairs]}"
+            f"from 0 to 1, such as [[0, 0], [0.4, 1], [1, 0]], not {points!r}"
         )
     return shares, [float(pair[1]) for pair in pairs]
 

@@ -114,7 +114,10 @@ def capture_attention(
         store = _Store(layers, max_megabytes * MEBIBYTE)
         listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
         with answering(model), undisturbed(model, seed), listener:
-            model(*args, **kwargs)
+            try:
+                model(*args, **kwargs)
+            except NotImplementedError as error:  # a task that computes its loss without a forward()
+                raise NoAttentionError(f"no attention map was captured: {error}") from error
         return store
 
     store, failure = listen(), None
@@ -262,7 +265,7 @@ def _nothing_seen(model: nn.Module, watched: bool = False) -> NoAttentionError:
     named = [(name, module) for name, module in named_plain_modules(model) if name]
     attention = [(name, module) for name, module in named if looks_like_attention(name, module)]
     if not attention:
-        kinds = sorted({type(module).__name__ for _, module in named if not list(module.children())})
+        kinds = sorted({type(module).__name__ for module in model.modules() if not list(module.children())})
         return NoAttentionError(
             f"no attention map was captured: {type(model).__name__} has no attention module "
             f"(it has {_first_names(kinds)}); if it does attend, {WAY_OUT}",

@@ -25,7 +25,8 @@ from structured_init.analysis.singular_values import (
     layer_extremes,
     paddings,
 )
-from structured_init.errors import StructuredInitError
+from structured_init.arguments import answered
+from structured_init.errors import StructuredInitError, shown
 from structured_init.files import write_json
 from structured_init.layers import CayleyConv2d, CayleyLinear, GroupSort, MaxMin
 from structured_init.names import named_plain_modules, plain_name, wrapped_child
@@ -45,6 +46,8 @@ def register_lipschitz(cls: type[nn.Module]) -> Callable[[Rule], Rule]:
         def residual(module, bounds):
             return 1 + bounds(module.branch)
     """
+    if not isinstance(cls, type):
+        raise StructuredInitError(f"register_lipschitz takes a class of layers, got {shown(cls)}")
 
     def add(rule: Rule) -> Rule:
         _RULES[cls] = rule
@@ -264,6 +267,7 @@ class LipschitzReport:
         return self.table()
 
 
+@answered
 def lipschitz_report(model: nn.Module, inputs: Tensor) -> LipschitzReport:
     """Measure every convolution and linear layer at the size that it really sees, from one look at ``inputs``.
 
@@ -295,6 +299,7 @@ def lipschitz_report(model: nn.Module, inputs: Tensor) -> LipschitzReport:
     return report
 
 
+@answered
 def lipschitz_bound(module: nn.Module, inputs: Tensor) -> float:
     """Return an upper bound of the L2 Lipschitz constant of a module in evaluation mode, computed from its layers.
 

@@ -24,6 +24,7 @@ from jaxtyping import Complex, Float, Inexact, Shaped
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 from structured_init.layers.half_spectrum import (
     filter_images,
@@ -243,6 +244,7 @@ class CayleyLinear(CayleyLayer):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__()
+        check_whole("CayleyLinear", in_features=in_features, out_features=out_features)
         self.in_features = in_features
         self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
@@ -322,8 +324,10 @@ class CayleyConv2d(CayleyLayer):
         self.out_channels = out_channels
         self.kernel_size = (kernel_size, kernel_size) if isinstance(kernel_size, int) else tuple(kernel_size)
         self.stride = stride
-        if min(in_channels, out_channels, *self.kernel_size, stride) < 1:
-            raise StructuredInitError(f"CayleyConv2d: channels, kernel_size and stride must be positive, got {self}")
+        for size in self.kernel_size:
+            check_whole(
+                "CayleyConv2d", in_channels=in_channels, out_channels=out_channels, kernel_size=size, stride=stride
+            )
         self.alpha_norm = SPATIAL
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels, *self.kernel_size))
         self.alpha = nn.Parameter(torch.empty(()))

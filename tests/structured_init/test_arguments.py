@@ -50,8 +50,17 @@ from structured_init import (
     register_mlp,
     required_attention_sites,
 )
-from structured_init.analysis import capture, capture_attention, register_capture, summarize, weight_products
+from structured_init.analysis import (
+    capture,
+    capture_attention,
+    lipschitz_bound,
+    register_capture,
+    register_lipschitz,
+    summarize,
+    weight_products,
+)
 from structured_init.attention.impulse import ImpulseSolver
+from structured_init.layers import CayleyConv2d, CayleyLinear
 from structured_init.testing import assert_initialized
 
 PIXELS = torch.zeros(2, 3, 8, 8)
@@ -369,6 +378,8 @@ class Own(nn.Module):
         (lambda vit: preset(3), "preset: name must be a text, got 3"),
         (lambda vit: initialize(vit, KaimingUniform(), Mimetic()),
          "initialize: several initializers go into one list: Compose([KaimingUniform(), Mimetic()])"),
+        (lambda vit: initialize(vit, Mimetic(), where="blocks.0"),
+         "initialize has no argument 'where': the initializer has it, as in Mimetic(where='blocks.0')"),
         (lambda vit: initialize(vit, Mimetic(), dry_run="no"), "initialize: dry_run must be true or false, got 'no'"),
         (lambda vit: initialize(vit, Mimetic(), batches=5),
          "initialize: batches must be a list or a loader or null, got 5"),
@@ -381,6 +392,24 @@ class Own(nn.Module):
         (lambda vit: required_attention_sites(nn.Linear(3, 3)),
          "required_attention_sites found no attention layer that it recognizes; the model has Linear: give `batch=…`, "
          "one or two samples, so that it is found by watching, or describe it with structured_init.register_attention"),
+        (lambda vit: initialize(vit, Mimetic(), broadcast=True),
+         "broadcast=True needs a process group: torch.distributed.init_process_group()"),
+        (lambda vit: assert_initialized(vit, like={"other": PIXELS}, skip="loss"),
+         "like has no parameter of the model's names: choose from other"),
+        (lambda vit: assert_initialized(vit, growth=0), "assert_initialized: growth must be positive, got 0"),
+        (lambda vit: capture_attention(vit, PIXELS[:, :1]),
+         "VisionTransformer fails on the batch: Given groups=1, weight of size [16, 3, 2, 2], expected "
+         "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead (in 'patch_embed.proj')"),
+        (lambda vit: capture_attention(nn.Module(), PIXELS),
+         'no attention map was captured: Module [Module] is missing the required "forward" function'),
+        (lambda vit: capture_attention(nn.Linear(3, 3), torch.zeros(2, 3)),
+         "no attention map was captured: Linear has no attention module (it has Linear); if it does attend, say how to "
+         "read them with structured_init.analysis.register_capture"),
+        (lambda vit: register_lipschitz("Own"), "register_lipschitz takes a class of layers, got 'Own'"),
+        (lambda vit: lipschitz_bound(nn.ReLU()),
+         "lipschitz_bound: missing a required argument: 'inputs'; its arguments are module, inputs"),
+        (lambda vit: CayleyConv2d(3, 8, "3"), "CayleyConv2d: kernel_size must be a whole number, got '3'"),
+        (lambda vit: CayleyLinear(0, 3), "CayleyLinear: in_features must be at least 1, got 0"),
         (lambda vit: AdamSolver(lr=1),
          "AdamSolver has no argument 'lr': choose from iterations, later_pseudo_input, layer_norm, pseudo_input, "
          "scale"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from structured_init.arguments import Answered
 from structured_init.errors import StructuredInitError, nearest
 
 IGNORED = -100  # the target where nothing is to be predicted, as torch and transformers have it
@@ -30,7 +31,7 @@ class Example(NamedTuple):
     key: bytes
 
 
-class RecallTask(ABC):
+class RecallTask(metaclass=Answered):
     """Draws examples. Subclass it, store every constructor argument under its own name, and add it to ``TASKS``.
 
     Attributes:

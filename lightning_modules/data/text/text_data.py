@@ -10,6 +10,7 @@ from lightning_modules.data.text.blocks import Blocks, Masking, choose, pack, ro
 from lightning_modules.data.text.corpus import Documents, Parts, check_rule, open_corpus
 from lightning_modules.data.text.encoding import ADDED, Tokens, encode
 from lightning_modules.data.text.tokenizer import Tokenized
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, nearest
 
 OBJECTIVES = ("causal", "masked")
@@ -159,12 +160,9 @@ class TextData(SeededData, Tokenized):
         check_carved(val_fraction=self.val_fraction, test_fraction=self.test_fraction)
         if self.objective not in OBJECTIVES:
             raise StructuredInitError(f"unknown objective '{self.objective}': {nearest(self.objective, OBJECTIVES)}")
-        if self._vocab_size < 1:
-            raise StructuredInitError(f"vocab_size={self._vocab_size} is not a number of tokens: it must be at least 1")
-        if self.block_size < 2:
-            raise StructuredInitError(f"block_size={self.block_size} is less than 2: nothing could be predicted")
-        if self.max_tokens is not None and self.max_tokens < 2:
-            raise StructuredInitError(f"max_tokens={self.max_tokens} is less than 2: nothing could be predicted")
+        check_whole("TextData", vocab_size=self._vocab_size)
+        check_whole("TextData", least=2, block_size=self.block_size)
+        check_whole("TextData", least=2, null=True, max_tokens=self.max_tokens)
         if self.document_tokens not in ADDED:
             near = nearest(self.document_tokens, ADDED)
             raise StructuredInitError(f"unknown document_tokens '{self.document_tokens}': {near}")

@@ -20,6 +20,7 @@ from lightning_modules.tasks.certified.attacks import Box, empirical_lipschitz, 
 from lightning_modules.tasks.certified.certificate import CertifiedAccuracy, certified, margins, output_distances
 from lightning_modules.tasks.image import Batch, ImageClassifier
 from structured_init.analysis.lipschitz import lipschitz_bound
+from structured_init.arguments import check_positive, check_whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.layers import CayleyLinear
 
@@ -203,15 +204,11 @@ class CertifiedClassifier(ImageClassifier):
         self.epsilons = _levels("epsilons", LEVELS if epsilons is None else epsilons)
         attacked = _levels("pgd_epsilons", self.epsilons if pgd_epsilons is None else pgd_epsilons)
         attack = Attack(attacked, pgd_steps, pgd_step_size, pgd_restarts, lipschitz_steps)
-        if not margin > 0:
-            raise StructuredInitError(f"margin must be positive, not {margin}")
+        check_positive("CertifiedClassifier", margin=margin, pgd_step_size=pgd_step_size)
+        check_whole("CertifiedClassifier", least=0, pgd_steps=pgd_steps, lipschitz_steps=lipschitz_steps)
+        check_whole("CertifiedClassifier", pgd_restarts=pgd_restarts)
         if certificate not in CERTIFICATES:
             raise StructuredInitError(f"unknown certificate '{certificate}': {nearest(certificate, CERTIFICATES)}")
-        if min(pgd_steps, lipschitz_steps) < 0 or pgd_restarts < 1 or not pgd_step_size > 0:
-            raise StructuredInitError(
-                "pgd_steps and lipschitz_steps are 0 (off) or more, pgd_restarts at least 1, and pgd_step_size is "
-                "positive"
-            )
         self.margin, self.certificate = margin, certificate
         sizes = (num_classes, image_size, in_channels)
         schedule = PUBLISHED_SCHEDULE if lr_schedule is None else lr_schedule

@@ -116,8 +116,8 @@ def test_names_become_options_and_everything_else_stays():
 @pytest.mark.parametrize(
     ("arguments", "answer"),
     [
-        ("audit test_vti", "there is no configuration or model 'test_vti': did you mean 'test_vit'?"),
-        ("audit gpt3000.json", "there is no configuration or model 'gpt3000.json'"),
+        ("audit test_vti", "there is no file, configuration or model 'test_vti': did you mean 'test_vit'?"),
+        ("audit gpt3000.json", "there is no file, configuration or model 'gpt3000.json'"),
         ("audit bad.json", "'bad.json' is no configuration of transformers: it has no key 'model_type'"),
         ("show vit_digits mimtic", "there is no file 'mimtic', nor a shipped configuration: did you mean 'mimetic'?"),
         ("show test_vit induction", "Induction: 'blocks.0.attn'"),
@@ -134,7 +134,7 @@ def test_names_become_options_and_everything_else_stays():
         ("show negative.json", "transformers cannot build 'negative.json': Trying to create tensor with negative"),
         ("list --fro x", "'--fro' is no option of list: did you mean '--for'?"),
         ("list vit_digits", "'vit_digits' is no option of list: "),
-        ("list --for nosuch_vit", "there is no configuration or model 'nosuch_vit'"),
+        ("list --for nosuch_vit", "there is no file, configuration or model 'nosuch_vit'"),
     ],
 )
 def test_a_wrong_name_is_answered_in_one_line(complaint, folder, arguments, answer):

@@ -264,7 +264,7 @@ def test_a_mistyped_command_is_answered_in_one_line(cli, complaint, folder, argu
             "data: {init_args: {augmentation: {class_path: TorchvisionAugmentation, init_args: {crop_scal: 1}}}}",
             "TorchvisionAugmentation takes no argument 'crop_scal': did you mean 'crop_scale'?",
         ),
-        ("filters: false", "'filters' is a section with the keys enabled, figures, got False"),
+        ("filters: false", "'filters' is a section with keys such as enabled, figures, got False"),
         ("model: [", "'typo.yaml', line 2, column 1: "),
     ],
 )

@@ -109,7 +109,7 @@ def test_corrupt_parquet_is_named(pictures, cut):
         ({"batch_size": 3.5}, "ImageData: batch_size must be a whole number, got 3.5"),
         ({"num_workers": 0.5}, "ImageData: num_workers must be a whole number, got 0.5"),
         ({"seed": -1}, "ImageData: seed must be at least 0 or null, got -1"),
-        ({"name": None}, "name must be that of a dataset or a folder, such as 'digits', got None"),
+        ({"name": None}, "ImageData: name must be a text, got None"),
         ({"image_size": "8"}, "ImageData: image_size must be a whole number or null, got '8'"),
         ({"fraction": "0.1"}, "ImageData: fraction must be a number, got '0.1'"),
         ({"fraction": True}, "ImageData: fraction must be a number, got True"),
