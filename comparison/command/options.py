@@ -12,8 +12,8 @@ from structured_init.arguments import parse_duration
 from structured_init.errors import StructuredInitError, nearest
 
 CONTROL = (
-    "control, for all arms or as INIT=CONTROL,INIT=OTHER,…: a scrambled one if its name ends in _scrambled, else one"
-    " with the same positions (default: found)"
+    "control, for all arms or as INIT=CONTROL,INIT=OTHER,…; one whose name ends in _scrambled counts as scrambled"
+    " (default: found)"
 )
 MOST_SEEDS = 10_000
 RATE_KEY = "a module of yours takes them as lr, learning_rate or optimizer"

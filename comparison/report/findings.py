@@ -96,7 +96,7 @@ def findings(found: Effects) -> list[str]:
         return [f"No complete run has {found.metric.words} yet."]
     counts = [unbroken(f"{arm.name} {share_text(arm.share)}") for arm in found.arms]
     sentences = [f"Runs with {threshold_text(found)}: {listed(counts)}."]
-    for family, reference in {"baseline": found.baseline, **REFERENCES}.items():
+    for family, reference in {"baseline": found.baseline, **_references(found)}.items():
         sentences += _counted_against(found, family, reference)
     return sentences
 
@@ -154,7 +154,7 @@ def _differences(found: Effects) -> list[str]:
     # What a structured initialization is worth stands first: its difference to the controls.
     sentences = [
         (_against if found.question is None else _decided_against)(found, family, reference)
-        for family, reference in {**REFERENCES, "baseline": found.baseline}.items()
+        for family, reference in {**_references(found), "baseline": found.baseline}.items()
     ]
     if found.question is not None:
         sentences = [question_text(found), equal_sentence(found), *sentences]
@@ -165,6 +165,10 @@ def _differences(found: Effects) -> list[str]:
             f"(Holm’s method, 5 %). The {LEVEL} intervals are not: on average, one in twenty misses the truth."
         )
     return [sentence for sentence in sentences if sentence]
+
+
+def _references(found: Effects) -> dict[str, str]:
+    return REFERENCES if found.same_positions else {**REFERENCES, "control": "its control"}
 
 
 def _judged(found: Effects, family: str) -> list[tuple[Any, Any]]:

@@ -188,7 +188,10 @@ def _over_controls(found: Effects, arm: ArmResult) -> str:
     scrambled = {each.scrambled.reference for each in found.arms if each.scrambled}
     own = lambda each: [effect.reference for effect in (each.scrambled, each.control) if effect]  # noqa: E731
     arm = next((each for each in found.arms if each.name not in scrambled and arm.name in own(each)), arm)
-    pairs = [("itself scrambled", arm.scrambled), ("the same positions", arm.control)]
+    pairs = [
+        ("itself scrambled", arm.scrambled),
+        ("the same positions" if found.same_positions else "its control", arm.control),
+    ]
     known = [(name, each) for name, each in pairs if each and each.interval.samples > 1]
     if not known:
         return ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from comparison.results.controls import named, no_competitors
+from comparison.results.controls import SAME_POSITIONS, SCRAMBLED, named, no_competitors
 from comparison.results.decisions import Decision, Question, decide, question_of
 from comparison.results.folder import Manifest, Point, choice_name, points
 from comparison.results.metric import Metric
@@ -135,6 +135,11 @@ class Effects:
     family: int = 1  # how many differences are judged together, at all places of the grid
     named: Mapping[str, Sequence[str]] = field(default_factory=dict)  # arm → controls as the user named them
     means: Effects | None = None  # the same place by the means of its arms, where ``arms`` are of runs that succeed
+
+    @property
+    def same_positions(self) -> bool:
+        """Whether controls that are not scrambled have the same positions: of one that a user names nobody knows."""
+        return all(each.endswith((SAME_POSITIONS, SCRAMBLED)) for of in self.named.values() for each in of)
 
     @property
     def at_once(self) -> bool:

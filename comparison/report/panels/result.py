@@ -67,7 +67,6 @@ TIMING = (
     "interpolated linearly between evaluations. A run that never gets there is censored (Kaplan and Meier) and ends at "
     "a tick in the picture. The interval of the median is that of Brookmeyer and Crowley."
 )
-CONTROLS = {"control": "the same-positions control", "scrambled": "the same weights scrambled"}
 POWER_HOW = (
     "The probability is that of the verdict “better” or “worse” among all that is judged, or a little less: paired "
     "t-tests at Bonferroni's level (noncentral t distribution). The interval below it follows from the 95 % interval "
@@ -125,13 +124,18 @@ def _figures(data: ReportData, found: Effects) -> list[Html]:
         Drawing(
             figure,
             data.place_name(f"differences_to_{family}", found.point),
-            f"Paired differences in {found.metric.words} to {CONTROLS.get(family, 'the baseline')}{at}",
+            f"Paired differences in {found.metric.words} to {_reference(found, family, 'the baseline')}{at}",
         )
         for family in FAMILIES
         if (figure := difference_figure(found, data.styles, family)) is not None
     ]
     svgs = Markup("").join(Markup(f"<figure>{each.svg}</figure>") for each in drawings)
     return [Html(Markup('<div class="pair">{}</div>').format(svgs), drawings=drawings)] if drawings else []
+
+
+def _reference(found: Effects, family: str, baseline: str) -> str:
+    control = "the same-positions control" if found.same_positions else "the control"
+    return {"control": control, "scrambled": "the same weights scrambled"}.get(family, baseline)
 
 
 def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> Figure | None:
@@ -162,7 +166,7 @@ def difference_figure(found: Effects, styles: Mapping[str, Style], to: str) -> F
         axis.spines["left"].set_visible(False)
         unit = f" ({found.metric.unit})" if found.metric.unit else ""
         axis.set_xlabel(f"difference in {found.metric.words}{unit}; {found.metric.better}")
-        axis.set_title(f"Difference to {CONTROLS.get(to, found.baseline)}")
+        axis.set_title(f"Difference to {_reference(found, to, found.baseline)}")
         least = 1e-9 * max(axis.get_xlim())
         axis.xaxis.set_major_formatter(lambda x, _: f"{x:+g}".replace("-", "−") if abs(x) > least else "0")
     return figure

@@ -251,6 +251,10 @@ def test_a_control_of_a_table_is_scrambled_where_its_name_says_so(tmp_path):
     assert (data.controls, data.scrambled) == ({}, {"mine": "mine_scrambled"})
     data = read_report_data(path, controls={"mine": "default"})
     assert (data.controls, data.scrambled) == ({"mine": "default"}, {"mine": "mine_scrambled"})
+    said = write_report(path, controls={"mine": "default"})[1].read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert "over its control (default; " in said  # whatever it has: nobody says that positions are the same
+    assert "from its control: mine +" in said
+    assert "same positions" not in said
 
 
 def test_controls_of_a_table_are_found_by_the_names_of_its_arms(tmp_path):
