@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from comparison.results.paired import paired_difference, paired_values, t_interval
-from comparison.results.tables import difference_text
+from comparison.results.tables import interval_text
 from structured_init.errors import StructuredInitError
 
 DEFAULT, FROZEN = "default", "_frozen"
@@ -50,7 +50,7 @@ def average(values: Values) -> str:
 
 def apart(values: Values, reference: Values) -> str:
     """Return the mean of the differences within a seed, with its interval; nothing beside itself."""
-    return "" if values is reference else difference_text(paired_difference(values, reference))
+    return "" if values is reference else interval_text(paired_difference(values, reference), 1, signed=True)
 
 
 def groups(results: pd.DataFrame, keys: Sequence[str]) -> dict[tuple, pd.DataFrame]:
@@ -137,7 +137,7 @@ def filters(results: pd.DataFrame, kernel: str) -> str:
     cost = [
         [
             arm,
-            *(difference_text(t_interval(list(gap.values()))) for gap in each),
+            *(interval_text(t_interval(list(gap.values())), 1, signed=True) for gap in each),
             *(apart(each[0], each[-1]) for _ in growth),
         ]
         for arm, each in gaps.items()

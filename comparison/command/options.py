@@ -70,10 +70,10 @@ def compare_parser() -> argparse.ArgumentParser:
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: 'default', else the first)")
     add("--control", metavar="INIT", help=CONTROL)
     added = (
-        "scrambled: add to each structured arm its weights scrambled; auto (or sharpened): also its positions and,"
+        "scrambled: add to each structured arm its weights scrambled; auto: also its positions and,"
         " where possible, scrambled weights with attention as sharp, and heads at random offsets (default: none)"
     )
-    add("--controls", choices=("auto", "sharpened", "scrambled", "none"), default="none", help=added)
+    add("--controls", choices=("auto", "scrambled", "none"), default="none", help=added)
     places = "compare at each value, such as optim=adamw,muon; several options are crossed"
     add("--grid", action="append", default=[], metavar="KEY=a,b", help=places)
     rates = f"try these, and choose the best for each initialization on the validation split; {RATE_KEY}"

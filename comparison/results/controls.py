@@ -163,6 +163,8 @@ def check_controls(controls: Controls | str | None, manifest: Manifest) -> dict[
         names = {*known, *chain.from_iterable(known.values())}
     for name in sorted(names - set(manifest["arms"])):
         raise StructuredInitError(f"'{name}' is not an arm of this comparison: {nearest(name, manifest['arms'])}")
+    if itself := next((arm for arm, of in known.items() if arm in of), None):
+        raise StructuredInitError(f"'{itself}' cannot be its own control: name another arm, as in {itself}=OTHER")
     return known
 
 

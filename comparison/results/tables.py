@@ -68,11 +68,6 @@ def interval_text(interval: Interval, digits: int, signed: bool = False) -> str:
     return f"{mean} ± {number(interval.half_width, digits)}"
 
 
-def difference_text(interval: Interval) -> str:
-    """Return a difference in points with its sign, ``+1.2 ± 0.3``."""
-    return interval_text(interval, 1, signed=True)
-
-
 def number(value: float, digits: int, signed: bool = False) -> str:
     """Return a number with a real minus sign; none before what rounds to zero."""
     kind = f".{max(digits, 0)}f"

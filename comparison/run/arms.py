@@ -19,7 +19,6 @@ INITIALIZER = re.compile(r"\w+\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")  # as m
 # What each choice of ``--controls`` adds, by how the names of these controls end.
 ENDINGS = {
     "auto": (SAME_POSITIONS, SCRAMBLED, SHARPENED, OFFSET),
-    "sharpened": (SAME_POSITIONS, SCRAMBLED, SHARPENED, OFFSET),  # an older name of it
     "scrambled": (SCRAMBLED,),
     "none": (),
 }

@@ -110,6 +110,8 @@ def _unknown_argument(mistake: Mistake) -> str:
     if not mistake.owners:
         return f"unknown key '{name}': {suggest(name, mistake.keys)}"
     owner, section = mistake.owners[-1], name.partition(".")[0]
+    if name == "class":
+        return "unknown key 'class': did you mean 'class_path'?"
     if owner.endswith(".LightningModule"):  # the class of the task is not known
         return f"'{name}' is an argument of the task, which is not given: add --model=ImageClassifier, or another"
     if section in SECTIONS and section not in set(_arguments(owner)):
@@ -177,7 +179,13 @@ def _unknown_path(mistake: Mistake) -> str:
     module, _, name = path.rpartition(".")
     what = f"{mistake.key}: there is no class '{path}'"
     if missing is None:
-        known = [key for key, each in vars(importlib.import_module(module)).items() if inspect.isclass(each)]
+        found = None
+        while found is None:
+            try:
+                found = vars(importlib.import_module(module))
+            except ModuleNotFoundError:  # torch.optmi: what is wrong is nearer to the beginning
+                module, _, name = module.rpartition(".")
+        known = [key for key, each in found.items() if inspect.isclass(each) or inspect.ismodule(each)]
         return f"{what}: {nearest(name, [key for key in known if not key.startswith('_')])}"
     near = nearest(missing, [each.stem for each in Path().glob("*.py")]) if module.startswith(missing) else ""
     also = f"; {near}" if near.startswith("did") else ""
@@ -235,7 +243,7 @@ def _abstract(mistake: Mistake) -> str:
 
 
 def _undotted(mistake: Mistake) -> str:
-    right = mistake.found[1].replace("/", ".").replace(".py.", ".")
+    right = mistake.found[1].replace("/", ".").replace(".py.", ".").lstrip(".")
     return f"{mistake.key}: '{mistake.found[1]}' is no path of a class: did you mean '{right}'?"
 
 
@@ -254,10 +262,11 @@ def _no_section(mistake: Mistake) -> str:
 
 # What jsonargparse says, by a part of it; the first that is found counts. A text is filled with the groups found.
 PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
-    r"(?:given class_path '|dot import path string: )([\w./]*(?:/|\.py\.)\w+)": _undotted,
+    r"(?:given class_path '|import path (?:string|format): )([\w./]*(?:/|\.py\.)[\w./]+)": _undotted,
     r"has no attribute '\w+'\. Got value: (?:Namespace\(class_path=')?([\w.]+)": _unknown_path,
     r"\b(\w+) has no '(\w+)': (did you mean '\w+'\?)": "{key}: {0} has no '{1}': {2}",
     r"'(\w+)' object has no attribute 'keys'": "{key}: init_args is a section with the class's arguments, got a {0}",
+    r"Expected an import path or a subclass spec, but got (.*)\. Got": "{key}: expected a class or its path, got {0}",
     r"Expected an instantiatable class, but ([\w.]+) is abstract": _abstract,
     r"Unexpected config:\s*(\w+:)": "'{0}' holds nothing: leave it out, or write its keys below it",
     r"given class_path '([\w.]+)':\s*(?:No module named '([\w.]+)'|module '[\w.]+' has no attribute)": _unknown_path,

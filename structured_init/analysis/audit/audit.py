@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from structured_init.analysis.audit import findings
-from structured_init.analysis.audit.depth import (
-    BlockScale,
-    Depth,
-    aligned,
-    in_tokens,
-    measure_depth,
-    product_diagonals,
-)
+from structured_init.analysis.audit.depth import BlockScale, Depth, aligned, in_tokens, measure_depth, product_diagonals
 from structured_init.analysis.audit.distribution import ALPHA, FEWEST, STANDARD_ERRORS
 from structured_init.analysis.audit.findings import Finding
 from structured_init.analysis.audit.records import Record, in_words, label, records

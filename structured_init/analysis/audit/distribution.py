@@ -266,7 +266,7 @@ def structured(value: Tensor) -> Distribution | None:
     matrix = value.flatten(1) if value.shape[0] > 1 else value.flatten(0, -2)
     if min(matrix.shape) < 2:
         return None
-    return _identity(matrix) or _logarithms(matrix) or _sinusoidal(matrix) or _orthogonal(matrix, tolerance)
+    return _identity(matrix) or logarithms(matrix) or _sinusoidal(matrix) or _orthogonal(matrix, tolerance)
 
 
 def _filters(value: Tensor, tolerance: float) -> Distribution | None:
@@ -297,11 +297,13 @@ def _identity(matrix: Tensor) -> Distribution | None:
     return None
 
 
-def _logarithms(matrix: Tensor) -> Distribution | None:
+def logarithms(matrix: Tensor) -> Distribution | None:
+    """Recognize rows of log(1 … N)."""
     expected = torch.arange(1, matrix.shape[1] + 1, dtype=matrix.dtype, device=matrix.device).log()
-    if not torch.allclose(matrix[0], expected, atol=1e-2):  # one row decides nearly always
-        return None
-    return Distribution("log(1 … N)") if torch.allclose(matrix, expected.expand_as(matrix), atol=1e-2) else None
+    near = matrix.shape[1] > 1 and torch.allclose(matrix[0], expected, atol=1e-2)  # one row decides nearly always
+    return (
+        Distribution("log(1 … N)") if near and torch.allclose(matrix, expected.expand_as(matrix), atol=1e-2) else None
+    )
 
 
 def _sinusoidal(matrix: Tensor) -> Distribution | None:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from structured_init.analysis.audit.distribution import FEWEST, Distribution, Sample, recognize, structured
+from structured_init.analysis.audit.distribution import FEWEST, Distribution, Sample, logarithms, recognize, structured
 from structured_init.analysis.audit.references import Place, Reference, matching, places
 from structured_init.overlay import tensor_names
 from structured_init.storage import uninitialized
@@ -117,8 +117,8 @@ def described(record: Record, value: Tensor) -> Record:
         zero_rows=value.shape[0] - used.shape[0] if value.ndim > 1 else 0,
         outliers=count if distribution is None and count <= ALONE else 0,
     )
-    if place.role == "decay" and _counts(value):
-        counting = Distribution("log(1 … N)")  # over the states in Mamba-1; over the heads in transformers' Mamba-2
+    if place.role == "decay" and (counting := logarithms(value.reshape(-1, value.shape[-1]))):
+        # over the states in Mamba-1; over the heads in transformers' Mamba-2
         reference = Reference("mamba-ssm" if value.ndim > 1 else "transformers", counting)
         return replace(record, distribution=counting, references=(reference,))
     if place.role in ("decay", "step"):
@@ -190,12 +190,6 @@ def _worth_saying(matched: tuple[Reference, ...], sample: Sample) -> tuple[Refer
     """Leave out what few numbers cannot decide: of ``FEWEST`` or more all, of fewer a single reference alone."""
     exact = sample.low == sample.high
     return matched if exact or sample.count >= FEWEST or (len(matched) == 1 and sample.count >= LEAST) else ()
-
-
-def _counts(value: Tensor) -> bool:
-    """Tell whether the last axis is log(1 … N)."""
-    expected = torch.arange(1, value.shape[-1] + 1).to(value).log()
-    return value.shape[-1] > 1 and torch.allclose(value, expected.expand_as(value), atol=1e-2)
 
 
 def _without_zero_rows(value: Tensor) -> Tensor:

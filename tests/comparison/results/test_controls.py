@@ -126,6 +126,8 @@ def test_an_unknown_control_is_one_line_with_the_nearest():
     manifest = {"arms": {"default": {}, "sincos": {}}, "baseline": "default"}
     with pytest.raises(StructuredInitError, match="did you mean 'sincos'"):
         check_controls({"default": "sincs"}, manifest)
+    with pytest.raises(StructuredInitError, match="'sincos' cannot be its own control: name another arm"):
+        check_controls({"sincos": ["default", "sincos"]}, manifest)
 
 
 def test_an_unknown_control_of_all_is_refused_where_there_is_only_the_baseline():
