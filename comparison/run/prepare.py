@@ -88,6 +88,8 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         taken = f"metric: {comparison.metric}, {BETTER[comparison.mode]}, as the module has no headline"
         chosen = f"{taken}; --metric NAME chooses another that it logs, such as {other}"
         comparison = dataclasses.replace(comparison, remarks=[chosen, *comparison.remarks])
+    if said := getattr(built.datamodule, "remark", ""):
+        comparison = dataclasses.replace(comparison, remarks=[said, *comparison.remarks])
     plans = Plans(comparison, built, anywhere)
     reports = {label: plans.plan(comparison, label, initializers[label]) for label in comparison.arms}
     endings = ENDINGS[options.controls]

@@ -17,7 +17,7 @@ BUILT_IN = {
     "fit": "train a network from an initialization",
     "validate": "evaluate a checkpoint on the validation split",
     "test": "evaluate a checkpoint on the test split",
-    "predict": "compute the predictions of a checkpoint, for a callback of yours that writes them",
+    "predict": "write the classes that a checkpoint predicts to a table (CSV)",
     "show": "apply an initialization and draw what it did, without training",
     "audit": "say what initialization a model really has, and what is suspicious about it",
     "list": "list the initializations, and those that fit a network",
@@ -78,7 +78,10 @@ OWN = {
     },
     "validate": _EVALUATED,
     "test": _EVALUATED,
-    "predict": _EVALUATED,
+    "predict": {
+        **_EVALUATED,
+        "--data.predict_folder DIR": "new images, without classes, in place of the test split",
+    },
     "show": {
         **_NAMED,
         "--plan": "only print what would be done, and touch nothing",

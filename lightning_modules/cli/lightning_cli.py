@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import os
 import shlex
@@ -14,12 +15,12 @@ from typing import Any
 
 from jsonargparse import Namespace
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import BasePredictionWriter, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_modules.cli.configurations import KEY, SECTIONS, without
 from lightning_modules.cli.mistakes import check_trainer, explain, original_error, refuse_unwritable
@@ -209,6 +210,8 @@ class CLI(CommandLine, LightningCLI):
             checkpoints[0].save_last = True  # a second callback of the class would share its state
         elif not checkpoints and trainer.enable_checkpointing is not False:
             always.append(ModelCheckpoint(save_last=True))
+        if self.subcommand == "predict" and not any(isinstance(each, BasePredictionWriter) for each in given):
+            always.append(PredictionTable(self.datamodule))
         if self.subcommand == "fit" and self.config[self.subcommand].get("ckpt_path") == "last":
             always.append(StartingAnew(newest_checkpoint(trainer.default_root_dir)))
         trainer.callbacks = [*given, *always]
@@ -300,6 +303,41 @@ class StartingAnew(Callback):
                 f" starts anew{meant}",
                 file=sys.stderr,
             )
+
+
+class PredictionTable(Callback):
+    """Write class and probability of each sample that `predict` reads to ``predictions.csv`` in the run's folder.
+
+    Args:
+        data: datamodule with ``class_names``, and ``predicted``, a name for each sample.
+    """
+
+    def __init__(self, data: Any) -> None:
+        self.data, self.rows = data, []
+
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *batch: Any) -> None:
+        """Keep the likeliest class of a batch of class probabilities (B, classes)."""
+        if isinstance(outputs, Tensor) and outputs.shape[1:] == (len(getattr(self.data, "class_names", ())),):
+            self.rows += zip(*(each.tolist() for each in outputs.float().max(1)), strict=True)
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the table under a name that is not taken, or say why there is none."""
+        if not trainer.is_global_zero:
+            return
+        if not self.rows or trainer.world_size > 1:
+            why = "several processes compute them" if self.rows else "they are not class probabilities of a datamodule"
+            print(f"predictions were not written: {why}; a BasePredictionWriter in trainer.callbacks writes any")
+            return
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        names = (folder / f"predictions{number}.csv" for number in ("", *(f"_{n}" for n in range(1, 10_000))))
+        path = next(each for each in names if not each.exists())
+        with path.open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["sample", "class", "probability"])
+            for name, (share, label) in zip(self.data.predicted, self.rows, strict=False):
+                table.writerow([name, self.data.class_names[label], f"{share:.6g}"])
+        print(f"written: {path} (class and probability of {len(self.rows)} samples)")
 
 
 def resuming(trainer: Trainer, args: Sequence[str]) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache, cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from lightning_modules.data.augment import Augmentation, AugmentationCallable, check_augmentation
 from lightning_modules.data.finding import Kind
@@ -28,14 +30,15 @@ def _digits() -> Mapping[str, Dataset]:
 
     Encoded once in a process, which may train several runs: a dataset is never changed in place.
     """
-    from datasets import ClassLabel, Dataset, DatasetDict, Features, Image
+    from datasets import ClassLabel, Dataset, DatasetDict, Features
+    from datasets import Image as ImageFeature
     from sklearn.datasets import load_digits
 
     pictures, labels = load_digits(return_X_y=True)
     pictures = np.round(pictures.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
     names = [str(digit) for digit in range(10)]
     test, train = stratified_parts(labels.astype(np.int64), [0.2, 1.0], seed=0, class_names=names, what="digits")
-    features = Features({"image": Image(), "label": ClassLabel(names=names)})
+    features = Features({"image": ImageFeature(), "label": ClassLabel(names=names)})
     splits = {
         name: Dataset.from_dict({"image": list(pictures[part]), "label": labels[part]}, features=features)
         for name, part in {"train": train, "test": test}.items()
@@ -67,9 +70,10 @@ class ImageData(LabelledData):
 
     Args:
         name: a hub name (``uoft-cs/cifar10``), a folder of Parquet files, a folder of class folders
-            (``train/cat/1.png``, and ``test/`` beside ``train/`` for a test split), or ``digits``. The folder that the
+            (``train/cat/1.png``, and ``val/`` and ``test/`` beside ``train/``), or ``digits``. The folder that the
             environment variable STRUCTURED_INIT_DATA names is searched before the hub, by the last part of the name.
         image_column: found by its name or type where null.
+        predict_folder: folder of images, without classes, that ``predict`` reads; the test part where null.
         batch_size: images per batch and process.
         image_size: side in pixels; the dataset's own where null.
         in_channels: 1 or 3; the dataset's own where null.
@@ -99,6 +103,7 @@ class ImageData(LabelledData):
         self,
         name: str = "digits",
         image_column: str | None = None,
+        predict_folder: str | None = None,
         batch_size: int = 128,
         image_size: int | None = None,
         in_channels: int | None = None,
@@ -117,6 +122,7 @@ class ImageData(LabelledData):
     ) -> None:
         super().__init__(name, batch_size=batch_size, **data)
         self.input_column = self.image_column = image_column
+        self.predict_folder = predict_folder
         self._image_size, self._in_channels = image_size, in_channels
         self._mean, self._std = mean, std
         check_augmentation(crop_padding, crop_scale, random_erasing)
@@ -171,11 +177,37 @@ class ImageData(LabelledData):
     def val_set(self) -> ImageSet | None:
         if self.val_fraction == 0:
             return None
-        return self._image_set(self.train_split, self.parts[0], self._images(self.train_split, self.parts[0]))
+        return self._image_set(self.val_split, self.parts[0], self._images(self.val_split, self.parts[0]))
 
     @cached_property
     def test_set(self) -> ImageSet:
         return self._image_set(self.test_split, self.test_rows, self._images(self.test_split, self.test_rows))
+
+    @cached_property
+    def predict_set(self) -> ImageSet:
+        if self.predict_folder is None:
+            return self.test_set
+        from datasets import Dataset
+
+        column, rows = self.source.input_column, np.arange(len(self.predicted))
+        pictures = Dataset.from_dict({column: self.predicted})
+        images = self._decoded(pictures, self.predict_folder, rows)
+        return ImageSet(images, rows, np.zeros_like(rows), mean=self.mean, std=self.std)
+
+    @cached_property
+    def predicted(self) -> list[str]:
+        """The files of the folder that `predict` reads, else the rows of the test split.
+
+        Raises:
+            StructuredInitError: no such folder, or no image in it.
+        """
+        if self.predict_folder is None:
+            return super().predicted
+        known = Image.registered_extensions()
+        files = sorted(path for path in Path(self.predict_folder).rglob("*") if path.suffix.lower() in known)
+        if not files:
+            raise StructuredInitError(f"predict_folder: there are no images in '{self.predict_folder}'")
+        return [str(path) for path in files]
 
     def prepare_data(self) -> None:
         _ = self.source
@@ -223,11 +255,14 @@ class ImageData(LabelledData):
         return channel_statistics(self._train_images)
 
     def _images(self, split: str, rows: NDArray[np.int64]) -> NDArray[np.uint8] | Decoder:
+        return self._decoded(self.source.split(split), split, rows)
+
+    def _decoded(self, pictures: Dataset, where: str, rows: NDArray[np.int64]) -> NDArray[np.uint8] | Decoder:
         """Return the pixels of the rows, or what reads them where there are too many."""
         decoder = Decoder(
-            self.source.split(split),
+            pictures,
             self.source.input_column,
-            split,
+            where,
             channels=self.in_channels,
             image_size=self.image_size,
             crop_pct=self.crop_pct,

@@ -77,6 +77,11 @@ class Source:
             raise StructuredInitError(f"dataset '{self.name}' has no split '{name}': {nearest(name, self.splits)}")
         return self.splits[name]
 
+    def called(self, name: str) -> str:
+        """Return what a split is called here: ``datasets`` calls a folder ``val`` ``validation``."""
+        others = [each for each in VALIDATION if each in self.splits and name in VALIDATION]
+        return name if name in self.splits else next(iter(others), name)
+
     @cached_property
     def class_names(self) -> list[str]:
         """Names of the classes: the hub's where it gives them, else the labels that occur in train."""
@@ -116,17 +121,20 @@ def _column(split: Dataset, column: str) -> NDArray[np.generic]:
 
 
 class LabelledData(SeededData):
-    """A dataset with classes. The validation part is carved out of train; only `test` reads the test split.
+    """A dataset with classes. Only `test` reads the test split.
+
+    The validation part is a share of train. Of a folder with ``train/``, ``val/`` and ``test/`` it is ``val/``.
 
     Args:
         name: of the dataset.
         config: the hub's configuration of the dataset.
         label_column: found by its name or type where null.
         train_split: split to train on.
-        test_split: split to test on; where null, ``test``, else ``validation`` or ``valid``.
+        val_split: split to validate on, whole; where null, as above.
+        test_split: split to test on; where null, ``test``, else ``validation``.
         num_classes: checked against the dataset; saves opening it to know, where that is expensive.
         fraction: share of the train split to train on, in (0, 1], stratified; validation samples are not among them.
-        val_fraction: share of the train split to validate on, in [0, 1), stratified; 0 for no validation.
+        val_fraction: share of the train split to validate on, in [0, 1), stratified; 0 for no validation at all.
         test_fraction: share of the test split, in (0, 1], stratified, the same for every seed.
         split_seed: of the parts, which runs of different seeds share.
         data: of :class:`SeededData`.
@@ -143,6 +151,7 @@ class LabelledData(SeededData):
         config: str | None = None,
         label_column: str | None = None,
         train_split: str = "train",
+        val_split: str | None = None,
         test_split: str | None = None,
         num_classes: int | None = None,
         fraction: float = 1.0,
@@ -153,7 +162,8 @@ class LabelledData(SeededData):
     ) -> None:
         super().__init__(name, **data)
         self.config, self.label_column, self.input_column = config, label_column, None
-        self.train_split, self._test_split, self._num_classes = train_split, test_split, num_classes
+        self.train_split, self._val_split, self._test_split = train_split, val_split, test_split
+        self._num_classes = num_classes
         self.fraction, self.val_fraction, self.test_fraction = fraction, val_fraction, test_fraction
         self.split_seed = split_seed
         check_fractions(fraction=fraction, test_fraction=test_fraction)
@@ -170,15 +180,39 @@ class LabelledData(SeededData):
         return self.source.class_names
 
     @property
+    def val_split(self) -> str:
+        """Name of the split to validate on; that of training where a share of it is validated on."""
+        splits = self.source.splits
+        usual = [name for name in VALIDATION if name in splits and "test" in splits and Path(self.name).is_dir()]
+        return self.source.called(self._val_split or next(iter(usual), self.train_split))
+
+    @property
     def test_split(self) -> str:
         """Name of the split to test on."""
         usual = [name for name in TESTED if name in self.source.splits]
-        return self._test_split or (usual[0] if usual else "test")
+        return self.source.called(self._test_split or next(iter(usual), "test"))
 
     @property
     def has_test(self) -> bool:
-        """Whether there is a split to test on; a dataset that is no local folder is not opened to see."""
-        return not Path(self.name).is_dir() or self.test_split in self.source.splits
+        """Whether there is a split to test on; a dataset that is no local folder is not opened to see.
+
+        Raises:
+            StructuredInitError: a split was named that there is not.
+        """
+        if not Path(self.name).is_dir():
+            return True
+        if self._test_split:
+            self.source.split(self.test_split)
+        return self.test_split in self.source.splits
+
+    @property
+    def remark(self) -> str:
+        """What to say of a folder without ``test/`` before it is compared on; empty for other data."""
+        if self._test_split or not Path(self.name).is_dir() or self.test_split not in VALIDATION:
+            return ""
+        same = self.val_split == self.test_split
+        where = "and, as asked for, validated on: choose nothing on it" if same else "and a share of train/ validated on"
+        return f"data: '{self.name}' has no test/: its split '{self.test_split}' is tested on, {where}"
 
     @cached_property
     def source(self) -> Source:
@@ -197,13 +231,21 @@ class LabelledData(SeededData):
 
     @cached_property
     def parts(self) -> list[NDArray[np.int64]]:
-        """Rows of the train split to validate on and to train on."""
+        """Rows of the split to validate on, and rows of the train split to train on."""
+        if self.val_split != self.train_split:
+            whole = np.arange(len(self.source.labels(self.val_split)))
+            return [whole, *self._stratify(self.train_split, [self.fraction], seed=self.split_seed)]
         return self._stratify(self.train_split, [self.val_fraction, self.fraction], seed=self.split_seed)
 
     @cached_property
     def test_rows(self) -> NDArray[np.int64]:
         """Rows of the test split to test on."""
         return self._stratify(self.test_split, [self.test_fraction], seed=0)[0]
+
+    @property
+    def predicted(self) -> list[str]:
+        """A name for each sample that `predict` reads: its row of the test split."""
+        return [str(row) for row in self.test_rows]
 
     def _stratify(self, split: str, fractions: Sequence[float], seed: int) -> list[NDArray[np.int64]]:
         labels = self.source.labels(split)

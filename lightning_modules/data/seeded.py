@@ -211,11 +211,17 @@ class SeededData(L.LightningDataModule, metaclass=Answered):
     def test_set(self) -> Dataset[Any]:
         """The test part."""
 
+    @property
+    def predict_set(self) -> Dataset[Any]:
+        """What `predict` reads."""
+        return self.test_set
+
     def setup(self, stage: str) -> None:
         """Open what the stage needs."""
         if self.trainer is not None:  # ranks with global seeds of their own must still share one order
             self.seed = self.trainer.strategy.broadcast(self.seed)
-        stages = {"train_set": ("fit",), "val_set": ("fit", "validate"), "test_set": ("test", "predict")}
+        stages = {"train_set": ("fit",), "val_set": ("fit", "validate")}
+        stages |= {"test_set": ("test",), "predict_set": ("predict",)}
         for part, needing in stages.items():
             if stage in needing:
                 getattr(self, part)
@@ -240,7 +246,7 @@ class SeededData(L.LightningDataModule, metaclass=Answered):
         return self._ordered(self.test_set)
 
     def predict_dataloader(self) -> DataLoader[Any]:
-        return self._ordered(self.test_set)
+        return self._ordered(self.predict_set)
 
     def _ordered(self, dataset: Any) -> DataLoader[Any]:
         sampler = self._sampler(len(dataset), shuffle=False)

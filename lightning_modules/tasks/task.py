@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -145,7 +146,8 @@ class Task(LightningModule, metaclass=Answered):
         saved = dict(checkpoint.get(self.CHECKPOINT_HYPER_PARAMS_KEY, {}))
         length, ours = saved.get("block_size"), self.hparams.get("block_size")
         if self.trainer.state.fn != TrainerFn.FITTING:
-            saved.pop("block_size", None)  # without learned positions a network is evaluated at any length
+            for name in ("block_size", *inspect.signature(Task.__init__).parameters):
+                saved.pop(name, None)  # how it was trained; without learned positions any length can be evaluated
         refuse_changed_arguments(saved, self.hparams)
         if self.strict_loading and "state_dict" in checkpoint:  # torch compares those of a sharded one
             try:

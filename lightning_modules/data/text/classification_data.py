@@ -135,7 +135,7 @@ class TextClassificationData(LabelledData, Tokenized):
 
     @cached_property
     def val_set(self) -> Sentences | None:
-        return self._sentences(self.train_split, self.parts[0]) if self.val_fraction > 0 else None
+        return self._sentences(self.val_split, self.parts[0]) if self.val_fraction > 0 else None
 
     @cached_property
     def test_set(self) -> Sentences:
@@ -147,7 +147,7 @@ class TextClassificationData(LabelledData, Tokenized):
 
     def training_text(self) -> Texts:
         keep = np.ones(len(self.source.split(self.train_split)), dtype=bool)
-        keep[self.parts[0]] = False
+        keep[self.parts[0] if self.val_split == self.train_split else []] = False
         return Texts([text for text, kept in zip(self._texts(self.train_split), keep, strict=True) if kept])
 
     def _texts(self, split: str) -> Iterator[str]:

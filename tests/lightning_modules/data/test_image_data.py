@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits
 
 from lightning_modules.data import ImageData
 from lightning_modules.data.labelled import stratified_counts
+from structured_init import StructuredInitError
 
 
 def batches(data: ImageData, epoch: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -38,6 +39,42 @@ def test_digits_are_the_real_ones():
     np.testing.assert_array_equal(pixels, np.sort(theirs, axis=0))
     test_labels = np.bincount(data.test_set.labels)
     np.testing.assert_allclose(test_labels, 0.2 * np.bincount(labels), atol=1)
+
+
+@pytest.mark.parametrize(
+    ("splits", "options", "validated", "tested", "remark"),
+    [
+        ("train val test", {}, 12, 16, ""),
+        ("train val test", {"val_split": "train", "val_fraction": 0.25}, 10, 16, ""),
+        ("train val", {"val_fraction": 0.25}, 10, 12, "and a share of train/ validated on"),
+        ("train valid", {"val_split": "val"}, 12, 12, "and, as asked for, validated on: choose nothing on it"),
+        ("train test", {"val_fraction": 0.25}, 10, 16, ""),
+    ],
+)
+def test_a_folder_is_validated_and_tested_on_the_splits_that_it_has(
+    tmp_path, splits, options, validated, tested, remark
+):
+    for split in splits.split():
+        for label in range(4):
+            place = tmp_path / "photos" / split / f"class_{label}"
+            place.mkdir(parents=True)
+            for number in range({"train": 10, "test": 4}.get(split, 3)):
+                Image.new("RGB", (8, 8), (label, number, 9)).save(place / f"{number}.png")
+    data = ImageData(str(tmp_path / "photos"), **options)
+    assert (len(data.val_set), len(data.test_set)) == (validated, tested)
+    assert data.remark.endswith(remark) and bool(data.remark) == bool(remark)
+    trained = row_set(data.train_set.__getitems__(range(len(data.train_set)))[0])
+    kept = data.val_set.__getitems__(range(validated))[0]
+    assert len(trained) == (40 if data.val_split != "train" else 30)
+    assert data.val_split != "train" or not trained & row_set(kept)
+
+
+def test_a_split_that_a_folder_lacks_is_named(tmp_path):
+    for part in ("train/a", "train/b", "val/a", "val/b"):
+        (tmp_path / part).mkdir(parents=True)
+        Image.new("L", (8, 8)).save(tmp_path / part / "1.png")
+    with pytest.raises(StructuredInitError, match="has no split 'tset': choose from train, validation"):
+        _ = ImageData(str(tmp_path), test_split="tset").has_test
 
 
 def test_sizes_are_known_after_construction(pictures):
