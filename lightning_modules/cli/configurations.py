@@ -374,3 +374,28 @@ def _with_layers(file: Path, above: tuple[Path, ...] = ()) -> tuple[Path | str, 
             raise StructuredInitError(f"'{file}', {KEY}: {error}") from error
         below += _shipped_layers(shipped, within)
     return (*below, file)
+
+
+GAINS = SHIPPED / "gains.yaml"
+# What layers an initialization is made for, by what its file says of networks; the first that is found counts.
+KINDS = {"attention": "transformer|language model|attention", "state space": "Mamba", "convolution": "conv", "any": ""}
+
+
+def initializations() -> list[dict[str, Any]]:
+    """Return every shipped initialization by group: its name, what it is, for which networks, and what it gained here.
+
+    All but the last stand at the top of its file; what it calls a control is one unless a paper has it. Gains are those
+    of the page of claims, which writes them to ``configs/gains.yaml``; none where nothing was measured.
+    """
+    gains = yaml.safe_load(GAINS.read_text(encoding="utf-8"))
+    rows = []
+    for file in sorted((SHIPPED / "init").glob("*.yaml")):
+        comment = [line[2:] for line in file.read_text(encoding="utf-8").splitlines() if line.startswith("# ")]
+        text = [line for line in comment if not re.match("(For|Card|Control of): ", line)]
+        networks = next(line.removeprefix("For: ") for line in comment if line.startswith("For: "))
+        what = re.match(r".*?\.(?= [A-Z]|$)", " ".join(text))
+        row = {"name": file.stem, "what": what[0] if what else text[0], "networks": networks}
+        control = any(line.startswith("Control of: ") for line in comment) and not re.search(r"\d{4}\.", row["what"])
+        row["kind"] = "controls" if control else next(kind for kind in KINDS if re.search(KINDS[kind], networks))
+        rows.append({**row, **gains.get(file.stem, {"gain": None, "controls": None, "today": None})})
+    return sorted(rows, key=lambda row: [*KINDS, "controls"].index(row["kind"]))

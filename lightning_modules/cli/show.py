@@ -21,8 +21,7 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from callbacks.samples import collect, first_loader, inputs_of
-from lightning_modules.cli.configurations import config_names
-from lightning_modules.cli.listing import initializations
+from lightning_modules.cli.configurations import config_names, initializations
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, InitReport, attention_sites, initialize
