@@ -243,7 +243,7 @@ def test_a_rule_for_a_block_does_not_make_its_weight_that_of_a_last_layer():
         ({"pgd_epsilons": [0]}, r"pgd_epsilons are in 1/255 of the pixels' range and at least 1, not 0$"),
         ({"certificate": "margins"}, "unknown certificate 'margins': did you mean 'margin'"),
         ({"margin": 0.0}, "CertifiedClassifier: margin must be positive, got 0.0"),
-        ({"pgd_restarts": 0}, "pgd_restarts at least 1"),
+        ({"pgd_restarts": 0}, "pgd_restarts must be at least 1, got 0"),
         ({"lr_schedule": [[0, 0], [0.5, 1]]}, "whose first numbers rise from 0 to 1"),
         ({"lr_schedule": [[0], [1, 1]]}, "whose first numbers rise from 0 to 1"),
     ],
