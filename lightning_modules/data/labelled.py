@@ -210,9 +210,9 @@ class LabelledData(SeededData):
         """What to say of a folder without ``test/`` before it is compared on; empty for other data."""
         if self._test_split or not Path(self.name).is_dir() or self.test_split not in VALIDATION:
             return ""
-        same = self.val_split == self.test_split
-        where = "and, as asked for, validated on: choose nothing on it" if same else "and a share of train/ validated on"
-        return f"data: '{self.name}' has no test/: its split '{self.test_split}' is tested on, {where}"
+        both = "validated on as well, as you ask: choose nothing on it"
+        rest = both if self.val_split == self.test_split else "a share of train/ is validated on"
+        return f"data: '{self.name}' has no test/: its split '{self.test_split}' is tested on, and {rest}"
 
     @cached_property
     def source(self) -> Source:

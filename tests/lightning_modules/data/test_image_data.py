@@ -46,8 +46,8 @@ def test_digits_are_the_real_ones():
     [
         ("train val test", {}, 12, 16, ""),
         ("train val test", {"val_split": "train", "val_fraction": 0.25}, 10, 16, ""),
-        ("train val", {"val_fraction": 0.25}, 10, 12, "and a share of train/ validated on"),
-        ("train valid", {"val_split": "val"}, 12, 12, "and, as asked for, validated on: choose nothing on it"),
+        ("train val", {"val_fraction": 0.25}, 10, 12, "a share of train/ is validated on"),
+        ("train valid", {"val_split": "val"}, 12, 12, "validated on as well, as you ask: choose nothing on it"),
         ("train test", {"val_fraction": 0.25}, 10, 16, ""),
     ],
 )
@@ -62,7 +62,8 @@ def test_a_folder_is_validated_and_tested_on_the_splits_that_it_has(
                 Image.new("RGB", (8, 8), (label, number, 9)).save(place / f"{number}.png")
     data = ImageData(str(tmp_path / "photos"), **options)
     assert (len(data.val_set), len(data.test_set)) == (validated, tested)
-    assert data.remark.endswith(remark) and bool(data.remark) == bool(remark)
+    assert bool(data.remark) == bool(remark)
+    assert data.remark.endswith(remark)
     trained = row_set(data.train_set.__getitems__(range(len(data.train_set)))[0])
     kept = data.val_set.__getitems__(range(validated))[0]
     assert len(trained) == (40 if data.val_split != "train" else 30)
