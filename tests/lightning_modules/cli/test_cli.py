@@ -118,7 +118,6 @@ def test_testing_without_a_checkpoint_says_that_the_weights_are_untrained(cli, c
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:You passed|ignore:.*enable_checkpointing")
 def test_a_fit_ends_by_naming_its_folder_and_what_is_in_it(cli, capsys, caplog, words, there):
     run = cli("fit", "--trainer.max_steps=1", "--trainer.limit_val_batches=1", *words)
     assert capsys.readouterr().out.splitlines()[-1] == f"written: {run.trainer.log_dir} ({there})"
