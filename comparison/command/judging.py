@@ -60,7 +60,8 @@ def _runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, str, s
         return found.results, found.manifest["metric"], found.manifest["mode"], None, {}
     manifest = read_manifest(path)
     if manifest["grid"]:
-        raise StructuredInitError("a comparison with --grid has a question at every place: give the runs of one")
+        table = f"the rows of one place out of {path / 'results.csv'}, as a table"
+        raise StructuredInitError(f"a comparison with --grid has a question at every place: give {table}")
     results = load_results(path)
     mode = manifest["mode"] if options.metric in (None, manifest["metric"]) else None
     controls = named(manifest)

@@ -76,7 +76,8 @@ def _asked_last(data: ReportData) -> str:
     last = data.manifest.get("asked_last")
     if not last:
         return ""
-    asked, complete = asked_runs({**data.manifest, **last, "added": []}), {run.key for run in data.complete}
+    asked = asked_runs({**data.manifest, **last, "added": []})
+    complete = {run.key for run in data.runs if run.result is not None}
     seeds = listed([str(seed) for seed in last["seeds"]])
     return (
         f" The last command asked for {'seed' if len(last['seeds']) == 1 else 'seeds'} {seeds} of "

@@ -217,6 +217,12 @@ def test_every_place_of_a_grid_has_a_table_and_the_page_says_what_moves_the_mean
     )
     assert "| 75 % (" in row
     assert (folder / "figures" / "profiles.png").is_file()
+    manifest = json.loads((folder / "comparison.json").read_text())
+    last = {**{key: manifest[key] for key in ("grid", "learning_rates")}, "arms": ["default"], "seeds": [0, 1]}
+    arms = manifest["arms"] | {"mimetic": manifest["arms"]["sincos"]}
+    (folder / "comparison.json").write_text(json.dumps({**manifest, "arms": arms, "asked_last": last}))
+    said = "The last command asked for seeds 0 and 1 of 1 initialization: 4 of its 4 runs are complete."
+    assert said in write_report(folder)[0].read_text()
 
 
 def test_a_page_over_optimizers_says_first_what_moves_more_and_whether_both_interact(comparison):
