@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from comparison.report.data import ReportData
-from comparison.report.findings import findings, level_text, suggestion, unseen
+from comparison.report.findings import findings, level_text, listed, suggestion, unseen
 from comparison.report.registry import Html, Piece, heading, note, register_panel, table
 from comparison.report.theme import (
     FAINT,
@@ -259,4 +259,7 @@ def learning_rates(data: ReportData) -> list[Piece] | None:
     shown: list[Piece] = [f"{RATES_WHY} Of {data.metric.words}, {data.metric.better}."]
     for place, arms in chosen.items():
         shown += [*heading(place if len(chosen) > 1 else ""), table(data, learning_rate_table(arms, data.metric))]
+        tried = {arm: sorted(map(float, each["validation"])) for arm, each in arms.items()}
+        if ends := [arm for arm, each in arms.items() if each["chosen"] in (tried[arm][0], tried[arm][-1])]:
+            shown.append(note(f"At an end of those tried: {listed(ends)}. A wider range may change the result."))
     return shown
