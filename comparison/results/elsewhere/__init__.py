@@ -102,6 +102,9 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     scaled = {
         key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
     }
+    for logged in scaled.values():  # a row without the value: the run ended without a number
+        if path.suffix.lower() in TABLES and all(step is None for values in logged.values() for step, _ in values):
+            logged.setdefault(chosen, [(None, math.nan)])
     records = [_record(path, arm, seed, logged) for (arm, seed), logged in scaled.items()]
     results = pd.DataFrame(result_row(run, True, [chosen]) for run in records)
     return Elsewhere(manifest, records, results, _curves(scaled))

@@ -11,6 +11,8 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,21 +57,29 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     if not metrics:
         raise StructuredInitError(f"'{path}' has no column of numbers beside {', '.join(sorted(filter(None, kept)))}")
     runs: Runs = {}
-    places: dict[tuple[Key, str, float | None], int] = {}
+    places: dict[tuple[Key, str, float | None], _Row] = {}
     for row in rows:
         key = _key(path, row, known, by_name, pattern)
         at = None if step is None else _number(path, row, step)
+        if not (long or step or by_name):
+            runs.setdefault(key, {})  # also one that ended without a value
         for column in metrics:
             if not row.cells[column]:
                 continue  # not every metric is logged at every step
             name = row.cells[known["metric"]] if long else column
-            if (before := places.setdefault((key, name, at), row.line)) != row.line:
+            if (before := places.setdefault((key, name, at), row)) is not row:
+                settings = [c for c in columns if c not in kept and before.cells[c] != row.cells[c] and _few(rows, c)]
                 how = "" if step else "add a column 'step', or "
                 how = "name the columns, --arm COLUMN --seed COLUMN, or " if by_name else how
+                how += "give each run a seed of its own"
+                if settings:
+                    values = f"{before.cells[settings[0]]} and {row.cells[settings[0]]}"
+                    how = f"they differ in '{settings[0]}', {values}: a table has one value of it for each arm, chosen"
+                    how += " on validation values, or make a table for each value"
                 there = "" if at is None else f", step {at:g}"
                 raise StructuredInitError(
-                    f"'{path}', lines {before} and {row.line}: arm '{key[0]}', seed {key[1]}{there} occurs twice: "
-                    f"{how}give each run a seed of its own"
+                    f"'{path}', lines {before.line} and {row.line}: arm '{key[0]}', seed {key[1]}{there} occurs twice: "
+                    f"{how}"
                 )
             runs.setdefault(key, {}).setdefault(name, []).append((at, _number(path, row, column)))
     return {key: {name: in_order(values) for name, values in logged.items()} for key, logged in runs.items()}
@@ -96,6 +106,8 @@ def _read(path: Path) -> tuple[list[str], list[_Row]]:
                     raise StructuredInitError(
                         f"'{path}', line {reader.line_num}: {len(cells)} cells, but the header has {len(columns)}"
                     )
+                if delimiter != ",":  # as a spreadsheet writes numbers where a comma is the decimal point
+                    cells = [re.sub(r"^\s*([-+]?\d+),(\d+\s*%?)\s*$", r"\1.\2", cell) for cell in cells]
                 pairs = zip(columns, (from_csv(cell.strip()) for cell in cells), strict=True)
                 rows.append(_Row(reader.line_num, dict(pairs)))
     except UnicodeDecodeError:
@@ -124,7 +136,7 @@ def _key(path: Path, row: _Row, known: dict[str, str], by_name: bool, pattern: s
 
 def _number(path: Path, row: _Row, column: str) -> float:
     try:
-        return float(row.cells[column])
+        return float(row.cells[column].removesuffix("%"))
     except ValueError:
         raise StructuredInitError(
             f"'{path}', line {row.line}: '{row.cells[column]}' in the column '{column}' is not a number"
@@ -136,12 +148,17 @@ def _numbers(path: Path, rows: Sequence[_Row], column: str) -> bool:
     numbers, others = 0, []
     for row in rows:
         try:
-            numbers += math.isfinite(float(row.cells[column] or "nan"))
+            numbers += math.isfinite(float(row.cells[column].removesuffix("%") or "nan"))
         except ValueError:
             others.append(row)
     if numbers > len(others) > 0:
         _number(path, others[0], column)
     return numbers > len(others)
+
+
+def _few(rows: Sequence[_Row], column: str) -> bool:
+    """Tell whether a column is a setting, each of whose values occurs again."""
+    return min(Counter(row.cells[column] for row in rows).values()) > 1
 
 
 def _chart(path: Path, columns: list[str], rows: list[_Row], pattern: str | None) -> Runs:

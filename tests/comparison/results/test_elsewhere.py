@@ -148,6 +148,11 @@ def test_names_and_settings_tell_arm_and_seed(name, pattern, settings, expected)
         ("arm,seed,acc\na,x,1\n", "line 2: the seed 'x' is not a whole number"),
         ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is not a number"),
         ("arm,seed,acc\na,0,1\na,0,2\n", "lines 2 and 3: arm 'a', seed 0 occurs twice: add a column 'step', or give"),
+        (
+            "arm,seed,lr,acc\na,0,0.1,1\na,0,0.2,3\na,1,0.1,4\na,1,0.2,2\n",
+            "lines 2 and 3: arm 'a', seed 0 occurs twice: they differ in 'lr', 0.1 and 0.2: a table has one value "
+            "of it for each arm, chosen on validation values, or make a table for each value",
+        ),
         ("arm,seed,step,acc\na,0,1,1\na,0,1,2\n", "arm 'a', seed 0, step 1 occurs twice: give each run a seed"),
         ("arm,seed,note\na,0,x\n", "no column of numbers beside arm, seed"),
         ("arm,seed,acc\na,0\n", "line 2: 2 cells, but the header has 3"),
@@ -264,6 +269,25 @@ def test_controls_of_a_table_are_found_by_the_names_of_its_arms(tmp_path):
     data = read_report_data(path)
     assert (data.controls, data.scrambled) == ({"mine": "mine_positions"}, {"mine": "mine_scrambled"})
     assert [arm.name for arm in data.effects[0].arms if arm.is_control] == ["mine_positions", "mine_scrambled"]
+
+
+@pytest.mark.parametrize("value", ["", "NaN"])
+def test_a_run_of_a_table_without_its_value_ended_without_a_number_for_report_and_judge(tmp_path, capsys, value):
+    rows = [
+        f"{arm},{seed},0.{5 + seed}" for arm in ("default", "new") for seed in range(5) if (arm, seed) != ("new", 4)
+    ]
+    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,test accuracy", *rows, f"new,4,{value}"]))
+    main(["report", str(path), "--no-open"])
+    assert "Diverged: new in 1 of 5 seeds" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["judge", str(path)])
+    assert "discard new: it has no number in 1 of 5 seeds" in capsys.readouterr().out
+
+
+def test_percent_signs_and_decimal_commas_are_numbers(tmp_path):
+    text = "arm;seed;test accuracy\na;0;60,5 %\na;1;61%\nb;0;62,25\nb;1;63\n"
+    found = comparison_of(tmp_path / "t.csv", read_elsewhere(written(tmp_path / "t.csv", text)))
+    assert found.results["test accuracy"].tolist() == pytest.approx([0.605, 0.61, 0.6225, 0.63])
 
 
 @pytest.mark.parametrize(
