@@ -23,7 +23,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--initialized-skip", default="", metavar="CHECKS", help="checks to leave out, such as loss,meta")
     group.addoption(
-        "--initialized-batch", metavar="MODULE:FUNCTION", help="gives the batch that the models are called with"
+        "--initialized-batch", metavar="MODULE:FUNCTION", help="the batch to call the models with, or what returns it"
     )
     group.addoption(
         "--initialized-where", metavar="PATTERNS", help="what is drawn, if the rest is loaded, such as head"
@@ -55,11 +55,11 @@ class BeginsAsItShould(pytest.Item):
         if str(self.config.rootpath) not in sys.path:
             sys.path.append(str(self.config.rootpath))
         given = self.config.getoption("initialized_batch")
-        batch = None if given is None else imported("--initialized-batch", given)()
+        batch = None if given is None else imported("--initialized-batch", given)
         where = self.config.getoption("initialized_where")
         checked = assert_initialized(
             imported("--initialized", self.name),
-            batch,
+            batch() if callable(batch) else batch,
             classes=self.config.getoption("initialized_classes"),
             skip=self.config.getoption("initialized_skip"),
             where=where and where.split(","),

@@ -153,7 +153,7 @@ class InitReport:
         return "\n".join([self._set(), self._trained(), "", *rows, *([""] if lists else []), *lists])
 
     def plot(self) -> Any:
-        """Return a figure of the standard deviation of every tensor that was set, before and after, by who set it.
+        """Return a figure of the root mean square of every tensor that was set, before and after, by who set it.
 
         Raises:
             MissingExtraError: matplotlib is not installed; the extra ``lightning`` brings it.
@@ -165,8 +165,8 @@ class InitReport:
         figure = Figure(figsize=(max(6.0, min(16.0, 0.16 * len(self.changed) + 3)), 4), layout="constrained")
         axis, groups = figure.add_subplot(), {}
         for place, entry in enumerate(self.changed):
-            groups.setdefault("; ".join(entry.set_by), []).append((place, entry.after.std))
-        before = [entry.before.std for entry in self.changed]
+            groups.setdefault("; ".join(entry.set_by), []).append((place, entry.after.rms))
+        before = [entry.before.rms for entry in self.changed]
         axis.plot(range(len(before)), before, "o", color="0.6", markersize=4, label="before")
         for who, points in groups.items():
             axis.plot(*zip(*points, strict=True), "D", markersize=4, label=who)
@@ -174,11 +174,11 @@ class InitReport:
         first = {block: place for place, block in reversed(list(enumerate(blocks)))}
         ticks = sorted(first.items(), key=lambda each: each[1])[:: max(1, len(first) // 24)]
         axis.set_xticks([place for _, place in ticks], [block for block, _ in ticks], rotation=90, fontsize=7)
-        stds = [*before, *(entry.after.std for entry in self.changed)]
-        least = min(filter(None, stds), default=1.0) / 2
+        sizes = [*before, *(entry.after.rms for entry in self.changed)]
+        least = min(filter(None, sizes), default=1.0) / 2
         axis.set_yscale("symlog", linthresh=least)
-        axis.set_ylim(0 if 0 in stds else least, 2 * max(stds, default=1.0))
-        axis.set_ylabel("standard deviation")
+        axis.set_ylim(0 if 0 in sizes else least, 2 * max(sizes, default=1.0))
+        axis.set_ylabel("root mean square")
         axis.set_title(f"{self.differs or self.initializer}, seed {self.seed}", fontsize=9, wrap=True)
         if groups:
             axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -350,8 +350,11 @@ def _what_was_set(blocks: Mapping[str, Sequence[Entry]]) -> str:
         after = _span([entry.after.std for entries in named.values() for entry in entries if entry.after])
         values: dict[str, list[str]] = {}  # what is constant → names
         for name, entries in named.items():
-            if all(each.after and each.after.std <= 1e-12 * abs(each.after.mean) for each in entries):
-                values.setdefault(_span([each.after.mean for each in entries]), []).append(name)
+            before_after = [[each.before for each in entries], [each.after for each in entries]]
+            steady = [all(a and a.std <= 1e-12 * abs(a.mean) for a in of_all) for of_all in before_after]
+            if steady[1]:
+                means = [_span([a.mean for a in of_all]) for of_all in before_after[1 - steady[0] :]]
+                values.setdefault(" → ".join(means), []).append(name)
         told = [f"constant {value}{f': {_names(own)}' * (len(own) < len(named))}" for value, own in values.items()]
         after += f" ({'; '.join(told)})" if told else ""
         parts: dict[str, list[str]] = {}  # "Mimetic: query_key, value_output" instead of the name twice

@@ -199,7 +199,8 @@ def decimals(found: Effects) -> int:
     digits = significant(largest, 3 if all(i.samples == 1 for i in intervals or values) else 2)
     if widths:
         typical = 1 - math.floor(math.log10(median(widths)))
-        digits = max(typical, min(significant(largest, 2), 1), min(significant(min(widths), 1), typical + 2))
+        small = significant(largest, 2) if largest else typical
+        digits = max(typical, min(small, 1), min(significant(min(widths), 1), typical + 2))
     return min(max(digits, 1), 2) if found.metric.factor == 100 else shown(digits)
 
 

@@ -363,7 +363,10 @@ class Runner(Trainer):
         for place in (folder, *([Path(export).parent] if export else [])):
             refuse_unwritable(place)
         others = dict(_others(model, checkpoint, pretrained))
-        probe = _probe(model, datamodule, "no attention is drawn")
+        without = "no attention is drawn"
+        probe = _probe(model, datamodule, without)
+        if datamodule is None and attention_sites(model):
+            print(f"{without}: there are no samples; give a configuration with data, such as -c data/cifar10")
         label = " + ".join(type(part).__name__ for part in getattr(initializer, "initializers", [initializer]))
         views = {"as built": _view(model, probe)}
         report = _initialized(model, initializer, seed=seed, batch=samples)

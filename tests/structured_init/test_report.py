@@ -101,9 +101,9 @@ def test_a_plot_shows_every_tensor_that_was_set_as_built_and_as_set(tiny_vit):
     report = initialize(tiny_vit(depth=3), Mimetic())
     (axis,) = report.plot().axes
     before, *after = axis.lines
-    assert list(before.get_ydata()) == [entry.before.std for entry in report.changed]
+    assert list(before.get_ydata()) == [entry.before.rms for entry in report.changed]
     shown = {int(x): y for line in after for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True)}
-    assert [shown[place] for place in sorted(shown)] == [entry.after.std for entry in report.changed]
+    assert [shown[place] for place in sorted(shown)] == [entry.after.rms for entry in report.changed]
     assert [label.get_text() for label in axis.get_xticklabels()] == ["pos_embed", "blocks.0", "blocks.1", "blocks.2"]
 
 
@@ -234,7 +234,7 @@ def test_equal_notes_on_several_layers_are_one_line(tiny_vit):
 def test_a_notebook_shows_the_same_lines_with_nothing_left_as_markup(tiny_vit):
     odd = Does(lambda weights: weights.write(weights.model.head.bias, torch.ones(5), "<b> & co"))
     shown = initialize(tiny_vit(), odd)._repr_html_()
-    said = "bias [&lt;b&gt; &amp; co] std 0 → 0 (constant 1); 1 more left as they were"
+    said = "bias [&lt;b&gt; &amp; co] std 0 → 0 (constant 0 → 1); 1 more left as they were"
     assert f"<td><code>head</code></td><td>{said}</td>" in shown
     assert shown.count("<tr>") == 1
     assert "<li>left as they were: cls_token, pos_embed, patch_embed.proj, blocks.0–1, norm</li>" in shown

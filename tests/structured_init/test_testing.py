@@ -296,7 +296,7 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
     (tmp_path / "mine.py").write_text(
         "import torch\nfrom torch import nn\n\ndef good():\n    return nn.Linear(8, 8)\n\n"
         "def bad():\n    model = nn.Linear(8, 8)\n    model.gate = nn.Parameter(torch.empty(8))\n    return model\n"
-        "def batch():\n    return torch.ones(2, 8)\n"
+        "batch = torch.ones(2, 8)\n"
     )
     asked = [each for name in ("good", "bad") for each in ("--initialized", f"mine:{name}")]
     command = [sys.executable, "-m", "pytest", "-p", "structured_init_pytest", "-p", "no:cacheprovider", "-q"]

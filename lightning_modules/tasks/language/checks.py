@@ -26,7 +26,8 @@ def check_batch(batch: dict[str, Tensor], network: nn.Module) -> None:
             "shorten the data's block_size"
         )
     embedding = getattr(network, "get_input_embeddings", lambda: None)()
-    rows = getattr(embedding, "num_embeddings", None)
+    tables = (each.num_embeddings for each in network.modules() if isinstance(each, nn.Embedding))
+    rows = max(tables, default=None) if embedding is None else getattr(embedding, "num_embeddings", None)
     if rows is not None and not 0 <= int(tokens.min()) <= int(tokens.max()) < rows:
         raise StructuredInitError(
             f"the tokens run from {int(tokens.min())} to {int(tokens.max())}, the embedding has {rows} rows: "

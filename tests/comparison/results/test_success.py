@@ -141,7 +141,7 @@ def test_means_of_tasks_that_runs_solve_or_do_not_have_no_interval_even_where_al
     assert cells("test/exact_match", alike) == ["no interval: a run solves it or does not"] * 2
     assert cells("test/solved", [0.01, 0.02, 0.0]) == ["no interval: a run solves it or does not"] * 2
     assert cells("test/exact_match", [0.4, 0.5, 0.6]) == ["", ""]  # as of answers to questions
-    assert cells("test/exact_match", [1.0] * 3) == ["3 of 3 at 1.00"] * 2
+    assert cells("test/exact_match", [1.0] * 3) == ["3 of 3 at 1.0"] * 2
     assert cells("test/accuracy", alike) == ["", ""]
     mixed = cells("test/exact_match", [0.98, 0.02, 0.97])
     assert mixed == ["2 of 3 with test exact match ≥ 0.95"] * 2

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch.loggers import CSVLogger
 
 from lightning_modules import LanguageModel
+from lightning_modules.tasks.language.checks import check_batch
 from lightning_modules.tasks.language.samples import draw, generate, token_strings
 from lightning_modules.tasks.optim import parameter_groups
 from structured_init import StructuredInitError
@@ -230,3 +231,10 @@ def test_a_batch_that_does_not_fit_is_refused(batch, message, language_model):
         batch = {**batch, "labels": batch["input_ids"]}
     with pytest.raises(StructuredInitError, match=message):
         language_model().training_step(batch, 0)
+
+
+def test_tokens_beyond_the_table_of_a_network_of_ones_own_are_refused_as_well():
+    own = torch.nn.Sequential(torch.nn.Embedding(23, 8), torch.nn.Linear(8, 23))
+    tokens = torch.full((1, 3), 23)
+    with pytest.raises(StructuredInitError, match="the tokens run from 23 to 23, the embedding has 23 rows: set voc"):
+        check_batch({"input_ids": tokens, "labels": tokens}, own)
