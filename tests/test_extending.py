@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 from pathlib import Path
 
@@ -11,7 +12,16 @@ import torch
 import yaml
 
 from lightning_modules.cli import main
-from structured_init import StructuredInitError, attention_sites, initialize
+from structured_init import (
+    MimeticStateSpace,
+    Projection,
+    StateSpaceLayout,
+    StructuredInitError,
+    attention_sites,
+    initialize,
+    state_space_sites,
+)
+from structured_init.analysis import audit, capture_attention
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extending.md").read_text(encoding="utf-8")
 
@@ -24,7 +34,7 @@ def example(section: str, language: str = "python") -> str:
 
 @pytest.fixture(autouse=True)
 def known_attention():
-    """Forget the classes that an example registers."""
+    """Forget the attention that an example registers; a class that is made anew each time needs no forgetting."""
     from structured_init.hosts.attention import ATTENTION
 
     before = dict(vars(ATTENTION))
@@ -33,7 +43,9 @@ def known_attention():
     vars(ATTENTION).update(copies)
 
 
-@pytest.mark.parametrize("section", ["An initializer", "A host", "A task", "A figure of the attention"])
+@pytest.mark.parametrize(
+    "section", ["An initializer", "A host", "A state-space layer", "A task", "A figure of the attention"]
+)
 def test_every_example_is_short(section):
     lines = [line for line in example(section).splitlines() if line.strip()]
     assert len(lines) <= 30
@@ -73,6 +85,43 @@ def test_a_host_of_ones_own_has_its_queries_where_it_says():
     key, query, _ = module.kqv(tokens).sub(module.kqv.bias).reshape(3, 3, 4, 8).unbind(1)
     torch.testing.assert_close(tokens @ site.query[1], query[:, 1])
     torch.testing.assert_close(tokens @ site.key[3], key[:, 3])
+
+
+def test_a_state_space_layer_of_ones_own_is_set_audited_and_drawn_whatever_its_parameters_are_called():
+    names: dict = {}
+    exec(example("A state-space layer"), names)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 32), names["Selective"](), names["Selective"]())
+    tokens = torch.randn(2, 9, 5)
+    assert "half-lives 1 tokens" in str(audit(model, tokens))  # Δ = ln 2 and A = −1
+    before = state_space_sites(model)[0].C
+    report = initialize(model, MimeticStateSpace(decay_c=4.0, scan_scale="paper"), seed=0)
+    assert set(report.measures) == {"1", "2"}
+    assert not any("convolution" in name for name in report.measures["1"])
+    site = state_space_sites(model)[0]
+    assert site.half_life == pytest.approx(math.log(2) / model[1].log_decay.exp()[:, None].double().detach())
+    torch.testing.assert_close(site.C, (before + site.B) / 2)
+    seen = capture_attention(model, tokens)
+    assert {name: tuple(maps.shape) for name, maps in seen.items()} == {name: (2, 4, 9, 9) for name in "12"}
+    with torch.no_grad():  # causal: a token changes nothing before it
+        changed = model(tokens.index_fill(1, torch.tensor(8), 3.0)) - model(tokens)
+    assert changed[:, :8].abs().max() == 0 < changed[:, 8].abs().max()
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [
+        ((30, 40), "dt and B both have row 34 of one weight"),
+        ((32, 36), "B and C both have row 36 of one weight"),
+        ((32, 46), "C ends at row 53 of a weight of 52 rows"),
+    ],
+)
+def test_blocks_of_a_state_space_layer_that_lie_over_one_another_are_refused(starts, said):
+    weight, heads = torch.nn.Parameter(torch.zeros(52, 32)), torch.nn.Parameter(torch.zeros(4))
+    B, C = (Projection(weight, 1, 8, start=start) for start in starts)
+    dt = Projection(weight, 1, 4, start=34 if starts[0] == 30 else 48)
+    with pytest.raises(StructuredInitError, match=said):
+        StateSpaceLayout(heads, dt, heads, B, C, None, None, None)
 
 
 def test_a_task_of_ones_own_trains_from_the_command_line(tmp_path, monkeypatch):

@@ -37,6 +37,7 @@ from structured_init.hosts.mlp import FirstLayer, MlpLayout, MlpSite, mlp_sites,
 from structured_init.hosts.positions import PositionSite, position_sites, register_positions, required_position_sites
 from structured_init.hosts.registry import Where
 from structured_init.hosts.state_space import (
+    Selection,
     StateSpaceLayout,
     StateSpaceSite,
     register_state_space,
@@ -56,6 +57,7 @@ __all__ = [
     "Projection",
     "RelativeBias",
     "Rotary",
+    "Selection",
     "StateSpaceLayout",
     "StateSpaceSite",
     "StridedProjection",

@@ -54,7 +54,8 @@ class StateSpaceLayout(metaclass=Answered):
         dt_bias: b_Δ, (H,).
         B: W_B, G blocks of N rows.
         C: W_C, G blocks of N rows.
-        conv_weight: the short causal convolution, (channels, 1, K); its last tap looks at the token itself.
+        conv_weight: the short causal convolution, (channels, 1, K); its last tap looks at the token itself. ``None``
+            where there is none.
         conv_bias: (channels,), or ``None``.
         D: the skip from the scan's input to its output, (H,) or (H·P,); ``None`` where the host has none.
         head_dim: P.
@@ -73,7 +74,7 @@ class StateSpaceLayout(metaclass=Answered):
     dt_bias: nn.Parameter
     B: Projection
     C: Projection
-    conv_weight: nn.Parameter
+    conv_weight: nn.Parameter | None
     conv_bias: nn.Parameter | None
     D: nn.Parameter | None
     head_dim: int = 1
@@ -83,6 +84,22 @@ class StateSpaceLayout(metaclass=Answered):
     normalized: bool = False
     match_norm: bool = False
     delta: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse blocks that a parameter does not hold, or that lie over one another."""
+        taken: dict[tuple[int, int], str] = {}  # parameter and row → block
+        for name in ("dt", "B", "C"):
+            block = getattr(self, name)
+            if not isinstance(block, Projection):
+                continue
+            rows, held = block.rows.flatten().tolist(), block.weight.shape[block.axis]
+            if max(rows) >= held:
+                raise StructuredInitError(
+                    f"StateSpaceLayout: {name} ends at row {max(rows)} of a weight of {held} rows"
+                )
+            for row in rows:
+                if (other := taken.setdefault((id(block.weight), row), name)) != name:
+                    raise StructuredInitError(f"StateSpaceLayout: {other} and {name} both have row {row} of one weight")
 
 
 Describe = Callable[[Any], StateSpaceLayout]
@@ -178,9 +195,10 @@ class StateSpaceSite:
         self.layout.C.set(self._weights, value.mT, self._by)
 
     @property
-    def conv_weight(self) -> Float[Tensor, "channels taps"]:
-        """The short convolution, (channels, K), the oldest token first."""
-        return self._weights.read(self.layout.conv_weight)[:, 0].clone()
+    def conv_weight(self) -> Float[Tensor, "channels taps"] | None:
+        """The short convolution, (channels, K), the oldest token first; ``None`` where there is none."""
+        weight = self.layout.conv_weight
+        return None if weight is None else self._weights.read(weight)[:, 0].clone()
 
     @conv_weight.setter
     def conv_weight(self, value: Float[Tensor, "channels taps"]) -> None:

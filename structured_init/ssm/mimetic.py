@@ -179,7 +179,7 @@ class MimeticStateSpace(Initializer):
                 self._step(site.by(f"{WHO}: step"))
             if self.correlate:
                 self._correlate(site.by(f"{WHO}: correlate"), rng)
-            if self.convolution:
+            if self.convolution and site.conv_weight is not None:
                 self._convolution(site.by(f"{WHO}: convolution"))
             after = measures(site, self._bound(site.by(f"{WHO}: scan_scale"), scale))
             weights.measure(site.name, {name: (before[name], after[name]) for name in before})
@@ -265,14 +265,17 @@ def measures(site: StateSpaceSite, scale: ScanSize | None) -> dict[str, float]:
     input moves it nowhere, the largest modulus in W_Δ, 0 where no input can move it, ‖W_C W_Bᵀ − I‖ (mean over groups),
     how far the short convolution is from the identity, and how large the scan's input and output are on random tokens.
     """
-    taps = site.conv_weight.double()
-    taps[:, -1] -= 1
+    measured = {}
+    if (taps := site.conv_weight) is not None:
+        taps = taps.double()
+        taps[:, -1] -= 1
+        measured["convolution − identity (rms)"] = taps.square().mean().sqrt().item()
     return {
         **_spread("half-life (tokens)", site.half_life),
         **_spread("Δ", site.step),
         "largest W_Δ": site.dt_weight.abs().max().item(),
         "‖CᵀB − I‖": match_distance(site.B, site.C).mean().item(),
-        "convolution − identity (rms)": taps.square().mean().sqrt().item(),
+        **measured,
         **({} if scale is None else dict(zip(SIZES, scale, strict=True))),
     }
 

@@ -124,9 +124,9 @@ class MambaReference(Initializer):
                     weights.edit(module.bias, WHO).zero_()
 
     def _scan(self, site: StateSpaceSite, rng: Draws) -> None:
-        taps = site.conv_weight
-        site.conv_weight = _filled(taps, taps.shape[-1], rng.generator(site.name, f"{WHO}: conv_weight"))
-        if site.conv_bias is not None:
+        if (taps := site.conv_weight) is not None:
+            site.conv_weight = _filled(taps, taps.shape[-1], rng.generator(site.name, f"{WHO}: conv_weight"))
+        if taps is not None and site.conv_bias is not None:
             generator = rng.generator(site.name, f"{WHO}: conv_bias")
             site.conv_bias = _filled(site.conv_bias, taps.shape[-1], generator)
         generator = rng.generator(site.name, f"{WHO}: step")

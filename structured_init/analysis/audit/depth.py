@@ -223,7 +223,7 @@ def aligned(numbers: dict[str, float]) -> list[str]:
 def in_tokens(half_lives: Iterable[Tensor]) -> str:
     """Say from which to which half-life states have, and the median."""
     lives = torch.cat([each.flatten() for each in half_lives])
-    said = [f"{each:,.0f}" if each >= 10 else f"{each:.2g}" for each in (lives.min(), lives.max(), lives.median())]
+    said = [f"{each:,.0f}" if each >= 10 else f"{each:.2g}" for each in (lives.min(), lives.max(), lives.quantile(0.5))]
     return f"{said[0]} to {said[1]} tokens, median {said[2]}" if said[0] != said[1] else f"{said[0]} tokens"
 
 
