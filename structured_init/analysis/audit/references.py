@@ -14,6 +14,7 @@ from torch import nn
 from structured_init.analysis.audit.distribution import Distribution, Sample, fits, normal, truncated, uniform
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.state_space import state_space_sites
 from structured_init.names import named_plain_modules
 
 STATE_SPACE = {"A_log": "decay", "dt_bias": "step", "D": "skip"}
@@ -44,10 +45,17 @@ def places(model: nn.Module) -> dict[int, Place]:
     stds = (getattr(config, "initializer_range", None) for config in configs)
     std = next((value for value in stds if isinstance(value, float) and value > 0), 0.02)
     layers = num_layers(model)
+    described = {
+        id(tensor): role
+        for site in state_space_sites(model)
+        for role, tensor in zip(
+            STATE_SPACE.values(), (site.layout.A_log, site.layout.dt_bias, site.layout.D), strict=True
+        )
+    }
     found: dict[int, Place] = {}
     for name, module in named_plain_modules(model):
         for key, parameter in module.named_parameters(recurse=False):
-            role, fans = _role(name, key, module), _fans(module)
+            role, fans = described.get(id(parameter)) or _role(name, key, module), _fans(module)
             if role in ("bare", "weight") and fans is None:
                 shape = parameter.shape
                 fans = (math.prod(shape[1:]), shape[0] if shape else 1)
