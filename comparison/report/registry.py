@@ -18,6 +18,7 @@ from markupsafe import Markup, escape
 from comparison.report.data import ReportData
 from comparison.report.theme import Drawing
 from comparison.results.tables import Cell, Table, number, significant
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError, nearest
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ class Panel:
 PANELS: list[Panel] = []  # in the order of the page
 
 
+@answered
 def register_panel(
     title: str, *, after: str | None = None, name: str | None = None, label: str | None = None
 ) -> Callable[[PanelFunction], PanelFunction]:
@@ -83,8 +85,6 @@ def register_panel(
     Raises:
         StructuredInitError: ``after`` is no panel, or another panel has the name.
     """
-    if not isinstance(title, str):
-        raise StructuredInitError('a panel has a title: @register_panel("Seconds per run") above its function')
 
     def register(function: PanelFunction) -> PanelFunction:
         panel = Panel(name or function.__name__, title, label or title, function)

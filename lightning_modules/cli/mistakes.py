@@ -279,6 +279,7 @@ PATTERNS: dict[str, str | Callable[[Mistake], str]] = {
     r"arguments are required: ([\w.]+)": _required,
     r'expected "subcommand" to be one of {(.*?)}': "no command is given: choose from {commands}",
     r"Import path ([\w.]+) does not correspond to a subclass of (\w+)": "{key}: '{0}' is no {1}",
+    r"Expected a path but (\S+)[\s\S]*?does not correspond to a subclass of (\w+)": "{key}: {0} is no {1}",
     r"- (.*) \((\S+\.py), line (\d+)\)": "{key}: cannot import '{1}': {0} in line {2}",
     r"Expected a typing\.Literal\[(.*?)\]": _wrong_choice,
     r"(?:Expected(?: an?)? <class '(?!NoneType)(\w+)'>(?:\s*- (?=Expected))?)+(?:\. Got value: (.*))?": _wrong_type,

@@ -119,6 +119,7 @@ def test_testing_without_a_checkpoint_says_that_the_weights_are_untrained(cli, c
     ],
 )
 def test_a_fit_ends_by_naming_its_folder_and_what_is_in_it(cli, capsys, caplog, words, there):
+    caplog.set_level("INFO", "lightning.pytorch")  # which an earlier command of this process may have quieted
     run = cli("fit", "--trainer.max_steps=1", "--trainer.limit_val_batches=1", *words)
     assert capsys.readouterr().out.splitlines()[-1] == f"written: {run.trainer.log_dir} ({there})"
     assert caplog.text.count("no attention map was captured") == ("attention" not in there)

@@ -104,7 +104,7 @@ COMMAND_LINE = [
     ("--ckpt=x", "unknown key 'ckpt': did you mean 'ckpt_path'?"),
     ("--batch_size=3", "unknown key 'batch_size': did you mean 'data.batch_size'?"),
     ("--time-limit=0", "unknown key 'time-limit': did you mean 'trainer.max_time'?"),
-    ("-c init/mimetic_state_space{decay=4}", "init.initializer.decay: expected bool, got 4: did you mean 'decay_c'?"),
+    ("-c init/mimetic_state_space{decay=4}", "init.initializer.decay: expected bool, got 4"),
     ("-c init/mimetic_scramled", "*nor a shipped configuration: did you mean 'init/mimetic_scrambled'?"),
     ("-c tiny.yml", "*nor a shipped configuration: did you mean 'tiny.yaml'?"),
     ("--seed=3", "unknown key 'seed': did you mean 'seed_everything'?"),
@@ -242,7 +242,7 @@ INIT = [
     ("--filters.enabled=perhaps", "filters.enabled: expected bool, got perhaps"),
 ]
 CHECKPOINT = [
-    ("--ckpt_path=", "ckpt_path '' names no file, and only the process that trained knows its own: give one, *"),
+    ("--ckpt_path=", "ckpt_path '' names no file, and only the process that trained knows its own: give RUN/*"),
     ("--ckpt_path=hpc", "*no HPC checkpoint was found*"),
     ("--ckpt_path=tiny.yaml", "cannot read checkpoint 'tiny.yaml': it is damaged, or it is not a checkpoint*"),
     ("--ckpt_path=other.ckpt", "'other.ckpt' is not a checkpoint of this program*"),

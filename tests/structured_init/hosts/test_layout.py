@@ -102,7 +102,7 @@ WRONG = {
     ),
     "half a channel": (
         lambda m: layout(m, value=Projection(m.to_v.weight, 2, 4.0)),
-        "^the layout of MyAttention: value needs head_dim to be a whole number from 1, got 4.0$",
+        "^Projection: head_dim must be a whole number, got 4.0$",
     ),
     "queries along inputs": (lambda m: layout(m, axes=(1, 0, 0, 1)), "lie along axis 0, not 1: axis=0$"),
     "keys along inputs": (lambda m: layout(m, axes=(0, 1, 0, 1)), "lie along axis 0, not 1: axis=0$"),

@@ -29,7 +29,8 @@ trainer: {accelerator: cpu, max_epochs: 2, enable_progress_bar: false, enable_mo
 
 
 def classifier(*network, **arguments):
-    return CertifiedClassifier(*(network or ("kw_large",)), **{**SMALL, **arguments})
+    made = {"network_args": None} if network and not isinstance(network[0], str) else {}
+    return CertifiedClassifier(*(network or ("kw_large",)), **{**SMALL, **made, **arguments})
 
 
 def loader(count=24, batch_size=10, scale=1.0, classes=10):
