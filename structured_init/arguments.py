@@ -110,7 +110,7 @@ def _kinds_of_class(cls: type) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _check_kinds(who: str, kinds: Mapping[str, tuple[str, ...]], given: Mapping[str, Any]) -> None:
+def _check_kinds(who: str, kinds: Mapping[str, Any], given: Mapping[str, Any]) -> None:
     """Refuse a value of another kind than its argument's: ``"no"`` would count as true, and true as a number."""
     for name, value in given.items():
         known = kinds.get(name, ())
