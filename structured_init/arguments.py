@@ -38,8 +38,9 @@ class Answered(ABCMeta):
         return whole.replace(parameters=list(whole.parameters.values())[1:])
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        _check_arguments(cls, cls.__signature__, args, kwargs)
-        given = {**dict(zip(cls.__signature__.parameters, args, strict=False)), **kwargs}
+        takes = cls.__signature__
+        _check_arguments(cls, takes, args, kwargs)
+        given = {**dict(zip(takes.parameters, args, strict=False)), **kwargs}
         try:
             made = ABCMeta.__call__(cls, *args, **kwargs)
         except StructuredInitError:  # what a class says by itself says more

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_modules.data.finding import VALIDATION, Kind, find_column, open_splits
+from lightning_modules.data.finding import VALIDATION, Kind, find_column, open_splits, parquet_files
 from lightning_modules.data.seeded import SeededData, check_carved, check_fractions
 from structured_init.errors import StructuredInitError, nearest
 
@@ -79,8 +79,9 @@ class Source:
 
     def called(self, name: str) -> str:
         """Return what a split is called here: ``datasets`` calls a folder ``val`` ``validation``."""
-        others = [each for each in VALIDATION if each in self.splits and name in VALIDATION]
-        return name if name in self.splits else next(iter(others), name)
+        if name in self.splits or name not in VALIDATION:
+            return name
+        return next((each for each in VALIDATION if each in self.splits), name)
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -123,7 +124,7 @@ def _column(split: Dataset, column: str) -> NDArray[np.generic]:
 class LabelledData(SeededData):
     """A dataset with classes. Only `test` reads the test split.
 
-    The validation part is a share of train. Of a folder with ``train/``, ``val/`` and ``test/`` it is ``val/``.
+    The validation part is a share of train. Of class folders in ``train/``, ``val/`` and ``test/`` it is ``val/``.
 
     Args:
         name: of the dataset.
@@ -182,9 +183,11 @@ class LabelledData(SeededData):
     @property
     def val_split(self) -> str:
         """Name of the split to validate on; that of training where a share of it is validated on."""
-        splits = self.source.splits
-        usual = [name for name in VALIDATION if name in splits and "test" in splits and Path(self.name).is_dir()]
-        return self.source.called(self._val_split or next(iter(usual), self.train_split))
+        if self._val_split:
+            return self.source.called(self._val_split)
+        folder, usual = Path(self.name), self.source.called(VALIDATION[0])
+        classes = folder.is_dir() and not parquet_files(folder, self.config)
+        return usual if classes and {usual, "test"} <= {*self.source.splits} else self.train_split
 
     @property
     def test_split(self) -> str:

@@ -45,13 +45,8 @@ def places(model: nn.Module) -> dict[int, Place]:
     stds = (getattr(config, "initializer_range", None) for config in configs)
     std = next((value for value in stds if isinstance(value, float) and value > 0), 0.02)
     layers = num_layers(model)
-    described = {
-        id(tensor): role
-        for site in state_space_sites(model)
-        for role, tensor in zip(
-            STATE_SPACE.values(), (site.layout.A_log, site.layout.dt_bias, site.layout.D), strict=True
-        )
-    }
+    sites = state_space_sites(model)
+    described = {id(getattr(site.layout, key)): role for site in sites for key, role in STATE_SPACE.items()}
     found: dict[int, Place] = {}
     for name, module in named_plain_modules(model):
         for key, parameter in module.named_parameters(recurse=False):

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ import lightning_modules
 from callbacks import AttentionMapCallback, ExactResume, InitCallback
 from comparison.run.resolve import parse
 from lightning_modules.cli import main
+from lightning_modules.cli.lightning_cli import PredictionTable
 
 ROOT = Path(lightning_modules.__file__).parents[1]
 
@@ -148,6 +150,28 @@ def test_predict_writes_a_class_for_each_new_image_with_the_classes_and_the_scal
     path = capsys.readouterr().out.split("written: ")[-1].split()[0]
     new = [row.split(",") for row in Path(path).read_text().splitlines()[1:]]
     assert new == [["new/b.png", *rows[6][1:]], ["new/deep/a.PNG", *rows[4][1:]]]
+
+
+@pytest.mark.parametrize(
+    ("names", "world_size", "said"),
+    [
+        (["a", "b"], 1, "written: run/predictions_1.csv (class and probability of 2 samples)"),
+        (["a", "b"], 2, "predictions were not written: several processes compute them; a BasePredictionWriter"),
+        (["a", "b", "c"], 1, "predictions were not written: they are not class probabilities of a datamodule; a Base"),
+    ],
+)
+def test_a_table_of_predictions_replaces_none_and_what_is_not_written_is_said(folder, capsys, names, world_size, said):
+    place = folder / "run" / "predictions.csv"
+    place.parent.mkdir()
+    place.write_text("kept")
+    trainer = SimpleNamespace(is_global_zero=True, world_size=world_size, log_dir=None, default_root_dir="run")
+    table = PredictionTable(SimpleNamespace(class_names=names, predicted=["x", "y"]))
+    table.on_predict_batch_end(trainer, None, torch.tensor([[0.25, 0.75], [1, 0]]), None, 0)
+    table.on_predict_end(trainer, None)
+    assert capsys.readouterr().out.startswith(said)
+    assert place.read_text() == "kept"
+    written = [each.read_text().split() for each in place.parent.glob("*_1.csv")]
+    assert written == [["sample,class,probability", "x,b,0.75", "y,a,1"]] * said.startswith("written")
 
 
 def test_a_file_of_weights_alone_is_not_resumed_from(cli, folder, complaint):

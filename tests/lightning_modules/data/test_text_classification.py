@@ -51,6 +51,14 @@ def message(action) -> str:
     return str(caught.value)
 
 
+def test_texts_are_validated_on_a_split_that_is_named_and_trained_on_all_of_train(folder):
+    of = data(folder, val_split="validation")
+    assert (len(of.val_set), len(of.train_set), len(list(of.training_text()))) == (30, 120, 120)
+    assert of.remark.endswith("is tested on, and validated on as well, as you ask: choose nothing on it")
+    carved = data(folder, val_fraction=0.25)
+    assert (len(carved.val_set), len(carved.train_set), len(list(carved.training_text()))) == (30, 90, 90)
+
+
 def stored(of, batches) -> list[tuple[str, str]]:
     return [
         (of.tokenizer.decode(row.tolist()), of.class_names[label])
