@@ -102,7 +102,7 @@ def test_half_lives_of_states_are_shown_whatever_the_initialization(folder, caps
     said = re.search(
         r"^half-lives of states: as built .+; MimeticStateSpace (.+)$", capsys.readouterr().out, re.MULTILINE
     )
-    assert said[1] == "0.17 to 0.69 tokens, median 0.29"  # ln 2 / n of the states n = 1 … 4, at a step of 1: between 2 and 3
+    assert said[1] == "0.17 to 0.69 tokens, median 0.29"  # ln 2 / n of n = 1 … 4, a step of 1
 
 
 def test_names_become_options_and_everything_else_stays():
