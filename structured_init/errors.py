@@ -41,7 +41,7 @@ def shown(value: object) -> str:
     return text if len(text) < 80 and "\n" not in text else f"an object of class {type(value).__name__}"
 
 
-MANY = 6  # letters of a name whose beginning can be recognized
+MANY = 4  # letters of a name whose beginning can be recognized
 
 
 def _alike(one: str, other: str) -> bool:

@@ -42,6 +42,8 @@ class _Parser(argparse.ArgumentParser):
         if unknown := re.match(r"unrecognized arguments: (--\S+)", message):
             name = unknown[1].partition("=")[0]
             message = f"unknown option '{name}': {nearest(name, self._option_string_actions)}"
+        if more := re.match(r"unrecognized arguments: ([^-]\S*)", message):
+            message = f"'{more[1]}' is one too many: runs in several files are put into one table or folder first"
         if message.endswith("-c/--config"):
             message = "no experiment is given: add a configuration with -c, such as -c vit_digits"
         if valued := re.match(r"argument (--\S+): ignored explicit argument", message):
@@ -187,7 +189,7 @@ def _add_direction(parser: argparse.ArgumentParser, default: str) -> None:
     ways = {"dest": "mode", "action": "store_const"}
     add("--less-is-better", const="min", help=f"a lower value of the metric is better (default: {default})", **ways)
     add("--more-is-better", const="max", help="a higher value of the metric is better", **ways)
-    add("--mode", choices=("max", "min"), help=argparse.SUPPRESS)  # as earlier versions have it
+    add("--mode", choices=("max", "min"), help=argparse.SUPPRESS)  # as find hands it on
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
