@@ -199,6 +199,14 @@ def check_whole(who: str, least: int | None = 1, *, null: bool = False, **number
             raise StructuredInitError(f"{who}: {name} must be at least {least}{_or(null)}, got {value}")
 
 
+def check_share(who: str, **numbers: Any) -> None:
+    """Refuse what is no number from 0 and below 1; errors as for :func:`check_finite`."""
+    check_not_negative(who, **numbers)
+    for name, value in numbers.items():
+        if value >= 1:
+            raise StructuredInitError(f"{who}: {name} must be below 1, got {value}")
+
+
 def check_choice(who: str, **choices: tuple[Any, Any]) -> None:
     """Refuse what is none of the values of a ``Literal``: ``check_choice(who, noise=(noise, Noise))``."""
     for name, (value, kinds) in choices.items():

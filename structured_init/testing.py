@@ -25,7 +25,7 @@ from structured_init.analysis.audit.records import Record, in_words, records
 from structured_init.analysis.audit.references import num_layers
 from structured_init.analysis.blocks import repeated_blocks
 from structured_init.arguments import answered, check_positive, check_whole
-from structured_init.errors import StructuredInitError, nearest
+from structured_init.errors import StructuredInitError, nearest, shown
 from structured_init.hosts.registry import selects
 from structured_init.names import plain_names
 from structured_init.overlay import tensor_names
@@ -172,6 +172,9 @@ def check_initialized(
     check_positive("assert_initialized", growth=growth, loss_tolerance=loss_tolerance)
     if isinstance(skip, str):
         skip = [name.strip() for name in skip.split(",") if name.strip()]
+    if not isinstance(like, (str, nn.Module, Mapping, type(None))):
+        named = ", ".join(STANDARDS)
+        raise StructuredInitError(f"like is a model, its state dictionary, or one of {named}, got {shown(like)}")
     unknown = [("check", name, CHECKS) for name in skip if name not in CHECKS]
     unknown += [("standard", like, STANDARDS)] if isinstance(like, str) and like not in STANDARDS else []
     for what, name, names in unknown:

@@ -14,6 +14,7 @@ from timm.models.convmixer import ConvMixer
 from timm.models.convnext import ConvNeXt, ConvNeXtBlock
 from torch import nn
 
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 
 _NAME = re.compile(r"convmixer_(\d+)_(\d+)_k(\d+)_p(\d+)")
@@ -68,9 +69,7 @@ def convmixer(
         StructuredInitError: a size is below 1, or the patches do not divide the image.
     """
     sizes = {"dim": dim, "depth": depth, "kernel_size": kernel_size, "patch_size": patch_size}
-    for name, size in sizes.items():
-        if size < 1:
-            raise StructuredInitError(f"{name} of a ConvMixer must be at least 1, not {size}")
+    check_whole("ConvMixer", **sizes)
     if image_size % patch_size:
         raise StructuredInitError(f"patch_size {patch_size} does not divide image_size {image_size}")
     network = ConvMixer(**sizes, num_classes=num_classes, in_chans=in_channels, **timm_args)

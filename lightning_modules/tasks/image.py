@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lightning_modules.networks import create_network
 from lightning_modules.tasks.task import ClassifierTask
-from structured_init.arguments import check_whole
+from structured_init.arguments import check_not_negative, check_share, check_whole
 from structured_init.errors import StructuredInitError
 
 
@@ -111,11 +111,8 @@ class ImageClassifier(ClassifierTask):
         seed: int | None = None,
         **task: Any,
     ) -> None:
-        if not 0 <= label_smoothing < 1:
-            raise StructuredInitError(f"label_smoothing must be in [0, 1), not {label_smoothing}")
-        for name, value in {"mixup": mixup, "cutmix": cutmix}.items():
-            if value < 0:
-                raise StructuredInitError(f"{name} must be 0 (off) or positive, not {value}")
+        check_share("ImageClassifier", label_smoothing=label_smoothing)
+        check_not_negative("ImageClassifier", mixup=mixup, cutmix=cutmix)
         check_whole("ImageClassifier", num_classes=num_classes, image_size=image_size, in_channels=in_channels)
         self.num_classes, self.image_size, self.in_channels = num_classes, image_size, in_channels
         self.label_smoothing, self.mixup, self.cutmix = label_smoothing, mixup, cutmix

@@ -127,13 +127,6 @@ RANGES = {
 }
 
 
-def check_rates(**values: float) -> None:
-    """Refuse an argument of the schedule that is negative or no number."""
-    for name, value in values.items():
-        if not 0 <= value < math.inf:
-            raise StructuredInitError(f"{name} is {value:g}: it must be 0 or more")
-
-
 def _decays(name: str, parameter: nn.Parameter) -> bool:
     """Tell whether a parameter decays, by its shape, its tag and its own name."""
     tagged = getattr(parameter, "_no_weight_decay", False)

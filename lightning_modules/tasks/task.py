@@ -20,14 +20,8 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.tasks.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
-from lightning_modules.tasks.optim import (
-    build_optimizer,
-    check_rates,
-    check_schedule,
-    piecewise_linear,
-    warmup_cosine,
-)
-from structured_init.arguments import Answered
+from lightning_modules.tasks.optim import build_optimizer, check_schedule, piecewise_linear, warmup_cosine
+from structured_init.arguments import Answered, check_not_negative
 from structured_init.errors import StructuredInitError, shown
 
 
@@ -65,7 +59,7 @@ class Task(LightningModule, metaclass=Answered):
             way = "such as lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
             raise StructuredInitError(f"{type(self).__name__}: optimizer is a function, {way}, got {shown(optimizer)}")
         check_schedule(lr_schedule, warmup_epochs)
-        check_rates(warmup_epochs=warmup_epochs, warmup_lr=warmup_lr, min_lr=min_lr)
+        check_not_negative(type(self).__name__, warmup_epochs=warmup_epochs, warmup_lr=warmup_lr, min_lr=min_lr)
         super().__init__()
         with warnings.catch_warnings():  # a network given as an object is noticed here and left out right below
             warnings.simplefilter("ignore")

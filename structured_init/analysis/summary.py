@@ -12,7 +12,7 @@ from torch import Tensor
 from structured_init.analysis import statistics
 from structured_init.analysis.heads import HEAD_SCORES
 from structured_init.analysis.statistics import impulse_mass_change, is_causal, structure_left
-from structured_init.arguments import answered
+from structured_init.arguments import answered, check_grid
 
 # What each column means, for tables and figure titles.
 STATISTICS: dict[str, str] = {
@@ -56,6 +56,7 @@ def summarize(
         StructuredInitError: the maps have other axes.
     """
     statistics.checked_maps(maps)
+    check_grid("summarize", grid)
     if grid is None:
         grid, prefix_tokens, window = (1, maps.shape[-1]), 0, _along(maps)
     if offsets is None:

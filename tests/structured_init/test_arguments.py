@@ -413,6 +413,10 @@ class Own(nn.Module):
         (lambda vit: AdamSolver(lr=1),
          "AdamSolver has no argument 'lr': choose from iterations, later_pseudo_input, layer_norm, pseudo_input, "
          "scale"),
+        (lambda vit: assert_initialized(vit, like=3),
+         "like is a model, its state dictionary, or one of gpt2, llama, torch, mamba, got 3"),
+        (lambda vit: summarize(torch.rand(1, 2, 4, 4), grid="2x2"),
+         "summarize: grid must be [rows, columns] or null, got '2x2'"),
         (lambda vit: assert_initialized(vit, skips=["loss"]),
          "check_initialized has no argument 'skips': did you mean 'skip'?"),
         (lambda vit: weight_products(vit),

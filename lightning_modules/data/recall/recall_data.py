@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from lightning_modules.data.recall.tasks import IGNORED, Example, RecallTask, create_task
 from lightning_modules.data.seeded import SeededData, derive_seeds
+from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError
 
 Part = Literal["train", "val", "test"]
@@ -214,12 +215,8 @@ class RecallData(SeededData):
         return RecallSet(self.task, "test", lengths, self.test_examples, self.seed)
 
     def _check_arguments(self) -> None:
-        counts = {"train_examples": self.train_examples, "test_examples": self.test_examples}
-        for name, count in counts.items():
-            if count < 1:
-                raise StructuredInitError(f"{name} must be at least 1, got {count}")
-        if self.val_examples < 0:
-            raise StructuredInitError(f"val_examples must be at least 0, got {self.val_examples}; 0 is for none")
+        check_whole("RecallData", train_examples=self.train_examples, test_examples=self.test_examples)
+        check_whole("RecallData", 0, val_examples=self.val_examples)
         if not 1 <= self.min_length <= self.max_length:
             raise StructuredInitError(
                 f"min_length={self.min_length} and max_length={self.max_length} "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from structured_init.arguments import Answered
+from structured_init.arguments import Answered, check_whole
 from structured_init.errors import StructuredInitError, nearest
 
 IGNORED = -100  # the target where nothing is to be predicted, as torch and transformers have it
@@ -56,7 +56,7 @@ class RecallTask(metaclass=Answered):
 
     def check(self, length: int) -> None:
         """Raise a ``StructuredInitError`` for a length that the task cannot have."""
-        at_least(type(self).__name__, length=(length, 1))
+        check_whole(type(self).__name__, length=length)
 
 
 def answered(sequence: NDArray[np.int64], answer: NDArray[np.bool_], end: int, key: bytes) -> Example:
@@ -66,13 +66,6 @@ def answered(sequence: NDArray[np.int64], answer: NDArray[np.bool_], end: int, k
     """
     targets = np.where(answer, sequence, IGNORED)[1:]
     return Example(sequence[:-1], targets, (targets != IGNORED) & (targets != end), key)
-
-
-def at_least(who: str, **values: tuple[int, int]) -> None:
-    """Raise one line for the first number below its minimum, given as name = (number, minimum)."""
-    for name, (value, minimum) in values.items():
-        if value < minimum:
-            raise StructuredInitError(f"{who}: {name} must be at least {minimum}, got {value}")
 
 
 class Copying(RecallTask):
@@ -85,7 +78,7 @@ class Copying(RecallTask):
     packable = True
 
     def __init__(self, num_letters: int = 26) -> None:
-        at_least(type(self).__name__, num_letters=(num_letters, 2))
+        check_whole(type(self).__name__, 2, num_letters=num_letters)
         self.num_letters = num_letters
         self.begin, self.bar, self.end, self.padding = range(num_letters, num_letters + 4)
         self.vocab_size = num_letters + 4
@@ -132,7 +125,8 @@ class SelectiveCopying(RecallTask):
     padding = 0
 
     def __init__(self, vocab_size: int = 16, num_data: int = 16) -> None:
-        at_least("SelectiveCopying", vocab_size=(vocab_size, 4), num_data=(num_data, 1))
+        check_whole("SelectiveCopying", 4, vocab_size=vocab_size)
+        check_whole("SelectiveCopying", num_data=num_data)
         self.vocab_size, self.num_data = vocab_size, num_data
 
     def check(self, length: int) -> None:
@@ -182,7 +176,8 @@ class MultiQueryRecall(RecallTask):
     def __init__(
         self, vocab_size: int = 8192, num_pairs: int | None = None, power: float = 0.01, random_fill: bool = False
     ) -> None:
-        at_least("MultiQueryRecall", vocab_size=(vocab_size, 4), num_pairs=(1 if num_pairs is None else num_pairs, 1))
+        check_whole("MultiQueryRecall", 4, vocab_size=vocab_size)
+        check_whole("MultiQueryRecall", null=True, num_pairs=num_pairs)
         if not 0 < power <= 1:
             raise StructuredInitError(f"MultiQueryRecall: power must be in (0, 1], got {power}")
         self.vocab_size, self.num_pairs, self.power, self.random_fill = vocab_size, num_pairs, power, random_fill
@@ -244,7 +239,8 @@ class NeedleRetrieval(RecallTask):
     """
 
     def __init__(self, num_words: int = 64, num_values: int = 4) -> None:
-        at_least("NeedleRetrieval", num_words=(num_words, 2), num_values=(num_values, 1))
+        check_whole("NeedleRetrieval", 2, num_words=num_words)
+        check_whole("NeedleRetrieval", num_values=num_values)
         self.num_words, self.num_values = num_words, num_values
         self.mark, self.question, self.padding = range(num_words, num_words + 3)
         self.vocab_size = num_words + 3

@@ -12,6 +12,7 @@ from timm.layers import Attention, DropPath, Mlp, resample_abs_pos_embed
 from torch import Tensor, nn
 
 from lightning_modules.networks.token_softmax import check_arguments, place_token_softmax
+from structured_init.arguments import check_share, check_whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.hosts import TokenLayout, register_positions
 from structured_init.layers import SequencePooling, TokenSoftmaxValue
@@ -123,8 +124,7 @@ class PatchTokenizer(nn.Module):
 
     def __init__(self, in_channels: int, embed_dim: int, patch_size: int) -> None:
         super().__init__()
-        if patch_size < 1:
-            raise StructuredInitError(f"patch_size must be at least 1, not {patch_size}")
+        check_whole("PatchTokenizer", patch_size=patch_size)
         self.patch_size = patch_size
         # Nested and named as in CCT, so that one map of names serves both.
         self.conv_layers = nn.Sequential(nn.Sequential(nn.Conv2d(in_channels, embed_dim, patch_size, patch_size)))
@@ -239,9 +239,7 @@ class CompactEncoder(nn.Module):
     ) -> None:
         _check(embed_dim, depth, num_heads, positions, norm_order, class_token, pool_softmax)
         shares = {"dropout": dropout, "attention_dropout": attention_dropout, "stochastic_depth": stochastic_depth}
-        for name, rate in shares.items():
-            if not 0 <= rate < 1:
-                raise StructuredInitError(f"{name} must be in [0, 1), not {rate}")
+        check_share("CompactEncoder", **shares)
         super().__init__()
         self.seq_len, self.grid, self.positions = seq_len, grid, positions
         self.num_prefix_tokens = int(class_token)

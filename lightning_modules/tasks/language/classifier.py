@@ -19,6 +19,7 @@ from lightning_modules.tasks.language.checks import check_batch, enable_gradient
 from lightning_modules.tasks.language.model import Batch
 from lightning_modules.tasks.language.samples import token_strings
 from lightning_modules.tasks.task import ClassifierTask
+from structured_init.arguments import check_share
 from structured_init.errors import StructuredInitError, nearest
 
 Pool = Literal["mean", "first", "last"]
@@ -106,10 +107,7 @@ class TextClassifier(ClassifierTask):
         gradient_checkpointing: bool = False,
         **task: Any,
     ) -> None:
-        if not 0 <= label_smoothing < 1 or not 0 <= dropout < 1:
-            raise StructuredInitError(
-                f"label_smoothing and dropout must be in [0, 1), not {label_smoothing} and {dropout}"
-            )
+        check_share("TextClassifier", label_smoothing=label_smoothing, dropout=dropout)
         if pool not in (None, *POOLS):
             raise StructuredInitError(f"unknown pool '{pool}': {nearest(str(pool), POOLS)}")
         self.pretrained = pretrained

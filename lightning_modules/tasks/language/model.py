@@ -22,6 +22,7 @@ from lightning_modules.tasks.language.checks import check_batch, enable_gradient
 from lightning_modules.tasks.language.metrics import IGNORED, shifted, token_loss, token_metrics
 from lightning_modules.tasks.language.samples import decode, encode, generate, log_samples, token_strings
 from lightning_modules.tasks.task import NetworkTask
+from structured_init.arguments import check_not_negative, check_share, check_whole
 from structured_init.errors import StructuredInitError, nearest
 
 
@@ -124,14 +125,11 @@ class LanguageModel(NetworkTask):
     ) -> None:
         if objective not in OBJECTIVES:
             raise StructuredInitError(f"unknown objective '{objective}': {nearest(objective, OBJECTIVES)}")
-        if not 0 <= label_smoothing < 1:
-            raise StructuredInitError(f"label_smoothing must be in [0, 1), not {label_smoothing}")
-        amounts = {"z_loss": z_loss, "sample_tokens": sample_tokens, "sample_temperature": sample_temperature}
-        for name, value in amounts.items():
-            if value < 0:
-                raise StructuredInitError(f"{name} must be 0 or positive, not {value}")
-        if sample_top_k is not None and sample_top_k < 1:
-            raise StructuredInitError(f"sample_top_k must be at least 1, or null, not {sample_top_k}")
+        check_share("LanguageModel", label_smoothing=label_smoothing)
+        check_not_negative("LanguageModel", z_loss=z_loss, sample_temperature=sample_temperature)
+        check_whole("LanguageModel", vocab_size=vocab_size, block_size=block_size)
+        check_whole("LanguageModel", 0, sample_tokens=sample_tokens)
+        check_whole("LanguageModel", null=True, sample_top_k=sample_top_k)
         if sample_tokens and objective == "masked":
             raise StructuredInitError("a masked model does not continue text: set sample_tokens to 0")
         if token_mixing and objective != "causal":

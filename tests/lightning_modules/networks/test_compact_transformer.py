@@ -252,7 +252,7 @@ def test_default_mimetic_and_impulse_start_compact_transformers(kind):
         ("cct_2_3x2_32", {"num_heads": 3}, "embed_dim 128 is not a multiple of num_heads 3"),
         ("cct_2_3x2_32", {"positions": "sin"}, "unknown positions 'sin': did you mean 'sine'"),
         ("cct_2_3x2_32", {"norm_order": "post"}, "unknown norm_order 'post': choose from pre, published"),
-        ("cct_2_3x2_32", {"stochastic_depth": 1.0}, r"stochastic_depth must be in \[0, 1\), not 1.0"),
+        ("cct_2_3x2_32", {"stochastic_depth": 1.0}, "stochastic_depth must be below 1, got 1.0"),
         ("cct_2_3x2_32", {"token_softmax": {"mode": "remix", "alpha": 1.2}}, r"alpha must be in \[0, 1\], not 1.2"),
         ("cct_2_3x2_32", {"token_softmax": {"mod": "remix"}}, "takes no argument 'mod': did you mean 'mode'"),
         ("cct_2_3x2_32", {"pool_softmax": {"per_head": True}}, "pool_softmax takes no 'per_head'"),

@@ -114,7 +114,7 @@ def test_the_names_are_listed_and_build():
     ("name", "arguments", "message"),
     [
         ("convmixer_64_4_k9_p5", {}, "patch_size 5 does not divide image_size 32"),
-        ("convmixer_64_0_k9_p4", {}, "depth of a ConvMixer must be at least 1, not 0"),
+        ("convmixer_64_0_k9_p4", {}, "ConvMixer: depth must be at least 1, got 0"),
         ("convmixer_64_4_k9_p4", {"kernl_size": 3}, "takes no argument 'kernl_size': did you mean 'kernel_size'?"),
         ("convmixer_64_4_k9p4", {}, "unknown network 'convmixer_64_4_k9p4': did you mean 'convmixer_64_4_k9_p4'?"),
         ("convnext_atto_patch2_32", {"image_size": 16}, "image_size 16 is too small"),

@@ -189,8 +189,9 @@ def test_tokens_are_named_by_the_tokenizer_of_the_data(language_model, trainer, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"label_smoothing": 1.0}, r"label_smoothing must be in \[0, 1\), not 1.0"),
-        ({"z_loss": -1.0}, "z_loss must be 0 or positive"),
+        ({"label_smoothing": 1.0}, "label_smoothing must be below 1, got 1.0"),
+        ({"vocab_size": 0}, "vocab_size must be at least 1, got 0"),
+        ({"z_loss": -1.0}, "z_loss must not be negative"),
         ({"sample_top_k": 0}, "sample_top_k must be at least 1"),
         ({"objective": "causl"}, "unknown objective 'causl': did you mean 'causal'"),
         ({"objective": "masked", "sample_tokens": 3}, "a masked model does not continue text"),
