@@ -46,8 +46,8 @@ def summarize(
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
         offsets: where each head's impulse should be, (H, 2) as (rows, columns); the best in the window when None.
-        window: side of the neighbourhood in which the best offset is looked for; without a grid, offsets up to half
-            the sequence are.
+        window: side of the neighbourhood in which the best offset is looked for; on one row, offsets up to half the
+            sequence are.
 
     Returns:
         The keys of ``STATISTICS``, each a list over heads, and ``offset``, a list of [rows, columns].
@@ -58,7 +58,9 @@ def summarize(
     statistics.checked_maps(maps)
     check_grid("summarize", grid)
     if grid is None:
-        grid, prefix_tokens, window = (1, maps.shape[-1]), 0, _along(maps)
+        grid, prefix_tokens = (1, maps.shape[-1]), 0
+    if grid[0] == 1:
+        window = _along(maps)
     if offsets is None:
         offsets = statistics.best_offset(maps, grid, prefix_tokens, window)
     place = (grid, prefix_tokens)
@@ -97,15 +99,17 @@ def summarize_change(
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
         offsets: where each head's impulse was at the start, (H, 2); the best in the window before training when None.
-        window: side of the neighbourhood in which the best offset is looked for; without a grid, offsets up to half
-            the sequence are.
+        window: side of the neighbourhood in which the best offset is looked for; on one row, offsets up to half the
+            sequence are.
 
     Returns:
         ``structure_left`` (see there), ``impulse_mass_before``, ``impulse_mass_after`` and ``impulse_mass_change`` at
         the initialization's offsets, and ``offset``, a list of [rows, columns].
     """
     if grid is None:
-        grid, prefix_tokens, window = (1, before.shape[-1]), 0, _along(before)
+        grid, prefix_tokens = (1, before.shape[-1]), 0
+    if grid[0] == 1:
+        window = _along(before)
     if offsets is None:
         offsets = statistics.best_offset(before, grid, prefix_tokens, window)
     place = (grid, prefix_tokens)

@@ -76,6 +76,7 @@ class DeltaOrthogonal(Initializer):
             group[centre] = matrix.mul_(self.gain)
         if self.zero_bias and module.bias is not None:
             weights.edit(module.bias, WHO).zero_()
+        note_hidden_branch(weights, name)
         rows, columns = len(weight) // groups, weight.shape[1]
         if rows < columns:
             weights.note(name, f"{rows} outputs of {columns} inputs: a contraction, the norm of an input is not kept")

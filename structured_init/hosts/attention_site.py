@@ -18,7 +18,8 @@ from structured_init.hosts.shared import KEPT, NAMES, Role, in_words, is_shared,
 from structured_init.overlay import Weights
 
 HIDDEN_BRANCH = 1e-3  # a LayerScale below this leaves nothing of the branch to see
-SCALES = ("gamma_1", "gamma1", "lambda_1")  # BEiT, EVA, CaiT; XCiT; transformers' BEiT
+# BEiT, EVA, CaiT; XCiT; transformers' BEiT; ConvNeXt of timm, torchvision and transformers.
+SCALES = ("gamma_1", "gamma1", "lambda_1", "gamma", "layer_scale", "layer_scale_parameter")
 CROSS = re.compile(r"cross_?(\w+_)?att|enc(oder)?_?dec(oder)?_?att")
 WHOLE = re.compile(r"att(n|ns|ention|entions)?(_?(layers?|blocks?|modules?))?$")  # all that is in it is attention
 BESIDE_SELF = re.compile(r"(encoder|enc|multihead|multi_head|memory|context)_att(n|ention)")
@@ -68,7 +69,7 @@ class AttentionSite:
     @property
     def branch_scale(self) -> float | None:
         """The mean |LayerScale| on its way into the residual stream; ``None`` where there is none."""
-        return layer_scale(self._weights.modules.get(self.name.rpartition(".")[0]))
+        return branch_scale(self._weights, self.name)
 
     @property
     def num_heads(self) -> int:
@@ -197,7 +198,7 @@ class AttentionSite:
 
     def note_value_output(self, *, residual_scale: str = "replace") -> None:
         """Record in the report what this host does to a value–output initialization, and what became of its scale."""
-        layout, scale = self.layout, self.branch_scale
+        layout = self.layout
         if layout.value_norm:
             self.note("the host normalizes between values and output: the strength of the values has no effect")
         if layout.between:
@@ -209,8 +210,7 @@ class AttentionSite:
             become = "replaced, scale included" if residual_scale == "replace" else "that scale is kept"
             drawn = f"the host draws the output projection 1/√{layout.residual_depth} smaller, for its depth"
             self.note(f"{drawn}: {become}")
-        if scale is not None and scale < HIDDEN_BRANCH:
-            self.note(f"LayerScale {scale:.0e} hides the branch: its initialization barely reaches the output")
+        note_hidden_branch(self._weights, self.name)
 
     def _set(self, matrix: str, value: Tensor) -> None:
         role = Role(self.name, self.layout, matrix)
@@ -260,16 +260,25 @@ def is_cross_attention(name: str, block: nn.Module | None) -> bool:
     return pools and next(block.parameters(recurse=False), None) is not None
 
 
-def layer_scale(block: nn.Module | None) -> float | None:
-    """Return the mean |γ| of the block's first LayerScale: a parameter, or a module with one; ``None`` without."""
-    if block is None:
-        return None
-    factors = [getattr(block, name, None) for name in SCALES]
-    for name, child in block.named_children():
-        if "layerscale" in type(child).__name__.lower() and name.endswith("1"):
-            factors.append(getattr(child, "gamma", getattr(child, "lambda1", None)))
-    factor = next((factor for factor in factors if isinstance(factor, nn.Parameter)), None)
-    return None if factor is None or factor.is_meta else factor.detach().abs().mean().item()
+def branch_scale(weights: Weights, name: str) -> float | None:
+    """Return the mean |γ| of the first LayerScale in the innermost block around a layer that has any; else ``None``."""
+    while name := name.rpartition(".")[0]:
+        block = weights.modules.get(name, nn.Identity())
+        factors = [getattr(block, each, None) for each in SCALES]
+        for child_name, child in block.named_children():
+            if "layerscale" in type(child).__name__.lower() and child_name.endswith("1"):
+                factors.append(getattr(child, "gamma", getattr(child, "lambda1", None)))
+        factor = next((factor for factor in factors if isinstance(factor, nn.Parameter)), None)
+        if factor is not None:
+            return None if factor.is_meta else factor.detach().abs().mean().item()
+    return None
+
+
+def note_hidden_branch(weights: Weights, name: str) -> None:
+    """Record in the report that a LayerScale hides what a layer is initialized to."""
+    scale = branch_scale(weights, name)
+    if scale is not None and scale < HIDDEN_BRANCH:
+        weights.note(name, f"LayerScale {scale:.0e} hides the branch: its initialization barely reaches the output")
 
 
 def is_causal(site: AttentionSite, *, alibi: bool = False) -> bool | None:

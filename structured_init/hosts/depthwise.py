@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention_site import note_hidden_branch
 from structured_init.hosts.registry import Where, first_names, selects, what_the_model_has
 from structured_init.overlay import Weights
 
@@ -80,6 +81,7 @@ class DepthwiseConvSite:
         if tuple(filters.shape) != (expected := (self.num_filters, *self.kernel_size)):
             raise StructuredInitError(f"'{self.name}' takes filters of {expected}, got {tuple(filters.shape)}")
         self._weights.write(self.module.weight, filters.unsqueeze(1), by)
+        note_hidden_branch(self._weights, self.name)
 
     @property
     def bias(self) -> Float[Tensor, " filters"] | None:
