@@ -20,7 +20,7 @@ from comparison.results.controls import SCRAMBLED
 from comparison.results.effects import Effect, Effects
 from comparison.results.folder import Run, read_manifest, write_manifest
 from comparison.results.headline import decision_text, look
-from comparison.results.metric import Metric
+from comparison.results.metric import FLAGS, Metric
 from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
 from comparison.results.tables import interval_text
 from comparison.run.arms import Arm, parse_arms
@@ -260,7 +260,8 @@ def _training(options: argparse.Namespace) -> list[str]:
     """Return the options of how runs are trained and judged as ``compare`` takes them."""
     words = ["--launcher", options.launcher, "--threads", str(options.threads), "--parallel", str(options.parallel)]
     words += ["--cpus-per-run", str(options.cpus_per_run), "--gpus-per-run", str(options.gpus_per_run)]
-    given = {"--ray-address": options.ray_address, "--metric": options.metric, "--mode": options.mode}
+    words += [FLAGS[options.mode]] if options.mode else []
+    given = {"--ray-address": options.ray_address, "--metric": options.metric}
     return [*words, *(word for name, value in given.items() if value is not None for word in (name, value))]
 
 
