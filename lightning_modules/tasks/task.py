@@ -20,13 +20,7 @@ from torchmetrics import MeanMetric, Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from lightning_modules.tasks.checkpoint import is_plain, refuse_changed_arguments, refuse_other_weights
-from lightning_modules.tasks.optim import (
-    build_optimizer,
-    check_rates,
-    check_schedule,
-    piecewise_linear,
-    warmup_cosine,
-)
+from lightning_modules.tasks.optim import build_optimizer, check_rates, check_schedule, piecewise_linear, warmup_cosine
 from structured_init.arguments import Answered
 from structured_init.errors import StructuredInitError, shown
 
