@@ -122,21 +122,16 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     _end(folder, record, spent, f"{tried}. Use {winner}: -c {folder / 'found.yaml'} ({text}).", console)
 
 
+@dataclasses.dataclass
 class _Racing:
     """Trains what a race asks for."""
 
-    def __init__(
-        self,
-        comparison: Comparison,
-        names: Mapping[Name, Candidate],
-        identity: str,
-        launcher: Launcher,
-        console: Console,
-        limit: TimeLimit,
-    ) -> None:
-        self.comparison, self.names, self.identity = comparison, names, identity
-        self.launcher, self.console, self.limit = launcher, console, limit
-        self.metric = Metric(comparison.metric, comparison.mode)
+    comparison: Comparison
+    names: Mapping[Name, Candidate]
+    identity: str
+    launcher: Launcher
+    console: Console
+    limit: TimeLimit
 
     def run(self, budget: float, evidence: int, rungs: Sequence[Rung]) -> Race:
         """Return the race at its end, of which a budget leaves so many whole runs for the evidence."""
@@ -200,7 +195,7 @@ class _Racing:
         result = run.latest().result
         given = run.paused or result or {}
         value = given.get("metrics", {}).get(self.comparison.metric)
-        value = math.nan if value is None else self.metric.factor * float(value)
+        value = math.nan if value is None else Metric(self.comparison.metric).factor * float(value)
         share = 1.0 if given is result else given.get("reached")  # no validation lies between it and the end
         return Outcome(value, float(given.get("seconds") or 0.0), share)
 
