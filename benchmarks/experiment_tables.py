@@ -224,11 +224,10 @@ def deformation(results: pd.DataFrame) -> str:
 def draw(curves: pd.DataFrame, folder: Path) -> None:
     """Write the validation accuracy over the steps as ``deformation.svg`` and ``.png``."""
     from comparison.report.panels.curves import curve_figure
-    from comparison.report.theme import save, settle, styles
+    from comparison.report.theme import Drawing, styles
     from comparison.results.effects import curves_by_seed
     from comparison.results.metric import Metric
 
     by_arm = curves_by_seed(curves, "val/accuracy", "step")
     figure = curve_figure(by_arm, styles(list(by_arm), DEFAULT), Metric("val/accuracy", "max"), "step", DEFAULT)
-    settle(figure)
-    save(figure, folder, "deformation")
+    Drawing(figure, "deformation", "Validation accuracy over the steps").write(folder)

@@ -269,35 +269,27 @@ def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mappin
     """
     captions = {moment: _caption(moment, records[moment]) for moment in records}
     square = {
-        moment: {name: layer for name, layer in layers.items() if layer.shape[-1] == layer.shape[-2]}
+        captions[moment]: {name: layer for name, layer in layers.items() if layer.shape[-1] == layer.shape[-2]}
         for moment, layers in maps.items()
     }
-    square = {moment: layers for moment, layers in square.items() if layers}
+    square = {caption: layers for caption, layers in square.items() if layers}
     if not square:
         return {}
     places = records["after"]["layers"]
-    mean = {
-        captions[moment]: {n: layer.mean(dim=0) for n, layer in layers.items()} for moment, layers in square.items()
-    }
+    mean = {caption: {n: layer.mean(dim=0) for n, layer in layers.items()} for caption, layers in square.items()}
     statistics = {captions[moment]: record["statistics"] for moment, record in records.items() if record["statistics"]}
     figures = {"maps": map_figure(mean)} | ({"statistics": depth_figure(statistics)} if statistics else {})
     on_grid = {
-        moment: {n: layer for n, layer in layers.items() if n in places and places[n]["grid"]}
-        for moment, layers in square.items()
+        caption: {n: layer for n, layer in layers.items() if n in places and places[n]["grid"]}
+        for caption, layers in square.items()
     }
     if all(on_grid.values()):
-        figures["offset_profile"] = profile_figure(
-            {
-                captions[moment]: {
-                    n: offset_profile(layer, places[n]["grid"], places[n]["prefix_tokens"])
-                    for n, layer in layers.items()
-                }
-                for moment, layers in on_grid.items()
-            }
-        )
-        figures["zoom"] = _zoom({captions[moment]: layers for moment, layers in on_grid.items()}, places)
+        profile = lambda n, layer: offset_profile(layer, places[n]["grid"], places[n]["prefix_tokens"])  # noqa: E731
+        profiles = {caption: {n: profile(n, each) for n, each in of.items()} for caption, of in on_grid.items()}
+        figures["offset_profile"] = profile_figure(profiles)
+        figures["zoom"] = _zoom(on_grid, places)
     if records["after"].get("tokens"):
-        first = {captions[m]: {n: layer[0] for n, layer in layers.items()} for m, layers in square.items()}
+        first = {caption: {n: layer[0] for n, layer in layers.items()} for caption, layers in square.items()}
         figures["tokens"] = token_figure(first, records["after"]["tokens"])
     drawn = {name: (figure, folder / f"{name}.png") for name, figure in figures.items()}
     for figure, path in drawn.values():

@@ -98,10 +98,10 @@ class ExactResume(L.Callback, metaclass=Answered):
             _restore_rank(trainer, pl_module, state["ranks"][trainer.global_rank])
         continue_loops(trainer, state["moment"])
         # Loggers get their states back, and those of rank 0 the row that came right after the checkpoint.
-        for logger, known in zip(trainer.loggers, state.get("loggers", []), strict=False):
+        for logger, known in zip(trainer.loggers, state["loggers"], strict=False):
             if known is not None and hasattr(logger, "load_state_dict"):
                 logger.load_state_dict(known)
-        row = state.get("row") if trainer.is_global_zero else None  # a checkpoint of an earlier version has none
+        row = state["row"] if trainer.is_global_zero else None
         for logger in trainer.loggers if row else []:
             logger.log_metrics(metrics=row["metrics"], step=row["step"])
             logger.save()

@@ -2,11 +2,15 @@
 
 import json
 import math
+import os
 
 import pandas as pd
 import torch
 
 from comparison.results.effects import effects
+from comparison.results.folder import chosen_learning_rates
+from comparison.results.headline import headline_tables
+from comparison.results.records import load_results
 from comparison.run.arms import parse_arms
 from comparison.run.comparison import Comparison
 from comparison.run.run_log import read_rows
@@ -82,3 +86,12 @@ def assert_same(one, other):
     states = [torch.load(run.folder / "checkpoints" / "last.ckpt", weights_only=True) for run in (one, other)]
     for part in ("state_dict", "optimizer_states", "lr_schedulers"):
         torch.testing.assert_close(states[1][part], states[0][part], rtol=0, atol=0)
+
+
+def headline(folder_or_results, manifest, controls=None, curves=None):
+    """The headline table in Markdown, of a folder or of what ``load_results`` gave of it."""
+    results, choices = folder_or_results, {}
+    if isinstance(results, (str, os.PathLike)):
+        results, choices = load_results(results), chosen_learning_rates(results)
+    controls = manifest["controls"] if controls is None else controls
+    return headline_tables(effects(results, manifest, controls, curves, choices))

@@ -50,6 +50,7 @@ def audit_figure(audit: Audit) -> Figure:
         audit: what ``structured_init.analysis.audit`` gives.
     """
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
     rows, columns = _grid(audit)
     words = [_drawn_from(list(row.values())) for row in rows.values()]
@@ -77,7 +78,10 @@ def audit_figure(audit: Audit) -> Figure:
     for index, draw in enumerate(panels):
         bottom = total - 0.75 - (index + 1) * each_tall - 0.75 * index
         draw(figure.add_axes([left, bottom / total, (SIDE - 0.75) / width, each_tall / total]), audit)
-    _legend(figure, rows, foot - 0.1, width, total)
+    seen = {_group(record) for row in rows.values() for record in row.values()}
+    handles = [Patch(color=color, label=kind) for kind, color in KINDS.items() if kind in seen]
+    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.05 / width, (foot - 0.1) / total), fontsize=7.5,
+                  frameon=False, ncols=len(handles), handlelength=1.0, columnspacing=1.4)  # fmt: skip
     for index, (line, color) in enumerate(said):
         figure.text(0.15 / width, (foot - 0.42 - 0.17 * index) / total, line, fontsize=7.5, color=color, va="top")
     return figure
@@ -217,17 +221,6 @@ def _frame(axis: Axes, title: str) -> None:
     axis.set_title(title, fontsize=8.5, color=INK)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     plain_curves(axis)
-
-
-def _legend(
-    figure: Figure, rows: Mapping[str, Mapping[str, Record]], bottom: float, width: float, total: float
-) -> None:
-    from matplotlib.patches import Patch
-
-    seen = {_group(record) for row in rows.values() for record in row.values()}
-    handles = [Patch(color=color, label=kind) for kind, color in KINDS.items() if kind in seen]
-    figure.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.05 / width, bottom / total), fontsize=7.5,
-                  frameon=False, ncols=len(handles), handlelength=1.0, columnspacing=1.4)  # fmt: skip
 
 
 def _group(record: Record) -> str:

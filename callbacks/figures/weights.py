@@ -212,9 +212,11 @@ def _panels(
     inches: float,
     colors: str,
     limits: tuple[float, float],
-    bar: str,
+    caption: str,
 ) -> Figure:
     """Draw a row of panels per label and a column per layer, with one colour bar for all."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
     rows = {label: _thinned(layers, max_layers) for label, layers in moments.items()}
@@ -240,19 +242,13 @@ def _panels(
                 axis.set_title(f"layer {number}" if column == 0 else number, fontsize=7.5, color=FAINT, pad=4)
             if column == 0:
                 axis.set_ylabel(label, fontsize=9, color=INK, labelpad=6)
-    box = [start + count * step + 0.1, height - TOP - step, 0.11, side]
-    _bar(figure, [box[0] / width, box[1] / height, box[2] / width, box[3] / height], colors, limits, bar)
-    return figure
-
-
-def _bar(figure: Figure, box: Sequence[float], colors: str, limits: tuple[float, float], caption: str) -> None:
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    bar = figure.colorbar(ScalarMappable(Normalize(*limits), colors), cax=figure.add_axes(box), ticks=[*limits, 0])
+    left, bottom = start + count * step + 0.1, height - TOP - step
+    beside = figure.add_axes([left / width, bottom / height, 0.11 / width, side / height])
+    bar = figure.colorbar(ScalarMappable(Normalize(*limits), colors), cax=beside, ticks=[*limits, 0])
     bar.set_label(caption, fontsize=8, color=INK)
     bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
     bar.outline.set_visible(False)
+    return figure
 
 
 def _thinned(layers: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import webbrowser
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -56,8 +56,12 @@ def _compare(
     begin_writing()
     try:
         with locked(comparison.folder):
-            budget = math.inf if options.budget is None else options.budget
-            failed, left = _train(comparison, launcher, console, limit, budget)
+            known = comparison.known()
+            manifest = comparison.manifest() if known is None else comparison.grown(known)
+            write_manifest(comparison.folder, manifest)
+            training = _Training(comparison, manifest, launcher, console, limit)
+            left = training.train(math.inf if options.budget is None else options.budget)
+            failed = training.failed
     finally:
         launcher.close()
     if not left or any(comparison.folder.glob("runs/**/result.json")):
@@ -80,100 +84,80 @@ def _compare(
         raise SystemExit(1)
 
 
-def _train(
-    comparison: Comparison, launcher: Launcher, console: Console, limit: TimeLimit, budget: float
-) -> tuple[dict[str, str], str]:
-    """Train what is missing; return why runs failed, by their names, and what the time limit has left, in words."""
-    known = comparison.known()
-    manifest = comparison.manifest() if known is None else comparison.grown(known)
-    write_manifest(comparison.folder, manifest)
-    if len(manifest["made_by"]) > 1:
-        versions = "; ".join(manifest["made_by"])
-        text = f"'{comparison.folder}' was made by different versions of structured-init: {versions}."
-        console.print(f"{text} The report says which runs are whose.", markup=False, soft_wrap=True)
-    if comparison.learning_rates:  # the choice is among all rates of the folder, over all of its seeds
-        comparison = dataclasses.replace(comparison, learning_rates=manifest["learning_rates"], seeds=manifest["seeds"])
-    runs = comparison.runs(identity=manifest["identity"])
-    phase = "learning rates" if comparison.learning_rates else ""
-    failed = _follow(comparison, manifest, runs, launcher, console, limit, phase)
-    left = _left(runs, failed)
-    if comparison.learning_rates and not left:
-        choices = choose(comparison, runs)
-        write_choices(comparison.folder, choices)
-        console.print("The learning rates are chosen. The test split is read now.")
-        chosen = chosen_runs(choices, runs)
-        failed |= _follow(comparison, manifest, chosen, launcher, console, limit, "test split")
-        left = _left(chosen, failed)
-    if comparison.question and not left:
-        more, left = _decide(comparison, manifest, launcher, console, limit, budget, failed)
-        failed |= more
-    return failed, left
+@dataclasses.dataclass
+class _Training:
+    """Trains the runs of a comparison; ``failed`` says why runs failed, by their names."""
 
+    comparison: Comparison
+    manifest: Manifest
+    launcher: Launcher
+    console: Console
+    limit: TimeLimit
+    failed: dict[str, str] = dataclasses.field(default_factory=dict)
 
-def _decide(
-    comparison: Comparison,
-    manifest: Manifest,
-    launcher: Launcher,
-    console: Console,
-    limit: TimeLimit,
-    budget: float,
-    failed: Mapping[str, str],
-) -> tuple[dict[str, str], str]:
-    """Look, add seeds where they help, train them, and look again; return as ``_train`` does.
+    def train(self, budget: float) -> str:
+        """Train what is missing; return what the time limit has left, in words."""
+        comparison, identity = self.comparison, self.manifest["identity"]
+        if len(self.manifest["made_by"]) > 1:
+            versions = "; ".join(self.manifest["made_by"])
+            text = f"'{comparison.folder}' was made by different versions of structured-init: {versions}."
+            self.console.print(f"{text} The report says which runs are whose.", markup=False, soft_wrap=True)
+        if not comparison.learning_rates:
+            left = self._follow(comparison.runs(identity=identity))
+        else:  # the choice is among all rates of the folder, over all of its seeds
+            every = {"learning_rates": self.manifest["learning_rates"], "seeds": self.manifest["seeds"]}
+            comparison = dataclasses.replace(comparison, **every)
+            runs = comparison.runs(identity=identity)
+            left = self._follow(runs, "learning rates")
+            if not left:
+                choices = choose(comparison, runs)
+                write_choices(comparison.folder, choices)
+                self.console.print("The learning rates are chosen. The test split is read now.")
+                left = self._follow(chosen_runs(choices, runs), "test split")
+        return self._decide(budget) if comparison.question and not left else left
 
-    What is added is written down before it is trained, so that the same command goes on with it.
-    """
-    folder, failed = comparison.folder, dict(failed)
-    runs = comparison.added_runs(manifest["added"], identity=manifest["identity"])
-    while True:
-        if any(not run.complete for run in runs):
-            failed |= _follow(comparison, manifest, runs, launcher, console, limit, "further seeds")
-        left = _left(runs, failed)
-        if left:
-            return failed, left
-        found = look(folder, manifest)
-        lost = {arm for arm in comparison.arms if any(name.startswith(f"{arm}, ") for name in failed)}
-        others = manifest["arms"].keys() - comparison.arms.keys()  # what this command does not name gets no seeds
-        choices = chosen_learning_rates(folder)
-        added = further_runs(manifest, found, launcher.places, lost | others, choices)
-        console.print(progress_text(found, added), markup=False, soft_wrap=True)
-        if not added:
-            return failed, ""
-        seconds = seconds_of(folder)
-        if not affordable(seconds, len(added), budget):
-            spent = f"the runs took {duration(sum(seconds))}, {duration(budget)} were allowed"
-            text = f"The budget is used up: {spent}, and {len(added)} more runs would go beyond it."
-            console.print(text, markup=False, soft_wrap=True)
-            return failed, ""
-        manifest["added"] += added
-        write_manifest(folder, manifest)
-        runs = comparison.added_runs(added, identity=manifest["identity"])
+    def _decide(self, budget: float) -> str:
+        """Look, add seeds where they help, train them, and look again; return as :meth:`train` does.
 
+        What is added is written down before it is trained, so that the same command goes on with it.
+        """
+        comparison, manifest, folder = self.comparison, self.manifest, self.comparison.folder
+        runs = comparison.added_runs(manifest["added"], identity=manifest["identity"])
+        while True:
+            if any(not run.complete for run in runs) and (left := self._follow(runs, "further seeds")):
+                return left
+            found = look(folder, manifest)
+            lost = {arm for arm in comparison.arms if any(name.startswith(f"{arm}, ") for name in self.failed)}
+            others = manifest["arms"].keys() - comparison.arms.keys()  # what this command does not name gets no seeds
+            choices = chosen_learning_rates(folder)
+            added = further_runs(manifest, found, self.launcher.places, lost | others, choices)
+            self.console.print(progress_text(found, added), markup=False, soft_wrap=True)
+            if not added:
+                return ""
+            seconds = seconds_of(folder)
+            if not affordable(seconds, len(added), budget):
+                spent = f"the runs took {duration(sum(seconds))}, {duration(budget)} were allowed"
+                text = f"The budget is used up: {spent}, and {len(added)} more runs would go beyond it."
+                self.console.print(text, markup=False, soft_wrap=True)
+                return ""
+            manifest["added"] += added
+            write_manifest(folder, manifest)
+            runs = comparison.added_runs(added, identity=manifest["identity"])
 
-def _left(runs: Sequence[Run], failed: Mapping[str, str]) -> str:
-    """Say how many runs are neither complete nor failed; nothing where none is."""
-    complete = sum(run.complete for run in runs)
-    left = sum(not run.complete and run.name not in failed for run in runs)
-    return f"{complete} of {len(runs)} runs are complete, {left} left" if left else ""
-
-
-def _follow(
-    comparison: Comparison,
-    manifest: Manifest,
-    runs: Sequence[Run],
-    launcher: Launcher,
-    console: Console,
-    limit: TimeLimit,
-    phase: str,
-) -> dict[str, str]:
-    waiting = [run for run in runs if not run.complete]
-    for run in waiting:
-        run.failure_file.unlink(missing_ok=True)
-        if said := set_aside(run):
-            console.print(said, markup=False, soft_wrap=True)
-    with following(console, comparison.folder, manifest, runs, launcher.places, phase) as progress:
-        launch(waiting, launcher, progress.started, progress.ended, limit)
-    return progress.failed
+    def _follow(self, runs: Sequence[Run], phase: str = "") -> str:
+        """Train runs; say how many are then neither complete nor failed, nothing where none is."""
+        waiting = [run for run in runs if not run.complete]
+        for run in waiting:
+            run.failure_file.unlink(missing_ok=True)
+            if said := set_aside(run):
+                self.console.print(said, markup=False, soft_wrap=True)
+        places, folder = self.launcher.places, self.comparison.folder
+        with following(self.console, folder, self.manifest, runs, places, phase) as progress:
+            launch(waiting, self.launcher, progress.started, progress.ended, self.limit)
+        self.failed |= progress.failed
+        complete = sum(run.complete for run in runs)
+        left = sum(not run.complete and run.name not in self.failed for run in runs)
+        return f"{complete} of {len(runs)} runs are complete, {left} left" if left else ""
 
 
 def launcher_of(options: argparse.Namespace, limit: TimeLimit) -> Launcher:

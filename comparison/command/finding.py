@@ -20,7 +20,7 @@ from comparison.results.controls import SCRAMBLED
 from comparison.results.effects import Effect, Effects
 from comparison.results.folder import Run, read_manifest, write_manifest
 from comparison.results.headline import decision_text, look
-from comparison.results.metric import Metric
+from comparison.results.metric import FLAGS, Metric
 from comparison.results.race import MOST, RUNGS, Outcome, Race, Request, Rung, race
 from comparison.results.tables import interval_text
 from comparison.run.arms import Arm, parse_arms
@@ -122,21 +122,16 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     _end(folder, record, spent, f"{tried}. Use {winner}: -c {folder / 'found.yaml'} ({text}).", console)
 
 
+@dataclasses.dataclass
 class _Racing:
     """Trains what a race asks for."""
 
-    def __init__(
-        self,
-        comparison: Comparison,
-        names: Mapping[Name, Candidate],
-        identity: str,
-        launcher: Launcher,
-        console: Console,
-        limit: TimeLimit,
-    ) -> None:
-        self.comparison, self.names, self.identity = comparison, names, identity
-        self.launcher, self.console, self.limit = launcher, console, limit
-        self.metric = Metric(comparison.metric, comparison.mode)
+    comparison: Comparison
+    names: Mapping[Name, Candidate]
+    identity: str
+    launcher: Launcher
+    console: Console
+    limit: TimeLimit
 
     def run(self, budget: float, evidence: int, rungs: Sequence[Rung]) -> Race:
         """Return the race at its end, of which a budget leaves so many whole runs for the evidence."""
@@ -200,7 +195,7 @@ class _Racing:
         result = run.latest().result
         given = run.paused or result or {}
         value = given.get("metrics", {}).get(self.comparison.metric)
-        value = math.nan if value is None else self.metric.factor * float(value)
+        value = math.nan if value is None else Metric(self.comparison.metric).factor * float(value)
         share = 1.0 if given is result else given.get("reached")  # no validation lies between it and the end
         return Outcome(value, float(given.get("seconds") or 0.0), share)
 
@@ -260,7 +255,8 @@ def _training(options: argparse.Namespace) -> list[str]:
     """Return the options of how runs are trained and judged as ``compare`` takes them."""
     words = ["--launcher", options.launcher, "--threads", str(options.threads), "--parallel", str(options.parallel)]
     words += ["--cpus-per-run", str(options.cpus_per_run), "--gpus-per-run", str(options.gpus_per_run)]
-    given = {"--ray-address": options.ray_address, "--metric": options.metric, "--mode": options.mode}
+    words += [FLAGS[options.mode]] if options.mode else []
+    given = {"--ray-address": options.ray_address, "--metric": options.metric}
     return [*words, *(word for name, value in given.items() if value is not None for word in (name, value))]
 
 

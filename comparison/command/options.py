@@ -189,7 +189,6 @@ def _add_direction(parser: argparse.ArgumentParser, default: str) -> None:
     ways = {"dest": "mode", "action": "store_const"}
     add("--less-is-better", const="min", help=f"a lower value of the metric is better (default: {default})", **ways)
     add("--more-is-better", const="max", help="a higher value of the metric is better", **ways)
-    add("--mode", choices=("max", "min"), help=argparse.SUPPRESS)  # as find hands it on
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:

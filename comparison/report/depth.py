@@ -13,7 +13,7 @@ import torch
 from comparison.report.data import MOMENTS, Place, read_tensors
 from comparison.report.theme import FAINT, Style, figure_settings, new_figure
 from comparison.results.folder import Run, read_json
-from structured_init.analysis import HEAD_SCORES, STATISTICS, far_mass, structure_left
+from structured_init.analysis import HEAD_SCORES, STATISTICS, structure_left
 from structured_init.analysis.statistics import is_causal
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def attention_statistics(runs: Iterable[Run]) -> tuple[list[str], Depth]:
         path = run.folder / "attention" / "statistics.json"
         if not path.is_file():
             continue
-        for moment, of_layers in _with_newer(run.folder, read_json(path), run.seed in few).items():
+        for moment, of_layers in _with_structure_left(run.folder, read_json(path), run.seed in few).items():
             layers = layers or list(of_layers)
             if list(of_layers) != layers:
                 continue
@@ -121,29 +121,24 @@ def _numbers(values: Any) -> np.ndarray:
     return numbers[np.isfinite(numbers)]
 
 
-def _with_newer(
+def _with_structure_left(
     folder: Path, moments: Mapping[str, Mapping[str, Mapping[str, Any]]], with_maps: bool
 ) -> dict[str, dict[str, Any]]:
-    """Return statistics before and after, ``with_maps`` those too that are computed from the maps."""
+    """Return statistics before and after, ``with_maps`` also what training leaves of the structure."""
     found: dict[str, dict[str, Any]] = {
         moment: {layer: {name: values[name] for name in SHOWN if name in values} for layer, values in of_layers.items()}
         for moment, of_layers in moments.items()
         if moment in MOMENTS and of_layers
     }
     files = {moment: folder / "attention" / f"{moment}.safetensors" for moment in found}
-    with_maps = with_maps and bool(found) and all(file.is_file() for file in files.values())
-    maps = {moment: read_tensors(file) for moment, file in files.items()} if with_maps else {}
-    places = read_json(folder / "attention" / "meta.json")["captures"] if with_maps else {}
-    for moment in maps:
-        for layer, values in found[moment].items():
-            place = places[moment]["layers"][layer]
-            if "far_mass" not in values and place["grid"]:
-                values["far_mass"] = far_mass(maps[moment][layer], place["grid"], place["prefix_tokens"]).tolist()
-            if moment == "after" and "before" in maps and layer in maps["before"]:
-                first, last = maps["before"][layer], maps["after"][layer]
-                if first.shape == last.shape:
-                    left = structure_left(first, last, place["prefix_tokens"], is_causal(first) and is_causal(last))
-                    values["structure_left"] = torch.nan_to_num(left).tolist()
+    if with_maps and len(files) == len(MOMENTS) and all(file.is_file() for file in files.values()):
+        before, after = (read_tensors(files[moment]) for moment in MOMENTS)
+        layers = read_json(folder / "attention" / "meta.json")["captures"]["after"]["layers"]
+        for name, values in found["after"].items():
+            if name in before and before[name].shape == after[name].shape:
+                causal = is_causal(before[name]) and is_causal(after[name])
+                left = structure_left(before[name], after[name], layers[name]["prefix_tokens"], causal)
+                values["structure_left"] = torch.nan_to_num(left).tolist()
     for moment, of_layers in found.items():  # those that every layer has
         names = [n for n in next(iter(of_layers.values())) if all(n in values for values in of_layers.values())]
         found[moment] = {layer: {name: values[name] for name in names} for layer, values in of_layers.items()}

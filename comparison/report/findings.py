@@ -7,15 +7,7 @@ from typing import Any
 
 from comparison.report.data import ReportData
 from comparison.results.decisions import Question
-from comparison.results.effects import (
-    ArmResult,
-    Effect,
-    Effects,
-    all_equal,
-    all_or_nothing,
-    fewer_seeds,
-    judged_of,
-)
+from comparison.results.effects import ArmResult, Effect, Effects, all_equal, all_or_nothing, fewer_seeds, judged_of
 from comparison.results.folder import asked_runs, asked_seeds
 from comparison.results.headline import decimals, diverged_text, share_text, threshold_text
 from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -217,6 +217,10 @@ def map_grid_figure(
     power: float = 1.0,
 ) -> Figure:
     """Draw one square map per arm, moment and layer: before on the left, after on the right."""
+    from matplotlib import rcParams
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
     arms = list(dict.fromkeys(arm for arm, _ in maps))
     moments = [moment for moment in MOMENTS if any(moment == known for _, known in maps)]
     count = max(map(len, maps.values()))
@@ -230,7 +234,8 @@ def map_grid_figure(
     width = len(moments) * len(kept) + BETWEEN * (len(moments) - 1)
     side = min(0.75, 6.2 / width)
     with figure_settings():
-        left = _widest(arms) + 0.2
+        size = FontProperties(size=rcParams["axes.labelsize"]).get_size_in_points()
+        left = max(TextPath((0, 0), arm, size=size).get_extents().width for arm in arms) / 72 + 0.2  # of the names
         wide, tall = left + side * width + 0.1, side * len(arms) + 0.55
         figure = new_figure(wide, tall, layout=None)
         for block, moment in enumerate(moments):
@@ -274,13 +279,3 @@ def _colored(values: Tensor, colors: str, limits: tuple[float, float], power: fl
     every = -(-max(values.shape) // MOST_PIXELS)
     shown = np.ma.masked_invalid(values.numpy()[::every, ::every])
     return matplotlib.colormaps[colors](PowerNorm(power, *limits)(shown))
-
-
-def _widest(labels: Iterable[str]) -> float:
-    """Return the width in inches of the widest label, in the size of axis labels."""
-    from matplotlib import rcParams
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.textpath import TextPath
-
-    size = FontProperties(size=rcParams["axes.labelsize"]).get_size_in_points()
-    return max(TextPath((0, 0), label, size=size).get_extents().width for label in labels) / 72

@@ -99,13 +99,6 @@ def new_figure(width: float, height: float, layout: str | None = "constrained") 
     return Figure(figsize=(width, height), layout=layout, dpi=DPI)
 
 
-def settle(figure: Figure) -> None:
-    """Place everything once: every writing would do it again, which takes longer than the drawing."""
-    with figure_settings():
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")
-
-
 def spread(places: Sequence[float], distance: float) -> list[float]:
     """Move labels apart until they stand at least a distance from each other, keeping their order."""
     order = sorted(range(len(places)), key=lambda i: places[i])
@@ -145,16 +138,6 @@ def inline(figure: Figure, name: str, description: str) -> str:
     head, rest = text.split(">", 1)
     head = re.sub(r'\s(width|height|version|id|xmlns)="[^"]*"', "", head.replace("<svg", opening, 1))
     return re.sub(r"\n\s*", "\n", f"{head}>{rest}").strip()
-
-
-def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write a figure for a paper, as SVG and as PNG on white, each under its final name only when it is complete."""
-    files = {kind: folder / f"{name}.{kind}" for kind in ("svg", "png")}
-    for kind, file in files.items():
-        with figure_settings(), replacing(file) as temporary:
-            metadata = {"Date": None} if kind == "svg" else None
-            figure.savefig(temporary, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
-    return list(files.values())
 
 
 def label_ends(
@@ -212,13 +195,20 @@ class Drawing:
         return inline(self._settled, self.name, self.text)
 
     def write(self, folder: Path) -> list[Path]:
-        """Write the figure for a paper, as SVG and as PNG, and return the files."""
-        return save(self._settled, folder, self.name)
+        """Write the figure for a paper, as SVG and as PNG on white, each when it is complete, and return the files."""
+        files = {kind: folder / f"{self.name}.{kind}" for kind in ("svg", "png")}
+        for kind, file in files.items():
+            with figure_settings(), replacing(file) as temporary:
+                metadata = {"Date": None} if kind == "svg" else None
+                self._settled.savefig(temporary, format=kind, dpi=DPI, facecolor="white", metadata=metadata)
+        return list(files.values())
 
     @cached_property
     def _settled(self) -> Figure:
-        """The figure with everything in its place: it is placed once, whatever is written of it."""
-        settle(self.figure)
+        """The figure, placed once: every writing would do it again, which takes longer than the drawing."""
+        with figure_settings():
+            self.figure.draw_without_rendering()
+            self.figure.set_layout_engine("none")
         return self.figure
 
 

@@ -196,11 +196,8 @@ def _matches(controls: Mapping[int, Report], arms: Mapping[int, Report]) -> bool
 
 
 def _writers(entry: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return who set a tensor: class and part. Older reports have it in words, ``Mimetic: query_key``."""
-    if "writers" in entry:
-        return [(each["initializer"], each["part"]) for each in entry["writers"]]
-    pairs = (text.partition(":")[::2] for text in entry["set_by"])
-    return [(name.partition("(")[0].strip(), part.strip()) for name, part in pairs]
+    """Return who set a tensor: class and part."""
+    return [(each["initializer"], each["part"]) for each in entry["writers"]]
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

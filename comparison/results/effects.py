@@ -189,15 +189,11 @@ def effects(
         each = Effects(point, finals.metric, baseline, of_arms, target=target, question=question, named=given)
         finite = [value for arm in of_arms for value in arm.by_seed.values()]
         if all_or_nothing(each) is not None or each.metric.looks_solved(finite):
-            each = replace(each, arms=list(map(_without_ends, of_arms)))
+            for place, arm in enumerate(of_arms):  # seeds that agree say nothing about those that fail now and then
+                if arm.value is not None and not arm.value.has_no_width:
+                    of_arms[place] = replace(arm, value=replace(arm.value, low=-math.inf, high=math.inf))
         found.append(each)
     return judge_together(found)
-
-
-def _without_ends(arm: ArmResult) -> ArmResult:
-    """Return an arm whose mean has no interval: seeds that agree say nothing about those that fail now and then."""
-    known = arm.value is not None and not arm.value.has_no_width
-    return replace(arm, value=replace(arm.value, low=-math.inf, high=math.inf)) if known else arm
 
 
 def _no_rate(choice: Mapping[str, Any]) -> NoRate | None:

@@ -91,9 +91,8 @@ class Run:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Hardware, threads and versions; older files call them ``surroundings``."""
-        result = self.result or {}
-        return result.get("environment") or result.get("surroundings") or {}
+        """Hardware, threads and versions."""
+        return (self.result or {}).get("environment") or {}
 
     def metric(self, name: str) -> float:
         """Return a final metric; NaN where the run did not log it, or it is no number."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from comparison.results.controls import find_controls, find_scrambled, verdicts
 from comparison.results.decisions import Decision
@@ -28,9 +28,6 @@ from comparison.results.records import load_results
 from comparison.results.tables import Cell, Table, interval_text, number, p_text, shown, significant, times
 from comparison.results.targets import Reach, Share, Times
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 ALONE = "1 seed, no interval"
 TWO = "2 seeds, no interval: run at least 5"
 KINDS = {True: "gain", False: "loss", None: "open"}  # of a cell, by ``is_gain``
@@ -43,29 +40,6 @@ def look(folder: str | os.PathLike[str], manifest: Manifest) -> list[Effects]:
     controls, scrambled = find_controls(manifest, runs), find_scrambled(manifest, runs)
     choices = chosen_learning_rates(folder)
     return effects(load_results(folder), manifest, controls, choices=choices, scrambled=scrambled)
-
-
-def headline(
-    folder_or_results: str | os.PathLike[str] | pd.DataFrame,
-    manifest: Manifest,
-    controls: Mapping[str, str] | None = None,
-    curves: pd.DataFrame | None = None,
-    scrambled: Mapping[str, str] | None = None,
-) -> str:
-    """Return the headline table in Markdown, one per place of the grid.
-
-    Args:
-        folder_or_results: of the comparison, or what ``load_results`` gave of it.
-        manifest: of the comparison.
-        controls: arm → its same-positions control; those of the manifest when None.
-        curves: as ``load_curves`` gives them; adds the steps to the baseline's final value.
-        scrambled: arm → the arm that is the same initialization scrambled.
-    """
-    results, choices = folder_or_results, {}
-    if isinstance(results, (str, os.PathLike)):
-        results, choices = load_results(results), chosen_learning_rates(results)
-    controls = manifest["controls"] if controls is None else controls
-    return headline_tables(effects(results, manifest, controls, curves, choices, scrambled))
 
 
 def headline_tables(found: Sequence[Effects]) -> str:

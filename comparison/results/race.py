@@ -232,17 +232,13 @@ def _some(state: Race, arms: Sequence[str], number: int) -> list[str]:
 
 def _path(state: Race, arms: Sequence[str], stages: Sequence[Rung], seeds: Sequence[int]) -> float:
     """Return the seconds that the stages will take, if of these arms each stage keeps its part."""
-    number, seconds = len(arms), _price(state, arms, seeds[: stages[0].seeds], stages[0].share)
+    number, first, price = len(arms), stages[0], state.cost(stages[0].share)
+    had = [state.trained.get((arm, seed), (0.0, 0.0)) for arm in arms for seed in seeds[: first.seeds]]
+    seconds = math.fsum(max(price - spent, 0.0) for reached, spent in had if reached < first.share)
     for before, rung in pairwise(stages):
         number = _kept(before, number)
         seconds += number * (rung.seeds * state.cost(rung.share) - before.seeds * state.cost(before.share))
     return seconds
-
-
-def _price(state: Race, arms: Sequence[str], seeds: Sequence[int], share: float) -> float:
-    """Return the seconds that it will take to bring runs to a share of the training."""
-    had, price = [state.trained.get((arm, seed), (0.0, 0.0)) for arm in arms for seed in seeds], state.cost(share)
-    return math.fsum(max(price - seconds, 0.0) for reached, seconds in had if reached < share)
 
 
 def _kept(rung: Rung, number: int) -> int:

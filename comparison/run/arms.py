@@ -17,11 +17,7 @@ from structured_init.presets import split_outside_brackets, split_overrides
 LONGEST = 150  # bytes of a label: most file systems end at 255, and endings of controls and files follow
 INITIALIZER = re.compile(r"\w+\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")  # as messages name it, with its arguments
 # What each choice of ``--controls`` adds, by how the names of these controls end.
-ENDINGS = {
-    "auto": (SAME_POSITIONS, SCRAMBLED, SHARPENED, OFFSET),
-    "scrambled": (SCRAMBLED,),
-    "none": (),
-}
+ENDINGS = {"auto": (SAME_POSITIONS, SCRAMBLED, SHARPENED, OFFSET), "scrambled": (SCRAMBLED,), "none": ()}
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, LightningModule
-
 from callbacks import ElapsedTime, RepresentationCallback, WeightProductsCallback
 from comparison.results.controls import check_controls, parse_controls
 from comparison.results.decisions import Question
@@ -289,28 +287,22 @@ class Plans:
                 return None
             leave_out_iterations(initializer)
             strict = bool(comparison.changes[label].get("init.strict"))
-            offer = _Offer(model, self.datamodule)
+            lacking = False
+
+            def samples() -> Any:
+                nonlocal lacking
+                lacking = True  # unless they are given
+                given = two_samples(model, self.datamodule)
+                lacking = False
+                return given
+
+            given = {"seed": comparison.seeds[0], "batch": samples, "dry_run": True, "strict": strict}
             try:
-                return initialize(
-                    model, initializer, seed=comparison.seeds[0], batch=offer, dry_run=True, strict=strict
-                )
+                return initialize(model, initializer, **given)
             except StructuredInitError:
-                if offer.failed and not strict:  # where the runs are, there may be data
+                if lacking and not strict:  # where the runs are, there may be data
                     return None
                 raise
-
-
-class _Offer:
-    """Two samples for whoever asks; ``failed`` tells that there were none."""
-
-    def __init__(self, model: LightningModule, datamodule: LightningDataModule | None) -> None:
-        self.model, self.datamodule, self.failed = model, datamodule, False
-
-    def __call__(self) -> Any:
-        self.failed = True
-        inputs = two_samples(self.model, self.datamodule)
-        self.failed = False
-        return inputs
 
 
 def _network_of(comparison: Comparison, label: str) -> str:

@@ -167,17 +167,14 @@ def set_aside(run: Run) -> str | None:
     whole, damaged = checkpoints_in(run.folder / "checkpoints")
     if not damaged:
         return None
-    renamed = [_renamed(path) for path in (damaged if whole else [run.folder])]
+    renamed = []
+    for path in damaged if whole else [run.folder]:
+        free = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
+        renamed.append(path.rename(next(name for name in free if not name.exists())))
     names = ", ".join(f"'{path.name}'" for path in damaged)
     then = f"it goes on from '{whole[0].name}'" if whole else "it begins anew"
     kept = ", ".join(f"'{path}'" for path in renamed)
     return f"{run.name}: damaged: {names}, kept as {kept}: {then}"
-
-
-def _renamed(path: Path) -> Path:
-    """Rename what is damaged to a name that is free."""
-    names = (path.with_name(f"{path.name}.damaged{number or ''}") for number in itertools.count())
-    return path.rename(next(name for name in names if not name.exists()))
 
 
 # On every rank --------------------------------------------------------------------------------------------------------

@@ -107,14 +107,7 @@ def check_config(path: str) -> str:
     if not isinstance(root, yaml.MappingNode):
         found = "is empty" if root is None else "holds no keys"
         raise StructuredInitError(f"'{path}' {found}: a configuration has sections such as 'model:' and 'trainer:'")
-    for key, value in root.value:
-        if isinstance(value, yaml.SequenceNode) and key.value in ("init", "attention", "filters"):
-            text = f"'{key.value}' is a section, got a list: leave out the dashes"
-            raise StructuredInitError(f"'{path}', line {key.start_mark.line + 1}: {text}")
-        if key.value == KEY and not value.tag.endswith((":seq", ":str", ":null")):
-            text = f"'{KEY}' is a list of names, as in [vit_digits]"
-            raise StructuredInitError(f"'{path}', line {key.start_mark.line + 1}: {text}")
-    for node, why in _wrong_keys(path, root):
+    for node, why in _wrong_keys(root):
         raise StructuredInitError(f"'{path}', line {node.start_mark.line + 1}: {why}")
     return path
 
@@ -128,8 +121,13 @@ def _problem(path: str, error: yaml.MarkedYAMLError) -> str:
     return f"{error.context}, {problem}" if error.context else problem
 
 
-def _wrong_keys(path: str, root: yaml.Node) -> Iterator[tuple[yaml.Node, str]]:
-    """Yield keys that stand twice in one mapping, or beside ``class_path`` in place of below it, and what is wrong."""
+def _wrong_keys(root: yaml.MappingNode) -> Iterator[tuple[yaml.Node, str]]:
+    """Yield keys that are no names, stand twice, or beside ``class_path`` in place of below it, and what is wrong."""
+    for key, value in root.value:
+        if isinstance(value, yaml.SequenceNode) and key.value in ("init", "attention", "filters"):
+            yield key, f"'{key.value}' is a section, got a list: leave out the dashes"
+        if key.value == KEY and not value.tag.endswith((":seq", ":str", ":null")):
+            yield key, f"'{KEY}' is a list of names, as in [vit_digits]"
     waiting, seen, within = [root], set(), {}
     while waiting:
         node = waiting.pop()
@@ -140,7 +138,8 @@ def _wrong_keys(path: str, root: yaml.Node) -> Iterator[tuple[yaml.Node, str]]:
             keys = set()
             of_class = any(key.value == "class_path" for key, _ in node.value)
             for key, value in node.value:
-                _check_key(path, key)
+                if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):  # {lr: 0,001} has the key 001
+                    yield key, f"the key {key.value} is not a name; write a decimal as 0.001"
                 if key.value in keys and isinstance(key, yaml.ScalarNode):
                     yield key, f"'{key.value}' is given twice, and only the last would count"
                 if of_class and key.value not in ("class_path", "init_args", "dict_kwargs", "<<"):
@@ -159,14 +158,6 @@ def _beside_class(key: str, section: str) -> str:
     if near.startswith("did"):
         return f"unknown key '{key}': {near}"
     return f"'{key}' stands beside 'class_path': arguments of the class go below 'init_args'"
-
-
-def _check_key(path: str, key: yaml.Node) -> None:
-    """Refuse a key that is a number, a list or nothing: ``{lr: 0,001}`` has the key 001."""
-    if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
-        raise StructuredInitError(
-            f"'{path}', line {key.start_mark.line + 1}: the key {key.value} is not a name; write a decimal as 0.001"
-        )
 
 
 OPTIONS = ("-c", "--config")
@@ -280,11 +271,6 @@ def of_control(name: str) -> tuple[str, str]:
         if below not in (stem, "") and stem.removeprefix("configs/") not in known:
             return below + suffix, control
     return "", ""
-
-
-def read_config(name: str) -> dict[str, Any]:
-    """Return the content of a configuration with what it is layered over, as plain types."""
-    return find_config(name).content()
 
 
 def expand(args: list[str]) -> list[str]:

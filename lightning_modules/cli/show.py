@@ -206,23 +206,20 @@ def by_position(args: list[str]) -> list[str]:
     if args[:1] not in (["show"], ["audit"]):
         return args
     rest = [each for each in args[1 + len(names) :] if each != "--no-open"]
+    # The names by which -c knows a configuration, with their folder and without.
+    known = {each for name in config_names() for each in (name, name.partition("/")[2], f"configs/{name}.yaml")}
     words = []
     for number, name in enumerate(names):
         stem = split_overrides(name)[0]
         file = Path(stem).suffix in (".yaml", ".yml")
         preset = number and not file and (stem in preset_names() or any(stem.endswith(each) for each in CONTROLS))
-        model = not number and not file and stem not in _configurations()
+        model = not number and not file and stem not in known
         words += (
             ["-c", f"init/{name}" if preset else name] if not model else [f"--model={NAMED}", f"--model.name={name}"]
         )
     if any(word.startswith("--model=") for word in words[2:]):
         raise StructuredInitError(f"'{args[0]}' takes one model, got {', '.join(names)}")
     return [args[0], *words, *rest]
-
-
-def _configurations() -> set[str]:
-    """Return the names by which ``-c`` knows a configuration, with their folder and without."""
-    return {each for name in config_names() for each in (name, name.partition("/")[2], f"configs/{name}.yaml")}
 
 
 NAMED = f"{NamedModel.__module__}.{NamedModel.__name__}"
@@ -326,9 +323,10 @@ class Runner(Trainer):
         self,
         model: LightningModule,
         datamodule: LightningDataModule | None = None,
-        initializer: Initializer | None = None,
-        seed: int = 0,
-        figures: ModuleType | None = None,
+        *,
+        initializer: Initializer,
+        seed: int,
+        figures: ModuleType,
         plan: bool = False,
         export: str | None = None,
         checkpoint: str | None = None,
@@ -349,8 +347,6 @@ class Runner(Trainer):
             pretrained: a pretrained model of timm to draw beside it.
             output: folder for the report and the figures.
         """
-        if initializer is None or figures is None:
-            raise TypeError("show needs an initializer and the figures module")
         model, samples = _subject(model, datamodule)
         if plan:
             print(_initialized(model, initializer, seed=seed, batch=samples, dry_run=True))
@@ -388,9 +384,10 @@ class Runner(Trainer):
         self,
         model: LightningModule,
         datamodule: LightningDataModule | None = None,
-        initializer: Initializer | None = None,
-        seed: int = 0,
-        figures: ModuleType | None = None,
+        *,
+        initializer: Initializer,
+        seed: int,
+        figures: ModuleType,
         checkpoint: str | None = None,
         output: str | None = None,
     ) -> None:
@@ -405,8 +402,6 @@ class Runner(Trainer):
             checkpoint: a checkpoint of the same network, or exported weights, to look at instead.
             output: folder for the table of parameters (CSV), the page (Markdown) and the picture (PNG).
         """
-        if initializer is None or figures is None:
-            raise TypeError("audit needs an initializer and the figures module")
         if output:
             refuse_unwritable(Path(output))
         model, samples = _subject(model, datamodule)

@@ -139,7 +139,17 @@ class ImageData(LabelledData):
         self._augmentation, self._changes = augmentation, changes
         self.interpolation, self.crop_pct = interpolation, crop_pct
         self._in_memory = in_memory
-        self._check_arguments()
+        check_whole("ImageData", null=True, image_size=self._image_size)
+        if self._in_channels not in (None, 1, 3):
+            raise StructuredInitError(f"in_channels={self._in_channels} is neither 1 nor 3")
+        if (self._mean is None) != (self._std is None):
+            raise StructuredInitError("give both mean and std, or neither to compute them from the training part")
+        if self._std is not None and not all(isinstance(each, float | int) and each > 0 for each in self._std):
+            raise StructuredInitError(f"std={self._std} is not positive in every channel: pixels are divided by it")
+        if self.interpolation not in INTERPOLATIONS:
+            raise StructuredInitError(
+                f"unknown interpolation '{self.interpolation}': {nearest(self.interpolation, INTERPOLATIONS)}"
+            )
 
     # What a model needs to know -------------------------------------------------------------------------------------
 
@@ -213,19 +223,6 @@ class ImageData(LabelledData):
         _ = self.source
 
     # Pieces ---------------------------------------------------------------------------------------------------------
-
-    def _check_arguments(self) -> None:
-        check_whole("ImageData", null=True, image_size=self._image_size)
-        if self._in_channels not in (None, 1, 3):
-            raise StructuredInitError(f"in_channels={self._in_channels} is neither 1 nor 3")
-        if (self._mean is None) != (self._std is None):
-            raise StructuredInitError("give both mean and std, or neither to compute them from the training part")
-        if self._std is not None and not all(isinstance(each, float | int) and each > 0 for each in self._std):
-            raise StructuredInitError(f"std={self._std} is not positive in every channel: pixels are divided by it")
-        if self.interpolation not in INTERPOLATIONS:
-            raise StructuredInitError(
-                f"unknown interpolation '{self.interpolation}': {nearest(self.interpolation, INTERPOLATIONS)}"
-            )
 
     @cached_property
     def _first_picture(self) -> tuple[int, int]:

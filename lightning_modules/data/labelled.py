@@ -113,10 +113,6 @@ class Source:
         return values.astype(np.int64)
 
 
-def _is_class(feature: Any) -> bool:
-    return type(feature).__name__ == "ClassLabel"
-
-
 def _column(split: Dataset, column: str) -> NDArray[np.generic]:
     return split.select_columns([column]).with_format("numpy")[:][column]
 
@@ -223,7 +219,8 @@ class LabelledData(SeededData):
         kind, splits = self.kind, open_splits(self.name, self.config, self.kind)
         features = next(iter(splits.values())).features
         given = find_column(self.name, kind.what, self.input_column, kind.columns, features, kind.is_one)
-        label = find_column(self.name, "label", self.label_column, LABEL_COLUMNS, features, _is_class)
+        is_class = lambda feature: type(feature).__name__ == "ClassLabel"  # noqa: E731
+        label = find_column(self.name, "label", self.label_column, LABEL_COLUMNS, features, is_class)
         source = Source(self.name, splits, given, label)
         if self._num_classes is not None and self._num_classes != len(source.class_names):
             raise StructuredInitError(

@@ -199,34 +199,18 @@ def linear_attention(
     return network
 
 
-def gpt2(
-    vocab_size: int,
-    block_size: int,
-    hidden_size: int = 64,
-    num_hidden_layers: int = 2,
-    num_attention_heads: int = 2,
-    **fields: Any,
-) -> nn.Module:
+def gpt2(vocab_size: int, block_size: int, **fields: Any) -> nn.Module:
     """GPT-2, with learned positions: as many as the longest input has, unless the fields say."""
-    sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers}
-    heads = {"num_attention_heads": num_attention_heads}
-    return _causal("gpt2", vocab_size, block_size, {**sizes, **heads, **fields})
+    return _causal("gpt2", vocab_size, block_size, {**SMALL, **fields})
 
 
-def llama(
-    vocab_size: int,
-    block_size: int,
-    hidden_size: int = 64,
-    num_hidden_layers: int = 2,
-    num_attention_heads: int = 2,
-    **fields: Any,
-) -> nn.Module:
+def llama(vocab_size: int, block_size: int, hidden_size: int = 64, **fields: Any) -> nn.Module:
     """Llama, with RoPE; an MLP four times as wide, unless the fields say."""
-    sizes = {"hidden_size": hidden_size, "num_hidden_layers": num_hidden_layers, "intermediate_size": 4 * hidden_size}
-    heads = {"num_attention_heads": num_attention_heads}
-    return _causal("llama", vocab_size, block_size, {**sizes, **heads, **fields})
+    sizes = {"hidden_size": hidden_size, "intermediate_size": 4 * hidden_size}
+    return _causal("llama", vocab_size, block_size, {**SMALL, **sizes, **fields})
 
 
+SMALL = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
 BACKBONES = {
     "mamba": mamba,
     "mamba2": mamba2,

@@ -1,10 +1,10 @@
 """One forward pass, and the attention map of every layer and head.
 
 Attention is found in two ways in this library, for two ends. Listening (here) needs a module's calls alone and gives
-maps; watching (``structured_init.watch``) follows the weights and gives layouts that can be written to, at 2.4 times
-the price (5.4 against 2.2 forward passes of ViT-Tiny on two images of 257 tokens, one thread, torch 2.14). Of the hosts
-of our contract tests both find the same 25 attention layers, and only listening the 4 state-space layers. So a capture
-watches nothing unless linear maps are left that could be attention of a kind that nobody hears.
+maps; watching (``structured_init.hosts.watching``) follows the weights and gives layouts that can be written to, at 2.4
+times the price (5.4 against 2.2 forward passes of ViT-Tiny on two images of 257 tokens, one thread, torch 2.14). Of the
+hosts of our contract tests both find the same 25 attention layers, and only listening the 4 state-space layers. So a
+capture watches nothing unless linear maps are left that could be attention of a kind that nobody hears.
 """
 
 from __future__ import annotations

@@ -244,10 +244,7 @@ class LipschitzReport:
 
     def table(self) -> str:
         """Return a Markdown table with a row per layer; estimates carry a ≈."""
-        lines = [
-            "| layer | kind | input | largest | smallest | from orthogonal |",
-            "|---|---|---|---|---|---|",
-        ]
+        lines = ["| layer | kind | input | largest | smallest | from orthogonal |", "|---|---|---|---|---|---|"]
         for layer in self.layers:
             about, size = "" if layer.exact else "≈ ", "×".join(map(str, layer.input_shape))
             numbers = f"{about}{layer.largest:.6g} | {about}{layer.smallest:.6g} | {about}{layer.distance:.2g}"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from structured_init.arguments import check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
+from structured_init.hosts.attention_site import note_hidden_branch
 from structured_init.hosts.registry import Where, selects, what_the_model_has
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal

@@ -4,10 +4,7 @@
     >>> from structured_init.hosts import attention_sites
     >>> model = nn.TransformerEncoderLayer(16, nhead=2)
     >>> [site] = attention_sites(model)
-    >>> (
-    ...     site.name,
-    ...     tuple(site.query.shape),
-    ... )  # heads, embed_dim, head_dim; torch has one ``in_proj_weight``
+    >>> site.name, tuple(site.query.shape)  # heads, embed_dim, head_dim; torch has one ``in_proj_weight``
     ('self_attn', (2, 16, 8))
 
 A layout (``layout``) says which numbers of which parameters a site's matrices are. Three ways lead to one: it was

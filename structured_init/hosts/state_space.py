@@ -342,24 +342,19 @@ def required_state_space_sites(
         raise StructuredInitError(
             f"{who}: {chosen} selects none of the {count} state-space layers ({first_names(everywhere)})"
         )
-    for site in sites:
-        _refuse_uneven_groups(site, who)
+    for site in sites:  # a layer that no host can run: each group of B and C serves equally many heads
+        heads, groups = site.num_heads, site.num_groups
+        if heads % groups:
+            *most, last = (number for number in range(1, heads + 1) if heads % number == 0)
+            valid = f"{', '.join(map(str, most))} or {last}" if most else str(last)
+            raise StructuredInitError(
+                f"{who}: '{site.name}' has {groups} groups of B and C for {heads} head{'s' * (heads > 1)}, and cannot"
+                f" run: the number of groups must divide the number of heads, so it must be {valid}"
+            )
     for name, kind in unknown.items():
         if not callable(where) and selects(where, name, None):
             weights.skip(name, why_unknown(kind))
     return sites
-
-
-def _refuse_uneven_groups(site: StateSpaceSite, who: str) -> None:
-    """Refuse a layer that no host can run: each group of B and C serves equally many heads."""
-    heads, groups = site.num_heads, site.num_groups
-    if heads % groups:
-        *most, last = (number for number in range(1, heads + 1) if heads % number == 0)
-        valid = f"{', '.join(map(str, most))} or {last}" if most else str(last)
-        raise StructuredInitError(
-            f"{who}: '{site.name}' has {groups} groups of B and C for {heads} head{'s' * (heads > 1)}, and cannot"
-            f" run: the number of groups must divide the number of heads, so it must be {valid}"
-        )
 
 
 def unknown_state_spaces(model: nn.Module) -> dict[str, str]:

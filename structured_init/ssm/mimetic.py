@@ -17,13 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from structured_init.arguments import (
-    check_choice,
-    check_finite,
-    check_not_negative,
-    check_positive,
-    check_whole,
-)
+from structured_init.arguments import check_choice, check_finite, check_not_negative, check_positive, check_whole
 from structured_init.attention.mimetic import noisy_identity, split, split_identity
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError

@@ -15,7 +15,7 @@ import structured_init
 from comparison.command import compare_parser
 from comparison.run.arms import parse_arms
 from lightning_modules.cli import main
-from lightning_modules.cli.configurations import read_config
+from lightning_modules.cli.configurations import find_config
 from structured_init import initialize
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "initializations"
@@ -25,7 +25,7 @@ INITIALIZATIONS = [name for name in SWEEP if not name.startswith(("codes", "gaus
 
 
 def initializer_of(path):
-    return read_config(str(path))["init"]["initializer"]
+    return find_config(str(path)).content()["init"]["initializer"]
 
 
 def built(node):

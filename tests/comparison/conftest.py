@@ -16,7 +16,9 @@ ATTENTION = {"mimetic": ["Mimetic: query_key"], "sincos": []}
 
 def entry(name, set_by, rms=0.5):
     after = {"mean": 0.0, "std": rms, "rms": rms} if set_by else None
-    return {"names": [name], "shape": [2, 3], "set_by": set_by, "before": after, "after": after, "trainable": True}
+    writers = [dict(zip(("initializer", "part"), text.split(": "), strict=True)) for text in set_by]
+    known = {"names": [name], "shape": [2, 3], "set_by": set_by, "writers": writers}
+    return known | {"before": after, "after": after, "trainable": True}
 
 
 def init_report(arm, seed):
@@ -119,8 +121,8 @@ def comparison_in(place):
         if "representations" in pieces:
             add_representations(run, generator)
         metrics = {"val/accuracy": final, "val/loss": 1 - final, "test/accuracy": final}
-        surroundings = {"processor": "abacus", "threads": 1, "torch": "2.0"}
-        result = {**known, "metrics": metrics, "epochs": 4, "steps": 40, "seconds": 8.0, "surroundings": surroundings}
+        environment = {"processor": "abacus", "threads": 1, "torch": "2.0"}
+        result = {**known, "metrics": metrics, "epochs": 4, "steps": 40, "seconds": 8.0, "environment": environment}
         (run / "result.json").write_text(json.dumps(result))
 
     build.add_run = add_run

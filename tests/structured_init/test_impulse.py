@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from timm.layers import build_sincos2d_pos_embed
 from torch import nn
 
-from lightning_modules.cli.configurations import read_config
+from lightning_modules.cli.configurations import find_config
 from structured_init import (
     AttentionLayout,
     Compose,
@@ -261,7 +261,7 @@ def test_query_key_normalization_is_reported(pooled_vit):
 
 
 def test_real_images_are_all_that_the_batch_preset_adds_to_its_control():
-    real, control = (read_config(f"init/{name}") for name in ("impulse_batch", "structured_2404"))
+    real, control = (find_config(f"init/{name}").content() for name in ("impulse_batch", "structured_2404"))
     solver = real["init"]["initializer"]["init_args"]["initializers"][2]["init_args"]["solver"]
     assert solver.pop("init_args") == {"pseudo_input": "batch"}
     assert real == control

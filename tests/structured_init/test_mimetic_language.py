@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from lightning_modules.cli.configurations import read_config
+from lightning_modules.cli.configurations import find_config
 from structured_init import Mimetic, attention_sites, initialize
 
 WIDTH = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 8, "vocab_size": 13}
@@ -23,7 +23,7 @@ MODELS = {
 
 
 def preset(name):
-    given = read_config(f"init/{name}")["init"]["initializer"]
+    given = find_config(f"init/{name}").content()["init"]["initializer"]
     assert given["class_path"] == "Mimetic"
     return Mimetic(**given["init_args"])
 

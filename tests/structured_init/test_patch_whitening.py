@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from callbacks import InitCallback
-from lightning_modules.cli.configurations import read_config
+from lightning_modules.cli.configurations import find_config
 from lightning_modules.networks import create_network
 from structured_init import Compose, PatchWhitening, Positions, Scrambled, StructuredInitError, initialize
 
@@ -241,7 +241,7 @@ class Classifier(pl.LightningModule):
 
 
 def test_the_callback_gives_training_images_beside_the_positions_of_the_preset(images, tmp_path):
-    settings = [read_config(f"init/{name}")["init"] for name in ("patch_whitening", "patch_orthonormal")]
+    settings = [find_config(f"init/{name}").content()["init"] for name in ("patch_whitening", "patch_orthonormal")]
     assert [each["samples"] for each in settings] == [256, 256]
     assert settings[1]["initializer"]["init_args"]["initializers"][-1]["init_args"] == {"exponent": 0.0}
     model = Classifier()

@@ -109,21 +109,17 @@ def curve_figure(
     Up to ``MOST_TOGETHER`` arms share one plot; beyond, each has a small one beside the baseline, in grey, where that
     has a curve.
     """
-    draw = _together if len(curves) <= MOST_TOGETHER or baseline not in curves else _apart
     with figure_settings():
-        return draw(curves, styles, metric, axis_name, baseline)
-
-
-def _together(
-    curves: Mapping[str, Mapping[int, Curve]], styles: Mapping[str, Style], metric: Metric, axis_name: str, _: str
-) -> Figure:
-    figure = new_figure(6.6, 3.5)
-    axis = figure.subplots()
-    drawn = {arm: _draw(axis, of_arm, styles[arm], metric) for arm, of_arm in curves.items()}
-    axis.set_xlabel(AXES[axis_name])
-    axis.set_title(metric.label)
-    _limit(axis, drawn)
-    label_ends(axis, {arm: found.end for arm, found in drawn.items()}, styles, {a: d.name(a) for a, d in drawn.items()})
+        if len(curves) > MOST_TOGETHER and baseline in curves:
+            return _apart(curves, styles, metric, axis_name, baseline)
+        figure = new_figure(6.6, 3.5)
+        axis = figure.subplots()
+        drawn = {arm: _draw(axis, of_arm, styles[arm], metric) for arm, of_arm in curves.items()}
+        axis.set_xlabel(AXES[axis_name])
+        axis.set_title(metric.label)
+        _limit(axis, drawn)
+        ends, names = {arm: each.end for arm, each in drawn.items()}, {arm: d.name(arm) for arm, d in drawn.items()}
+        label_ends(axis, ends, styles, names)
     return figure
 
 

@@ -95,7 +95,17 @@ class TextData(SeededData, Tokenized):
         self.fraction, self.max_tokens = fraction, max_tokens
         self.val_fraction, self.test_fraction = val_fraction, test_fraction
         self.split_seed = split_seed
-        self._check_arguments()
+        check_fractions(fraction=self.fraction, mask_probability=self.mask_probability)
+        check_carved(val_fraction=self.val_fraction, test_fraction=self.test_fraction)
+        if self.objective not in OBJECTIVES:
+            raise StructuredInitError(f"unknown objective '{self.objective}': {nearest(self.objective, OBJECTIVES)}")
+        check_whole("TextData", vocab_size=self._vocab_size)
+        check_whole("TextData", least=2, block_size=self.block_size)
+        check_whole("TextData", least=2, null=True, max_tokens=self.max_tokens)
+        if self.document_tokens not in ADDED:
+            near = nearest(self.document_tokens, ADDED)
+            raise StructuredInitError(f"unknown document_tokens '{self.document_tokens}': {near}")
+        check_rule(self._documents or "row")
 
     def training_text(self) -> Documents:
         return self.parts["train"]
@@ -154,19 +164,6 @@ class TextData(SeededData, Tokenized):
                 )
 
     # Pieces ---------------------------------------------------------------------------------------------------------
-
-    def _check_arguments(self) -> None:
-        check_fractions(fraction=self.fraction, mask_probability=self.mask_probability)
-        check_carved(val_fraction=self.val_fraction, test_fraction=self.test_fraction)
-        if self.objective not in OBJECTIVES:
-            raise StructuredInitError(f"unknown objective '{self.objective}': {nearest(self.objective, OBJECTIVES)}")
-        check_whole("TextData", vocab_size=self._vocab_size)
-        check_whole("TextData", least=2, block_size=self.block_size)
-        check_whole("TextData", least=2, null=True, max_tokens=self.max_tokens)
-        if self.document_tokens not in ADDED:
-            near = nearest(self.document_tokens, ADDED)
-            raise StructuredInitError(f"unknown document_tokens '{self.document_tokens}': {near}")
-        check_rule(self._documents or "row")
 
     def _tokens(self, part: str) -> Tokens:
         return encode(self.parts[part], self.tokenizer, self.document_tokens)

@@ -237,7 +237,19 @@ class CompactEncoder(nn.Module):
         token_softmax: dict[str, Any] | None = None,
         pool_softmax: dict[str, Any] | None = None,
     ) -> None:
-        _check(embed_dim, depth, num_heads, positions, norm_order, class_token, pool_softmax)
+        if min(embed_dim, depth, num_heads) < 1 or embed_dim % num_heads:
+            raise StructuredInitError(
+                f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}, or depth {depth} is below 1"
+            )
+        for name, value, choices in (("positions", positions, POSITIONS), ("norm_order", norm_order, NORM_ORDERS)):
+            if value not in choices:
+                raise StructuredInitError(f"unknown {name} '{value}': {nearest(str(value), choices)}")
+        if pool_softmax is not None:
+            if class_token:
+                raise StructuredInitError("pool_softmax needs sequence pooling: this network has a class token")
+            for name in {"where", "per_head"} & pool_softmax.keys():
+                raise StructuredInitError(f"pool_softmax takes no '{name}': there is one pooling, without heads")
+            check_arguments(pool_softmax)
         shares = {"dropout": dropout, "attention_dropout": attention_dropout, "stochastic_depth": stochastic_depth}
         check_share("CompactEncoder", **shares)
         super().__init__()
@@ -308,29 +320,3 @@ def _positions(kind: str, tokens: int, embed_dim: int) -> nn.Parameter | None:
     if kind == "sine":
         return nn.Parameter(sine_positions(tokens, embed_dim)[None], requires_grad=False)
     return nn.Parameter(nn.init.trunc_normal_(torch.empty(1, tokens, embed_dim), std=0.2))
-
-
-def _check(
-    embed_dim: int,
-    depth: int,
-    num_heads: int,
-    positions: str,
-    norm_order: str,
-    class_token: bool,
-    pool_softmax: dict[str, Any] | None,
-) -> None:
-    if min(embed_dim, depth, num_heads) < 1 or embed_dim % num_heads:
-        raise StructuredInitError(
-            f"embed_dim {embed_dim} is not a multiple of num_heads {num_heads}, or depth {depth} is below 1"
-        )
-    for name, value, choices in (("positions", positions, POSITIONS), ("norm_order", norm_order, NORM_ORDERS)):
-        if value not in choices:
-            raise StructuredInitError(f"unknown {name} '{value}': {nearest(str(value), choices)}")
-    if pool_softmax is None:
-        return
-    if class_token:
-        raise StructuredInitError("pool_softmax needs sequence pooling: this network has a class token")
-    for name in pool_softmax:
-        if name in ("where", "per_head"):
-            raise StructuredInitError(f"pool_softmax takes no '{name}': there is one pooling, without heads")
-    check_arguments(pool_softmax)

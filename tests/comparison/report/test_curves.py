@@ -10,7 +10,7 @@ from comparison.report.findings import findings
 from comparison.report.panels.curves import MOST_TOGETHER, curve_figure, steps
 from comparison.report.panels.result import difference_figure, power
 from comparison.report.summary import summary
-from comparison.report.theme import figure_settings, new_figure, save, settle, styles
+from comparison.report.theme import Drawing, figure_settings, new_figure, styles
 from comparison.results.headline import headline_table
 from comparison.results.metric import Metric
 
@@ -79,8 +79,7 @@ def test_long_names_stay_on_the_paper(name, tmp_path):
         drawn = new_figure(4.5, 2.0)
         axis = drawn.subplots()
         axis.set_yticks([0.5], [name], fontweight="bold")
-    settle(drawn)
-    _, paper = save(drawn, tmp_path, "figure")
+    _, paper = Drawing(drawn, "figure", "Names").write(tmp_path)
     ink = imread(paper)[..., :3].min(axis=(0, 2))  # the darkest of each column of pixels
     assert paper.name == "figure.png"
     assert ink[:4].min() > 0.99

@@ -4,12 +4,13 @@ import json
 import math
 
 import pytest
+from compared import headline
 
 from comparison.report import write_report
 from comparison.report.findings import findings
 from comparison.results.effects import effects
 from comparison.results.folder import chosen_learning_rates, read_manifest
-from comparison.results.headline import headline, headline_table, learning_rate_table
+from comparison.results.headline import headline_table, learning_rate_table
 from comparison.results.paired import t_interval
 from comparison.results.records import load_curves, load_results
 from comparison.results.targets import final_mean, steps_to

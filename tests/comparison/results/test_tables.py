@@ -2,11 +2,11 @@ import math
 
 import numpy as np
 import pytest
-from compared import found
+from compared import found, headline
 
 from comparison.results.effects import effects
 from comparison.results.folder import read_manifest
-from comparison.results.headline import headline, headline_table
+from comparison.results.headline import headline_table
 from comparison.results.metric import Metric
 from comparison.results.records import load_curves, load_results
 from comparison.results.tables import Cell, Table, number

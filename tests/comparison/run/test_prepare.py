@@ -13,7 +13,7 @@ from comparison.command.options import compare_parser
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.comparison import Comparison
 from comparison.run.prepare import Plans, parse_grid, parse_rates, parse_seeds, prepare
-from lightning_modules.cli.configurations import find_config, read_config
+from lightning_modules.cli.configurations import find_config
 from lightning_modules.cli.show import Runner
 from structured_init import Mimetic, StructuredInitError
 from structured_init.presets import split_outside_brackets
@@ -50,7 +50,7 @@ def test_a_control_is_an_arm_by_the_ending_of_its_name(tmp_path):
     made = [find_config(arm.configuration).content()["init"]["initializer"] for arm in arms.values()]
     assert [each["class_path"] for each in made] == ["Scrambled", "SamePositions", "Scrambled"]
     inner = [each["init_args"]["initializer"] for each in made]
-    assert inner[0] == read_config("init/mimetic")["init"]["initializer"]
+    assert inner[0] == find_config("init/mimetic").content()["init"]["initializer"]
     assert inner[1]["init_args"]["kernel_size"] == 5
     assert inner[2] == {"class_path": "Mimetic"}
 

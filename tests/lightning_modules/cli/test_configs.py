@@ -22,7 +22,6 @@ from lightning_modules.cli.configurations import (
     find_config,
     layers_in,
     merged,
-    read_config,
     shipped_configs,
     without,
 )
@@ -51,7 +50,7 @@ def parsed(*names):
 
 
 def given(name):
-    return read_config(name)
+    return find_config(name).content()
 
 
 def assert_within(part, whole):
@@ -331,7 +330,7 @@ def resolve():
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_name_resolves_to_the_values_that_were_measured(name, resolve, tmp_path):
-    content, resolved = read_config(name), resolve(name, "-c", name)
+    content, resolved = find_config(name).content(), resolve(name, "-c", name)
     assert_within(content, resolved.get("fit", resolved))
     for number, layered in enumerate([content] if content == MEASURED[name] else [content, MEASURED[name]]):
         (tmp_path / f"{number}.yaml").write_text(

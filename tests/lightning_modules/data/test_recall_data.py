@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_modules.cli.configurations import config_names, read_config
+from lightning_modules.cli.configurations import config_names, find_config
 from lightning_modules.data.recall import TASKS, RecallData
 from structured_init import StructuredInitError
 
@@ -310,7 +310,7 @@ def has_examples(part):
 
 @pytest.mark.parametrize("name", [name for name in config_names() if name.startswith("data/recall")])
 def test_a_shipped_configuration_draws_batches(name):
-    section = read_config(name)["data"]
+    section = find_config(name).content()["data"]
     assert section["class_path"] == "RecallData"
     prepared = RecallData(**section["init_args"], seed=0)
     batch = prepared.train_set.__getitems__([(0, 0), (0, 1)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_modules.cli.configurations import read_config
+from lightning_modules.cli.configurations import find_config
 from lightning_modules.data import TextClassificationData, TextData
 
 CLASSES = {"TextData": TextData, "TextClassificationData": TextClassificationData}
@@ -21,7 +21,7 @@ def shipped():
         shelf = os.environ.get("STRUCTURED_INIT_DATA")
         if not shelf or not (Path(shelf) / folder).is_dir():
             pytest.skip(f"STRUCTURED_INIT_DATA does not name a folder that holds {folder}")
-        section = read_config(f"data/{name}")["data"]
+        section = find_config(f"data/{name}").content()["data"]
         return CLASSES[section["class_path"]](**{**section["init_args"], "seed": 0, **changes})
 
     return build

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_modules.cli.configurations import config_names, read_config
+from lightning_modules.cli.configurations import config_names, find_config
 from lightning_modules.networks import create_network
 from structured_init.layers import TokenSoftmaxValue
 
@@ -28,7 +28,7 @@ PUBLISHED = {
 
 
 def content(name):
-    return read_config(name)
+    return find_config(name).content()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
