@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -140,6 +141,8 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
         why = not_finite(model) or " ".join(str(error).split()) or type(error).__name__
         where = f" (in '{inner[-1]}')" if inner and inner[-1] else ""
         fits = _in_words(host_inputs(model)) if given else ""
+        if given and re.search(r"forward\(\) takes .* positional argument", why):
+            fits = f": a list or tuple is spread over its arguments, so give its inputs alone{fits}"
         what = "the batch" if given else "the host's own example"
         raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}") from error
 

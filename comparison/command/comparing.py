@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -27,7 +27,7 @@ from comparison.run.prepare import prepare
 from comparison.run.progress import duration, following, table
 from comparison.run.run import set_aside
 from comparison.run.time_limit import LEFT, TimeLimit
-from structured_init.errors import StructuredInitError, begin_writing
+from structured_init.errors import StructuredInitError, begin_writing, nearest
 
 
 def run_comparison(options: argparse.Namespace, further: Sequence[str], command: str, limit: TimeLimit) -> None:
@@ -70,18 +70,27 @@ def _compare(
         console.print(f"{len(failed)} of the runs failed. Run the same command again to retry them:")
         for name, reason in failed.items():
             console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
-    split = comparison.metric.partition("/")[0]
     done = load_results(comparison.folder)
-    if not (failed or left or done.empty or any(name.startswith(f"{split}/") for name in done.columns)):
-        raise StructuredInitError(
-            f"all runs are complete, and none logs a '{split}/…': a comparison reads what a module logs as 'test/…' in "
-            "test_step, or as 'val/…' with --metric val/…"
-        )
+    if not (failed or left or done.empty):
+        _refuse_unlogged(comparison.metric, done.columns)
     if left:
         console.print(f"The time is up: {left}. Run it again to continue.")
         raise SystemExit(LEFT)
     if failed:
         raise SystemExit(1)
+
+
+def _refuse_unlogged(metric: str, logged: Iterable[str]) -> None:
+    """Refuse a metric that complete runs do not log, before others are trained for it."""
+    split = metric.partition("/")[0]
+    names = [name for name in logged if name.startswith(f"{split}/")]
+    if not names:
+        raise StructuredInitError(
+            f"a run is complete, and logs no '{split}/…': a comparison reads what a module logs as 'test/…' in "
+            "test_step, or as 'val/…' with --metric val/…"
+        )
+    if metric not in names:
+        raise StructuredInitError(f"the runs log no '{metric}': {nearest(metric, names)} Runs that are complete stay")
 
 
 @dataclasses.dataclass
@@ -153,7 +162,15 @@ class _Training:
                 self.console.print(said, markup=False, soft_wrap=True)
         places, folder = self.launcher.places, self.comparison.folder
         with following(self.console, folder, self.manifest, runs, places, phase) as progress:
-            launch(waiting, self.launcher, progress.started, progress.ended, self.limit)
+
+            def ended(run: Run | None = None, reason: str | None = None) -> None:
+                progress.ended(run, reason)
+                if run is not None and run.complete:
+                    split, _, name = self.comparison.metric.partition("/")
+                    logged = (run.latest().result or {})["metrics"]
+                    _refuse_unlogged(f"{split if run.tested else 'val'}/{name}", logged)
+
+            launch(waiting, self.launcher, progress.started, ended, self.limit)
         self.failed |= progress.failed
         complete = sum(run.complete for run in runs)
         left = sum(not run.complete and run.name not in self.failed for run in runs)

@@ -60,7 +60,7 @@ class ReportData:
         effects: what was found, at every place of the grid.
         successes: how many runs succeeded, at every place; empty where no threshold was given.
         styles: style of every arm.
-        point: the place of the grid at which weights, attention and representations are shown.
+        point: the place of the grid with most complete runs, at which weights, attention and representations are shown.
         seed: of the runs whose weights and maps are shown.
     """
 
@@ -187,7 +187,7 @@ def read_report_data(
         manifest = {**manifest, "controls": {**named(manifest), **check_controls(controls, manifest)}}
     known, scrambled = find_controls(manifest, runs), find_scrambled(manifest, runs)
     differences = effects(results, manifest, known, curves, chosen_learning_rates(folder), scrambled)
-    complete = {run.point for run in runs if run.result is not None}
+    complete = [run.point for run in runs if run.result is not None]
     places = points(manifest["grid"])
     data = ReportData(
         folder=Path(folder),
@@ -200,7 +200,7 @@ def read_report_data(
         effects=differences,
         successes=[] if success is None else judge_together([successes(each, success, curves) for each in differences]),
         styles=styles(list(manifest["arms"]), manifest["baseline"]),
-        point=next((place for place in places if place in complete), places[0]),
+        point=max(places, key=complete.count),
         seed=None,
     )
     counts = Counter(run.seed for run in data.complete)

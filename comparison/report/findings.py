@@ -41,9 +41,13 @@ def lead(data: ReportData) -> str:
     upto = "up to " if manifest.get("added") else ""
     grid = f" at {len(data.points)} places of a grid" if len(data.points) > 1 else ""
     rates = ", each with the learning rate chosen for it on the validation split" if manifest["learning_rates"] else ""
+    sizes = sorted({size for run in data.runs if (size := (run.result or {}).get("training_samples"))})
+    ends = " to ".join(f"{size:,}" for size in sizes[:: len(sizes) - 1 or 1])
+    trained = f", trained on {ends} samples" if sizes else ""
+    what = f"{count(initializations, 'initialization')} of {title(data)}{grid}, {upto}{count(seeds, 'seed')}"
     return (
-        f"{count(initializations, 'initialization')} of {title(data)}{grid}, {upto}{count(seeds, 'seed')}{rates}: "
-        f"final {data.metric.words}, {data.metric.better}; runs with the same seed differ only in their initialization."
+        f"{what}{trained}{rates}: final {data.metric.words}, {data.metric.better}; "
+        "runs with the same seed differ only in their initialization."
     )
 
 

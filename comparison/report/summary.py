@@ -95,7 +95,7 @@ def _at_its_place(data: ReportData) -> list[str]:
     known = ((arm, arm.baseline) for arm in found.arms if arm.baseline and not arm.is_control)
     pairs = [(arm, effect) for arm, effect in known if effect.interval.samples > 1]
     if not pairs:
-        return [findings(data.effects[0])[-1]]
+        return [_at(data, findings(found)[-1:])]
     if equal := equal_sentence(found):
         return [_at(data, [equal])]
     sign = -1.0 if found.metric.mode == "min" else 1.0

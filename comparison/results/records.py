@@ -30,6 +30,7 @@ from structured_init.files import read_text, refuse_endless
 if TYPE_CHECKING:
     import pandas as pd
 
+TRAINED = ("epochs", "steps", "training_samples", "seconds")  # how far, on how much, and how long
 FORMULA = re.compile(r"[=+\-@\t\r']")  # what begins one; the apostrophe is what is put before it
 SHOWN = re.compile(r"seconds$|train/|val/")  # what a curve is drawn of, or over
 NUMBER = re.compile(r"[+-]?\d+\.?\d*(e[+-]?\d+)?", re.IGNORECASE)
@@ -55,7 +56,7 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     chosen, compared = chosen_learning_rates(folder), Metric(manifest["metric"], manifest["mode"])
     judged = (compared.name, compared.on_validation)
     rows = [result_row(run, is_chosen(run, chosen, manifest), judged) for run in runs]
-    columns = ["arm", "seed", *manifest["grid"], "learning_rate", "chosen", "diverged", "epochs", "steps", "seconds"]
+    columns = ["arm", "seed", *manifest["grid"], "learning_rate", "chosen", "diverged", *TRAINED]
     return _in_order(pd.DataFrame(rows or None, columns=None if rows else columns), manifest)
 
 
@@ -65,7 +66,7 @@ def result_row(run: Run, chosen: bool, judged: Iterable[str]) -> dict[str, Any]:
     return {
         **{**_keys(run), "chosen": chosen, "diverged": run.diverged(judged)},
         **{name: run.metric(name) for name in result["metrics"]},
-        **{name: result.get(name) for name in ("epochs", "steps", "seconds")},
+        **{name: result.get(name) for name in TRAINED},
     }
 
 

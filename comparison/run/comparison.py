@@ -103,9 +103,16 @@ class Comparison:
     def arm_arguments(self, arm: Arm, point: Point = (), rate: float | None = None) -> list[str]:
         """Return the command line of an arm at a point, without a seed and a place to write to."""
         values = point if rate is None else (*point, (self.rate_key, repr(rate)))
-        folders = {name.partition("/")[0] for name in config_names()}
-        layers = [word for key, value in values if key in folders for word in ("-c", f"{key}/{value}")]
-        given = (f"--{key}={value}" for key, value in values if key not in folders)
+        shipped = {name.partition("/")[0] for name in config_names()}
+        layers, given = [], []
+        for key, value in values:
+            own = Path(key, f"{value}.yaml")
+            if own.is_file() or (key not in shipped and Path(key).is_dir()):
+                layers += ["-c", str(own.resolve() if own.is_file() else own)]
+            elif key in shipped:
+                layers += ["-c", f"{key}/{value}"]
+            else:
+                given.append(f"--{key}={value}")
         return [*self.configurations(), *layers, "-c", arm.configuration, *self.arguments, *given]
 
     def _run(self, arm: Arm, seed: int, point: Point, rate: float | None, identity: str) -> Run:

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def train(run: Run, deadline: float = math.inf) -> None:
         # A result without the test split: the learning rate is chosen now.
         result = run.latest().result or _fit(run, begin, deadline)
         if run.tested and not result["tested"]:
-            _, metrics = perform(("test",), run.arguments)
+            _, metrics, _ = perform(("test",), run.arguments)
             seconds = result["seconds"] + time.perf_counter() - begin
             run.write_result(
                 {**result, "metrics": {**result["metrics"], **metrics}, "seconds": seconds, "tested": True}
@@ -118,12 +118,13 @@ def _fit(run: Run, begin: float, deadline: float) -> dict[str, Any]:
             part.unlink()
     resumed = [] if checkpoint is None else ["--ckpt_path", str(checkpoint)]
     steps = ("fit", "test") if run.tested else ("fit",)
-    trainer, metrics = perform(steps, [*run.arguments, *resumed], deadline, run.share)
+    trainer, metrics, samples = perform(steps, [*run.arguments, *resumed], deadline, run.share)
     clocks = [each for each in trainer.callbacks if isinstance(each, ElapsedTime)]
     result = {
         "metrics": metrics,
         "epochs": trainer.current_epoch,
         "steps": trainer.global_step,
+        "training_samples": samples,
         "seconds": math.fsum(each.earlier for each in clocks) + time.perf_counter() - begin,
         "initialization_seconds": math.fsum(each.initialization for each in clocks),
         "tested": run.tested,
@@ -182,15 +183,18 @@ def set_aside(run: Run) -> str | None:
 
 def perform(
     steps: Sequence[str], arguments: Sequence[str], deadline: float = math.inf, share: float = 1.0
-) -> tuple[Trainer, dict[str, float]]:
-    """Do steps of a run, on every rank of its strategy; return the trainer and the final metrics."""
+) -> tuple[Trainer, dict[str, float], int | None]:
+    """Do steps of a run, on every rank of its strategy; return the trainer, final metrics and training samples."""
     with _ranks_perform("+".join(steps), repr(deadline), repr(share), *arguments):
         decides = "test" not in steps  # a learning rate, or a place in a race
         fit = "fit" in steps
         cli = _Training(expand(arguments), deadline, share, decides) if fit else BuildOnly(expand(arguments))
         last = last_file(cli.trainer)
         metrics: dict[str, float] = {}
+        samples = None
         if "fit" in steps:
+            trained_on = getattr(cli.trainer.train_dataloader, "dataset", None)
+            samples = len(trained_on) if isinstance(trained_on, Sized) else None
             step = None  # a run that ends inside an epoch has no checkpoint of its end
             with contextlib.suppress(StructuredInitError):  # there is none, or it holds more than plain data
                 step = read_checkpoint(last)["global_step"]
@@ -203,7 +207,7 @@ def perform(
                 raise Stopped
         if "test" in steps:
             metrics |= _test_metrics(cli, **({} if "fit" in steps else {"ckpt_path": str(last)}))
-        return cli.trainer, metrics
+        return cli.trainer, metrics, samples
 
 
 @contextlib.contextmanager

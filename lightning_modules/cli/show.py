@@ -441,7 +441,7 @@ class View(NamedTuple):
 
     products: dict[str, WeightProducts]  # corners
     maps: dict[str, Tensor]  # of attention, averaged over samples
-    filters: dict[str, Tensor]  # of the depthwise convolutions
+    filters: dict[str, Tensor]  # of the depthwise convolutions, else of the others where nothing attends
     half_lives: dict[str, Tensor]  # of the states of state spaces, in tokens
 
 
@@ -454,7 +454,17 @@ def _view(model: nn.Module, probe: Any) -> View:
     inputs, named = ((), probe) if isinstance(probe, dict) else ((probe,), {})
     seen = capture_attention(model, *inputs, **named) if probe is not None and products else {}
     lives = {site.name: site.half_life for site in state_space_sites(model)}
-    return View(products, {name: maps.mean(0) for name, maps in seen.items()}, depthwise_filters(model), lives)
+    filters = depthwise_filters(model) or ({} if products else _dense_filters(model))
+    return View(products, {name: maps.mean(0) for name, maps in seen.items()}, filters, lives)
+
+
+def _dense_filters(model: nn.Module) -> dict[str, Tensor]:
+    """Return the filters (out · in, h, w) of the ordinary 2-D convolutions that look at neighbouring pixels."""
+    return {
+        name: module.weight.detach().flatten(0, 1).float().cpu().clone()
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Conv2d) and min(module.kernel_size) > 1
+    }
 
 
 def _draw(views: dict[str, View], folder: Path, figures: ModuleType) -> Iterator[Path]:
