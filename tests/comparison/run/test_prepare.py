@@ -200,5 +200,5 @@ def test_without_data_here_the_plan_is_left_to_the_runs(datamodule):
 
 
 def test_show_finds_attention_without_a_name_too(capsys):
-    Runner.show(None, Module(), Data(), Mimetic(positions="keep"), figures=pytest, plan=True)
+    Runner.show(None, Module(), Data(), initializer=Mimetic(positions="keep"), seed=0, figures=pytest, plan=True)
     assert "network.0" in capsys.readouterr().out
