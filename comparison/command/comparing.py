@@ -90,7 +90,7 @@ def _refuse_unlogged(metric: str, logged: Iterable[str]) -> None:
             "test_step, or as 'val/…' with --metric val/…"
         )
     if metric not in names:
-        raise StructuredInitError(f"the runs log no '{metric}': {nearest(metric, names)} Runs that are complete stay")
+        raise StructuredInitError(f"the runs log no '{metric}': {nearest(metric, names)} (what is trained stays)")
 
 
 @dataclasses.dataclass

@@ -1,5 +1,6 @@
 """The command ``compare``, with an experiment of seconds; runs are trained in this process, one after the other."""
 
+import dataclasses
 import json
 import math
 import os
@@ -12,7 +13,8 @@ from PIL import Image
 
 from comparison.command import comparing
 from comparison.results.controls import find_controls, find_scrambled
-from comparison.results.folder import find_runs, read_manifest
+from comparison.results.folder import Run, find_runs, read_manifest
+from comparison.results.records import load_results
 from comparison.run.run import train
 from lightning_modules.cli import main
 from structured_init.errors import one_line
@@ -126,13 +128,30 @@ def test_class_folders_without_a_test_split_are_compared_on_validation(compare, 
     assert [set(each) for each in found] == [{"val/accuracy", "val/loss"}] * 2
 
 
-def test_a_module_that_logs_other_names_is_told_which_a_comparison_reads(compare, complaint, monkeypatch):
-    kept = comparing.load_results
-    monkeypatch.setattr(
-        comparing, "load_results", lambda folder: kept(folder).drop(columns=["test/accuracy", "test/loss"])
-    )
+@pytest.mark.parametrize(
+    ("renamed", "message"),
+    [
+        (lambda name: name.replace("test/", "eval/"), "logs no 'test/…': a comparison reads what a module logs as"),
+        (lambda name: name.replace("test/accuracy", "test/acc"), "no 'test/accuracy': choose from test/acc, test/loss"),
+    ],
+)
+def test_a_metric_that_a_module_does_not_log_is_told_after_the_first_run(
+    compare, complaint, monkeypatch, renamed, message
+):
+    read = Run.latest
+
+    def latest(run):
+        found = read(run)
+        metrics = {renamed(name): value for name, value in (found.result or {"metrics": {}})["metrics"].items()}
+        return (
+            found if found.result is None else dataclasses.replace(found, result={**found.result, "metrics": metrics})
+        )
+
+    monkeypatch.setattr(Run, "latest", latest)
     said = complaint(compare, "--inits", "default,sincos", "--seeds", "0")
-    assert "all runs are complete, and none logs a 'test/…': a comparison reads what a module logs as" in said
+    assert message in said
+    assert len(Here.trained) == 1  # the second run is not trained for it
+    assert message in complaint(compare, "--inits", "default", "--seeds", "0")  # all are complete
 
 
 def test_a_comparison_that_grows_trains_what_is_new_alone(compare, folder):
@@ -248,6 +267,23 @@ def test_a_grid_is_crossed_with_starts_and_seeds(compare, folder):
     ) == 1
 
 
+def test_a_grid_may_be_a_folder_of_configurations_of_ones_own(compare, complaint, folder):
+    (folder / "labels").mkdir()
+    (folder / "labels/few.yaml").write_text("data: {fraction: 0.1}\nmodel: {init_args: {label_smoothing: 0.1}}\n")
+    (folder / "labels/more.yaml").write_text("data: {fraction: 0.2}\n")
+    said = complaint(compare, "--inits", "default", "--seeds", "0", "--grid", "labels=few,mor")
+    assert "there is no file 'labels/mor.yaml', nor a shipped configuration: did you mean 'labels/more.yaml'?" in said
+    compare("--inits", "default", "--seeds", "0", "--grid", "labels=few,more")
+    table = load_results(folder / "out").set_index("labels")
+    few, more = table["training_samples"]
+    assert 0 < few < more
+    smoothed = "label_smoothing: 0.1"
+    texts = {
+        place: (folder / f"out/runs/default/labels_{place}/seed_0/experiment.yaml").read_text() for place in table.index
+    }
+    assert [smoothed in texts[place] for place in ("few", "more")] == [True, False]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -304,6 +340,7 @@ def test_a_metric_whose_name_tells_no_direction_is_asked_for_before_anything_is_
     said = complaint(compare, "--inits", "default", "--seeds", "0", "--metric", "test/badness")
     assert said.endswith("more or less of it is better: add --more-is-better or --less-is-better")
     assert Here.trained == []
+    monkeypatch.setattr(comparing, "_refuse_unlogged", lambda *_: None)  # the runs log neither
     for metric, flags, mode in (("badness", ["--less-is-better"], "min"), ("badness", [], "min"), ("rmse", [], "min")):
         output = folder / metric  # the second time the folder knows it
         compare("--inits", "default", "--seeds", "0", "--metric", f"test/{metric}", *flags, "--output", str(output))

@@ -400,6 +400,9 @@ class Own(nn.Module):
         (lambda vit: capture_attention(vit, PIXELS[:, :1]),
          "VisionTransformer fails on the batch: Given groups=1, weight of size [16, 3, 2, 2], expected "
          "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead (in 'patch_embed.proj')"),
+        (lambda vit: initialize(nn.Sequential(vit), Mimetic(), batch=(PIXELS, PIXELS)),
+         "Sequential fails on the batch: Sequential.forward() takes 2 positional arguments but 3 were given: a list or "
+         "tuple is spread over its arguments, so give its inputs alone"),
         (lambda vit: capture_attention(nn.Module(), PIXELS),
          'no attention map was captured: Module [Module] is missing the required "forward" function'),
         (lambda vit: capture_attention(nn.Linear(3, 3), torch.zeros(2, 3)),

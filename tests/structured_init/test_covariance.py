@@ -319,3 +319,14 @@ def test_a_filter_that_is_stretched_has_the_resized_covariance(size, new):
     found = resize(torch.outer(f.flatten(), f.flatten()), (size, size), (new, new))
     expected = torch.outer(stretched.flatten(), stretched.flatten())
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_a_layer_scale_that_hides_the_branch_is_said():
+    model = timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 8, 8), ls_init_value=1e-6)
+    hidden = "LayerScale 1e-06 hides the branch: its initialization barely reaches the output"
+    notes = initialize(model, FilterCovariance()).notes
+    assert notes == {f"stages.{stage}.blocks.0.conv_dw": hidden for stage in range(4)}
+    with torch.no_grad():
+        for stage in model.stages:
+            stage.blocks[0].gamma.fill_(1.0)
+    assert initialize(model, FilterCovariance()).notes == {}

@@ -194,6 +194,28 @@ def test_a_metric_without_a_curve_and_where_less_is_better(comparison, known_eff
     assert "training time" not in text  # not logged
 
 
+def test_an_unfinished_grid_is_told_by_its_place_with_most_runs(comparison):
+    folder = comparison(
+        {"default": {}, "sincos": {}, "mimetic": {}}, grid={"optim": ["adamw", "muon"]}, seeds=[0, 1, 2]
+    )
+    for arm, optimizer, seeds in (
+        *(("default", "adamw", [0]), ("sincos", "adamw", [0]), ("default", "muon", [0, 1, 2])),
+        *(("sincos", "muon", [0, 1, 2]), ("mimetic", "muon", [0])),
+    ):
+        for seed in seeds:
+            run = folder / "runs" / arm / optimizer
+            final = 0.5 + 0.1 * (arm == "sincos") + 0.01 * seed**2 * (1 + (arm == "sincos"))
+            comparison.add_run(run, arm, seed, final, (), True, point={"optim": optimizer})
+    (folder / "runs/mimetic/muon/seed_0/result.json").unlink()
+    write_report(folder)
+    text = (folder / "report.md").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert (
+        "\n\nAt optim muon: sincos is better than default" in text or "\n\nAt optim muon: sincos is not shown" in text
+    )
+    assert text.index("At optim muon: ") < text.index("There is only one seed")
+    assert "An arm without a complete run is drawn as far as its runs have come." in text
+
+
 def test_every_place_of_a_grid_has_a_table_and_the_page_says_what_moves_the_means(comparison):
     folder = comparison({"default": {}, "sincos": {}}, grid={"data.init_args.fraction": ["0.1", "0.5"]}, seeds=[0, 1])
     for place, value in enumerate(("0.1", "0.5")):

@@ -113,9 +113,19 @@ def test_the_products_of_a_pretrained_model_stand_beside_the_start(cli, monkeypa
     assert list(drawn["vit_tiny_patch16_224"]) == [f"blocks.{i}.attn" for i in range(3)]
 
 
-def test_a_network_without_attention_is_shown_without_figures(cli, folder):
-    cli("show", "--model.network=resnet10t", "--model.network_args=null", "--output", "seen")
-    assert {path.name for path in (folder / "seen").iterdir()} == {"init_report.json"}
+def test_a_network_without_attention_is_shown_by_its_filters(cli, folder, monkeypatch):
+    drawn, draw = {}, callbacks.figures.filter_figure
+    monkeypatch.setattr(callbacks.figures, "filter_figure", lambda seen: drawn.update(seen) or draw(seen))
+    cli("show", "-c", "init/delta_orthogonal", "--model.network=resnet10t", "--model.network_args=null",
+        "--output", "seen")  # fmt: skip
+    assert {path.name for path in (folder / "seen").glob("*.png")} == {
+        "covariances.png",
+        "filters.png",
+        "variances.png",
+    }
+    built, orthogonal = (filters["network.layer1.0.conv2"] for filters in drawn.values())
+    assert built[:, 0, 0].all()
+    assert not orthogonal[:, 0, 0].any()
 
 
 def test_depthwise_filters_are_shown_as_built_and_as_started(cli, folder):

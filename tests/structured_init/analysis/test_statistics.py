@@ -251,6 +251,8 @@ def test_heads_of_a_sequence_are_found_at_any_offset():
     assert summary["impulse_mass"] == [1.0] * 4
     assert summary["argmax_accuracy"] == [1.0] * 4
     assert summarize_change(maps, maps)["offset"] == summary["offset"]
+    assert summarize(maps, grid=(1, 12)) == summary  # one row is a sequence
+    assert summarize_change(maps, maps, grid=(1, 12)) == summarize_change(maps, maps)
 
 
 def test_a_head_that_looks_at_the_first_token_has_no_far_offset():
