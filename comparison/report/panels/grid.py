@@ -1,8 +1,9 @@
-"""The grid as a whole: interquartile means, probabilities of improvement and performance profiles."""
+"""The grid as a whole: means at its places, interquartile means, probabilities of improvement, performance profiles."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ from comparison.report.data import ReportData
 from comparison.report.registry import Piece, note, register_panel, table
 from comparison.report.theme import LABEL, Drawing, Style, figure_settings, label_ends, new_figure
 from comparison.results.aggregate import Aggregate
+from comparison.results.effects import Effects
 from comparison.results.headline import decimals
 from comparison.results.paired import Interval
 from comparison.results.tables import Cell, Table, number
@@ -18,6 +20,7 @@ from comparison.results.tables import Cell, Table, number
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PLACES = "Means at the places of the grid; bars are 95 % intervals of a mean, not of a difference"
 ENOUGH = 10  # seeds at every place, with which the intervals cover nearly what they say
 WHAT = (
     "All places of the grid are pooled without rescaling: a place with larger values weighs more in the mean, but not "
@@ -27,20 +30,22 @@ WHAT = (
 
 @register_panel("Over the whole grid", label="Grid", after="result")
 def grid(data: ReportData) -> list[Piece] | None:
-    """Return a table and the profiles; None without a grid that all arms have runs on."""
-    found = data.whole_grid
+    """Return means at all places and, of a grid that all arms have runs on, a table and the profiles; else None."""
+    found, some = data.whole_grid, sum(bool(each.arms) for each in data.effects) > 1
+    places: list[Piece] = [Drawing(places_figure(data.effects, data.styles), "places", PLACES)] if some else []
     if found is None:
-        return None
+        return places or None
     figure = profile_figure(found, data.styles)
     text = f"Share of runs over the {found.metric.words} that they reach, all places of the grid together"
     digits = max(map(decimals, data.effects))
-    arms, places, both = (
+    arms, between, both = (
         f"{number(each.mean, digits)} ({_ends(each, digits)})"
         for each in (found.between_arms, found.between_places, found.interaction)
     )
     return [
+        *places,
         (
-            f"Means of {found.metric.label} lie {places} apart between places of the grid, and {arms} between "
+            f"Means of {found.metric.label} lie {between} apart between places of the grid, and {arms} between "
             f"initializations. One is up to {both} off the sum of the two, which is their interaction."
         ),
         WHAT,
@@ -48,6 +53,36 @@ def grid(data: ReportData) -> list[Piece] | None:
         Drawing(figure, "profiles", text),
         note(_how(found)),
     ]
+
+
+def places_figure(effects: Sequence[Effects], styles: Mapping[str, Style]) -> Figure:
+    """Draw the mean of every arm at every place, equally far apart; a grid of one key of numbers goes by their size."""
+    ordered = [each for each in effects if each.arms]
+    with suppress(ValueError):
+        ordered = sorted(ordered, key=lambda each: [float(value) for _, value in each.point])
+    names = list(dict.fromkeys(arm.name for each in ordered for arm in each.arms))
+    with figure_settings():
+        figure = new_figure(6.6, max(2.9, LABEL * len(names) + 0.9))
+        axis = figure.subplots()
+        ends = {}
+        for index, name in enumerate(names):
+            own = [
+                (x, arm.value) for x, each in enumerate(ordered) for arm in each.arms if arm.name == name and arm.value
+            ]
+            if not own:
+                continue
+            places = np.array([x for x, _ in own]) + 0.03 * (index - (len(names) - 1) / 2)
+            means = np.array([value.mean for _, value in own])
+            half = [value.half_width if np.isfinite(value.half_width) else 0.0 for _, value in own]
+            color = styles[name].paper
+            axis.errorbar(places, means, half, color=color, linestyle=styles[name].dash, linewidth=1.6, elinewidth=1.0)
+            axis.plot(places, means, "o", color=color, markersize=4)
+            ends[name] = float(means[-1])
+        axis.set_xticks(range(len(ordered)), ["\n".join(value for _, value in each.point) for each in ordered])
+        axis.set_xlabel(", ".join(key.rpartition(".")[2] for key, _ in ordered[0].point))
+        axis.set_title(ordered[0].metric.label)
+        label_ends(axis, ends, styles)
+    return figure
 
 
 def aggregate_table(found: Aggregate, digits: int) -> Table:

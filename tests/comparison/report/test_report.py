@@ -14,8 +14,10 @@ import torch
 from scipy import stats
 
 from comparison.report import theme, write_report
+from comparison.report.data import read_report_data
 from comparison.report.panels.attention import attention_picker
 from comparison.report.panels.curves import comparable, mean_curve
+from comparison.report.panels.grid import places_figure
 from comparison.report.pictures import BUDGET, Picker, map_grid_figure
 from comparison.report.theme import Drawing, short
 from comparison.results.records import load_curves, load_results
@@ -228,6 +230,11 @@ def test_every_place_of_a_grid_has_a_table_and_the_page_says_what_moves_the_mean
     assert "<h3>fraction 0.1</h3>" in text
     assert "<h3>fraction 0.5</h3>" in text
     assert (folder / "figures" / "differences_to_baseline_fraction_0.5.svg").is_file()
+    assert (folder / "figures" / "places.svg").is_file()
+    found = read_report_data(folder)
+    (axis,) = places_figure(found.effects[::-1], found.styles).axes  # numbers go by their size
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["0.1", "0.5"]
+    assert axis.lines[0].get_ydata() == pytest.approx([50.5, 50.5])
     # Means of 50.5 and 60.55 at one place, of 50.5 twice at the other; of two seeds intervals resample.
     said = r"accuracy % lie 5\.0\d? \(.*\) apart between places of the grid, and 5\.0\d? \(.*\) between initializations"
     assert re.search(said, (folder / "report.md").read_text())

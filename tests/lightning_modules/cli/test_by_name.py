@@ -135,6 +135,7 @@ def test_names_become_options_and_everything_else_stays():
         ("list --fro x", "'--fro' is no option of list: did you mean '--for'?"),
         ("list vit_digits", "'vit_digits' is no option of list: "),
         ("list --for nosuch_vit", "there is no file, configuration or model 'nosuch_vit'"),
+        ("list -c nosuch_vit", "there is no file, configuration or model 'nosuch_vit'"),
     ],
 )
 def test_a_wrong_name_is_answered_in_one_line(complaint, folder, arguments, answer):
