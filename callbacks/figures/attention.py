@@ -6,8 +6,9 @@ one colour scale.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +26,7 @@ from callbacks.figures.mosaic import (
     short_names,
 )
 from structured_init.analysis.summary import STATISTICS
+from structured_init.errors import StructuredInitError, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +34,41 @@ if TYPE_CHECKING:
 
 TICKS = (0.8, 0.5, 0.3, 0.15, 0.05, 0.02, 0.008, 0.003, 0.001)
 Labelled = Mapping[str, Mapping[str, Tensor]]
+Given = ParamSpec("Given")
+
+
+def labelled(
+    what: str, kind: type = Tensor, axes: int | None = 3
+) -> Callable[[Callable[Given, Figure]], Callable[Given, Figure]]:
+    """Answer in one line what a drawing is given first, where it is no label → layer → ``what``.
+
+    Args:
+        what: in words.
+        kind: its class.
+        axes: how many it has, of tensors.
+    """
+
+    def decorate(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
+        @functools.wraps(draw)
+        def call(*args: Given.args, **kwargs: Given.kwargs) -> Figure:
+            given: Any = args[0] if args else next(iter(kwargs.values()), {})
+            right = isinstance(given, Mapping) and all(isinstance(layers, Mapping) for layers in given.values())
+            wrong = (
+                {name: type(layers).__name__ for name, layers in given.items()} if isinstance(given, Mapping) else given
+            )
+            for layer in (layer for layers in given.values() for layer in layers.values()) if right else ():
+                if not isinstance(layer, kind) or (axes is not None and layer.ndim != axes):
+                    right, wrong = False, layer
+            if not right:
+                got = tuple(wrong.shape) if isinstance(wrong, Tensor) else shown(wrong)
+                raise StructuredInitError(f"{draw.__name__} takes {{label: {{layer: {what}}}}}, got {got}")
+            return draw(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
 SHOWN = ("mean_distance", "normalised_entropy", "diagonal_mass", "impulse_mass", "effective_rank", "profile_energy")
 COLORS = ("#8a94a6", "#d1495b", "#00798c", "#edae49", "#30638e", "#7b4f9d")
 LONGEST = 14  # characters of a token that are written
@@ -47,6 +84,7 @@ FEW = 8  # points of a curve that are marked
 Curve = Sequence[tuple[float, float]]  # (step, value)
 
 
+@labelled("maps averaged over samples (heads, tokens, tokens), as maps.mean(0) is")
 def map_figure(maps: Labelled, max_layers: int = 12, max_heads: int = 12) -> Figure:
     """Draw whole attention maps.
 
@@ -59,6 +97,7 @@ def map_figure(maps: Labelled, max_layers: int = 12, max_heads: int = 12) -> Fig
     return _figure(maps, title, max_layers, max_heads)
 
 
+@labelled("maps averaged over samples (heads, tokens, tokens), as maps.mean(0) is")
 def zoom_figure(
     maps: Labelled, columns: int, prefix_tokens: int = 0, side: int = 48, max_layers: int = 3, max_heads: int = 6
 ) -> Figure:
@@ -82,6 +121,7 @@ def zoom_figure(
     return _figure(corner, title, max_layers, max_heads, grid=columns, panel_inches=1.9)
 
 
+@labelled("offset profiles (heads, rows, columns)")
 def profile_figure(profiles: Labelled, reach: int = 7, max_layers: int = 12, max_heads: int = 12) -> Figure:
     """Draw the average attention at every offset, the query in the centre.
 
@@ -166,6 +206,7 @@ def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> None:
     plain_curves(axis)
 
 
+@labelled("maps of one sample (heads, tokens, tokens), as maps[0] is")
 def token_figure(
     maps: Mapping[str, Mapping[str, Tensor]],
     tokens: Sequence[str],

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from callbacks.figures.attention import COLORS, Labelled
+from callbacks.figures.attention import COLORS, Labelled, labelled
 from callbacks.figures.mosaic import (
     DIVERGING,
     FAINT,
@@ -28,6 +28,7 @@ from callbacks.figures.mosaic import (
     quantile,
     short_names,
 )
+from structured_init.analysis import WeightProducts
 from structured_init.analysis.filters import block_grid, variance_map
 from structured_init.errors import StructuredInitError
 from structured_init.linalg import empirical_covariance
@@ -37,13 +38,12 @@ if TYPE_CHECKING:
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    from structured_init.analysis import WeightProducts
-
 # Inches: left of the panels, above, between rows, right of them, and how wide a figure becomes.
 LEFT, TOP, BETWEEN, RIGHT, WIDEST = 0.45, 0.6, 0.32, 0.2, 15.0
 BAR = 0.75
 
 
+@labelled("weight products, as weight_products(model) gives them by layer", WeightProducts, None)
 def product_figure(
     models: Mapping[str, Mapping[str, WeightProducts]],
     side: int = 64,
@@ -106,6 +106,7 @@ def _symmetric(mosaics: Sequence[Mosaic]) -> Normalize:
     return Normalize(-limit, limit)
 
 
+@labelled("filters (F, h, w), as depthwise_filters(model) gives them")
 def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
@@ -134,6 +135,7 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     return _panels(moments, title, panel, max_layers, 1.75, DIVERGING, (-1, 1), "covariance, own scale")
 
 
+@labelled("filters (F, h, w), as depthwise_filters(model) gives them")
 def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
     """Draw the variance of each weight over a layer's filters.
 
@@ -152,6 +154,7 @@ def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
     return _panels(moments, title, panel, max_layers, 1.05, SEQUENTIAL, (0, 1), "variance, own scale")
 
 
+@labelled("filters (F, h, w), as depthwise_filters(model) gives them")
 def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10) -> Figure:
     """Draw some filters of each layer, evenly chosen, the same ones at every moment.
 

@@ -169,7 +169,7 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
     why = ", not judged because it diverged in some seeds" if effect.unjudged else ""
     if len(pairs) == 1:
         return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}."
-    best = f"the largest difference is {arm.name}’s, {difference}{why}"
+    best = f"the best is {arm.name}, {difference}{why}"
     return f"No arm is shown to improve on {found.baseline} in {words}; {best}."
 
 

@@ -89,6 +89,14 @@ def write_report(
             raise StructuredInitError(f"'{place}' is a link: a report is written into folders of its own, remove it")
     if path.is_dir():
         raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
+    tables = [path.with_name(name) for name in ("results.csv", "results.json", "curves.csv", f"{path.stem}.md")]
+    ours = (path.parent / MANIFEST).is_file() or (path.is_file() and tables[1].is_file())
+    for file in tables:
+        if file.exists() and (not ours or file.samefile(folder)):
+            raise StructuredInitError(
+                f"'{file}' is there already, and a report would be written over it: name a page in a folder of its "
+                f"own, such as --output {path.parent / path.stem / PAGE}"
+            )
     data = read_report_data(folder, baseline, controls, success, metric, mode, names, seed, arm)
     given = {"--baseline": baseline, "--metric": metric, "--runs": names, "--arm": arm, "--seed": seed}
     given |= {"--control": controls_text(controls), "--success": success, "--output": output}
@@ -101,10 +109,10 @@ def write_report(
     sections = read_panels(data)
     texts = {
         path: page(data, sections),
-        path.with_suffix(".md"): markdown(data, sections),
-        path.with_name("results.csv"): to_csv(data.results),
-        path.with_name("results.json"): json.dumps(_without_nan(record(data)), indent=1, allow_nan=False) + "\n",
-        path.with_name("curves.csv"): to_csv(data.curves),
+        tables[3]: markdown(data, sections),
+        tables[0]: to_csv(data.results),
+        tables[1]: json.dumps(_without_nan(record(data)), indent=1, allow_nan=False) + "\n",
+        tables[2]: to_csv(data.curves),
     }
     figures = [file for each in drawings(sections) if each.save for file in each.write(figures_folder)]
     for file, text in texts.items():

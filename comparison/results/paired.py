@@ -13,6 +13,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from structured_init.arguments import answered
 from structured_init.errors import StructuredInitError
 
 FEWEST_FOR_BOOTSTRAP = 20
@@ -68,11 +69,11 @@ def deviation(values: Sequence[float], of_mean: bool = False) -> float:
     return math.ldexp(math.sqrt(variance / len(values) if of_mean else variance), size)
 
 
-def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+def t_interval(values: Sequence[float] | Mapping[int, float], level: float = 0.95) -> Interval:
     """Return the mean and Student's t interval of a few values: right for normal errors at every n ≥ 2.
 
     Args:
-        values: at least one; with one the interval is infinite, with one that is no number it is nan.
+        values: at least one, also by seed; with one the interval is infinite, with one that is no number it is nan.
         level: confidence level.
 
     Raises:
@@ -80,6 +81,7 @@ def t_interval(values: Sequence[float], level: float = 0.95) -> Interval:
     """
     from scipy import special  # its distributions are the same functions, and take fifty times as long
 
+    values = list(values.values()) if isinstance(values, Mapping) else values
     n = len(values)
     if n == 0:
         raise StructuredInitError("an interval needs at least one value")
@@ -142,6 +144,7 @@ def bootstrap_interval(
     return Interval(math.fsum(values) / n, float(found.low), float(found.high), n)
 
 
+@answered
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> Interval:
     """Return the t interval of arm − baseline over the seeds that both have.
 

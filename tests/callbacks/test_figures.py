@@ -56,6 +56,20 @@ def test_weight_products_are_coloured_symmetrically_around_zero():
     assert own[2].norm.vmax > 5 * own[0].norm.vmax
 
 
+@pytest.mark.parametrize(
+    ("draw", "given", "got"),
+    [
+        (map_figure, {"a": {"0": torch.rand(2, 3, 4, 4)}}, r"as maps.mean\(0\) is}}, got \(2, 3, 4, 4\)$"),
+        (map_figure, {"0": torch.rand(3, 4, 4)}, "got {'0': 'Tensor'}$"),
+        (product_figure, {"a": torch.nn.Linear(2, 2)}, "weight_products.* got {'a': 'Linear'}$"),
+        (product_figure, {"a": {"0": 3}}, "got 3$"),
+    ],
+)
+def test_what_is_no_layer_under_a_label_is_answered_in_one_line(draw, given, got):
+    with pytest.raises(StructuredInitError, match=rf"^{draw.__name__} takes {{label: {{layer: .*{got}"):
+        draw(given)
+
+
 def test_a_model_without_layers_to_draw_is_named_with_the_way_to_find_them():
     products = {"a.0": WeightProducts(torch.randn(3, 8, 8), torch.randn(8, 8))}
     with pytest.raises(

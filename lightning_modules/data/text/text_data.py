@@ -17,7 +17,11 @@ OBJECTIVES = ("causal", "masked")
 
 
 class TextData(SeededData, Tokenized):
-    """A corpus as blocks of tokens; batches are dicts as `Blocks` describes them.
+    """A corpus as blocks of tokens; batches are dicts of (B, T), T the ``block_size``.
+
+    ``input_ids`` and ``labels``, the same tokens, not shifted, as transformers' models take them: −100 where nothing is
+    predicted, as at a document's first token; ``characters`` and ``bytes`` that the labels stand for; and, where a
+    block is padded or holds several documents, ``segment_ids``, 0 for padding.
 
     The order and the corruption are functions of (seed, epoch, index): they do not depend on the number of workers,
     and leave the global random states alone. Each token is in one block once an epoch. A part that the corpus lacks is

@@ -193,3 +193,19 @@ def test_a_report_says_which_versions_have_trained_which_runs(comparison):
         "Different versions of structured-init have trained these runs. "
         "0.1.0, commit a: default, seed 0; default, seed 1. 0.1.0, commit b: sincos, seed 0; sincos, seed 1."
     ) in text.read_text()
+
+
+@pytest.mark.parametrize("name", ["results.csv", "curves.csv", "page.md"])
+def test_a_report_is_written_over_nothing_that_is_not_its_own(tmp_path, name):
+    (tmp_path / "t.csv").write_text("arm,seed,test/loss\na,0,1\nb,0,2\n")
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(StructuredInitError, match=rf"{name}' is there already.* --output .*page/report.html$"):
+        write_report(tmp_path / "t.csv", output=tmp_path / "page.html")
+    assert {path.name for path in tmp_path.iterdir()} == {"t.csv", name}
+    assert (tmp_path / name).read_text() == "mine"
+    (tmp_path / name).unlink()
+    for _ in range(2):  # its own are
+        write_report(tmp_path / "t.csv", output=tmp_path / "page.html")
+    (tmp_path / "t.csv").rename(tmp_path / "results.csv")
+    with pytest.raises(StructuredInitError, match=r"results.csv' is there already"):
+        write_report(tmp_path / "results.csv", output=tmp_path / "page.html")

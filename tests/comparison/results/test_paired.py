@@ -17,6 +17,7 @@ def test_interval_of_three_values_is_the_textbook_one():
     assert interval.mean == pytest.approx(2.0)
     assert interval.half_width == pytest.approx(4.302653 * 1.0 / math.sqrt(3), rel=1e-6)  # t(0.975, 2) = 4.302653
     assert (interval.low, interval.high) == (pytest.approx(-0.4841, abs=1e-4), pytest.approx(4.4841, abs=1e-4))
+    assert t_interval({0: 1.0, 7: 2.0, 9: 3.0}) == interval  # seeds are no values
 
 
 def test_one_seed_has_no_interval_and_prints_none():
@@ -83,6 +84,8 @@ def test_only_common_seeds_are_paired():
 def test_nothing_in_common_is_an_error():
     with pytest.raises(StructuredInitError, match="no seed in common"):
         paired_difference({0: 1.0}, {1: 1.0})
+    with pytest.raises(StructuredInitError, match=r"^paired_difference: arm must be a dictionary, got"):
+        paired_difference([1.0, 2.0], [1.0, 1.0])
 
 
 def test_bootstrap_is_the_percentile_interval_of_the_mean():
