@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from torch.utils.weak import WeakIdKeyDictionary
 
 from structured_init.arguments import Answered, answered
 from structured_init.draws import Draws
@@ -136,10 +135,6 @@ class Compose(Initializer):
             yield from initializer.freezing(weights)
 
 
-# tensor → who wrote to it, and its version then: what wrote to it since has raised that
-WRITTEN: WeakIdKeyDictionary = WeakIdKeyDictionary()
-
-
 @answered
 def initialize(
     model: nn.Module,
@@ -207,8 +202,6 @@ def initialize(
     refuse_lazy(model)
     refuse_flattened(model)
     shown = Progress(type(initializer).__name__, wanted=progress)
-    tensors = [each for each in (*model.parameters(), *model.buffers()) if not each.is_inference()]
-    earlier = {WRITTEN[each][0] for each in tensors if WRITTEN.get(each, ("", -1))[1] == each._version}
     with shown, cpu_by_default(), one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer, batch, shown, batches)
         changes = list(initializer.freezing(weights))
@@ -222,11 +215,6 @@ def initialize(
             weights.skip(name, "quantized weights are out of reach: initialize the model before it is quantized")
         report = build_report(weights, initializer, draws.seed, changes)
         report.differs = _called(initializer, whole=False)
-        if earlier and report.changed:
-            report.warnings.append(
-                f"an earlier call of initialize wrote to this model ({', '.join(sorted(earlier))}): what it wrote is "
-                "built upon or stays; build the model anew to have this initialization alone"
-            )
         if strict and report.left:
             raise StructuredInitError(
                 f"{type(initializer).__name__}, strict: {report.left_alone()} (where= selects fewer layers)"
@@ -236,9 +224,6 @@ def initialize(
         if not dry_run:
             for tensor, trainable in changes:
                 writer.train(tensor, trainable)
-            for update in weights.updates.values():
-                if not update.target.is_inference():
-                    WRITTEN[update.target] = (type(initializer).__name__, update.target._version)
     return report
 
 

@@ -66,7 +66,7 @@ def result_row(run: Run, chosen: bool, judged: Iterable[str]) -> dict[str, Any]:
     return {
         **{**_keys(run), "chosen": chosen, "diverged": run.diverged(judged)},
         **{name: run.metric(name) for name in result["metrics"]},
-        **{name: result.get(name) for name in TRAINED},
+        **{name: math.nan if result.get(name) is None else result[name] for name in TRAINED},
     }
 
 

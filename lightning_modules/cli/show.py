@@ -459,11 +459,11 @@ def _view(model: nn.Module, probe: Any) -> View:
 
 
 def _dense_filters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the filters (out · in, h, w) of the ordinary 2-D convolutions that look at neighbouring pixels."""
+    """Return the filters (out · in, h, w) of the ordinary 2-D convolutions whose windows overlap: none of patches."""
     return {
         name: module.weight.detach().flatten(0, 1).float().cpu().clone()
         for name, module in model.named_modules()
-        if isinstance(module, nn.Conv2d) and min(module.kernel_size) > 1
+        if isinstance(module, nn.Conv2d) and module.kernel_size > module.stride
     }
 
 
