@@ -136,6 +136,11 @@ def test_mamba_remembers_longer_than_before(run):
     assert "tokens before, 2,066 after" in printed
     before, after = names["report"].measures["backbone.layers.0.mixer"]["half-life (tokens), median"]
     assert 10 * before < after == pytest.approx(math.log(2) * math.exp(8), rel=1e-3)
+    without = (
+        names["fresh"].backbone.layers[0].mixer
+    )  # a component that is left out is the library's, not an earlier call's
+    assert without.conv1d.weight[..., :-1].all()
+    assert (without.A_log < -7).all()
     assert names["figure"].axes
 
 
@@ -167,6 +172,9 @@ def test_the_hugging_face_trainer_trains_what_was_initialized(run):
     assert torch.isfinite(names["own"](**names["batch"]).loss)
     given, built = (model.transformer.h[0].attn.c_attn.weight for model in (names["model"], names["build"]()))
     assert given.shape == built.shape
+    torch.rand(3)
+    again, _ = run("guides/huggingface_trainer.md")
+    assert again["result"].training_loss == names["result"].training_loss
 
 
 def test_timms_script_can_build_a_registered_model_that_is_initialized(run):

@@ -7,6 +7,7 @@ one colour scale.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -49,19 +50,21 @@ def labelled(
     """
 
     def decorate(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
+        first = next(iter(inspect.signature(draw).parameters))
+
         @functools.wraps(draw)
         def call(*args: Given.args, **kwargs: Given.kwargs) -> Figure:
-            given: Any = args[0] if args else next(iter(kwargs.values()), {})
-            right = isinstance(given, Mapping) and all(isinstance(layers, Mapping) for layers in given.values())
-            wrong = (
-                {name: type(layers).__name__ for name, layers in given.items()} if isinstance(given, Mapping) else given
-            )
-            for layer in (layer for layers in given.values() for layer in layers.values()) if right else ():
-                if not isinstance(layer, kind) or (axes is not None and layer.ndim != axes):
-                    right, wrong = False, layer
-            if not right:
-                got = tuple(wrong.shape) if isinstance(wrong, Tensor) else shown(wrong)
-                raise StructuredInitError(f"{draw.__name__} takes {{label: {{layer: {what}}}}}, got {got}")
+            given: Any = args[0] if args else kwargs.get(first, {})
+            wrong = [] if isinstance(given, Mapping) else [shown(given)]
+            for label, layers in given.items() if not wrong else ():
+                if not isinstance(layers, Mapping):
+                    wrong.append(f"{{'{label}': {type(layers).__name__}}}")
+                    continue
+                for layer in layers.values():
+                    if not isinstance(layer, kind) or (axes is not None and layer.ndim != axes):
+                        wrong.append(str(tuple(layer.shape)) if isinstance(layer, Tensor) else shown(layer))
+            if wrong:
+                raise StructuredInitError(f"{draw.__name__} takes {{label: {{layer: {what}}}}}, got {wrong[0]}")
             return draw(*args, **kwargs)
 
         return call

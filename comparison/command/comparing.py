@@ -165,10 +165,10 @@ class _Training:
 
             def ended(run: Run | None = None, reason: str | None = None) -> None:
                 progress.ended(run, reason)
-                if run is not None and run.complete:
+                result = run.latest().result if run is not None and run.complete else None
+                if run is not None and result is not None:
                     split, _, name = self.comparison.metric.partition("/")
-                    logged = (run.latest().result or {})["metrics"]
-                    _refuse_unlogged(f"{split if run.tested else 'val'}/{name}", logged)
+                    _refuse_unlogged(f"{split if run.tested else 'val'}/{name}", result["metrics"])
 
             launch(waiting, self.launcher, progress.started, ended, self.limit)
         self.failed |= progress.failed

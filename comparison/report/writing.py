@@ -80,7 +80,8 @@ def write_report(
         The files written, the page first.
 
     Raises:
-        StructuredInitError: there is no comparison, an arm is unknown, or a file cannot be written.
+        StructuredInitError: there is no comparison, an arm is unknown, a file cannot be written, or one would be
+            written over that is no earlier report's.
     """
     path = Path(output) if output is not None else default_page(Path(folder))
     figures_folder = path.parent / "figures"
@@ -89,9 +90,10 @@ def write_report(
             raise StructuredInitError(f"'{place}' is a link: a report is written into folders of its own, remove it")
     if path.is_dir():
         raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
-    tables = [path.with_name(name) for name in ("results.csv", "results.json", "curves.csv", f"{path.stem}.md")]
-    ours = (path.parent / MANIFEST).is_file() or (path.is_file() and tables[1].is_file())
-    for file in tables:
+    text, results = path.with_name(f"{path.stem}.md"), path.with_name("results.csv")
+    numbers, curves = path.with_name("results.json"), path.with_name("curves.csv")
+    ours = (path.parent / MANIFEST).is_file() or (path.is_file() and numbers.is_file())
+    for file in (text, results, numbers, curves, figures_folder):
         if file.exists() and (not ours or file.samefile(folder)):
             raise StructuredInitError(
                 f"'{file}' is there already, and a report would be written over it: name a page in a folder of its "
@@ -109,14 +111,14 @@ def write_report(
     sections = read_panels(data)
     texts = {
         path: page(data, sections),
-        tables[3]: markdown(data, sections),
-        tables[0]: to_csv(data.results),
-        tables[1]: json.dumps(_without_nan(record(data)), indent=1, allow_nan=False) + "\n",
-        tables[2]: to_csv(data.curves),
+        text: markdown(data, sections),
+        results: to_csv(data.results),
+        numbers: json.dumps(_without_nan(record(data)), indent=1, allow_nan=False) + "\n",
+        curves: to_csv(data.curves),
     }
     figures = [file for each in drawings(sections) if each.save for file in each.write(figures_folder)]
-    for file, text in texts.items():
-        write_text(file, text.encode(errors="backslashreplace").decode())  # a half of a character has no bytes
+    for file, written in texts.items():
+        write_text(file, written.encode(errors="backslashreplace").decode())  # a half of a character has no bytes
     return [*texts, *figures]
 
 

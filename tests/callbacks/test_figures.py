@@ -60,14 +60,17 @@ def test_weight_products_are_coloured_symmetrically_around_zero():
     ("draw", "given", "got"),
     [
         (map_figure, {"a": {"0": torch.rand(2, 3, 4, 4)}}, r"as maps.mean\(0\) is}}, got \(2, 3, 4, 4\)$"),
-        (map_figure, {"0": torch.rand(3, 4, 4)}, "got {'0': 'Tensor'}$"),
-        (product_figure, {"a": torch.nn.Linear(2, 2)}, "weight_products.* got {'a': 'Linear'}$"),
+        (map_figure, {"0": torch.rand(3, 4, 4)}, "got {'0': Tensor}$"),
+        (product_figure, {"a": torch.nn.Linear(2, 2)}, "weight_products.* got {'a': Linear}$"),
         (product_figure, {"a": {"0": 3}}, "got 3$"),
     ],
 )
 def test_what_is_no_layer_under_a_label_is_answered_in_one_line(draw, given, got):
     with pytest.raises(StructuredInitError, match=rf"^{draw.__name__} takes {{label: {{layer: .*{got}"):
         draw(given)
+    name = "maps" if draw is map_figure else "models"
+    with pytest.raises(StructuredInitError, match=got):
+        draw(max_layers=2, **{name: given})  # by name, in any order
 
 
 def test_a_model_without_layers_to_draw_is_named_with_the_way_to_find_them():

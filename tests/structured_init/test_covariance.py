@@ -17,7 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from structured_init import Compose, FilterCovariance, StructuredInitError, depthwise_conv_sites, initialize
+from structured_init import (
+    Compose,
+    DeltaOrthogonal,
+    FilterCovariance,
+    StructuredInitError,
+    depthwise_conv_sites,
+    initialize,
+)
 from structured_init.conv.covariance import (
     closed_form,
     project,
@@ -326,6 +333,11 @@ def test_a_layer_scale_that_hides_the_branch_is_said():
     hidden = "LayerScale 1e-06 hides the branch: its initialization barely reaches the output"
     notes = initialize(model, FilterCovariance()).notes
     assert notes == {f"stages.{stage}.blocks.0.conv_dw": hidden for stage in range(4)}
+    orthogonal = initialize(model, DeltaOrthogonal()).notes  # of layers deeper inside of a block as well, not beside it
+    said = {name for name, note in orthogonal.items() if hidden in note}
+    assert said == {
+        f"stages.{stage}.blocks.0.{each}" for stage in range(4) for each in ("conv_dw", "mlp.fc1", "mlp.fc2")
+    }
     with torch.no_grad():
         for stage in model.stages:
             stage.blocks[0].gamma.fill_(1.0)

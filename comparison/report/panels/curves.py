@@ -91,11 +91,14 @@ def _how(data: ReportData) -> str:
         if any(arm.diverged for found in data.effects for arm in found.arms)
         else ""
     )
-    running = any(run.result is None for run in data.runs)
-    lost += " An arm without a complete run is drawn as far as its runs have come." if running else ""
+    running = (
+        " An arm without a complete run is drawn as far as its runs have come."
+        if any(run.result is None for run in data.runs)
+        else ""
+    )
     return (
         "Lines are means over the complete runs of an arm, bands the pointwise 95 % t interval of that mean (not of a "
-        f"difference: pairing makes differences narrower than bands suggest).{few}{lost}"
+        f"difference: pairing makes differences narrower than bands suggest).{few}{lost}{running}"
     )
 
 

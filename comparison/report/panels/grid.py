@@ -56,7 +56,7 @@ def grid(data: ReportData) -> list[Piece] | None:
 
 
 def places_figure(effects: Sequence[Effects], styles: Mapping[str, Style]) -> Figure:
-    """Draw the mean of every arm at every place, equally far apart; a grid of one key of numbers goes by their size."""
+    """Draw the mean of every arm at every place, equally far apart; places of numbers go by their size."""
     ordered = [each for each in effects if each.arms]
     with suppress(ValueError):
         ordered = sorted(ordered, key=lambda each: [float(value) for _, value in each.point])

@@ -195,7 +195,7 @@ def test_a_report_says_which_versions_have_trained_which_runs(comparison):
     ) in text.read_text()
 
 
-@pytest.mark.parametrize("name", ["results.csv", "curves.csv", "page.md"])
+@pytest.mark.parametrize("name", ["results.csv", "curves.csv", "page.md", "figures"])
 def test_a_report_is_written_over_nothing_that_is_not_its_own(tmp_path, name):
     (tmp_path / "t.csv").write_text("arm,seed,test/loss\na,0,1\nb,0,2\n")
     (tmp_path / name).write_text("mine")
