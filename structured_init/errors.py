@@ -151,10 +151,14 @@ def no_such_name(package: str, name: str, error: AttributeError, more: str = "")
     return AttributeError(f"{error}: {near}", name=name)
 
 
-def begin_writing() -> None:
-    """Let Ctrl-C raise ``KeyboardInterrupt`` from here on, so that what is being written is put in order."""
+def begin_writing(*others: signal.Signals) -> None:
+    """Let Ctrl-C raise ``KeyboardInterrupt`` from here on, so that what is being written is put in order.
+
+    So do other signals that are given, such as SIGTERM, by which schedulers end a job.
+    """
     if signal.getsignal(signal.SIGINT) is stop_at_once:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for each in (signal.SIGINT, *others):
+            signal.signal(each, signal.default_int_handler)
 
 
 def stop_at_once(*_: Any) -> None:

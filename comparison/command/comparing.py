@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import math
 import os
+import signal
 import sys
 import webbrowser
 from collections.abc import Iterable, Sequence
@@ -53,7 +54,7 @@ def _compare(
     for remark in comparison.remarks:
         console.print(remark, markup=False, soft_wrap=True)
     launcher = launcher or launcher_of(options, limit)
-    begin_writing()
+    begin_writing(signal.SIGTERM)
     try:
         with locked(comparison.folder):
             known = comparison.known()

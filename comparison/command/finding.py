@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import itertools
 import math
+import signal
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -65,7 +66,7 @@ def run_find(options: argparse.Namespace, further: Sequence[str], command: str, 
     others = f" {len(left_out)} others do not fit: find.json will say why." if left_out else ""
     console.print(f"{len(names)} candidates, the default among them.{others}", soft_wrap=True)
     launcher = launcher_of(options, limit)
-    begin_writing()
+    begin_writing(signal.SIGTERM)
     try:
         with locked(comparison.folder):
             known = comparison.known()

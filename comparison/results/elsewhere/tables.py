@@ -45,6 +45,10 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
             raise StructuredInitError(f"'{path}' has no column '{column}': {nearest(column, columns)}")
         known |= {meant: column} if column is not None else {}
     by_name = RUN in known and "arm" not in known
+    if by_name and "state" in known:  # as Weights & Biases has it: what has not ended has no result yet
+        rows = [row for row in rows if row.cells[known["state"]].lower() not in ("running", "pending")]
+        if not rows:
+            raise StructuredInitError(f"'{path}': no run has ended yet")
     for needed in () if by_name else ("arm", "seed"):
         if needed not in known:
             raise StructuredInitError(

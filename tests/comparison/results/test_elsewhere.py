@@ -63,11 +63,14 @@ def test_a_chart_of_weights_and_biases_has_a_column_per_run(tmp_path):
 def test_the_runs_of_weights_and_biases_are_a_table_by_name(tmp_path):
     text = (
         "Name,State,test/accuracy\nmimetic-seed-3,finished,0.9\nmimetic-seed-4,finished,\ndefault-seed-3,crashed,NaN\n"
+        "default-seed-4,running,0.2\n"
     )
     runs = read_elsewhere(written(tmp_path / "export.csv", text))
     assert runs["mimetic", 3] == {"test/accuracy": [(None, 0.9)]}
     assert math.isnan(runs["default", 3]["test/accuracy"][0][1])
     assert set(runs) == {("mimetic", 3), ("default", 3)}
+    with pytest.raises(StructuredInitError, match="no run has ended yet"):
+        read_elsewhere(written(tmp_path / "early.csv", "Name,State,test/accuracy\ndefault-seed-4,running,0.2\n"))
 
 
 @pytest.mark.parametrize("shape", ["rows", "lines", "columns", "one file"])

@@ -513,7 +513,7 @@ from lightning_modules.cli import entry
 def main():
     {before}
     try:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.{pressed})
         print("it goes on")
     except BaseException:
         {swallow}
@@ -521,23 +521,26 @@ def main():
 entry.main = main
 entry.command()
 """
+IN_ORDER, ORDERED = "from structured_init.errors import begin_writing; begin_writing({})", "print('put in order')"
 
 
 @pytest.mark.parametrize(
-    ("before", "swallow", "said"),
+    ("pressed", "before", "swallow", "said"),
     [
-        ("", "return print('a library that is being imported has caught it')", "stopped before anything was written"),
+        ("SIGINT", "", "return print('a library has caught it')", "stopped before anything was written"),
+        ("SIGINT", IN_ORDER.format(""), ORDERED, "stopped"),
         (
-            "from structured_init.errors import begin_writing; begin_writing()",
-            "print('put in order')",
+            "SIGTERM",
+            "from structured_init.errors import begin_writing; begin_writing(signal.SIGTERM)",
+            ORDERED,
             "stopped",
         ),
     ],
 )
 def test_ctrl_c_ends_a_command_that_checks_whatever_a_library_catches_and_one_that_writes_in_order(
-    before, swallow, said
+    pressed, before, swallow, said
 ):
-    program = PRESSED.format(before=before, swallow=swallow)
+    program = PRESSED.format(pressed=pressed, before=before, swallow=swallow)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     default = partial(signal.signal, signal.SIGINT, signal.default_int_handler)  # as a terminal starts a command
     ended = subprocess.run(
