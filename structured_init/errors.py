@@ -63,6 +63,7 @@ def nearest(name: str, valid: Iterable[str], limit: int = 8) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
     if not close and len(name) >= MANY and (begin := [each for each in names if _alike(name, each[: len(name)])]):
         return f"did you mean {' or '.join(map(repr, sorted(begin, key=len)[:3]))}?"
+    close = close or [each for each in names if len(each) >= MANY and f"_{each}_" in f"_{name}_"]
     close = close or difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     close = close or difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
     if close:

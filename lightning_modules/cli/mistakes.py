@@ -24,7 +24,7 @@ import lightning
 from lightning.fabric.accelerators import ACCELERATOR_REGISTRY
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.strategies import StrategyRegistry
+from lightning.pytorch.strategies import Strategy, StrategyRegistry
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.optim import Optimizer
@@ -42,6 +42,7 @@ BASES: dict[str, type] = {
     "data": LightningDataModule,
     "trainer.callbacks": Callback,
     "trainer.logger": Logger,
+    "trainer.strategy": Strategy,
     "model.network": nn.Module,
     "model.optimizer": Optimizer,
     "model": LightningModule,

@@ -85,6 +85,7 @@ def test_a_folder_that_is_a_file_is_one_line(tmp_path):
         ("xyz", [f"n{i}" for i in range(9)], "choose from n0, n1, n2, n3, n4, n5, n6, n7, …"),
         ("vit_nanoo", ["vit_nano_patch2_8", "convnext_nano", "vit_tiny"], "did you mean 'vit_nano_patch2_8'?"),
         ("init", ["batch", "initializer"], "did you mean 'initializer'?"),
+        ("num_pairs", ["num_workers", "pairs"], "did you mean 'pairs'?"),
         ("xyz", [], "there is nothing to choose from"),
         ("optim/moun", ["optim/muon", "optim/adam"], "did you mean 'optim/muon'?"),
         ("trainer/short", ["trainer/gpu", "trainer/fast", "init/sort"], "choose from trainer/fast, trainer/gpu"),

@@ -212,6 +212,7 @@ MODEL = [
         "a schedule is a list of pairs*such as [[0, 0], [0.4, 1], [1, 0]], not [[0.0, 1.0]]",
     ),
     ("--model.lr_schedule=cosine", "model.lr_schedule: expected list, got cosine"),
+    ("--trainer.strategy.class_path=ddp", "trainer.strategy: unknown class 'ddp': choose from DDPStrategy, *"),
     ("--model=Mimetic", "model: unknown class 'Mimetic': choose from *Classifier, *"),
     ("--model=torch.nn.Linear", "model: torch.nn.Linear is no LightningModule"),
     (
