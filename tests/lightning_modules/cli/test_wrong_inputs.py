@@ -443,7 +443,7 @@ def test_a_last_checkpoint_that_is_not_there_is_said_in_one_line_and_the_trainin
         capsys.readouterr()
         run = cli("fit", "--ckpt_path=last", "--trainer.max_steps=1")
         assert run.trainer.global_step == 1
-        said = [line for line in capsys.readouterr().err.splitlines() if "last" in line]
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("structured-init: --ckpt")]
         assert said == [f"{begun} anew{other}"]
 
 
