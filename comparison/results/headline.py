@@ -161,7 +161,8 @@ def learning_rate_table(choices: Mapping[str, Mapping[str, Any]], metric: Metric
 def decimals(found: Effects) -> int:
     """Return how many decimals a table shows: two digits of a typical half width; one decimal of a percentage.
 
-    A wide interval hides neither a difference below ten, which has a decimal, nor a narrow interval, which has a digit.
+    A wide interval hides neither a difference below ten, which has a decimal (below one, two), nor a narrow interval,
+    which has a digit.
     An interval of fewer than three seeds is not shown, and says nothing.
     """
     intervals = [effect.interval for arm in found.arms for effect in arm.differences]
@@ -174,7 +175,7 @@ def decimals(found: Effects) -> int:
     if widths:
         typical = 1 - math.floor(math.log10(median(widths)))
         small = significant(largest, 2) if largest else typical
-        digits = max(typical, min(small, 1), min(significant(min(widths), 1), typical + 2))
+        digits = max(typical, min(small, 2), min(significant(min(widths), 1), typical + 2))
     return min(max(digits, 1), 2) if found.metric.factor == 100 else shown(digits)
 
 

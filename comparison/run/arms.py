@@ -93,7 +93,8 @@ def _existing(init: str) -> str:
         return init
     if short in known or of_control(short)[0] in known:
         return short
-    near = nearest(of_control(short)[0] or short, known)
+    own = f"{below if control else init}.yaml"
+    near = f"did you mean '{own}'?" if Path(own).is_file() else nearest(of_control(short)[0] or short, known)
     raise StructuredInitError(f"there is no initialization '{init}', neither shipped nor a file: {near}")
 
 

@@ -25,7 +25,7 @@ from lightning_modules.cli.configurations import config_names, initializations
 from lightning_modules.cli.mistakes import refuse_unwritable
 from lightning_modules.tasks.checkpoint import read_checkpoint, refuse_other_weights
 from structured_init import Initializer, InitReport, attention_sites, initialize
-from structured_init.analysis import Audit, WeightProducts, audit, capture_attention, weight_products
+from structured_init.analysis import Audit, NoAttentionError, WeightProducts, audit, capture_attention, weight_products
 from structured_init.analysis.audit.depth import in_tokens
 from structured_init.analysis.filters import depthwise_filters
 from structured_init.errors import StructuredInitError, imported, nearest, one_line
@@ -452,7 +452,12 @@ def _view(model: nn.Module, probe: Any) -> View:
         for site in attention_sites(model) or ([] if probe is None else attention_sites(model, batch=probe))
     }
     inputs, named = ((), probe) if isinstance(probe, dict) else ((probe,), {})
-    seen = capture_attention(model, *inputs, **named) if probe is not None and products else {}
+    try:
+        seen = {} if probe is None else capture_attention(model, *inputs, **named)
+    except NoAttentionError:
+        if products:
+            raise
+        seen = {}
     lives = {site.name: site.half_life for site in state_space_sites(model)}
     filters = depthwise_filters(model) or ({} if products else _dense_filters(model))
     return View(products, {name: maps.mean(0) for name, maps in seen.items()}, filters, lives)

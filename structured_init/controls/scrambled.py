@@ -23,11 +23,13 @@ from structured_init.hosts.attention import AttentionSite, attention_sites
 from structured_init.hosts.attention_positions import relative_bias
 from structured_init.hosts.depthwise import depthwise_conv_sites
 from structured_init.hosts.layout import projection_bias
+from structured_init.hosts.state_space import state_space_sites
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
 from structured_init.running import Inputs, as_inputs
+from structured_init.ssm.mimetic import measures, scan_scale
 
 LARGEST = 12.0  # powers of two by which logits may be scaled up or down
 HALVINGS = 40
@@ -145,6 +147,10 @@ class Scrambled(Control):
         sites = attention_sites(weights) if weights.attention else []  # none where no member looked for any
         taken = self._filters(weights, rng, written) + self._matrices(weights, sites, rng, written)
         taken += self._attention(weights, sites, rng, written)  # last, so that what a network does is measured in it
+        for site in state_space_sites(weights):  # what was measured of the initializer is measured of this
+            if site.name in weights.measures:
+                after = measures(site, scan_scale(site)).items()
+                weights.measure(site.name, {name: (value, value) for name, value in after})
         for name, parts in earlier.items():
             weights.assigned.setdefault(name, set()).update(parts)
         if not taken:

@@ -86,7 +86,13 @@ class StateSpaceLayout(metaclass=Answered):
     delta: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse blocks that a parameter does not hold, or that lie over one another."""
+        """Refuse what is no tensor, and blocks that a parameter does not hold or that lie over one another."""
+        for name in ("A_log", "dt_bias"):
+            if not isinstance(value := getattr(self, name), Tensor):
+                raise StructuredInitError(
+                    f"StateSpaceLayout: {name} is a parameter of the layer, got {value!r}; a gate that decays"
+                    " otherwise, such as by a sigmoid, has no layout: write it with an initializer of your own"
+                )
         taken: dict[tuple[int, int], str] = {}  # parameter and row → block
         for name in ("dt", "B", "C"):
             block = getattr(self, name)
@@ -246,6 +252,28 @@ class StateSpaceSite:
         with torch.no_grad():
             return torch.func.functional_call(_Select(self.module, self.layout.select), present, (inputs,))
 
+    def check(self) -> None:
+        """Refuse a layout whose blocks are not what its ``select`` reads: written, each may change its own part alone.
+
+        The model is not touched. Without ``select`` or ``embed_dim`` nothing is known to compare with.
+        """
+        if self.layout.select is None or self.layout.embed_dim is None:
+            return
+        generator = torch.Generator().manual_seed(0)
+        hidden = torch.randn(1, 8, self.layout.embed_dim, generator=generator)
+        before = self.selection(hidden)
+        for block, part in {"B": "B", "C": "C", "dt_weight": "step", "dt_bias": "step"}.items():
+            own = StateSpaceSite(self.name, self.module, self.layout, Weights(self._weights.model))
+            value = getattr(own, block)
+            setattr(own, block, value + torch.randn(value.shape, generator=generator))
+            pairs = zip(Selection._fields, before, own.selection(hidden), strict=True)
+            changed = [name for name, one, other in pairs if not one.equal(other)]
+            if changed != [part]:
+                raise StructuredInitError(
+                    f"the layout of '{self.name}' ({type(self.module).__name__}) is not what its select reads: other "
+                    f"weights as {block} change {' and '.join(changed) or 'nothing'}, and should change {part}"
+                )
+
     def note(self, what: str) -> None:
         """Record in the report what this host does to an initialization."""
         self._weights.note(self.name, what)
@@ -342,6 +370,8 @@ def required_state_space_sites(
         raise StructuredInitError(
             f"{who}: {chosen} selects none of the {count} state-space layers ({first_names(everywhere)})"
         )
+    for site in {type(each.module): each for each in sites}.values():
+        site.check()
     for site in sites:  # a layer that no host can run: each group of B and C serves equally many heads
         heads, groups = site.num_heads, site.num_groups
         if heads % groups:

@@ -297,13 +297,17 @@ def _steps_how(found: Effects) -> str:
         ": it is taken on the validation split, never on test" if found.metric.on_validation.startswith("val/") else ""
     )
     kept = ", of its seeds that did not diverge" if baseline is not None and baseline.diverged else ""
+    above = (
+        " The speed-up in the table of the result is the baseline’s steps divided by the arm’s, paired within a seed,"
+        " as a geometric mean with a t interval of the logarithms. Its target is a different one: the worst final value"
+        " of both arms, which all of their runs reach. With a target that only some runs reach, luck looks like speed."
+        " Two seeds give no interval. The range beside the steps there goes from the fewest to the most over the seeds;"
+        " it is not a confidence interval."
+    )
     return (
         f"The target, {target_text(found, decimals(found))}, is the mean of {found.baseline}’s final "
-        f"{found.metric.on_validation.replace('/', ' ')}{kept}{split}. Curves are linear between evaluations. The "
-        "speed-up above is the baseline’s steps divided by the arm’s, paired within a seed, as a geometric mean with a "
-        "t interval of the logarithms. Its target is a different one: the worst final value of both arms, which all of "
-        "their runs reach. With a target that only some runs reach, luck looks like speed. Two seeds give no interval. "
-        "The range beside the steps goes from the fewest to the most over the seeds; it is not a confidence interval."
+        f"{found.metric.on_validation.replace('/', ' ')}{kept}{split}. Curves are linear between evaluations."
+        f"{above if found.threshold is None else ''}"  # a table of counted runs has neither
     )
 
 

@@ -135,6 +135,14 @@ def test_depthwise_filters_are_shown_as_built_and_as_started(cli, folder):
     assert drawn == {"covariances.png", "filters.png", "variances.png"}
 
 
+def test_implicit_attention_of_state_spaces_is_drawn_beside_their_half_lives(folder):
+    sizes = "{hidden_size: 16, num_hidden_layers: 2, state_size: 4, head_dim: 8}"
+    given = [f"--model.network_args={sizes}", "--data.num_workers=0", "--data.train_examples=50", "--output=seen"]
+    main(["show", "mamba2_copying", "mimetic_state_space", *given])
+    drawn = {path.name for path in (folder / "seen").glob("*.png")}
+    assert drawn >= {"attention.png", "half_lives.png"}
+
+
 def test_what_cannot_be_shown_is_answered_in_one_line(cli, complaint):
     assert complaint(cli, "show", "--export", "w.pt") == "--export writes safetensors: name the file 'w.safetensors'"
     assert complaint(cli, "show", "--checkpoint", "no.safetensors") == "there is no file 'no.safetensors'"

@@ -13,6 +13,8 @@ from transformers import (
     GPT2Model,
     LlamaConfig,
     LlamaModel,
+    Mamba2Config,
+    Mamba2Model,
     Qwen2Config,
     Qwen2Model,
     T5Config,
@@ -26,6 +28,7 @@ from structured_init import (
     Initializer,
     KaimingUniform,
     Mimetic,
+    MimeticStateSpace,
     PreviousToken,
     RandomOffset,
     SamePositions,
@@ -36,10 +39,13 @@ from structured_init import (
     attention_sites,
     initialize,
     position_sites,
+    state_space_sites,
 )
 from structured_init.analysis import capture_attention
+from structured_init.ssm.mimetic import match_distance, scan_scale
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16, "vocab_size": 11}
+MAMBA = {"hidden_size": 16, "num_hidden_layers": 2, "state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 1}
 TEXT = {**SIZES, "max_position_embeddings": 24, "pad_token_id": 0}
 
 
@@ -306,3 +312,12 @@ def test_random_offsets_say_in_one_line_what_they_cannot_do():
     small = VisionTransformer(img_size=6, patch_size=2, embed_dim=32, depth=1, num_heads=2)  # 3×3 tokens
     with pytest.raises(StructuredInitError, match=r"^RandomOffset: the tokens of 'blocks.0.attn' leave no other"):
         initialize(small, RandomOffset(Impulse()))
+
+
+def test_what_was_measured_of_a_state_space_is_measured_of_what_stands_there_after_scrambling():
+    model = built(lambda: Mamba2Model(Mamba2Config(**MAMBA)))
+    report = initialize(model, Scrambled(MimeticStateSpace()), seed=0)
+    for site in state_space_sites(model):
+        measured = report.measures[site.name]
+        assert measured["‖CᵀB − I‖"][1] == pytest.approx(match_distance(site.B, site.C).mean().item())
+        assert measured["scan output at token 256 (rms)"][1] == pytest.approx(scan_scale(site).late)

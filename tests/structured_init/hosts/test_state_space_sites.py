@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -247,6 +248,27 @@ def test_hybrids_have_sites_of_both_kinds_and_others_say_why_not():
         StructuredInitError, match="ZambaMambaMixer has no layout: its heads have matrices of their own"
     ):
         initialize(nn.ModuleDict({"mixer": mixer}), MimeticStateSpace())
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"B": 40, "C": 32}, "B change C, and should change B"),  # each in the other's place
+        ({"C": 16}, "C change values, and should change C"),
+        ({"dt": 0}, "dt_weight change nothing, and should change step"),  # rows of the gate
+    ],
+)
+def test_a_layout_whose_blocks_are_not_what_its_select_reads_is_refused(given, said, monkeypatch):
+    model = built(Mamba2Mixer, TWO)
+    layout = state_space_sites(model)[0].layout
+    wrong = {name: dataclasses.replace(getattr(layout, name), start=start) for name, start in given.items()}
+    described = dataclasses.replace(layout, **wrong)
+    known = lambda module: (lambda _: described) if isinstance(module, Mamba2Mixer) else None  # noqa: E731
+    monkeypatch.setattr(STATE_SPACE, "find", known)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(StructuredInitError, match=rf"is not what its select reads: other weights as {said}"):
+        initialize(model, MimeticStateSpace())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_wrong_shape_is_refused_by_name():
