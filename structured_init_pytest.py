@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--initialized-where", metavar="PATTERNS", help="what is drawn, if the rest is loaded, such as head"
     )
+    group.addoption("--initialized-like", metavar="STANDARD", help="compare scales with gpt2, llama, torch or mamba")
     group.addoption("--initialized-classes", type=int, metavar="N", help="classes or words of the output, for its loss")
 
 
@@ -63,6 +64,7 @@ class BeginsAsItShould(pytest.Item):
             classes=self.config.getoption("initialized_classes"),
             skip=self.config.getoption("initialized_skip"),
             where=where and where.split(","),
+            like=self.config.getoption("initialized_like"),
         )
         said = self.config.stash.setdefault(LEFT_OUT, [])
         said += [f"{self.name}: {line}" for line in checked.left_out]

@@ -41,11 +41,12 @@ HINTS = {
     "seeds": "loaded weights are the same under every seed: say which are drawn anew, as in where='classifier'",
     "meta": "a model that nobody builds on the meta device needs no meta: skip=('meta', 'own')",
 }
+DEPTH_SCALE = "GPT-2 depth scale σ/√(2n)"
 # role of a parameter → names of references in the audit that a standard draws it from; other roles are not compared
 NORMS = {"norm": ("torch",), "norm bias": ("torch",)}
 STANDARDS: dict[str, dict[str, tuple[str, ...]]] = {
     "gpt2": {
-        "weight": ("timm", "GPT-2 depth scale σ/√(2n)"),  # timm's is N(0, 0.02²), as GPT-2's
+        "weight": ("timm", DEPTH_SCALE),  # timm's is N(0, 0.02²), as GPT-2's
         "embedding": ("timm",),
         "bias": ("zeros",),
         **NORMS,
@@ -58,16 +59,17 @@ STANDARDS: dict[str, dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One row: a check by name, what fails (a line each), and why it was left out; empty where it passed."""
+    """One row: a check by name, what fails (a line each), why it was left out, and what it does not cover."""
 
     name: str
     failures: tuple[str, ...] = ()
     left_out: str = ""
+    uncovered: str = ""
 
     def __str__(self) -> str:
         said = f"left out: {self.left_out}" if self.left_out else "; ".join(self.failures[:1]) or "passed"
         more = f" (and {len(self.failures) - 1} more)" if len(self.failures) > 1 else ""
-        return f"{self.name:9} {said}{more}"
+        return f"{self.name:9} {said}{more}{f'; {self.uncovered}' if self.uncovered else ''}"
 
 
 @dataclass(frozen=True)
@@ -89,8 +91,8 @@ class Checked:
 
     @property
     def left_out(self) -> list[str]:
-        """Return every check that could not be made, as one line that says why."""
-        return [str(check) for check in self.checks if check.left_out]
+        """Return every check that could not be made, or not of every parameter, as one line that says why."""
+        return [str(check) for check in self.checks if check.left_out or check.uncovered]
 
     def __str__(self) -> str:
         return "\n".join([self.model, *map(str, self.checks)])
@@ -126,7 +128,7 @@ def check_initialized(
     *,
     skip: str | Collection[str] = (),
     where: str | list[str] | None = None,
-    like: str | nn.Module | Mapping[str, Tensor] | None = None,
+    like: str | nn.Module | Mapping[str, Tensor | float] | None = None,
     classes: int | None = None,
     loss_tolerance: float = 0.1,
     growth: float = findings.GROWTH,
@@ -142,10 +144,10 @@ def check_initialized(
       was tied is tied. The own method is ``initialize_weights`` (transformers), else ``init_weights``, else
       ``reset_parameters`` of every module, children first.
     - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
-    - ``copies``: no two blocks have the same draws.
+    - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero.
     - ``loss``: the expected cross-entropy of uniform targets is ln C; ``bfloat16``: all that the model gives is finite.
     - ``depth``: activations and gradients change less than ``growth``-fold from the first block to the last.
-    - ``like``: scales are those of a reference.
+    - ``like``: scales are those of a reference. What it does not cover is named.
 
     Args:
         model: a function without arguments that builds the model, or its class. Of a built model only ``memory`` (from
@@ -155,7 +157,8 @@ def check_initialized(
         where: which parameters are drawn, if the others are loaded, as in ``where="classifier"``: patterns of their
             names, or of modules around them. ``seeds``, ``own``, ``copies`` and ``like`` check these alone.
         like: a model, or a state dictionary, whose parameters of the same name, apart from numbers, have a root mean
-            square within 25 %; or a standard: ``"gpt2"``, ``"llama"``, ``"torch"``, ``"mamba"``.
+            square within 25 %; numbers in place of tensors are root mean squares. Or a standard: ``"gpt2"``, whose
+            outputs into the residual stream have its depth scale, ``"llama"``, ``"torch"``, ``"mamba"``.
         classes: number of classes or words, the length of the last axis of the logits, where the model does not say it
             by ``num_classes``, an embedding, or a linear layer called ``head``, ``classifier``, ``fc`` or ``lm_head``.
         loss_tolerance: share of ln C by which the loss may differ.
@@ -175,6 +178,9 @@ def check_initialized(
     if not isinstance(like, (str, nn.Module, Mapping, type(None))):
         named = ", ".join(STANDARDS)
         raise StructuredInitError(f"like is a model, its state dictionary, or one of {named}, got {shown(like)}")
+    for name, value in like.items() if isinstance(like, Mapping) else ():
+        if not isinstance(value, (Tensor, int, float)):
+            raise StructuredInitError(f"like['{name}'] is a tensor or a root mean square, got {shown(value)}")
     unknown = [("check", name, CHECKS) for name in skip if name not in CHECKS]
     unknown += [("standard", like, STANDARDS)] if isinstance(like, str) and like not in STANDARDS else []
     for what, name, names in unknown:
@@ -191,9 +197,9 @@ def check_initialized(
         near = nearest(str(where), {each.name.rpartition(".")[0] or each.name for each in every})
         raise StructuredInitError(f"where={where!r} selects no parameter: {near}")
 
-    def row(name: str, failures: Iterable[str] = (), left_out: str = "") -> None:
+    def row(name: str, failures: Iterable[str] = (), left_out: str = "", uncovered: str = "") -> None:
         if name in wanted:
-            rows[name] = Check(name, tuple(dict.fromkeys(failures)), left_out)
+            rows[name] = Check(name, tuple(dict.fromkeys(failures)), left_out, uncovered)
 
     if build is None:
         row("memory", (str(each.text) for each in findings.never_initialized(every)))
@@ -208,7 +214,7 @@ def check_initialized(
             row(name, **each)
     values = _tensors(fresh)
     drawn = [each for each in found if each.name not in fixed or _looks_drawn(each)]  # computed tables may be equal
-    row("copies", (each.text for each in findings.copied(drawn, {each.name: values[each.name] for each in drawn})))
+    row("copies", (each.text for of in (findings.copied, findings.parts) for each in of(drawn, values)))
     if {"loss", "bfloat16", "depth"} & set(wanted):
         with torch.no_grad():  # what was never written is said once, by "memory"
             for name in _bare(fresh) if build else ():
@@ -217,7 +223,7 @@ def check_initialized(
         for name, each in _run(fresh, batch, classes, loss_tolerance, growth, seed):
             row(name, **each)
     if like is not None:
-        row("like", _unlike(found, like, num_layers(fresh)))
+        row("like", **_unlike(found, like, num_layers(fresh)))
     return Checked(type(fresh).__name__, tuple(rows[name] for name in CHECKS if name in rows))
 
 
@@ -476,29 +482,45 @@ def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
     return {"failures": [f"{broken:,} numbers of the output are NaN"] if broken else []}
 
 
-def _unlike(found: list[Record], like: str | nn.Module | Mapping[str, Tensor], layers: int) -> list[str]:
+def _unlike(found: list[Record], like: str | nn.Module | Mapping[str, Tensor | float], layers: int) -> dict[str, Any]:
     """Compare scales with a standard, or with those of parameters of the same name apart from numbers."""
+    wrong: list[tuple[str, str]] = []
+    covered: set[str] = set()
     if isinstance(like, str):
-        wrong = [
-            (each.name, f"{in_words(each)}, not as {like} draws its {each.role}")
-            for each in found
-            if (names := STANDARDS[like].get(each.role))
-            and (each.distribution.kind != "unclear" or each.size >= FEWEST)  # of fewer numbers nothing is known
-            and not any(reference.name in names for reference in each.references)
-        ]
-        more = findings.depth_scale(found, layers) if like == "gpt2" else ()
-        return [*_folded(wrong), *(each.text for each in more)]
-    given = _tensors(like) if isinstance(like, nn.Module) else like
-    scales: dict[str, list[float]] = {}
-    for name, value in given.items():
-        scales.setdefault(re.sub(r"\d+", "#", name), []).append(value.detach().double().square().mean().sqrt().item())
-    if not any(re.sub(r"\d+", "#", each.name) in scales for each in found):
-        raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', scales)}")
-    wrong = []
+        for each in found:
+            names = STANDARDS[like].get(each.role)
+            if names and (each.distribution.kind != "unclear" or each.size >= FEWEST):  # of fewer nothing is known
+                covered.add(each.name)
+                if not any(reference.name in names for reference in each.references):
+                    wrong.append((each.name, f"{in_words(each)}, not as {like} draws its {each.role}"))
+        if like == "gpt2" and layers > 1:
+            wrong += _unscaled(found, layers)
+    else:
+        given = _tensors(like) if isinstance(like, nn.Module) else like
+        scales: dict[str, list[float]] = {}
+        for name, value in given.items():
+            scale = torch.as_tensor(value).detach().double().square().mean().sqrt().item()
+            scales.setdefault(re.sub(r"\d+", "#", name), []).append(scale)
+        for each in found:
+            others = scales.get(re.sub(r"\d+", "#", each.name), [])
+            if others and (each.size >= FEWEST or each.std == 0):
+                covered.add(each.name)
+                mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
+                if not max(mine, wanted) <= SCALE * min(mine, wanted):
+                    wrong.append((each.name, f"root mean square {mine:.2g}; the reference has {wanted:.2g}"))
+        if not covered:
+            raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', scales)}")
+    more = [names[0] for names, _ in findings.folded((each.name, "") for each in found if each.name not in covered)]
+    shown = ", ".join(more[:4]) + (f" and {len(more) - 4} more" if len(more) > 4 else "")
+    return {"failures": _folded(wrong), "uncovered": f"not compared: {shown}" if more else ""}
+
+
+def _unscaled(found: list[Record], layers: int) -> Iterator[tuple[str, str]]:
+    """Find outputs into the residual stream without GPT-2's depth scale: that of any block tells which they are."""
+    scaled = {each.name: any(reference.name == DEPTH_SCALE for reference in each.references) for each in found}
+    outputs = {each.inside for each in found if scaled[each.name]}
+    if not outputs:
+        yield "outputs of blocks", f"no matrix has GPT-2's depth scale σ/√(2·{layers})"
     for each in found:
-        others = scales.get(re.sub(r"\d+", "#", each.name), [])
-        if others and each.size >= FEWEST:
-            mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
-            if max(mine, wanted) > SCALE * min(mine, wanted):
-                wrong.append((each.name, f"root mean square {mine:.2g}; the reference has {wanted:.2g}"))
-    return _folded(wrong)
+        if each.inside in outputs and not scaled[each.name]:
+            yield each.name, f"{in_words(each)}, without the depth scale σ/√(2·{layers}) that other blocks have"

@@ -44,11 +44,23 @@ def known_attention():
 
 
 @pytest.mark.parametrize(
-    "section", ["An initializer", "A host", "A state-space layer", "A task", "A figure of the attention"]
+    "section",
+    ["An initializer", "Parameters of no site", "A host", "A state-space layer", "A task", "A figure of the attention"],
 )
 def test_every_example_is_short(section):
     lines = [line for line in example(section).splitlines() if line.strip()]
     assert len(lines) <= 30
+
+
+def test_gates_that_belong_to_no_site_begin_with_the_half_lives_of_the_example():
+    names: dict = {}
+    exec(example("Parameters of no site"), names)
+    model = torch.nn.ModuleDict({"gate": torch.nn.Linear(8, 4)})
+    initialize(model, names["SlowGates"]())
+    after = math.log(0.5) / model["gate"](torch.randn(3, 8)).sigmoid().log()
+    torch.testing.assert_close(after, torch.logspace(1, 8, 4, base=2).expand(3, 4), rtol=1e-3, atol=0)
+    with pytest.raises(StructuredInitError, match="found no layer called 'gate'"):
+        initialize(torch.nn.Linear(2, 2), names["SlowGates"]())
 
 
 def test_an_initializer_of_ones_own_works_on_a_vit_and_on_grouped_queries(tiny_vit):

@@ -213,7 +213,50 @@ def test_gpt2_of_transformers_begins_as_gpt2_and_one_without_its_depth_scale_doe
     assert assert_initialized(lambda: transformers.GPT2LMHeadModel(config), like="gpt2").failures == []
     found = check_initialized(build, like="gpt2").failures
     assert "meta: gate: 64 of 64 numbers were not written by initialize_weights() after to_empty()" in found
-    assert any(line.startswith("like: no depth scale: the 6 c_proj have σ 0.02") for line in found)
+    assert "like: outputs of blocks: no matrix has GPT-2's depth scale σ/√(2·3)" in found
+
+    def in_all_but_one_block():
+        model = transformers.GPT2LMHeadModel(config)
+        nn.init.normal_(model.transformer.h[1].mlp.c_proj.weight, std=0.02)
+        return model
+
+    (line,) = check_initialized(in_all_but_one_block, like="gpt2", skip=("meta", "own")).failures
+    assert line.startswith("like: transformer.h.1.mlp.c_proj.weight: normal σ 0.02, without the depth scale σ/√(2·3)")
+
+
+class Experts(nn.Module):
+    def __init__(self, fault=lambda experts: None):
+        super().__init__()
+        self.w_in, self.gate = nn.Parameter(0.02 * torch.randn(4, 16, 32)), nn.Linear(16, 64)
+        with torch.no_grad():
+            fault(self)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (lambda model: model.w_in[1:].copy_(model.w_in[:1]), "w_in: of 4 parts, 1 differ: the others are copied"),
+        (lambda model: model.w_in[2].zero_(), "w_in: 1 of 4 parts are zero"),
+        (lambda model: model.gate.weight[:16].zero_(), "gate.weight: 16 of 64 rows are zero"),
+    ],
+)
+def test_copied_and_empty_parts_of_a_matrix_are_seen_by_the_checks_and_by_the_audit(fault, said):
+    assert check_initialized(Experts, skip=("meta", "own")).failures == []
+    (line,) = check_initialized(lambda: Experts(fault), skip=("meta", "own")).failures
+    assert line.startswith(f"copies: {said}")
+    (finding,) = audit(Experts(fault)).findings
+    assert (finding.kind, finding.text) == ("parts", line.removeprefix("copies: "))
+
+
+def test_what_like_does_not_compare_is_named_and_scales_may_be_given_as_numbers(as_installed):
+    checked = check_initialized(Experts, like="llama", skip=("meta", "own"))
+    assert checked.left_out[-1].endswith("; not compared: w_in, gate.bias")
+    wanted = {"w_in": 0.02, "gate.weight": 0.144, "gate.bias": 0.144}
+    assert check_initialized(Experts, like=wanted, skip=("meta", "own")).failures == []
+    (line,) = check_initialized(Experts, like=wanted | {"w_in": 0.05}, skip=("meta", "own")).failures
+    assert line == "like: w_in: root mean square 0.02; the reference has 0.05"
+    with pytest.raises(StructuredInitError, match=r"like\['w_in'\] is a tensor or a root mean square, got 'x'"):
+        check_initialized(Experts, like={"w_in": "x"})
 
 
 def test_timms_skip_is_memory():
@@ -310,6 +353,7 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
             "mine:batch",
             "--initialized-where",
             "[bgw]*",
+            "--initialized-like=torch",
         ],
         cwd=tmp_path,
         capture_output=True,
@@ -317,6 +361,7 @@ def test_the_plugin_runs_the_checks_and_imports_no_torch_where_it_is_not_asked(t
     )
     assert "memory: gate: 8 of 8 numbers were never written" in done.stdout, done.stdout + done.stderr
     assert "1 failed, 1 passed" in done.stdout
+    assert "like      passed; not compared: bias, gate" in done.stdout
     assert "mine:good: loss      left out: its output does not say" in done.stdout
     code = "import structured_init_pytest, sys; print('torch' in sys.modules, 'structured_init' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False False\n"

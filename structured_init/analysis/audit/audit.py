@@ -93,6 +93,7 @@ def audit(
     said = [
         *findings.never_initialized(found),
         *findings.copied(found, values),
+        *findings.parts(found, values),
         *findings.without_gradient(depth),
         *([] if depth.blocks else findings.zero_products(products)),
         *([] if trained else findings.first_loss(depth)),

@@ -31,8 +31,8 @@ FEW = 4  # names in a line
 class Finding:
     """One thing to look at."""
 
-    # "memory", "copied", "stuck", "explodes", "vanishes", "dead", "overflow", "scale", "loss", "depth scale", "step",
-    # "trained", "outliers"
+    # "memory", "copied", "parts", "stuck", "explodes", "vanishes", "dead", "overflow", "scale", "loss", "depth scale",
+    # "step", "trained", "outliers"
     kind: str
     names: tuple[str, ...]  # the parameters or blocks that it is about
     text: str  # the line
@@ -91,6 +91,28 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
         else:
             text = f"{inside[0]} is equal in {where}: {why}"
         yield Finding("copied", tuple(each.name for each in first), text)
+
+
+def parts(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[Finding]:
+    """Find drawn matrices of which some rows are zero, and stacks, as of experts, whose parts are zero or equal.
+
+    A table of embeddings has a row of zeros for its padding token.
+    """
+    found = []
+    for each in records:
+        stacked = each.role == "bare" and len(each.shape) == 3
+        part = each.zero_rows and 3 * each.zero_rows != each.shape[0]  # a third: queries of zeros are meant
+        if part and (stacked or each.role in MATRICES):
+            what = "parts" if stacked else "rows"
+            found.append((each.name, f"{each.zero_rows:,} of {each.shape[0]:,} {what} are zero"))
+        elif stacked and each.distribution.kind in DRAWN and each.size >= 16 * each.shape[0]:
+            rows = full_value(values[each.name], each.name).flatten(1)
+            others = len({tuple(row.tolist()) for row in rows[:, :: max(1, rows.shape[1] // 16)]})
+            if others < each.shape[0]:
+                text = f"of {each.shape[0]:,} parts, {others:,} differ: the others are copied, or drawn alike"
+                found.append((each.name, text))
+    for names, text in folded(found):
+        yield Finding("parts", names, f"{names[0]}: {text}")
 
 
 def without_gradient(depth: Depth) -> Iterator[Finding]:
