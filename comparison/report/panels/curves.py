@@ -287,11 +287,11 @@ def steps(data: ReportData) -> list[Piece]:
             if arm.reach
         ]
         columns = ["arm", *(f"seed {seed}" for seed in seeds)]
-        shown += [*heading(data.place_text(found.point)), table(data, Table(columns, rows)), note(_steps_how(found))]
+        shown += [*heading(data.place_text(found.point)), table(data, Table(columns, rows)), note(_steps_how(found, counted=bool(data.successes)))]
     return shown
 
 
-def _steps_how(found: Effects) -> str:
+def _steps_how(found: Effects, counted: bool) -> str:
     baseline = next((arm for arm in found.arms if arm.name == found.baseline), None)
     split = (
         ": it is taken on the validation split, never on test" if found.metric.on_validation.startswith("val/") else ""
@@ -307,7 +307,7 @@ def _steps_how(found: Effects) -> str:
     return (
         f"The target, {target_text(found, decimals(found))}, is the mean of {found.baseline}’s final "
         f"{found.metric.on_validation.replace('/', ' ')}{kept}{split}. Curves are linear between evaluations."
-        f"{above if found.threshold is None else ''}"  # a table of counted runs has neither
+        f"{'' if counted else above}"  # a table of counted runs has neither
     )
 
 

@@ -525,8 +525,11 @@ def check_similarity(browser):
 def test_a_threshold_counts_runs_in_place_of_means(comparison):
     values = {"default": {0: 0.1, 1: 0.96, 2: 0.05}, "mimetic": {0: 0.97, 1: 0.98, 2: 0.99}}
     folder = comparison(values, pieces=())
-    assert "Results look all or nothing" in write_report(folder)[0].read_text()
+    of_means = write_report(folder)[0].read_text()
+    assert "Results look all or nothing" in of_means
+    assert "The speed-up in the table of the result is" in of_means
     _, text, *_ = write_report(folder, success=0.95)
+    assert "speed-up" not in text.read_text()
     result = text.read_text().split("## Learning curves")[0]
     assert "| mimetic | 3 of 3 (29 to 100 %) | not told apart (adjusted p = 0.40) | 98.0 |" in result
     assert "±" not in result

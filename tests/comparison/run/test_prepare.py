@@ -81,6 +81,7 @@ def test_a_value_may_hold_commas_in_brackets_and_equals_signs():
     ("text", "message"),
     [
         ("defalt", "there is no initialization 'defalt', neither shipped nor a file: did you mean 'default'?"),
+        ("slow", "there is no initialization 'slow', neither shipped nor a file: did you mean 'slow.yaml'?"),
         ("default,default", "two initializations are labelled 'default': name one, as in other=default"),
         ("", "--inits names no initialization"),
         ("impulse{kernel_size=5", "the brackets in 'impulse{kernel_size=5' do not match"),
@@ -93,7 +94,9 @@ def test_a_value_may_hold_commas_in_brackets_and_equals_signs():
         ),
     ],
 )
-def test_a_mistake_in_the_starts_is_answered_in_one_line(text, message):
+def test_a_mistake_in_the_starts_is_answered_in_one_line(text, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow.yaml").write_text("init: {initializer: Mimetic}")
     with pytest.raises(StructuredInitError) as error:
         parse_arms(text)
     assert str(error.value).startswith(message)
