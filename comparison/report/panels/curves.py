@@ -287,7 +287,11 @@ def steps(data: ReportData) -> list[Piece]:
             if arm.reach
         ]
         columns = ["arm", *(f"seed {seed}" for seed in seeds)]
-        shown += [*heading(data.place_text(found.point)), table(data, Table(columns, rows)), note(_steps_how(found, counted=bool(data.successes)))]
+        shown += [
+            *heading(data.place_text(found.point)),
+            table(data, Table(columns, rows)),
+            note(_steps_how(found, counted=bool(data.successes))),
+        ]
     return shown
 
 

@@ -94,15 +94,12 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
 
 
 def parts(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[Finding]:
-    """Find drawn matrices of which some rows are zero, and stacks, as of experts, whose parts are zero or equal.
-
-    A table of embeddings has a row of zeros for its padding token.
-    """
+    """Find drawn matrices of which some rows are zero, and stacks, as of experts, whose parts are zero or equal."""
     found = []
     for each in records:
         stacked = each.role == "bare" and len(each.shape) == 3
-        part = each.zero_rows and 3 * each.zero_rows != each.shape[0]  # a third: queries of zeros are meant
-        if part and (stacked or each.role in MATRICES):
+        meant = each.zero_rows == 1 or 3 * each.zero_rows == each.shape[0]  # a padding token's, or queries of zeros
+        if each.zero_rows and (stacked or (each.role in MATRICES and not meant)):
             what = "parts" if stacked else "rows"
             found.append((each.name, f"{each.zero_rows:,} of {each.shape[0]:,} {what} are zero"))
         elif stacked and each.distribution.kind in DRAWN and each.size >= 16 * each.shape[0]:
