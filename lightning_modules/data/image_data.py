@@ -14,7 +14,7 @@ from PIL import Image
 from lightning_modules.data.augment import Augmentation, AugmentationCallable, check_augmentation
 from lightning_modules.data.finding import Kind
 from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
-from lightning_modules.data.labelled import LabelledData, stratified_parts
+from lightning_modules.data.labelled import LabelledData, Source, stratified_parts
 from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, nearest
 
@@ -221,6 +221,23 @@ class ImageData(LabelledData):
 
     def prepare_data(self) -> None:
         _ = self.source
+
+    @cached_property
+    def source(self) -> Source:
+        """The dataset, nothing of it decoded; ``train/`` of class folders has every class."""
+        source, train, column = super().source, self.train_split, super().source.input_column
+        if not self._of_files or not hasattr(source.split(train).features[source.label_column], "names"):
+            return source
+        trained = source.labels(train)
+        for split, images in source.splits.items():
+            labels = source.labels(split)
+            if len(extra := np.flatnonzero(~np.isin(labels, trained))):
+                place = Path(encoded(images, column)[int(extra[0])][column]["path"]).parent
+                lacking = np.setdiff1d(trained, labels)
+                near = [source.class_names[each] for each in (lacking if len(lacking) else np.unique(trained))]
+                hint = f"did you mean '{near[0]}'?" if len(near) == 1 else nearest(place.name, near)
+                raise StructuredInitError(f"'{place}' is a class that {train}/ does not have: {hint}")
+        return source
 
     # Pieces ---------------------------------------------------------------------------------------------------------
 
