@@ -177,10 +177,8 @@ class ImageData(LabelledData):
 
     @cached_property
     def train_set(self) -> ImageSet:
-        if self._augmentation is not None:
-            augmentation = self._augmentation(self.image_size)
-        else:
-            augmentation = Augmentation(self.image_size, mean=self.mean, **self._changes)
+        own = self._augmentation
+        augmentation = own(self.image_size) if own else Augmentation(self.image_size, mean=self.mean, **self._changes)
         return self._image_set(self.train_split, self.parts[1], self._train_images, augmentation)
 
     @cached_property
@@ -273,15 +271,8 @@ class ImageData(LabelledData):
 
     def _decoded(self, pictures: Dataset, where: str, rows: NDArray[np.int64]) -> NDArray[np.uint8] | Decoder:
         """Return the pixels of the rows, or what reads them where there are too many."""
-        decoder = Decoder(
-            pictures,
-            self.source.input_column,
-            where,
-            channels=self.in_channels,
-            image_size=self.image_size,
-            crop_pct=self.crop_pct,
-            interpolation=self.interpolation,
-        )
+        sizes = {"channels": self.in_channels, "image_size": self.image_size, "crop_pct": self.crop_pct}
+        decoder = Decoder(pictures, self.source.input_column, where, **sizes, interpolation=self.interpolation)
         needed = len(rows) * self.image_size**2 * self.in_channels
         in_memory = needed < _IN_MEMORY_BYTES if self._in_memory is None else self._in_memory
         return decoder.all_fitted(rows) if in_memory else decoder
