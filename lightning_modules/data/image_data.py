@@ -178,7 +178,9 @@ class ImageData(LabelledData):
     @cached_property
     def train_set(self) -> ImageSet:
         own = self._augmentation
-        augmentation = own(self.image_size) if own else Augmentation(self.image_size, mean=self.mean, **self._changes)
+        augmentation = (
+            own(self.image_size) if own is not None else Augmentation(self.image_size, mean=self.mean, **self._changes)
+        )
         return self._image_set(self.train_split, self.parts[1], self._train_images, augmentation)
 
     @cached_property
