@@ -100,7 +100,7 @@ def _at_its_place(data: ReportData) -> list[str]:
         return [_at(data, [equal])]
     sign = -1.0 if found.metric.mode == "min" else 1.0
     best = max(pairs, key=lambda pair: (pair[1].is_gain is True, not pair[1].unjudged, sign * pair[1].interval.mean))
-    over, effect = _over_controls(found, best[0]), best[1]
+    over, effect = _over_controls(data, found, best[0]), best[1]
     among = f" among {count(found.family, 'difference')}" if found.family > 1 else ""
     test = "no test" if effect.adjusted is None else f"adjusted {p_text(effect.adjusted)}{among}"
     runs = f"{'That' if effect.is_gain else 'This'} is based on {count(effect.interval.samples, 'pair')} of runs"
@@ -180,7 +180,7 @@ def _worse(pairs: list[Pair]) -> str:
     return f" Worse: {listed(losses)}." if losses else ""
 
 
-def _over_controls(found: Effects, arm: ArmResult) -> str:
+def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
     """Return what an arm is worth over its controls, which is what its structure is worth; empty without any.
 
     Of a control it is the arm that it controls: what it is worth over another control tells nobody anything.
@@ -197,14 +197,15 @@ def _over_controls(found: Effects, arm: ArmResult) -> str:
         return ""
     words = {True: "better", False: "worse", None: "not told apart"}
     parts = [
-        f"{_difference(each, found)}{found.metric.points}{'' if place else f' of {found.metric.words}'} "
+        f"{_difference(each, found)}{found.metric.points}{'' if index else f' of {found.metric.words}'} "
         f"over {name} ({each.reference}; {words[each.is_gain]})"
-        for place, (name, each) in enumerate(known)
+        for index, (name, each) in enumerate(known)
     ]
+    place = data.place_text(data.point)
     _, structure, decisive = verdicts(found).get(arm.name, ("", "", []))
     further = [name for name in decisive if name not in own(arm)] if structure != "shown" else []
     more = f" That it adds anything over {listed(further)} is {structure}." if further else ""
-    return f"What the structure of {arm.name} adds: {listed(parts)}.{more}"
+    return f"What the structure of {arm.name} adds: {listed(parts)}{place and f', at {place}'}.{more}"
 
 
 def _difference(effect: Effect, found: Effects) -> str:

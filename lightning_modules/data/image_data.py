@@ -14,7 +14,7 @@ from PIL import Image
 from lightning_modules.data.augment import Augmentation, AugmentationCallable, check_augmentation
 from lightning_modules.data.finding import Kind
 from lightning_modules.data.images import INTERPOLATIONS, Decoder, ImageSet, channel_statistics, encoded, open_picture
-from lightning_modules.data.labelled import LabelledData, stratified_parts
+from lightning_modules.data.labelled import LabelledData, Source, stratified_parts
 from structured_init.arguments import check_whole
 from structured_init.errors import StructuredInitError, nearest
 
@@ -177,10 +177,10 @@ class ImageData(LabelledData):
 
     @cached_property
     def train_set(self) -> ImageSet:
-        if self._augmentation is not None:
-            augmentation = self._augmentation(self.image_size)
-        else:
-            augmentation = Augmentation(self.image_size, mean=self.mean, **self._changes)
+        own = self._augmentation
+        augmentation = (
+            own(self.image_size) if own is not None else Augmentation(self.image_size, mean=self.mean, **self._changes)
+        )
         return self._image_set(self.train_split, self.parts[1], self._train_images, augmentation)
 
     @cached_property
@@ -222,6 +222,23 @@ class ImageData(LabelledData):
     def prepare_data(self) -> None:
         _ = self.source
 
+    @cached_property
+    def source(self) -> Source:
+        """The dataset, nothing of it decoded; ``train/`` of class folders has every class."""
+        source, train, column = super().source, self.train_split, super().source.input_column
+        if not self._of_files or not hasattr(source.split(train).features[source.label_column], "names"):
+            return source
+        trained = source.labels(train)
+        for split, images in source.splits.items():
+            labels = source.labels(split)
+            if len(extra := np.flatnonzero(~np.isin(labels, trained))):
+                place = Path(encoded(images, column)[int(extra[0])][column]["path"]).parent
+                lacking = np.setdiff1d(trained, labels)
+                near = [source.class_names[each] for each in (lacking if len(lacking) else np.unique(trained))]
+                hint = f"did you mean '{near[0]}'?" if len(near) == 1 else nearest(place.name, near)
+                raise StructuredInitError(f"'{place}' is a class that {train}/ does not have: {hint}")
+        return source
+
     # Pieces ---------------------------------------------------------------------------------------------------------
 
     @cached_property
@@ -256,15 +273,8 @@ class ImageData(LabelledData):
 
     def _decoded(self, pictures: Dataset, where: str, rows: NDArray[np.int64]) -> NDArray[np.uint8] | Decoder:
         """Return the pixels of the rows, or what reads them where there are too many."""
-        decoder = Decoder(
-            pictures,
-            self.source.input_column,
-            where,
-            channels=self.in_channels,
-            image_size=self.image_size,
-            crop_pct=self.crop_pct,
-            interpolation=self.interpolation,
-        )
+        sizes = {"channels": self.in_channels, "image_size": self.image_size, "crop_pct": self.crop_pct}
+        decoder = Decoder(pictures, self.source.input_column, where, **sizes, interpolation=self.interpolation)
         needed = len(rows) * self.image_size**2 * self.in_channels
         in_memory = needed < _IN_MEMORY_BYTES if self._in_memory is None else self._in_memory
         return decoder.all_fitted(rows) if in_memory else decoder

@@ -36,13 +36,14 @@ def encoded(split: datasets.Dataset, column: str) -> datasets.Dataset:
 
 
 def open_picture(record: dict[str, Any], row: int, where: str) -> Image.Image:
-    """Return the picture in a record ``{"bytes": …, "path": …}``, or an error that says which row is bad."""
+    """Return the picture in a record ``{"bytes": …, "path": …}``, or an error that says which file or row is bad."""
     try:
         picture = Image.open(io.BytesIO(record["bytes"]) if record["bytes"] is not None else record["path"])
         picture.load()
     except Exception as error:  # each format has its own errors
         reason = "not an image" if isinstance(error, UnidentifiedImageError) else str(error) or type(error).__name__
-        raise StructuredInitError(f"the image in row {row} of '{where}' cannot be read: {reason}") from error
+        which = f"in row {row} of '{where}'" if record["bytes"] is not None else f"'{record['path']}'"
+        raise StructuredInitError(f"the image {which} cannot be read: {reason}") from error
     return picture
 
 

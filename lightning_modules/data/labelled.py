@@ -181,9 +181,12 @@ class LabelledData(SeededData):
         """Name of the split to validate on; that of training where a share of it is validated on."""
         if self._val_split:
             return self.source.called(self._val_split)
-        folder, usual = Path(self.name), self.source.called(VALIDATION[0])
-        classes = folder.is_dir() and not parquet_files(folder, self.config)
-        return usual if classes and {usual, "test"} <= {*self.source.splits} else self.train_split
+        usual = self.source.called(VALIDATION[0])
+        return usual if self._of_files and {usual, "test"} <= {*self.source.splits} else self.train_split
+
+    @property
+    def _of_files(self) -> bool:
+        return Path(self.name).is_dir() and not parquet_files(Path(self.name), self.config)
 
     @property
     def test_split(self) -> str:

@@ -72,6 +72,7 @@ def mixed_cross_entropy(logits: Tensor, labels: Tensor, weight: float, label_smo
 
 
 Batch = tuple[Tensor, Tensor]
+TIMMS = {"in_chans": "in_channels", "img_size": "image_size"}  # its names of what the data give
 
 
 class ImageClassifier(ClassifierTask):
@@ -122,7 +123,14 @@ class ImageClassifier(ClassifierTask):
 
     def named_network(self, name: str) -> nn.Module:
         sizes = {"num_classes": self.num_classes, "image_size": self.image_size, "in_channels": self.in_channels}
-        return create_network(name, **{**sizes, **self.network_args})
+        further = dict(self.network_args)
+        for given in {*sizes, *TIMMS} & further.keys():
+            if further[given] != (known := sizes[TIMMS.get(given, given)]):
+                raise StructuredInitError(
+                    f"network_args: {given} is {further[given]}, but the data has {known}: leave it to the data"
+                )
+            del further[given]
+        return create_network(name, **sizes, **further)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, classes) of images (B, C, H, W)."""

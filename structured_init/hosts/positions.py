@@ -76,6 +76,9 @@ class PositionSite:
         if tuple(value.shape) != (expected := (self.num_tokens, self.embed_dim)):
             raise StructuredInitError(f"'{self.name}' takes (tokens, embed_dim) = {expected}, got {tuple(value.shape)}")
         self._rows(self._weights.edit(self.tensor, by)).copy_(value)
+        if self.grid and prod(self.grid) == 1:
+            what = "the grid has a single patch: positions say nothing, use larger images or smaller patches"
+            self._weights.warn(f"'{self.name}': {what}")
 
     def _rows(self, full: Tensor) -> Tensor:
         return full.movedim(self._features, -1).view(-1, self.embed_dim)[self._first :]

@@ -52,11 +52,15 @@ def test_gain_multiplies_sincos(tiny_vit, form):
     torch.testing.assert_close(twice.pos_embed[:, 1:], 2 * once.pos_embed[:, 1:])
 
 
-def test_positions_alone_are_the_control_of_mimetic(tiny_vit):
-    control, mimetic = tiny_vit(), tiny_vit()
-    initialize(control, Positions())
-    initialize(mimetic, Mimetic())
+@pytest.mark.parametrize(("side", "warned"), [(8, False), (2, True)])
+def test_positions_alone_are_the_control_of_mimetic(tiny_vit, side, warned):
+    control, mimetic = tiny_vit(img_size=side), tiny_vit(img_size=side)
+    reports = initialize(control, Positions()), initialize(mimetic, Mimetic())
     assert torch.equal(control.pos_embed, mimetic.pos_embed)
+    assert [any("a single patch: positions say" in each for each in report.warnings) for report in reports] == [
+        warned,
+        warned,
+    ]
 
 
 def test_positions_set_nothing_else(tiny_vit):

@@ -56,10 +56,11 @@ def grid(data: ReportData) -> list[Piece] | None:
 
 
 def places_figure(effects: Sequence[Effects], styles: Mapping[str, Style]) -> Figure:
-    """Draw the mean of every arm at every place, equally far apart; places of numbers go by their size."""
-    ordered = [each for each in effects if each.arms]
+    """Draw the mean of every arm at every place, equally far apart; places of numbers go by size, joined by lines."""
+    ordered, joined = [each for each in effects if each.arms], False
     with suppress(ValueError):
         ordered = sorted(ordered, key=lambda each: [float(value) for _, value in each.point])
+        joined = True
     names = list(dict.fromkeys(arm.name for each in ordered for arm in each.arms))
     with figure_settings():
         figure = new_figure(6.6, max(2.9, LABEL * len(names) + 0.9))
@@ -75,7 +76,8 @@ def places_figure(effects: Sequence[Effects], styles: Mapping[str, Style]) -> Fi
             means = np.array([value.mean for _, value in own])
             half = [value.half_width if np.isfinite(value.half_width) else 0.0 for _, value in own]
             color = styles[name].paper
-            axis.errorbar(places, means, half, color=color, linestyle=styles[name].dash, linewidth=1.6, elinewidth=1.0)
+            dash = styles[name].dash if joined else "none"
+            axis.errorbar(places, means, half, color=color, linestyle=dash, linewidth=1.6, elinewidth=1.0)
             axis.plot(places, means, "o", color=color, markersize=4)
             ends[name] = float(means[-1])
         axis.set_xticks(range(len(ordered)), ["\n".join(value for _, value in each.point) for each in ordered])

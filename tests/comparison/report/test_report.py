@@ -4,6 +4,7 @@ import shlex
 import shutil
 import time
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import product
 
@@ -233,6 +234,10 @@ def test_every_place_of_a_grid_has_a_table_and_the_page_says_what_moves_the_mean
     (axis,) = places_figure(found.effects[::-1], found.styles).axes  # numbers go by their size
     assert [label.get_text() for label in axis.get_xticklabels()] == ["0.1", "0.5"]
     assert axis.lines[0].get_ydata() == pytest.approx([50.5, 50.5])
+    assert axis.lines[0].get_linestyle() == "-"
+    named = [replace(each, point=(("net", net),)) for each, net in zip(found.effects, ("vit", "cct"), strict=True)]
+    (axis,) = places_figure(named, found.styles).axes
+    assert axis.lines[0].get_linestyle() == "None"  # between names nothing lies
     # Means of 50.5 and 60.55 at one place, of 50.5 twice at the other; of two seeds intervals resample.
     said = r"accuracy % lie 5\.0\d? \(.*\) apart between places of the grid, and 5\.0\d? \(.*\) between initializations"
     assert re.search(said, (folder / "report.md").read_text())

@@ -91,16 +91,21 @@ def test_sentences_say_which_by_how_much_how_sure_what_structure_adds_and_why(co
     )
 
 
-def test_where_a_control_is_best_the_sentences_are_about_what_it_controls(comparison):
+@pytest.mark.parametrize(("nets", "place"), [(None, ""), (["cct", "vit"], ", at net vit")])
+def test_where_a_control_is_best_the_sentences_are_about_what_it_controls(comparison, nets, place):
     values = {"default": [0.8, 0.81, 0.82], "mimetic": [0.81, 0.80, 0.84], "mimetic_scrambled": [0.9, 0.92, 0.91]}
-    folder = comparison({arm: dict(enumerate(of_arm)) for arm, of_arm in values.items()}, pieces=())
+    grid, point = nets and {"model.net": nets}, nets and {"model.net": "vit"}
+    folder = comparison({arm: {} for arm in values}, grid, seeds=[0, 1, 2])
+    for arm, of_arm in values.items():
+        for seed, final in enumerate(of_arm):
+            comparison.add_run(folder / "runs" / arm, arm, seed, final, (), True, point=point)
     which, _, structure = said(folder, controls={"mimetic": "mimetic_scrambled"})
     assert re.fullmatch(
         r"What the structure of mimetic adds: −9\.3 ± \d\.\d points of test accuracy over itself scrambled "
-        r"\(mimetic_scrambled; worse\)\.",
+        rf"\(mimetic_scrambled; worse\){place}\.",
         structure,
     )
-    assert which.startswith("mimetic is not shown to improve on default")  # its control is no competitor
+    assert "mimetic is not shown to improve on default" in which  # its control is no competitor
 
 
 def test_a_scrambled_arm_is_not_what_another_control_controls(comparison):

@@ -116,7 +116,7 @@ def test_the_products_of_a_pretrained_model_stand_beside_the_start(cli, monkeypa
 def test_a_network_without_attention_is_shown_by_its_filters(cli, folder, monkeypatch):
     drawn, draw = {}, callbacks.figures.filter_figure
     monkeypatch.setattr(callbacks.figures, "filter_figure", lambda seen: drawn.update(seen) or draw(seen))
-    cli("show", "-c", "init/delta_orthogonal", "--model.network=resnet10t", "--model.network_args=null",
+    cli("show", "-c", "init/delta_orthogonal", "--model.network=resnet10t", "--model.network_args={in_chans: 1}",
         "--output", "seen")  # fmt: skip
     assert {path.name for path in (folder / "seen").glob("*.png")} == {
         "covariances.png",

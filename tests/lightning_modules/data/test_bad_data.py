@@ -6,6 +6,7 @@ import datasets
 import huggingface_hub
 import numpy as np
 import pytest
+from PIL import Image
 
 from lightning_modules.data import ImageData
 from structured_init.errors import StructuredInitError
@@ -71,15 +72,23 @@ def test_data_without_images_is_said(write_parquet):
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
-def test_corrupt_image_is_named_by_its_row(write_parquet, in_memory):
+@pytest.mark.parametrize("in_files", [True, False])
+def test_corrupt_image_is_named_by_its_file_or_row(tmp_path, write_parquet, in_memory, in_files):
     folder = write_parquet([*noise(5), {"bytes": b"no image", "path": None}], [0, 1] * 3)
+    which = "in row 5 of 'train'"
+    if in_files:
+        folder, which = tmp_path / "photos", f"'{tmp_path}/photos/train/1/2.png'"
+        for row, pixels in enumerate(noise(6)):
+            (place := folder / f"train/{row // 3}").mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(place / f"{row % 3}.png")
+        (place / "2.png").write_bytes(b"no image")
     data = ImageData(str(folder), val_fraction=0, batch_size=6, mean=[0.5], std=[0.5], in_memory=in_memory)
 
     def read():
         data.setup("fit")
         list(data.train_dataloader())
 
-    assert "the image in row 5 of 'train' cannot be read: not an image" in message(read)
+    assert f"the image {which} cannot be read: not an image" in message(read)
 
 
 @pytest.mark.parametrize("cut", [20, 200])

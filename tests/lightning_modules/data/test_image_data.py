@@ -70,11 +70,21 @@ def test_a_folder_is_validated_and_tested_on_the_splits_that_it_has(
     assert data.val_split != "train" or not trained & row_set(kept)
 
 
-def test_a_split_that_a_folder_lacks_is_named(tmp_path):
-    for part in ("train/a", "train/b", "val/a", "val/b"):
+@pytest.mark.parametrize(
+    ("tested", "said"),
+    [
+        ("cat dog", "has no split 'tset': choose from train, validation"),
+        ("cat", "has no split 'tset'"),  # a class that is not tested on
+        ("cat nodule", "^'.*/val/nodule' is a class that train/ does not have: did you mean 'dog'\\?$"),
+        ("dgo", "^'.*/val/dgo' is a class that train/ does not have: did you mean 'dog'\\?$"),
+        ("cat dog bird", "^'.*/val/bird' is a class that train/ does not have: choose from cat, dog$"),
+    ],
+)
+def test_a_split_or_a_class_that_a_folder_lacks_is_named(tmp_path, tested, said):
+    for part in ("train/cat", "train/dog", *(f"val/{name}" for name in tested.split())):
         (tmp_path / part).mkdir(parents=True)
         Image.new("L", (8, 8)).save(tmp_path / part / "1.png")
-    with pytest.raises(StructuredInitError, match="has no split 'tset': choose from train, validation"):
+    with pytest.raises(StructuredInitError, match=said):
         _ = ImageData(str(tmp_path), test_split="tset").has_test
 
 
