@@ -52,7 +52,7 @@ Values = dict[Property, dict[tuple[str, int], float]]  # → (arm, seed) → mea
 
 def summary(data: ReportData) -> list[str]:
     """Return what a reader wants to know first; fewer sentences where less is known."""
-    return [*_larger_range(data), *_at_its_place(data)]
+    return [*_larger_range(data), *_at_its_place(data), *data.manifest.get("remarks", [])]
 
 
 def _larger_range(data: ReportData) -> list[str]:
@@ -169,7 +169,9 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
     why = ", not judged because it diverged in some seeds" if effect.unjudged else ""
     if len(pairs) == 1:
         return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}."
-    best = f"the best is {arm.name}, {difference}{why}"
+    judged = " that is judged" if any(each.unjudged for _, each in pairs) and not effect.unjudged else ""
+    worse = ", which is worse" if effect.is_gain is False else ""
+    best = f"the best{judged} is {arm.name}, {difference}{why}{worse}"
     return f"No arm is shown to improve on {found.baseline} in {words}; {best}."
 
 

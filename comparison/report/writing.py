@@ -24,6 +24,7 @@ from comparison.report.theme import BASELINE, COLORS, Drawing
 from comparison.results.controls import Controls, controls_text
 from comparison.results.effects import FAMILIES, ArmResult, Effect
 from comparison.results.folder import MANIFEST
+from comparison.results.headline import headline_table
 from comparison.results.metric import FLAGS
 from comparison.results.paired import Interval
 from comparison.results.records import to_csv
@@ -91,9 +92,9 @@ def write_report(
     if path.is_dir():
         raise StructuredInitError(f"cannot write the page to '{path}', a folder: name a file, such as '{path / PAGE}'")
     text, results = path.with_name(f"{path.stem}.md"), path.with_name("results.csv")
-    numbers, curves = path.with_name("results.json"), path.with_name("curves.csv")
+    numbers, curves, table = (path.with_name(name) for name in ("results.json", "curves.csv", "results.tex"))
     ours = (path.parent / MANIFEST).is_file() or (path.is_file() and numbers.is_file())
-    for file in (text, results, numbers, curves, figures_folder):
+    for file in (text, results, numbers, curves, table, figures_folder):
         if file.exists() and (not ours or file.samefile(folder)):
             raise StructuredInitError(
                 f"'{file}' is there already, and a report would be written over it: name a page in a folder of its "
@@ -115,6 +116,7 @@ def write_report(
         results: to_csv(data.results),
         numbers: json.dumps(_without_nan(record(data)), indent=1, allow_nan=False) + "\n",
         curves: to_csv(data.curves),
+        table: latex(data),
     }
     figures = [file for each in drawings(sections) if each.save for file in each.write(figures_folder)]
     for file, written in texts.items():
@@ -141,6 +143,12 @@ def markdown(data: ReportData, sections: Sections) -> str:
     for panel, shown in sections:
         parts += [f"## {panel.title}", *(text for piece in shown for text in _markdown(piece))]
     return "\n\n".join(parts) + "\n"
+
+
+def latex(data: ReportData) -> str:
+    """Return the table of the result in LaTeX, of every place of the grid."""
+    found = [each for each in data.judged if each.arms]
+    return "\n".join(f"% {data.place_text(each.point) or 'result'}\n{headline_table(each).latex()}\n" for each in found)
 
 
 def _markdown(piece: Shown) -> list[str]:

@@ -175,7 +175,9 @@ def decimals(found: Effects) -> int:
     if widths:
         typical = 1 - math.floor(math.log10(median(widths)))
         small = significant(largest, 2) if largest else typical
-        digits = max(typical, min(small, 2), min(significant(min(widths), 1), typical + 2))
+        digits = max(
+            typical, min(small, 1 if found.metric.factor == 100 else 2), min(significant(min(widths), 1), typical + 2)
+        )
     return min(max(digits, 1), 2) if found.metric.factor == 100 else shown(digits)
 
 

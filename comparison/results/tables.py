@@ -1,4 +1,4 @@
-"""Tables as Markdown and as HTML, and how numbers are written in them."""
+"""Tables as Markdown, as LaTeX and as HTML, and how numbers are written in them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 
 MOST_DECIMALS = 8
+LATEX = {each: f"\\{each}" for each in "&%$#_{}"} | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\^{}"}
+LATEX |= {"−": "$-$", "±": r"$\pm$", "≥": r"$\geq$", "≤": r"$\leq$", "→": r"$\to$", "–": "--", "’": "'"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,26 @@ class Table:
         cells = [[f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row] for row in self.rows]
         lines = [list(self.columns), ["---"] * len(self.columns), *cells]
         return "\n".join("| " + " | ".join(text.replace("|", "\\|") for text in line) + " |" for line in lines)
+
+    def latex(self) -> str:
+        """Return the table in LaTeX, for the package booktabs."""
+        cells = [[f"{cell.text} ({cell.note})" if cell.note else cell.text for cell in row] for row in self.rows]
+        head, *rows = (
+            " & ".join("".join(LATEX.get(each, each) for each in text) for text in line) + r" \\"
+            for line in [self.columns, *cells]
+        )
+        columns = "l" * len(self.columns)
+        return "\n".join(
+            [
+                rf"\begin{{tabular}}{{{columns}}}",
+                r"\toprule",
+                head,
+                r"\midrule",
+                *rows,
+                r"\bottomrule",
+                r"\end{tabular}",
+            ]
+        )
 
     def html(self, colors: Mapping[str, str] | None = None, kind: str = "") -> str:
         """Return the table in HTML."""

@@ -129,7 +129,7 @@ def _provenance(data: ReportData) -> str:
         f"Seeds {', '.join(map(str, asked_seeds(data.manifest)))}.",
         f"Further arguments of every run: {arguments}." if arguments else "",
         f"A complete run took {min(seconds):,.0f} to {max(seconds):,.0f} seconds." if seconds else "",
-        f"Tables are in results.csv, curves.csv and results.json{figures}.",
+        f"Tables are in results.csv, curves.csv and results.json, that of the result also in results.tex{figures}.",
         f"Written by structured-init {made_by()}.",
     ]
     return " ".join(part for part in parts if part)

@@ -22,7 +22,7 @@ from comparison.results.elsewhere.logs import (
     read_mlflow_database,
     read_tensorboard,
 )
-from comparison.results.elsewhere.runs import Logged, Runs, Values
+from comparison.results.elsewhere.runs import Key, Logged, Runs, Values
 from comparison.results.elsewhere.tables import read_table, read_wandb
 from comparison.results.folder import Manifest, Run
 from comparison.results.metric import Metric, mode_of
@@ -37,6 +37,7 @@ __all__ = ["Elsewhere", "Runs", "comparison_of", "read_elsewhere"]
 DATABASE = "mlflow.db"
 TABLES, HISTORIES = (".csv", ".tsv"), (".json", ".jsonl")
 ROUNDED_SHARE = 1.01
+EARLY = 0.9  # of the steps of most runs: one that ends before is named
 
 
 def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
@@ -98,6 +99,7 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
         **{"version": 1, "experiment": [experiment], "arguments": [], "metric": chosen, "baseline": reference},
         **{"mode": mode or mode_of(chosen), "controls": {}, "arms": {arm: {} for arm in arms}},
         **{"seeds": sorted({seed for _, seed in runs}), "grid": {}, "learning_rates": [], "source": str(path)},
+        "remarks": _remarks(runs, chosen),
     }
     scaled = {
         key: {name: _fractions(name, values, runs) for name, values in logged.items()} for key, logged in runs.items()
@@ -108,6 +110,27 @@ def comparison_of(path: Path, runs: Runs, metric: str | None = None, mode: str |
     records = [_record(path, arm, seed, logged) for (arm, seed), logged in scaled.items()]
     results = pd.DataFrame(result_row(run, True, [chosen]) for run in records)
     return Elsewhere(manifest, records, results, _curves(scaled))
+
+
+def _remarks(runs: Runs, metric: str) -> list[str]:
+    """Say which runs were left out, and which end long before most do, a sentence each."""
+    said: list[str] = []
+    named = lambda keys: ", ".join(f"{arm} seed {seed}" for arm, seed in keys)  # noqa: E731
+    for state in dict.fromkeys(runs.left_out.values()):
+        keys = [key for key, each in runs.left_out.items() if each == state and key not in runs]
+        said += [f"Left out, as their state is '{state}': {named(keys)}."] if keys else []
+    ends: dict[Key, float] = {
+        key: logged[metric][-1][0] or 0.0 for key, logged in runs.items() if logged.get(metric, [(None, 0)])[-1][0]
+    }
+    usual, runs_of_it = Counter(ends.values()).most_common(1)[0] if ends else (0.0, 0)
+    early = [key for key, end in ends.items() if end < EARLY * usual]
+    if early and 2 * runs_of_it > len(ends):
+        steps = ", ".join(f"{ends[key]:,.0f}" for key in early)
+        said.append(
+            f"Ended early: {named(early)}, at step {steps} where most runs end at {usual:,.0f}. If that was not meant,"
+            " leave them out."
+        )
+    return said
 
 
 def _metric(path: Path, runs: Runs, metric: str | None) -> str:

@@ -10,16 +10,24 @@ from structured_init.errors import StructuredInitError
 Key = tuple[str, int]  # arm and seed
 Values = list[tuple[float | None, float]]  # (step, value) in their order; no step where none is known
 Logged = dict[str, Values]  # by metric
-Runs = dict[Key, Logged]
 
 SEEDS = ("seed", "random_seed", "seed_everything", "random_state", "manual_seed")  # settings that are one
+STATES = ("finished", "running", "pending", "crashed", "failed", "killed")  # of a run, as Weights & Biases has them
 HOW = "name runs as in mimetic_seed_0, or say how they are named, as in --runs '{arm}/{seed}'"
+
+
+class Runs(dict[Key, Logged]):
+    """What each run logged, by arm and seed, and which runs were left out, and why."""
+
+    def __init__(self, runs: Mapping[Key, Logged] | None = None) -> None:
+        super().__init__(runs or {})
+        self.left_out: dict[Key, str] = {}
 
 
 def collected(found: Iterable[tuple[str, Key, Logged]]) -> Runs:
     """Return the runs of (name, arm and seed, what was logged), none of them twice, their values in order."""
     names: dict[Key, str] = {}
-    runs: Runs = {}
+    runs = Runs()
     for name, key, logged in found:
         if key in names:
             raise StructuredInitError(f"'{names[key]}' and '{name}' are both arm '{key[0]}', seed {key[1]}: {HOW}")

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from comparison.results.elsewhere.runs import Key, Logged, Runs, collected, in_order, named, whole
+from comparison.results.elsewhere.runs import STATES, Key, Logged, Runs, collected, in_order, named, whole
 from comparison.results.folder import as_float
 from comparison.results.records import from_csv
 from structured_init.errors import StructuredInitError, nearest
@@ -45,10 +45,6 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
             raise StructuredInitError(f"'{path}' has no column '{column}': {nearest(column, columns)}")
         known |= {meant: column} if column is not None else {}
     by_name = RUN in known and "arm" not in known
-    if by_name and "state" in known:  # as Weights & Biases has it: what has not ended has no result yet
-        rows = [row for row in rows if row.cells[known["state"]].lower() not in ("running", "pending")]
-        if not rows:
-            raise StructuredInitError(f"'{path}': no run has ended yet")
     for needed in () if by_name else ("arm", "seed"):
         if needed not in known:
             raise StructuredInitError(
@@ -60,10 +56,17 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
     metrics = [known["value"]] if long else [c for c in columns if c not in kept and _numbers(path, rows, c)]
     if not metrics:
         raise StructuredInitError(f"'{path}' has no column of numbers beside {', '.join(sorted(filter(None, kept)))}")
-    runs: Runs = {}
+    runs = Runs()
+    state = known.get("state", "")  # as Weights & Biases has it: what has not ended as it should has no result
+    if not state or {row.cells[state].lower() for row in rows} - {*STATES}:
+        state = ""
     places: dict[tuple[Key, str, float | None], _Row] = {}
     for row in rows:
-        key = _key(path, row, known, by_name, pattern)
+        key, ended = _key(path, row, known, by_name, pattern), row.cells[state].lower() if state else "finished"
+        diverged = ended in ("crashed", "failed", "killed") and "nan" in {row.cells[c].lower() for c in metrics}
+        if ended != "finished" and not diverged:
+            runs.left_out[key] = ended
+            continue
         at = None if step is None else _number(path, row, step)
         if not (long or step or by_name):
             runs.setdefault(key, {})  # also one that ended without a value
@@ -86,7 +89,11 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
                     f"{how}"
                 )
             runs.setdefault(key, {}).setdefault(name, []).append((at, _number(path, row, column)))
-    return {key: {name: in_order(values) for name, values in logged.items()} for key, logged in runs.items()}
+    for key, logged in runs.items():
+        runs[key] = {name: in_order(values) for name, values in logged.items()}
+    if not runs and runs.left_out:
+        raise StructuredInitError(f"'{path}': no run has finished")
+    return runs
 
 
 def _read(path: Path) -> tuple[list[str], list[_Row]]:

@@ -130,6 +130,16 @@ def test_where_nothing_is_shown_the_first_sentence_says_so(comparison):
     assert sure == "This is based on 3 pairs of runs (adjusted p = 0.53)."
 
 
+def test_the_best_of_what_is_judged_may_be_worse_and_is_called_so(comparison):
+    values = {
+        "default": {0: 0.8, 1: 0.81, 2: 0.82, 3: 0.8},
+        "worse": {0: 0.7, 1: 0.71, 2: 0.719, 3: 0.7},
+        "diverged": {0: 0.9, 1: 0.911, 2: 0.92, 3: math.nan},
+    }
+    which, _ = said(comparison(values, pieces=()))[:2]
+    assert re.search(r"No arm .*; the best that is judged is worse, −10\.0\d? ± \S+ points, which is worse\.$", which)
+
+
 def test_arms_that_are_also_better_or_worse_are_named_and_the_evidence_is_that_of_the_best(comparison):
     """Of 10, 10.1 and 10 points the standard deviation is 0.0577, and t of two degrees of freedom 4.303."""
     values = {

@@ -69,8 +69,26 @@ def test_the_runs_of_weights_and_biases_are_a_table_by_name(tmp_path):
     assert runs["mimetic", 3] == {"test/accuracy": [(None, 0.9)]}
     assert math.isnan(runs["default", 3]["test/accuracy"][0][1])
     assert set(runs) == {("mimetic", 3), ("default", 3)}
-    with pytest.raises(StructuredInitError, match="no run has ended yet"):
+    assert runs.left_out == {("default", 4): "running"}
+    with pytest.raises(StructuredInitError, match="no run has finished"):
         read_elsewhere(written(tmp_path / "early.csv", "Name,State,test/accuracy\ndefault-seed-4,running,0.2\n"))
+
+
+def test_runs_that_did_not_end_as_they_should_are_named(tmp_path):
+    rows = ["arm,seed,State,val/acc"] + [f"{arm},{seed},finished,0.{seed + 5}" for arm in "ab" for seed in range(3)]
+    rows[1], rows[4] = "a,0,crashed,0.1", "b,0,failed,NaN"  # stopped by something else; diverged
+    path = written(tmp_path / "export.csv", "\n".join(rows))
+    found = comparison_of(path, read_elsewhere(path))
+    assert found.manifest["remarks"] == ["Left out, as their state is 'crashed': a seed 0."]
+    assert len(found.runs) == 5
+    steps = [f"{arm},{seed},{step},0.{step}" for arm in "ab" for seed in range(3) for step in (1, 2, 3)]
+    steps.remove("b,2,3,0.3")
+    path = written(tmp_path / "steps.csv", "\n".join(["arm,seed,step,val/acc", *steps]))
+    report = write_report(path)[0].read_text()
+    said = "Ended early: b seed 2, at step 2 where most runs end at 3. If that was not meant, leave them out."
+    assert said in report
+    path.write_text("\n".join(["arm,seed,step,val/acc", *steps, "b,2,3,0.3"]))
+    assert comparison_of(path, read_elsewhere(path)).manifest["remarks"] == []
 
 
 @pytest.mark.parametrize("shape", ["rows", "lines", "columns", "one file"])

@@ -19,6 +19,15 @@ def cells(text):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
 
 
+def test_a_table_in_latex_has_its_signs_escaped():
+    text = Table(["arm", "accuracy %"], [[Cell("my_arm"), Cell("−1.5 ± 0.2", "p < 0.05")]]).latex()
+    lines = text.splitlines()
+    assert lines[0] == r"\begin{tabular}{ll}"
+    assert lines[2] == r"arm & accuracy \% \\"
+    assert lines[4] == r"my\_arm & $-$1.5 $\pm$ 0.2 (p < 0.05) \\"
+    assert lines[-1] == r"\end{tabular}"
+
+
 def test_headline_pairs_every_arm_with_baseline_and_control(comparison):
     values = {"default": {0: 0.80, 1: 0.82, 2: 0.84}, "sincos": {0: 0.85, 1: 0.88, 2: 0.88}}
     values["mimetic"] = {0: 0.86, 1: 0.90, 2: 0.87}
