@@ -78,10 +78,10 @@ def read_table(path: Path, pattern: str | None = None, seed: str | None = None, 
                 settings = [c for c in columns if c not in kept and before.cells[c] != row.cells[c] and _few(rows, c)]
                 how = "" if step else "add a column 'step', or "
                 how = "name the columns, --arm COLUMN --seed COLUMN, or " if by_name else how
-                how += "give each run a seed of its own"
+                how += "keep one of the two where a run was logged twice, or give each run a seed of its own"
                 if settings:
-                    values = f"{before.cells[settings[0]]} and {row.cells[settings[0]]}"
-                    how = f"they differ in '{settings[0]}', {values}: a table has one value of it for each arm, chosen"
+                    values = (f"'{c}', {before.cells[c]} and {row.cells[c]}" for c in settings[:3])
+                    how = f"they differ in {', and in '.join(values)}: a table has one value of it for each arm, chosen"
                     how += " on validation values, or make a table for each value"
                 there = "" if at is None else f", step {at:g}"
                 raise StructuredInitError(

@@ -168,13 +168,13 @@ def test_names_and_settings_tell_arm_and_seed(name, pattern, settings, expected)
         ("arms,seed,acc\na,0,1\n", r"no column 'arm': name it with --arm, did you mean 'arms'\?"),
         ("arm,seed,acc\na,x,1\n", "line 2: the seed 'x' is not a whole number"),
         ("arm,seed,acc\na,0,0.5\na,1,0.4\nb,0,high\n", "line 4: 'high' in the column 'acc' is not a number"),
-        ("arm,seed,acc\na,0,1\na,0,2\n", "lines 2 and 3: arm 'a', seed 0 occurs twice: add a column 'step', or give"),
+        ("arm,seed,acc\na,0,1\na,0,2\n", "lines 2 and 3: arm 'a', seed 0 occurs twice: add a column 'step', or keep"),
         (
-            "arm,seed,lr,acc\na,0,0.1,1\na,0,0.2,3\na,1,0.1,4\na,1,0.2,2\n",
-            "lines 2 and 3: arm 'a', seed 0 occurs twice: they differ in 'lr', 0.1 and 0.2: a table has one value "
-            "of it for each arm, chosen on validation values, or make a table for each value",
+            "arm,seed,lr,of,acc\na,0,0.1,x,1\na,0,0.2,y,3\na,1,0.1,x,4\na,1,0.2,y,2\n",
+            "lines 2 and 3: arm 'a', seed 0 occurs twice: they differ in 'lr', 0.1 and 0.2, and in 'of', x "
+            "and y: a table has one value of it for each arm, chosen on validation values, or make a table for each value",
         ),
-        ("arm,seed,step,acc\na,0,1,1\na,0,1,2\n", "arm 'a', seed 0, step 1 occurs twice: give each run a seed"),
+        ("arm,seed,step,acc\na,0,1,1\na,0,1,2\n", "arm 'a', seed 0, step 1 occurs twice: keep one of the two where"),
         ("arm,seed,note\na,0,x\n", "no column of numbers beside arm, seed"),
         ("arm,seed,acc\na,0\n", "line 2: 2 cells, but the header has 3"),
         ("arm,seed,acc\n", "has no rows"),
