@@ -172,7 +172,7 @@ def test_names_and_settings_tell_arm_and_seed(name, pattern, settings, expected)
         (
             "arm,seed,lr,of,acc\na,0,0.1,x,1\na,0,0.2,y,3\na,1,0.1,x,4\na,1,0.2,y,2\n",
             "lines 2 and 3: arm 'a', seed 0 occurs twice: they differ in 'lr', 0.1 and 0.2, and in 'of', x "
-            "and y: a table has one value of it for each arm, chosen on validation values, or make a table for each value",
+            "and y: a table has one value of it for each arm, chosen on validation values, or make a table for each",
         ),
         ("arm,seed,step,acc\na,0,1,1\na,0,1,2\n", "arm 'a', seed 0, step 1 occurs twice: keep one of the two where"),
         ("arm,seed,note\na,0,x\n", "no column of numbers beside arm, seed"),
