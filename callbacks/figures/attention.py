@@ -75,14 +75,8 @@ def labelled(
 SHOWN = ("mean_distance", "normalised_entropy", "diagonal_mass", "impulse_mass", "effective_rank", "profile_energy")
 COLORS = ("#8a94a6", "#d1495b", "#00798c", "#edae49", "#30638e", "#7b4f9d")
 LONGEST = 14  # characters of a token that are written
-VISIBLE = {
-    " ": "␣",
-    "\n": "⏎",
-    "\t": "⇥",
-    "Ġ": "␣",
-    "Ċ": "⏎",
-    "▁": "␣",
-}  # byte-level BPE and SentencePiece spell blanks so
+# Byte-level BPE and SentencePiece spell blanks as Ġ, Ċ and ▁.
+VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "Ċ": "⏎", "▁": "␣"})
 FEW = 8  # points of a curve that are marked
 Curve = Sequence[tuple[float, float]]  # (step, value)
 
@@ -268,18 +262,14 @@ def token_figure(
 
 def readable(token: str) -> str:
     """Return a token as it can be read on an axis: blanks spelled out, a long one cut."""
-    for blank, sign in VISIBLE.items():
-        token = token.replace(blank, sign)
-    token = "".join("␣" if each.isspace() else each if each.isprintable() else "�" for each in token).replace(
-        "$", r"\$"
-    )
+    signs = ("␣" if each.isspace() else each if each.isprintable() else "�" for each in token.translate(VISIBLE))
+    token = "".join(signs).replace("$", r"\$")
     return token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
 
 
 def _name(axis: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
-    size = 5.5
-    axis.set_yticks(range(len(rows)), rows, fontsize=size)
-    axis.set_xticks(range(len(columns)), columns, fontsize=size, rotation=90)
+    axis.set_yticks(range(len(rows)), rows, fontsize=5.5)
+    axis.set_xticks(range(len(columns)), columns, fontsize=5.5, rotation=90)
     axis.tick_params(length=0, pad=1.5, labelcolor=INK)
     axis.spines[:].set_visible(False)
 
@@ -296,7 +286,7 @@ def circuit_figure(
 
     Args:
         maps: arm → moment (such as ``"before"``) → head (such as ``"layer 1, head 0"``) → map (N, N) of one text.
-        curves: quantity (such as ``"loss"``) → arm → (step, value).
+        curves: quantity (such as ``"loss"``) → arm → a list of (step, value).
         tokens: the text, along the axes of the maps; none where empty.
         title: what is seen, in one line.
     """
@@ -344,7 +334,11 @@ def _draw_curves(figure: SubFigure, curves: Mapping[str, Mapping[str, Curve]], c
         figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
     ):
         for arm, curve in of_arms.items():
-            steps, values = np.array([*curve], dtype=float).reshape(-1, 2).T
+            try:
+                steps, values = np.array([(step, value) for step, value in curve], dtype=float).reshape(-1, 2).T
+            except (TypeError, ValueError):
+                takes = "circuit_figure takes curves {quantity: {arm: [(step, value), …]}}"
+                raise StructuredInitError(f"{takes}, got {shown(curve)} for '{arm}' of '{quantity}'") from None
             marker = "o" if len(steps) <= FEW else None
             axis.plot(steps, values, color=colors[arm], linewidth=1.8, marker=marker, markersize=2.6, label=arm)
         axis.set_title(quantity, fontsize=9, color=INK, loc="left")

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -175,3 +177,12 @@ def test_the_circuit_has_a_map_for_each_head_and_moment_and_a_line_for_each_arm(
     assert len({line.get_color() for line in loss.lines}) == 3
     assert score.lines[0].get_color() == loss.lines[0].get_color()
     figure.canvas.draw()
+
+
+@pytest.mark.parametrize(
+    "curve", [([0, 1, 2], [1.0, 2.0, 3.0]), (0, 1.0), {0: 1.0}, [(0, 1.0), 2.0], [(0, "low")]], ids=str
+)
+def test_a_curve_that_is_no_list_of_pairs_is_refused_in_one_line(curve):
+    said = f"takes curves {{quantity: {{arm: [(step, value), …]}}}}, got {curve} for 'default' of 'loss'"
+    with pytest.raises(StructuredInitError, match=f"^circuit_figure {re.escape(said)}$"):
+        circuit_figure({"default": {"before": {"head 0": torch.eye(8)}}}, {"loss": {"default": curve}})
