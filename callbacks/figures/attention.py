@@ -77,6 +77,7 @@ COLORS = ("#8a94a6", "#d1495b", "#00798c", "#edae49", "#30638e", "#7b4f9d")
 LONGEST = 14  # characters of a token that are written
 # Byte-level BPE and SentencePiece spell blanks as Ġ, Ċ and ▁.
 VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "Ċ": "⏎", "▁": "␣"})
+STRIP = 5  # pixels of a sequence's profile, which has one row, downwards
 FEW = 8  # points of a curve that are marked
 Curve = Sequence[tuple[float, float]]  # (step, value)
 
@@ -120,21 +121,29 @@ def zoom_figure(
 
 @labelled("offset profiles (heads, rows, columns)")
 def profile_figure(profiles: Labelled, reach: int = 7, max_layers: int = 12, max_heads: int = 12) -> Figure:
-    """Draw the average attention at every offset, the query in the centre.
+    """Draw the average attention at every offset, a dot where it is the query's own; a sequence's is a strip.
 
     Args:
         profiles: label → layer → offset profiles (heads, 2·rows − 1, 2·columns − 1).
-        reach: offsets up to this many patches are shown.
+        reach: offsets up to this many patches or tokens are shown.
         max_layers: more layers are thinned out evenly.
         max_heads: more heads are thinned out evenly.
     """
-    sizes = [size for layers in profiles.values() for profile in layers.values() for size in profile.shape[1:]]
-    reach = min(reach, (min(sizes) - 1) // 2)
-    centred = {
-        label: {name: _centre(profile, reach) for name, profile in layers.items()} for label, layers in profiles.items()
-    }
-    title = f"Average attention by offset, up to ±{reach} patches: the query is in the centre of each panel"
-    return _figure(centred, title, max_layers, max_heads)
+    sizes = np.array([profile.shape[1:] for layers in profiles.values() for profile in layers.values()])
+    down, across = np.minimum(reach, (sizes.min(axis=0) - 1) // 2)
+    strips = sizes[:, 0].max() == 1
+    centred: dict[str, dict[str, Tensor]] = {label: {} for label in profiles}
+    for label, name, profile in ((label, *each) for label, layers in profiles.items() for each in layers.items()):
+        y, x = profile.shape[1] // 2, profile.shape[2] // 2
+        panels = profile[:, y - down : y + down + 1, x - across : x + across + 1]
+        centred[label][name] = panels.expand(-1, STRIP, -1) if strips else panels
+    up_to = f"±{max(down, across)} {'tokens' if strips else 'patches'}"
+    title = f"Average attention by offset, up to {up_to}: a dot marks the query"
+    figure = _figure(centred, title, max_layers, max_heads)
+    for axis in figure.axes[: len(profiles)]:
+        queries = np.meshgrid(axis.get_xticks(), axis.get_yticks())
+        axis.plot(*queries, "o", color="white", markersize=2.2, markeredgecolor=INK, markeredgewidth=0.3)
+    return figure
 
 
 def _figure(
@@ -155,11 +164,6 @@ def _figure(
     # Those of the range that lie far enough apart and from zero under the square root.
     ticks = [0.0, *[tick for tick in TICKS if top / 100 < tick <= top]]
     return mosaic_figure(mosaics, title, [norm] * len(mosaics), SEQUENTIAL, ["attention"], panel_inches, ticks)
-
-
-def _centre(profile: Tensor, reach: int) -> Tensor:
-    y, x = profile.shape[1] // 2, profile.shape[2] // 2
-    return profile[:, y - reach : y + reach + 1, x - reach : x + reach + 1]
 
 
 def depth_figure(

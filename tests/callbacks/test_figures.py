@@ -111,6 +111,29 @@ def test_figures_are_written_as_png_without_pyplot_state(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("rows", "columns", "shape", "title"),
+    [
+        (1, 64, (5, 15), "up to ±7 tokens"),
+        (4, 64, (7, 15), "up to ±7 patches"),
+        (4, 4, (7, 7), "up to ±3 patches"),
+    ],
+)
+def test_a_profile_reaches_as_far_as_it_can_on_each_axis_with_its_query_in_the_centre(rows, columns, shape, title):
+    profile = torch.zeros(2, 2 * rows - 1, 2 * columns - 1)
+    profile[1, rows - 1, columns - 2] = 1.0  # head 1 looks at what stands before
+    figure = profile_figure({"before": {"a.0": profile, "a.1": profile}})
+    (image,), (down, across) = images(figure), shape
+    bright = [*map(tuple, np.argwhere(image.get_array().filled(0) == 1).tolist())]
+    strip = range(down) if rows == 1 else [down // 2]
+    query = across + 1 + across // 2
+    assert bright == [(top + y, query - 1) for top in (0, down + 1) for y in strip]
+    dots = np.concatenate([line.get_xydata() for line in figure.axes[0].lines])
+    middle = {across // 2, query}, {down // 2, down + 1 + down // 2}
+    assert tuple(map(set, dots.T.tolist())) == middle
+    assert title in figure.get_suptitle()
+
+
+@pytest.mark.parametrize(
     ("names", "short"),
     [
         (["network.blocks.0.attn", "network.blocks.11.attn"], ["0", "11"]),
