@@ -210,30 +210,42 @@ def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> None:
 @labelled("maps of one sample (heads, tokens, tokens), as maps[0] is")
 def token_figure(
     maps: Mapping[str, Mapping[str, Tensor]],
-    tokens: Sequence[str],
+    tokens: Sequence[str | int] | Tensor,
     first: int = 0,
     shown: int = 24,
     max_layers: int = 3,
     max_heads: int = 2,
+    heads: Sequence[int] | None = None,
 ) -> Figure:
     """Draw the attention among a stretch of tokens: layers down, moments and heads across.
 
     Args:
         maps: label → layer → maps of one sample (heads, tokens, tokens).
-        tokens: one string per token; maps may be longer, by padding.
+        tokens: a string or an id (N,) per token, as ``ids[0]`` is; maps may be longer, by padding.
         first: the first token that is shown.
         shown: how many are shown; what they pay to earlier tokens is left out of the picture.
         max_layers: the first, the last and some between.
         max_heads: the first, the last and some between.
+        heads: which ones instead, by number.
+
+    Raises:
+        StructuredInitError: tokens of several texts; a head that a layer does not have.
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
+    if isinstance(tokens, Tensor) and tokens.ndim != 1:
+        raise StructuredInitError(
+            f"token_figure takes tokens of one text, as ids[0] is, got shape {tuple(tokens.shape)}"
+        )
     end = min(first + shown, len(tokens))
     words = [readable(token) for token in tokens[first:end]]
     names = list(next(iter(maps.values())))
     names = [names[i] for i in evenly(len(names), max_layers)]
-    heads = evenly(min(len(layers[name]) for layers in maps.values() for name in names), max_heads)
+    counts = [len(layers[name]) for layers in maps.values() for name in names]
+    heads = evenly(min(counts), max_heads) if heads is None else heads
+    if not isinstance(heads, Sequence) or not heads or any(head not in range(min(counts)) for head in heads):
+        raise StructuredInitError(f"token_figure: heads must be a list of numbers below {min(counts)}, got {heads!r}")
     corners = {
         (label, name, head): layers[name][head, first:end, first:end].detach().float().cpu()
         for label, layers in maps.items()
@@ -255,17 +267,16 @@ def token_figure(
             if column == 0:
                 axis.set_ylabel(f"layer {layer}", fontsize=8, color=INK)
     figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, pad=0.01).ax.tick_params(labelsize=6, color=FAINT)
-    layers = next(iter(maps.values()))
-    of_heads, of_layers = max(len(each) for each in layers.values()), len(layers)
-    drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {of_heads} heads"
-    drawn += f", {len(names)} of {of_layers} layers"
+    drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {max(counts)} heads"
+    drawn += f", {len(names)} of {len(next(iter(maps.values())))} layers"
     said = "Attention of one text: a row is the attending token, a column the attended one"
     figure.suptitle(f"{said}\n{drawn}", fontsize=10)
     return figure
 
 
-def readable(token: str) -> str:
-    """Return a token as it can be read on an axis: blanks spelled out, a long one cut."""
+def readable(token: str | int | Tensor) -> str:
+    """Return a token as it can be read on an axis: blanks spelled out, a long one cut; of an id, its number."""
+    token = token if isinstance(token, str) else str(int(token))
     signs = ("␣" if each.isspace() else each if each.isprintable() else "�" for each in token.translate(VISIBLE))
     token = "".join(signs).replace("$", r"\$")
     return token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
@@ -281,7 +292,7 @@ def _name(axis: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
 def circuit_figure(
     maps: Mapping[str, Mapping[str, Mapping[str, Tensor]]],
     curves: Mapping[str, Mapping[str, Curve]],
-    tokens: Sequence[str] = (),
+    tokens: Sequence[str | int] | Tensor = (),
     title: str = "",
 ) -> Figure:
     """Draw one map per head and moment of every arm, and below them each quantity over training with a line per arm.

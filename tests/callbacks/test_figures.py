@@ -151,14 +151,37 @@ def test_thinning_keeps_both_ends():
     assert evenly(2, 5) == [0, 1]
 
 
-def test_a_text_shows_its_stretch_of_the_maps_with_its_tokens_along_the_axes():
-    figure = token_figure({"before": maps(heads=3), "after": maps(heads=3)}, list("abcdefgh"), first=2, shown=4)
+@pytest.mark.parametrize(
+    ("tokens", "read", "heads", "first"),
+    [
+        (list("abcdefgh"), list("cdef"), None, 0),
+        (torch.arange(50, 58), ["52", "53", "54", "55"], [1, 2], 1),
+        (list(range(8)), list("2345"), (1, 0), 1),
+    ],
+)
+def test_a_text_shows_its_stretch_of_the_maps_with_its_tokens_along_the_axes(tokens, read, heads, first):
+    figure = token_figure({"before": maps(heads=3), "after": maps(heads=3)}, tokens, first=2, shown=4, heads=heads)
     panels = [axis for axis in figure.axes if axis.get_images() and axis.get_images()[0].get_array().shape == (4, 4)]
     assert len(panels) == 3 * 2 * 2  # layers, moments, first and last head
-    np.testing.assert_allclose(panels[0].get_images()[0].get_array(), maps(heads=3)["blocks.0.attn"][0, 2:6, 2:6])
-    assert [label.get_text() for label in panels[0].get_yticklabels()] == list("cdef")
-    assert [label.get_text() for label in panels[-1].get_xticklabels()] == list("cdef")
+    np.testing.assert_allclose(panels[0].get_images()[0].get_array(), maps(heads=3)["blocks.0.attn"][first, 2:6, 2:6])
+    assert panels[0].get_title() == f"before\nhead {first}"
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == read
+    assert [label.get_text() for label in panels[-1].get_xticklabels()] == read
     assert figure.get_suptitle().splitlines()[1] == "tokens 3 to 6 of 8, 2 of 3 heads, 3 of 3 layers"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"heads": [1, 3]}, "token_figure: heads must be a list of numbers below 3, got [1, 3]"),
+        ({"heads": 1}, "token_figure: heads must be a list of numbers below 3, got 1"),
+        ({"heads": []}, "token_figure: heads must be a list of numbers below 3, got []"),
+        ({"tokens": torch.ones(1, 8).long()}, "token_figure takes tokens of one text, as ids[0] is, got shape (1, 8)"),
+    ],
+)
+def test_a_text_or_head_that_the_maps_do_not_have_is_refused_in_one_line(given, message):
+    with pytest.raises(StructuredInitError, match=f"^{re.escape(message)}$"):
+        token_figure({"before": maps(heads=3)}, **{"tokens": list("abcdefgh"), **given})
 
 
 @pytest.mark.parametrize(
