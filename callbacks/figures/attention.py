@@ -75,14 +75,9 @@ def labelled(
 SHOWN = ("mean_distance", "normalised_entropy", "diagonal_mass", "impulse_mass", "effective_rank", "profile_energy")
 COLORS = ("#8a94a6", "#d1495b", "#00798c", "#edae49", "#30638e", "#7b4f9d")
 LONGEST = 14  # characters of a token that are written
-VISIBLE = {
-    " ": "␣",
-    "\n": "⏎",
-    "\t": "⇥",
-    "Ġ": "␣",
-    "Ċ": "⏎",
-    "▁": "␣",
-}  # byte-level BPE and SentencePiece spell blanks so
+# Byte-level BPE and SentencePiece spell blanks as Ġ, Ċ and ▁.
+VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "Ġ": "␣", "Ċ": "⏎", "▁": "␣"})
+STRIP = 5  # pixels of a sequence's profile, which has one row, downwards
 FEW = 8  # points of a curve that are marked
 Curve = Sequence[tuple[float, float]]  # (step, value)
 
@@ -126,21 +121,29 @@ def zoom_figure(
 
 @labelled("offset profiles (heads, rows, columns)")
 def profile_figure(profiles: Labelled, reach: int = 7, max_layers: int = 12, max_heads: int = 12) -> Figure:
-    """Draw the average attention at every offset, the query in the centre.
+    """Draw the average attention at every offset, a dot where it is the query's own; a sequence's is a strip.
 
     Args:
         profiles: label → layer → offset profiles (heads, 2·rows − 1, 2·columns − 1).
-        reach: offsets up to this many patches are shown.
+        reach: offsets up to this many patches or tokens are shown.
         max_layers: more layers are thinned out evenly.
         max_heads: more heads are thinned out evenly.
     """
-    sizes = [size for layers in profiles.values() for profile in layers.values() for size in profile.shape[1:]]
-    reach = min(reach, (min(sizes) - 1) // 2)
-    centred = {
-        label: {name: _centre(profile, reach) for name, profile in layers.items()} for label, layers in profiles.items()
-    }
-    title = f"Average attention by offset, up to ±{reach} patches: the query is in the centre of each panel"
-    return _figure(centred, title, max_layers, max_heads)
+    sizes = np.array([profile.shape[1:] for layers in profiles.values() for profile in layers.values()])
+    down, across = np.minimum(reach, (sizes.min(axis=0) - 1) // 2)
+    strips = sizes[:, 0].max() == 1
+    centred: dict[str, dict[str, Tensor]] = {label: {} for label in profiles}
+    for label, name, profile in ((label, *each) for label, layers in profiles.items() for each in layers.items()):
+        y, x = profile.shape[1] // 2, profile.shape[2] // 2
+        panels = profile[:, y - down : y + down + 1, x - across : x + across + 1]
+        centred[label][name] = panels.expand(-1, STRIP, -1) if strips else panels
+    up_to = f"±{max(down, across)} {'tokens' if strips else 'patches'}"
+    title = f"Average attention by offset, up to {up_to}: a dot marks the query"
+    figure = _figure(centred, title, max_layers, max_heads)
+    for axis in figure.axes[: len(profiles)]:
+        queries = np.meshgrid(axis.get_xticks(), axis.get_yticks())
+        axis.plot(*queries, "o", color="white", markersize=2.2, markeredgecolor=INK, markeredgewidth=0.3)
+    return figure
 
 
 def _figure(
@@ -161,11 +164,6 @@ def _figure(
     # Those of the range that lie far enough apart and from zero under the square root.
     ticks = [0.0, *[tick for tick in TICKS if top / 100 < tick <= top]]
     return mosaic_figure(mosaics, title, [norm] * len(mosaics), SEQUENTIAL, ["attention"], panel_inches, ticks)
-
-
-def _centre(profile: Tensor, reach: int) -> Tensor:
-    y, x = profile.shape[1] // 2, profile.shape[2] // 2
-    return profile[:, y - reach : y + reach + 1, x - reach : x + reach + 1]
 
 
 def depth_figure(
@@ -212,30 +210,42 @@ def _draw_statistic(axis: Axes, phases: Mapping, statistic: str) -> None:
 @labelled("maps of one sample (heads, tokens, tokens), as maps[0] is")
 def token_figure(
     maps: Mapping[str, Mapping[str, Tensor]],
-    tokens: Sequence[str],
+    tokens: Sequence[str | int] | Tensor,
     first: int = 0,
     shown: int = 24,
     max_layers: int = 3,
     max_heads: int = 2,
+    heads: Sequence[int] | None = None,
 ) -> Figure:
     """Draw the attention among a stretch of tokens: layers down, moments and heads across.
 
     Args:
         maps: label → layer → maps of one sample (heads, tokens, tokens).
-        tokens: one string per token; maps may be longer, by padding.
+        tokens: a string or an id (N,) per token, as ``ids[0]`` is; maps may be longer, by padding.
         first: the first token that is shown.
         shown: how many are shown; what they pay to earlier tokens is left out of the picture.
         max_layers: the first, the last and some between.
         max_heads: the first, the last and some between.
+        heads: which ones instead, by number.
+
+    Raises:
+        StructuredInitError: tokens of several texts; a head that a layer does not have.
     """
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure
 
+    if isinstance(tokens, Tensor) and tokens.ndim != 1:
+        raise StructuredInitError(
+            f"token_figure takes tokens of one text, as ids[0] is, got shape {tuple(tokens.shape)}"
+        )
     end = min(first + shown, len(tokens))
     words = [readable(token) for token in tokens[first:end]]
     names = list(next(iter(maps.values())))
     names = [names[i] for i in evenly(len(names), max_layers)]
-    heads = evenly(min(len(layers[name]) for layers in maps.values() for name in names), max_heads)
+    counts = [len(layers[name]) for layers in maps.values() for name in names]
+    heads = evenly(min(counts), max_heads) if heads is None else heads
+    if not isinstance(heads, Sequence) or not heads or any(head not in range(min(counts)) for head in heads):
+        raise StructuredInitError(f"token_figure: heads must be a list of numbers below {min(counts)}, got {heads!r}")
     corners = {
         (label, name, head): layers[name][head, first:end, first:end].detach().float().cpu()
         for label, layers in maps.items()
@@ -257,29 +267,24 @@ def token_figure(
             if column == 0:
                 axis.set_ylabel(f"layer {layer}", fontsize=8, color=INK)
     figure.colorbar(image, ax=axes, shrink=0.5, aspect=30, pad=0.01).ax.tick_params(labelsize=6, color=FAINT)
-    layers = next(iter(maps.values()))
-    of_heads, of_layers = max(len(each) for each in layers.values()), len(layers)
-    drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {of_heads} heads"
-    drawn += f", {len(names)} of {of_layers} layers"
+    drawn = f"tokens {first + 1} to {end} of {len(tokens)}, {len(heads)} of {max(counts)} heads"
+    drawn += f", {len(names)} of {len(next(iter(maps.values())))} layers"
     said = "Attention of one text: a row is the attending token, a column the attended one"
     figure.suptitle(f"{said}\n{drawn}", fontsize=10)
     return figure
 
 
-def readable(token: str) -> str:
-    """Return a token as it can be read on an axis: blanks spelled out, a long one cut."""
-    for blank, sign in VISIBLE.items():
-        token = token.replace(blank, sign)
-    token = "".join("␣" if each.isspace() else each if each.isprintable() else "�" for each in token).replace(
-        "$", r"\$"
-    )
+def readable(token: str | int | Tensor) -> str:
+    """Return a token as it can be read on an axis: blanks spelled out, a long one cut; of an id, its number."""
+    token = token if isinstance(token, str) else str(int(token))
+    signs = ("␣" if each.isspace() else each if each.isprintable() else "�" for each in token.translate(VISIBLE))
+    token = "".join(signs).replace("$", r"\$")
     return token if len(token) <= LONGEST else token[: LONGEST - 1] + "…"
 
 
 def _name(axis: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
-    size = 5.5
-    axis.set_yticks(range(len(rows)), rows, fontsize=size)
-    axis.set_xticks(range(len(columns)), columns, fontsize=size, rotation=90)
+    axis.set_yticks(range(len(rows)), rows, fontsize=5.5)
+    axis.set_xticks(range(len(columns)), columns, fontsize=5.5, rotation=90)
     axis.tick_params(length=0, pad=1.5, labelcolor=INK)
     axis.spines[:].set_visible(False)
 
@@ -287,7 +292,7 @@ def _name(axis: Axes, rows: Sequence[str], columns: Sequence[str]) -> None:
 def circuit_figure(
     maps: Mapping[str, Mapping[str, Mapping[str, Tensor]]],
     curves: Mapping[str, Mapping[str, Curve]],
-    tokens: Sequence[str] = (),
+    tokens: Sequence[str | int] | Tensor = (),
     title: str = "",
 ) -> Figure:
     """Draw one map per head and moment of every arm, and below them each quantity over training with a line per arm.
@@ -296,7 +301,7 @@ def circuit_figure(
 
     Args:
         maps: arm → moment (such as ``"before"``) → head (such as ``"layer 1, head 0"``) → map (N, N) of one text.
-        curves: quantity (such as ``"loss"``) → arm → (step, value).
+        curves: quantity (such as ``"loss"``) → arm → a list of (step, value).
         tokens: the text, along the axes of the maps; none where empty.
         title: what is seen, in one line.
     """
@@ -344,7 +349,11 @@ def _draw_curves(figure: SubFigure, curves: Mapping[str, Mapping[str, Curve]], c
         figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
     ):
         for arm, curve in of_arms.items():
-            steps, values = np.array([*curve], dtype=float).reshape(-1, 2).T
+            try:
+                steps, values = np.array([(step, value) for step, value in curve], dtype=float).reshape(-1, 2).T
+            except (TypeError, ValueError):
+                takes = "circuit_figure takes curves {quantity: {arm: [(step, value), …]}}"
+                raise StructuredInitError(f"{takes}, got {shown(curve)} for '{arm}' of '{quantity}'") from None
             marker = "o" if len(steps) <= FEW else None
             axis.plot(steps, values, color=colors[arm], linewidth=1.8, marker=marker, markersize=2.6, label=arm)
         axis.set_title(quantity, fontsize=9, color=INK, loc="left")

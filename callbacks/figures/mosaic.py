@@ -1,4 +1,4 @@
-"""Many small square pictures as one image per label: rows are layers, columns are heads.
+"""Many small pictures as one image per label: rows are layers, columns are heads.
 
 One image instead of hundreds of axes keeps panels sharp and equal, and drawing fast.
 """
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 INK, FAINT = "#222222", "#8a8a8a"
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
-# Inches: around the panels, between mosaics, per colour bar, and how wide a figure becomes.
+# Inches: around the panels, between mosaics, per colour bar, how wide a figure becomes, and the least of its bars.
 LEFT, TOP, BOTTOM, GAP, BAR = 0.7, 0.85, 0.15, 0.3, 0.85
-NARROWEST, WIDEST = 6.6, 15.0
+NARROWEST, WIDEST, SHORTEST = 6.6, 15.0, 1.2
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Mosaic:
 
     Attributes:
         label: what the panels show, e.g. ``"before"``.
-        panels: layer name → panels (columns, side, side); a layer may have fewer columns than others.
+        panels: layer name → panels (columns, height, width); a layer may have fewer columns than others.
         columns: a caption per column.
         grid: distance of helper lines inside a panel, in pixels; None draws none.
     """
@@ -44,31 +44,24 @@ class Mosaic:
     panels: Mapping[str, Tensor]
     columns: Sequence[str]
     grid: int | None = None
-    side: int = field(init=False)
-    gap: int = field(init=False)
+    side: np.ndarray = field(init=False)
+    pitch: np.ndarray = field(init=False)
+    size: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:
-        """Find the common size of the panels."""
-        self.side = max(panel.shape[-1] for panel in self.panels.values())
-        self.gap = max(1, round(self.side * 0.06))
-
-    @property
-    def pitch(self) -> int:
-        """Distance between the corners of neighbouring panels, in pixels."""
-        return self.side + self.gap
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Width and height in pixels."""
-        return len(self.columns) * self.pitch - self.gap, len(self.panels) * self.pitch - self.gap
+        """Find, as (height, width) in pixels, a panel, the way from one to the next, and the whole."""
+        self.side = np.max([panel.shape[1:] for panel in self.panels.values()], axis=0)
+        gap = max(1, round(self.side.max() * 0.06))
+        self.pitch = self.side + gap
+        self.size = np.array([len(self.panels), len(self.columns)]) * self.pitch - gap
 
     def image(self) -> np.ndarray:
         """Return all panels in one array; where there is none, NaN."""
-        canvas = np.full(self.size[::-1], np.nan)
+        canvas = np.full(self.size, np.nan)
         for row, panels in enumerate(self.panels.values()):
             for column, panel in enumerate(_resized(panels, self.side)):
-                top, left = row * self.pitch, column * self.pitch
-                canvas[top : top + self.side, left : left + self.side] = panel
+                top, left = (row, column) * self.pitch
+                canvas[top : top + self.side[0], left : left + self.side[1]] = panel
         return canvas
 
 
@@ -89,27 +82,28 @@ def mosaic_figure(
         norms: the colour scale of each mosaic.
         colors: name of the colour map.
         bars: caption of the colour bar of each distinct scale, in order of appearance.
-        panel_inches: side of a panel, unless the figure would become too wide.
+        panel_inches: width of a panel, unless the figure would become too wide.
         ticks: where the colour bars have ticks; where matplotlib likes when None.
     """
     from matplotlib.figure import Figure
 
-    columns, rows = sum(len(m.columns) for m in mosaics), max(len(m.panels) for m in mosaics)
+    columns = sum(len(m.columns) for m in mosaics)
     fixed = LEFT + GAP * (len(mosaics) - 1) + BAR * len(bars)
     panel = min(panel_inches, (WIDEST - fixed) / columns)
     content = columns * panel + fixed
-    width, height = max(NARROWEST, content), rows * panel + TOP + BOTTOM
+    deepest = panel * max(len(m.panels) * m.pitch[0] / m.pitch[1] for m in mosaics)
+    width, height = max(NARROWEST, content), max(deepest, SHORTEST) + TOP + BOTTOM
     figure = Figure(figsize=(width, height))
     figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
     left, images = (width - content) / 2 + LEFT, {}
     for mosaic, norm in zip(mosaics, norms, strict=True):
-        # Panels are square whatever the number of rows and columns; mosaics hang from the top.
-        inches, tall = (panel * pixels / mosaic.pitch for pixels in mosaic.size)
+        # Pixels are square whatever the number of rows and columns; mosaics hang from the top.
+        tall, inches = panel * mosaic.size / mosaic.pitch[1]
         axis = figure.add_axes([left / width, (height - TOP - tall) / height, inches / width, tall / height])
         images.setdefault(id(norm), _draw(axis, mosaic, norm, colors, first=mosaic is mosaics[0]))
         axis.title.set_fontsize(min(9.0, 130 * inches / max(len(mosaic.label), 1)))  # a letter is 0.55 of its size wide
         left += inches + GAP
-    tall = min(rows * panel, 3.2)
+    tall = min(max(deepest, SHORTEST), 3.2)
     for image, caption in zip(images.values(), bars, strict=True):
         box = [(left - GAP + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
         bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks)
@@ -170,10 +164,10 @@ def _draw(axis: Axes, mosaic: Mosaic, norm: Normalize, colors: str, first: bool)
 
     palette = matplotlib.colormaps[colors].with_extremes(bad="white")
     image = axis.imshow(mosaic.image(), cmap=palette, norm=norm, interpolation="auto", aspect="auto")
-    centre = (mosaic.side - 1) / 2
-    axis.set_xticks([centre + i * mosaic.pitch for i in range(len(mosaic.columns))], mosaic.columns)
+    (y, x), (down, across) = (mosaic.side - 1) / 2, mosaic.pitch
+    axis.set_xticks(x + across * np.arange(len(mosaic.columns)), mosaic.columns)
     names = short_names(list(mosaic.panels)) if first else [""] * len(mosaic.panels)
-    axis.set_yticks([centre + i * mosaic.pitch for i in range(len(mosaic.panels))], names)
+    axis.set_yticks(y + down * np.arange(len(mosaic.panels)), names)
     axis.tick_params(labelsize=7, length=0, top=False, labeltop=True, labelbottom=False, pad=3, labelcolor=FAINT)
     axis.spines[:].set_visible(False)
     axis.set_title(mosaic.label, fontsize=9, color=INK, pad=6)
@@ -192,19 +186,19 @@ def _lines(axis: Axes, mosaic: Mosaic) -> None:
     segments, frames = [], []
     for row, panels in enumerate(mosaic.panels.values()):
         for column in range(len(panels)):
-            top, left = row * mosaic.pitch - 0.5, column * mosaic.pitch - 0.5
-            for place in range(mosaic.grid, mosaic.side, mosaic.grid):
-                segments.append([(left + place, top), (left + place, top + mosaic.side)])
-                segments.append([(left, top + place), (left + mosaic.side, top + place)])
-            for place in range(0, mosaic.side, mosaic.grid):
-                size = min(mosaic.grid, mosaic.side - place)
+            (top, left), side = (row, column) * mosaic.pitch - 0.5, mosaic.side[1]
+            for place in range(mosaic.grid, side, mosaic.grid):
+                segments.append([(left + place, top), (left + place, top + side)])
+                segments.append([(left, top + place), (left + side, top + place)])
+            for place in range(0, side, mosaic.grid):
+                size = min(mosaic.grid, side - place)
                 frames.append(Rectangle((left + place, top + place), size, size))
     axis.add_collection(LineCollection(segments, colors="white", linewidths=0.3, alpha=0.35))
     axis.add_collection(PatchCollection(frames, facecolor="none", edgecolor="white", linewidths=0.6, alpha=0.9))
 
 
-def _resized(panels: Tensor, side: int) -> np.ndarray:
+def _resized(panels: Tensor, side: np.ndarray) -> np.ndarray:
     panels = panels.detach().float().cpu()
-    if panels.shape[-1] != side:  # layers of different resolution
-        panels = torch.nn.functional.interpolate(panels[None], size=(side, side), mode="nearest")[0]
+    if panels.shape[1:] != (*side,):  # layers of different resolution
+        panels = torch.nn.functional.interpolate(panels[None], size=side.tolist(), mode="nearest")[0]
     return panels.numpy()

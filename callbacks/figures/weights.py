@@ -78,7 +78,8 @@ def product_figure(
     for group, label in zip(groups, models, strict=False):
         norms += [_symmetric(group[0::2]), _symmetric(group[1::2])] * (len(group) // 2)
         bars += [text if same_scale else f"{label}: {text}" for text in ("$W_q W_k^\\top$", "$W_v W_o$")]
-    title = f"Weight products, upper left {mosaics[0].side} × {mosaics[0].side}: red is positive, blue negative"
+    corner = " × ".join(map(str, mosaics[0].side))
+    title = f"Weight products, upper left {corner}: red is positive, blue negative"
     return mosaic_figure(mosaics, title, norms, DIVERGING, bars)
 
 

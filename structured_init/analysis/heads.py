@@ -130,8 +130,8 @@ def _mean(total: Tensor, count: Tensor) -> PerHead:
 
 def check_shape(maps: Maps, given: Tensor, what: str) -> None:
     """Refuse what is not (B, N) of the maps."""
-    expected = (maps.shape[0], maps.shape[-1])
-    if tuple(given.shape) != expected:
-        raise StructuredInitError(
-            f"{what} of shape {tuple(given.shape)} do not fit maps of {expected} samples × tokens"
-        )
+    got, expected = tuple(given.shape), (maps.shape[0], maps.shape[-1])
+    if got != expected:
+        fewer = got[1:] == expected[1:] and got[0] > expected[0]
+        why = ": capture_attention keeps the first max_samples of a batch, all with max_samples=None" if fewer else ""
+        raise StructuredInitError(f"{what} of shape {got} do not fit maps of {expected} samples × tokens{why}")

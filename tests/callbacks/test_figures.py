@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -109,6 +111,29 @@ def test_figures_are_written_as_png_without_pyplot_state(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("rows", "columns", "shape", "title"),
+    [
+        (1, 64, (5, 15), "up to ±7 tokens"),
+        (4, 64, (7, 15), "up to ±7 patches"),
+        (4, 4, (7, 7), "up to ±3 patches"),
+    ],
+)
+def test_a_profile_reaches_as_far_as_it_can_on_each_axis_with_its_query_in_the_centre(rows, columns, shape, title):
+    profile = torch.zeros(2, 2 * rows - 1, 2 * columns - 1)
+    profile[1, rows - 1, columns - 2] = 1.0  # head 1 looks at what stands before
+    figure = profile_figure({"before": {"a.0": profile, "a.1": profile}})
+    (image,), (down, across) = images(figure), shape
+    bright = [*map(tuple, np.argwhere(image.get_array().filled(0) == 1).tolist())]
+    strip = range(down) if rows == 1 else [down // 2]
+    query = across + 1 + across // 2
+    assert bright == [(top + y, query - 1) for top in (0, down + 1) for y in strip]
+    dots = np.concatenate([line.get_xydata() for line in figure.axes[0].lines])
+    middle = {across // 2, query}, {down // 2, down + 1 + down // 2}
+    assert tuple(map(set, dots.T.tolist())) == middle
+    assert title in figure.get_suptitle()
+
+
+@pytest.mark.parametrize(
     ("names", "short"),
     [
         (["network.blocks.0.attn", "network.blocks.11.attn"], ["0", "11"]),
@@ -126,14 +151,37 @@ def test_thinning_keeps_both_ends():
     assert evenly(2, 5) == [0, 1]
 
 
-def test_a_text_shows_its_stretch_of_the_maps_with_its_tokens_along_the_axes():
-    figure = token_figure({"before": maps(heads=3), "after": maps(heads=3)}, list("abcdefgh"), first=2, shown=4)
+@pytest.mark.parametrize(
+    ("tokens", "read", "heads", "first"),
+    [
+        (list("abcdefgh"), list("cdef"), None, 0),
+        (torch.arange(50, 58), ["52", "53", "54", "55"], [1, 2], 1),
+        (list(range(8)), list("2345"), (1, 0), 1),
+    ],
+)
+def test_a_text_shows_its_stretch_of_the_maps_with_its_tokens_along_the_axes(tokens, read, heads, first):
+    figure = token_figure({"before": maps(heads=3), "after": maps(heads=3)}, tokens, first=2, shown=4, heads=heads)
     panels = [axis for axis in figure.axes if axis.get_images() and axis.get_images()[0].get_array().shape == (4, 4)]
     assert len(panels) == 3 * 2 * 2  # layers, moments, first and last head
-    np.testing.assert_allclose(panels[0].get_images()[0].get_array(), maps(heads=3)["blocks.0.attn"][0, 2:6, 2:6])
-    assert [label.get_text() for label in panels[0].get_yticklabels()] == list("cdef")
-    assert [label.get_text() for label in panels[-1].get_xticklabels()] == list("cdef")
+    np.testing.assert_allclose(panels[0].get_images()[0].get_array(), maps(heads=3)["blocks.0.attn"][first, 2:6, 2:6])
+    assert panels[0].get_title() == f"before\nhead {first}"
+    assert [label.get_text() for label in panels[0].get_yticklabels()] == read
+    assert [label.get_text() for label in panels[-1].get_xticklabels()] == read
     assert figure.get_suptitle().splitlines()[1] == "tokens 3 to 6 of 8, 2 of 3 heads, 3 of 3 layers"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"heads": [1, 3]}, "token_figure: heads must be a list of numbers below 3, got [1, 3]"),
+        ({"heads": 1}, "token_figure: heads must be a list of numbers below 3, got 1"),
+        ({"heads": []}, "token_figure: heads must be a list of numbers below 3, got []"),
+        ({"tokens": torch.ones(1, 8).long()}, "token_figure takes tokens of one text, as ids[0] is, got shape (1, 8)"),
+    ],
+)
+def test_a_text_or_head_that_the_maps_do_not_have_is_refused_in_one_line(given, message):
+    with pytest.raises(StructuredInitError, match=f"^{re.escape(message)}$"):
+        token_figure({"before": maps(heads=3)}, **{"tokens": list("abcdefgh"), **given})
 
 
 @pytest.mark.parametrize(
@@ -175,3 +223,12 @@ def test_the_circuit_has_a_map_for_each_head_and_moment_and_a_line_for_each_arm(
     assert len({line.get_color() for line in loss.lines}) == 3
     assert score.lines[0].get_color() == loss.lines[0].get_color()
     figure.canvas.draw()
+
+
+@pytest.mark.parametrize(
+    "curve", [([0, 1, 2], [1.0, 2.0, 3.0]), (0, 1.0), {0: 1.0}, [(0, 1.0), 2.0], [(0, "low")]], ids=str
+)
+def test_a_curve_that_is_no_list_of_pairs_is_refused_in_one_line(curve):
+    said = f"takes curves {{quantity: {{arm: [(step, value), …]}}}}, got {curve} for 'default' of 'loss'"
+    with pytest.raises(StructuredInitError, match=f"^circuit_figure {re.escape(said)}$"):
+        circuit_figure({"default": {"before": {"head 0": torch.eye(8)}}}, {"loss": {"default": curve}})
