@@ -369,11 +369,8 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
     if measured.window:
         said += f"; each token sees no more than {measured.window:,} tokens, itself among them"
     if outcome.ends:
-        heads = ", ".join(
-            f"head {head} up to {end:,} tokens" if end else f"head {head} at no length"
-            for head, end in outcome.ends.items()
-        )
-        said += f"; a share of {CLEAR} or more: {heads}"
+        ends = {head: f"up to {end:,} tokens" if end else "at no length" for head, end in outcome.ends.items()}
+        said += f"; a share of {CLEAR} or more: {', '.join(f'head {head} {end}' for head, end in ends.items())}"
     shared = sorted(
         head for head, offset in enumerate(layer.offsets) if offset is None and head // layer.group in layer.keys
     )
