@@ -91,8 +91,8 @@ def mosaic_figure(
     fixed = LEFT + GAP * (len(mosaics) - 1) + BAR * len(bars)
     panel = min(panel_inches, (WIDEST - fixed) / columns)
     content = columns * panel + fixed
-    deepest = panel * max(len(m.panels) * m.pitch[0] / m.pitch[1] for m in mosaics)
-    width, height = max(NARROWEST, content), max(deepest, SHORTEST) + TOP + BOTTOM
+    deepest = max(SHORTEST, *(panel * len(m.panels) * m.pitch[0] / m.pitch[1] for m in mosaics))
+    width, height = max(NARROWEST, content), deepest + TOP + BOTTOM
     figure = Figure(figsize=(width, height))
     figure.suptitle(title, fontsize=10, color=INK, y=1 - 0.12 / height, va="top")
     left, images = (width - content) / 2 + LEFT, {}
@@ -103,7 +103,7 @@ def mosaic_figure(
         images.setdefault(id(norm), _draw(axis, mosaic, norm, colors, first=mosaic is mosaics[0]))
         axis.title.set_fontsize(min(9.0, 130 * inches / max(len(mosaic.label), 1)))  # a letter is 0.55 of its size wide
         left += inches + GAP
-    tall = min(max(deepest, SHORTEST), 3.2)
+    tall = min(deepest, 3.2)
     for image, caption in zip(images.values(), bars, strict=True):
         box = [(left - GAP + 0.15) / width, (height - TOP - tall) / height, 0.11 / width, tall / height]
         bar = figure.colorbar(image, cax=figure.add_axes(box), ticks=ticks)

@@ -78,8 +78,7 @@ def product_figure(
     for group, label in zip(groups, models, strict=False):
         norms += [_symmetric(group[0::2]), _symmetric(group[1::2])] * (len(group) // 2)
         bars += [text if same_scale else f"{label}: {text}" for text in ("$W_q W_k^\\top$", "$W_v W_o$")]
-    corner = " × ".join(map(str, mosaics[0].side))
-    title = f"Weight products, upper left {corner}: red is positive, blue negative"
+    title = "Weight products, upper left {} × {}: red is positive, blue negative".format(*mosaics[0].side)
     return mosaic_figure(mosaics, title, norms, DIVERGING, bars)
 
 

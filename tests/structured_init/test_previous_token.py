@@ -116,9 +116,8 @@ def share_on(maps, offset, start):
 
 def reported(note):
     """The shares that a note names by their offsets."""
-    return {
-        int(offset): float(share) for offset, share in re.findall(r"(-?\d+): (\d\.\d\d)", note.partition(" tokens")[2])
-    }
+    found = re.findall(r"head \d+ looks (\d+) tokens? (back|ahead): (\d\.\d\d)", note)
+    return {int(offset) * (1 if where == "back" else -1): float(share) for offset, where, share in found}
 
 
 def seeded(build):
@@ -214,7 +213,7 @@ def test_what_is_measured_is_the_network_and_not_what_was_written(text):
     model, same = blind(), blind()
     report = initialize(model, PreviousToken(offsets=[1, None]))
     assert reported(report.notes["h.0.attn"])[1] == 0
-    assert "1: 0.00 (predicted 0.90)" in report.notes["h.0.attn"]
+    assert "head 0 looks 1 token back: 0.00 (predicted 0.90)" in report.notes["h.0.attn"]
     assert "heads 0 of 'h.0.attn' have 0.00" in report.warnings[0]
     assert "hides the tokens at their offsets" in report.warnings[0]
     with pytest.raises(StructuredInitError, match=r"PreviousToken, strict: heads 0 of 'h.0.attn' have 0\.00"):
@@ -288,6 +287,13 @@ def test_what_a_host_does_in_its_forward_pass_is_reckoned_with(name, text):
             share = share_on(maps[layer][:, head], offset, LENGTH // 2)
             assert share >= least
             assert reported(note)[offset] == pytest.approx(share, abs=0.1)  # of other tokens
+
+
+def test_heads_that_look_at_the_same_offset_are_named_together():
+    note = initialize(seeded(lambda: gpt2(n_head=4)), PreviousToken(offsets=[1, None, 1, 2])).notes["h.0.attn"]
+    share = r"0\.\d\d"
+    said = f"measured: heads 0, 2 look 1 token back: {share}, {share}, head 3 looks 2 tokens back: {share} \\("
+    assert re.search(said, note)
 
 
 def test_the_width_of_a_window_is_said_and_an_offset_beyond_it_warned_of():
@@ -492,7 +498,7 @@ def test_one_row_of_patches_is_a_sequence():
     model = seeded(lambda: vit(img_size=(8, 256), patch_size=8, embed_dim=64, depth=1, num_heads=2, num_classes=3))
     report = initialize(model, PreviousToken())
     assert position_sites(model)[0].grid == (1, 32)
-    assert "1: 0.9" in report.notes["blocks.0.attn"]
+    assert "looks 1 token back: 0.9" in report.notes["blocks.0.attn"]
     images = torch.randn(8, 3, 8, 256, generator=torch.Generator().manual_seed(0))
     maps = capture_attention(model, images, layers=[0])["blocks.0.attn"][:, :, 1:, 1:]
     assert min(share_on(maps[:, 0], 1, 16), share_on(maps[:, 1], -1, 16)) >= 0.8
@@ -525,5 +531,5 @@ def test_positions_that_checkpoints_leave_out_are_a_warning():
     model = seeded(Small)
     report = initialize(model, PreviousToken(causal=True))
     assert report.warnings == ["'pos_embed' is not saved in checkpoints: a reloaded model has its original positions"]
-    assert "1: 0." in report.notes["layers.0.self_attn"]
-    assert "2: 0." in report.notes["layers.0.self_attn"]  # causal, as was said
+    assert "looks 1 token back: 0." in report.notes["layers.0.self_attn"]
+    assert "looks 2 tokens back: 0." in report.notes["layers.0.self_attn"]  # causal, as was said

@@ -243,11 +243,6 @@ def stream_size(layer: Layer) -> float:
     return 1.0 if stream.normalized else stream.rms
 
 
-def as_written(offset: Offset) -> str:
-    """An offset as the user would write it."""
-    return str(offset[1]) if not offset[0] else f"[{offset[0]}, {offset[1]}]"
-
-
 def copying_subspaces(
     embed_dim: int, width: int, sources: Sequence[int], free: Tensor | None = None, *, generator: torch.Generator
 ) -> tuple[dict[int, Float64[Tensor, "D k"]], list[Float64[Tensor, "k D"]]]:

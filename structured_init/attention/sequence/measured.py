@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from structured_init.attention.planned_run import run_planned, what_the_host_offers
 from structured_init.attention.sequence.biases import asking
-from structured_init.attention.sequence.heads import CLEAR, Layer, Offset, Outcome, as_written
+from structured_init.attention.sequence.heads import CLEAR, Layer, Offset, Outcome
 from structured_init.errors import StructuredInitError
 from structured_init.hosts.layout import pieces
 from structured_init.hosts.stream import norm_weight
@@ -334,10 +334,8 @@ def _of_layer(
 
 def compared(measured: float | None, predicted: float) -> str:
     """Return a share for the report: what was measured, with what was predicted beside it where that is another."""
-    if measured is None:
-        return f"{predicted:.2f}"
-    text = f"{measured:.2f}"
-    return text if abs(measured - predicted) <= AGREE else f"{text} (predicted {predicted:.2f})"
+    text = f"{predicted if measured is None else measured:.2f}"
+    return text if measured is None or abs(measured - predicted) <= AGREE else f"{text} (predicted {predicted:.2f})"
 
 
 def report_shares(written: Sequence[tuple[Layer, Outcome]], more: str = "") -> None:
@@ -353,10 +351,15 @@ def report_shares(written: Sequence[tuple[Layer, Outcome]], more: str = "") -> N
 
 def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
     """Say for the report what was reached."""
+    looking: dict[str, dict[str, str]] = {}  # where heads look → head → its share
+    for head, _, (up, back) in layer.heads:
+        if head in outcome.reached:
+            far = f"{abs(back)} token{'s' * (abs(back) > 1)} {'back' if back > 0 else 'ahead'}"
+            share = compared(measured.shares.get(head), outcome.reached[head].share)
+            looking.setdefault(f"[{up}, {back}] up and left" if up else far, {})[str(head)] = share
     shares = ", ".join(
-        f"{as_written(offset)}: {compared(measured.shares.get(head), outcome.reached[head].share)}"
-        for head, _, offset in layer.heads
-        if head in outcome.reached
+        f"head{'s' * (len(of) > 1)} {', '.join(of)} look{'s' * (len(of) == 1)} {where}: {', '.join(of.values())}"
+        for where, of in looking.items()
     )
     known, length, how = "predicted", layer.length, f"not measured: {measured.on}"
     if measured.shares:
@@ -366,11 +369,8 @@ def _line(layer: Layer, outcome: Outcome, measured: Measured) -> str:
     if measured.window:
         said += f"; each token sees no more than {measured.window:,} tokens, itself among them"
     if outcome.ends:
-        heads = ", ".join(
-            f"head {head} up to {end:,} tokens" if end else f"head {head} at no length"
-            for head, end in outcome.ends.items()
-        )
-        said += f"; a share of {CLEAR} or more: {heads}"
+        ends = {head: f"up to {end:,} tokens" if end else "at no length" for head, end in outcome.ends.items()}
+        said += f"; a share of {CLEAR} or more: {', '.join(f'head {head} {end}' for head, end in ends.items())}"
     shared = sorted(
         head for head, offset in enumerate(layer.offsets) if offset is None and head // layer.group in layer.keys
     )

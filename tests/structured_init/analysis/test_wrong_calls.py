@@ -67,7 +67,10 @@ def mix(kernels: torch.Tensor, targets: torch.Tensor, side: int = 6):
         (lambda: structure_left(maps(), maps(2)), "the same samples, got shapes (4, 3, 11, 11) and (2, 3, 11, 11)"),
         (lambda: previous_token_score(maps(), 11), "an offset of 11 lies outside of 11 tokens"),
         (lambda: induction_score(maps(), text(3)), "tokens of shape (3, 11) do not fit maps of (4, 11)"),
-        (lambda: induction_score(maps(), text(16)), "samples × tokens: capture_attention keeps the first max_samples"),
+        (
+            lambda: induction_score(maps(), text(16)),
+            "(4, 11) samples × tokens: capture_attention keeps the first max_samples",
+        ),
         (lambda: previous_token_score(maps(), queries=text(4, 5) > 0), "queries of shape (4, 5) do not fit"),
         (lambda: CKA("linea"), "no kernel 'linea': did you mean 'linear'"),
         (lambda: CKA().update(WIDE[:3], WIDE[:3]), "at least 4 samples in a minibatch, got 3"),

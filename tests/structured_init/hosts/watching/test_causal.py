@@ -148,9 +148,9 @@ def test_of_several_answers_those_count_that_say_anything():
 def test_heads_of_a_causal_model_of_ones_own_look_back_alone(attend):
     model = nano(attend)
     told = initialize(model, PreviousToken(), batch=BATCH).notes[FIRST]
-    assert "measured: 1: 0." in told
-    assert ", 2: 0." in told
-    assert "-1: " not in told
+    assert "measured: head 0 looks 1 token back: 0." in told
+    assert ", head 1 looks 2 tokens back: 0." in told
+    assert " token ahead: " not in told
 
 
 def test_induction_is_written_where_the_mask_was_seen():
@@ -161,8 +161,8 @@ def test_induction_is_written_where_the_mask_was_seen():
 
 def test_what_the_user_says_counts_more_than_what_was_seen():
     told = initialize(nano(), PreviousToken(causal=False), batch=BATCH).notes[FIRST]
-    assert "1: 0." in told
-    assert "-1: 0." in told
+    assert "looks 1 token back: 0." in told
+    assert "looks 1 token ahead: 0." in told
     assert (
         "attention on what followed"
         in initialize(nano(both_ways), Induction(causal=True), batch=BATCH).notes["stack.1.1"]
@@ -175,12 +175,12 @@ def test_what_was_seen_counts_more_than_what_the_module_says():
     model = nano(both_ways)
     for _, attention in model.stack:
         attention.is_causal = True
-    assert "-1: 0." in initialize(model, PreviousToken(), batch=BATCH).notes[FIRST]
+    assert "looks 1 token ahead: 0." in initialize(model, PreviousToken(), batch=BATCH).notes[FIRST]
 
 
 def test_a_described_layer_is_seen_on_the_batch(described):
     told = initialize(nano(), PreviousToken(), batch=BATCH).notes[FIRST]
-    assert "-1: " not in told
+    assert " token ahead: " not in told
     assert "bidirectional" not in told
     check_attention(nano(), BATCH)
 
@@ -188,13 +188,13 @@ def test_a_described_layer_is_seen_on_the_batch(described):
 def test_without_a_batch_the_layout_says_whether_it_is_causal(described):
     register_attention(SelfAttn)(lambda module: described(module, causal=True))
     told = initialize(nano(), PreviousToken()).notes[FIRST]
-    assert "-1: " not in told
+    assert " token ahead: " not in told
     assert "bidirectional" not in told
 
 
 def test_where_nothing_says_it_the_report_does(described):
     told = initialize(nano(), PreviousToken()).notes[FIRST]
-    assert "-1: " in told
+    assert " token ahead: " in told
     assert "taken for bidirectional; if it is causal, say causal=True" in told
     with pytest.raises(StructuredInitError, match=r"it is unknown whether 'stack.0.1' is causal.*pass causal=True"):
         initialize(nano(), Induction())
@@ -230,4 +230,4 @@ def test_torchs_own_layer_is_asked_what_it_does_with_its_mask():
             return self.layers(x, mask, is_causal=True)
 
     told = initialize(Reader().eval(), PreviousToken(), batch=BATCH).notes["layers.layers.0.self_attn"]
-    assert "-1: " not in told
+    assert " token ahead: " not in told
