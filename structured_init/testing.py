@@ -7,6 +7,7 @@ import io
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -277,7 +278,7 @@ def _built(build: Callable[[], nn.Module], seed: int) -> nn.Module:
 def _as_rank(rank: int) -> Iterator[None]:
     """Let a process take itself for one of two ranks: by torch.distributed, where nobody uses it, and environment."""
     told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    before = {name: os.environ.get(name) for name in told}
+    before, hook = dict(os.environ), sys.excepthook
     alone = dist.is_available() and not dist.is_initialized()
     try:
         os.environ.update(told)
@@ -287,8 +288,10 @@ def _as_rank(rank: int) -> Iterator[None]:
     finally:
         if alone and dist.is_initialized():
             dist.destroy_process_group()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+        sys.excepthook = hook  # torch.distributed puts its rank before every line of an error
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def _unwritten(tensor: Tensor) -> str:

@@ -26,7 +26,7 @@ from comparison.results.controls import verdicts
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.folder import Run, read_json
 from comparison.results.headline import decimals
-from comparison.results.paired import FAMILY_LEVEL
+from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL
 from comparison.results.tables import count, interval_text, number, p_text, significant
 
 FEW_NAMES = 4
@@ -74,7 +74,8 @@ def _larger_range(data: ReportData) -> list[str]:
     said = f"{more[0].upper()}{more[1:]} moves {words} more than {less}: {apart}."
     if one.low <= other.high:
         said = f"Whether the initialization or {grid} moves {words} more is not known: {apart}."
-    shown = {arm: p for arm, p in whole.interacting.items() if p < FAMILY_LEVEL}
+    enough = whole.fewest >= FEWEST_FOR_INTERVAL  # below, no difference is established either
+    shown = {arm: p for arm, p in whole.interacting.items() if p < FAMILY_LEVEL and enough}
     if not shown:
         return [f"{said} That they interact is not shown."]
     arms = [unbroken(f"{arm} (adjusted {p_text(p)})") for arm, p in list(shown.items())[:FEW_NAMES]]

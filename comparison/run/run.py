@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Sequence, Sized
@@ -185,7 +186,7 @@ def perform(
     steps: Sequence[str], arguments: Sequence[str], deadline: float = math.inf, share: float = 1.0
 ) -> tuple[Trainer, dict[str, float], int | None]:
     """Do steps of a run, on every rank of its strategy; return the trainer, final metrics and training samples."""
-    with _ranks_perform("+".join(steps), repr(deadline), repr(share), *arguments):
+    with _ranks_perform("+".join(steps), repr(deadline), repr(share), str(os.getpid()), *arguments):
         decides = "test" not in steps  # a learning rate, or a place in a race
         fit = "fit" in steps
         cli = _Training(expand(arguments), deadline, share, decides) if fit else BuildOnly(expand(arguments))
@@ -253,6 +254,14 @@ class _Training(CLI):
         return trainer
 
 
+def _end_with(parent: int) -> None:
+    """End this process as soon as the first rank is gone, however it went: nobody else would."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
 if __name__ == "__main__":  # a further process of a run whose strategy has several
+    threading.Thread(target=_end_with, args=(int(sys.argv[4]),), daemon=True).start()
     with contextlib.suppress(Stopped):  # as on the first rank; an error would make Lightning kill that one
-        perform(sys.argv[1].split("+"), sys.argv[4:], float(sys.argv[2]), float(sys.argv[3]))
+        perform(sys.argv[1].split("+"), sys.argv[5:], float(sys.argv[2]), float(sys.argv[3]))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from structured_init.arguments import check_not_negative, check_positive
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.attention import required_attention_sites
+from structured_init.hosts.attention import attention_sites, required_attention_sites
 from structured_init.hosts.mlp import required_mlp_sites
 from structured_init.hosts.registry import Where, class_path, what_the_model_has
 from structured_init.initializer import Initializer
@@ -126,9 +126,11 @@ class UniformProjections(Initializer):
                     drawn = _of_size(getattr(site, part), size, site.embed_dim, generator)
                     setattr(site.by("UniformProjections"), part, drawn)
         if self.mlp_output is not None:
+            attending = {id(each) for site in attention_sites(weights) for each in site.layout.parameters()}
             for site in weights.each(required_mlp_sites(weights, self.where, "UniformProjections")):
-                first = {id(layer.weight) for layer in (site.layout.first, site.layout.gate) if layer is not None}
-                rest = [each for each in site.module.parameters() if each.ndim > 1 and id(each) not in first]
+                other = {id(layer.weight) for layer in (site.layout.first, site.layout.gate) if layer is not None}
+                other |= attending  # where one module holds both
+                rest = [each for each in site.module.parameters() if each.ndim > 1 and id(each) not in other]
                 if len(rest) != 1:
                     raise StructuredInitError(
                         f"UniformProjections: '{site.name}' has {len(rest)} matrices that may be last"
@@ -157,7 +159,10 @@ def _fill_layers(weights: Weights, rng: Draws, who: str, *, convolutions: bool, 
     known = ((name, list(_tensors(module, convolutions, weight, bias))) for name, module in modules)
     layers = [(name, tensors) for name, tensors in known if tensors]
     if not layers:
-        raise StructuredInitError(f"{who} found no linear or convolutional layer; {what_the_model_has(weights.model)}")
+        has = what_the_model_has(weights.model)
+        kinds = "linear or convolutional layer" if convolutions else "linear layer, and leaves convolutions alone"
+        way = "" if convolutions else f": {who}(convolutions=True) takes them as well"
+        raise StructuredInitError(f"{who} found no {kinds}; {has}{way}")
     jobs = (partial(_filled, weights, rng, who, tensors) for _, tensors in layers)
     largest = max(sum(tensor.numel() for tensor, *_ in tensors) for _, tensors in layers)
     with closing(side_by_side(jobs, scratch=8 * largest)) as found:  # what is drawn, and what waits to be written

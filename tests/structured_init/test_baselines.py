@@ -211,3 +211,15 @@ def test_projections_of_an_mlp_whose_last_layer_is_elsewhere_are_one_line():
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     with pytest.raises(StructuredInitError, match=r"^UniformProjections: '.*' has 0 matrices that may be last$"):
         initialize(BertModel(BertConfig(**sizes)), UniformProjections(mlp_output=0.0))
+
+
+def test_the_last_layer_of_torchs_encoder_is_found_beside_its_attention_and_what_convolutions_need_is_said():
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(16, 2, 24, batch_first=True)
+    initialize(model, UniformProjections(query_key_value=None, output=0.0, mlp_output=0.0))
+    assert not model.linear2.weight.any()
+    assert model.linear1.weight.any()
+    with pytest.raises(
+        StructuredInitError, match=r"leaves convolutions alone; .*: TruncatedNormal\(convolutions=True\)"
+    ):
+        initialize(nn.Conv2d(2, 2, 3), TruncatedNormal())

@@ -533,3 +533,35 @@ def test_positions_that_checkpoints_leave_out_are_a_warning():
     assert report.warnings == ["'pos_embed' is not saved in checkpoints: a reloaded model has its original positions"]
     assert "looks 1 token back: 0." in report.notes["layers.0.self_attn"]
     assert "looks 2 tokens back: 0." in report.notes["layers.0.self_attn"]  # causal, as was said
+
+
+class Sensors(nn.Module):
+    """Channels over time, a table of positions of one's own, and torch's encoder."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.pos = nn.Linear(3, 32), nn.Parameter(0.02 * torch.randn(1, 16, 32))
+        layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    def forward(self, values):
+        return self.encoder(self.embed(values) + self.pos)
+
+
+@pytest.mark.parametrize("samples", [2, 7, 16])
+def test_what_torchs_attention_reads_is_measured_sample_by_sample(samples):
+    torch.manual_seed(0)
+    model, values = Sensors(), torch.randn(samples, 16, 3)
+    content = model.embed(values).square().mean().sqrt().item()
+    report = initialize(model, PreviousToken(), batch=values, seed=0)
+    assert model.pos.detach().square().mean().sqrt() == pytest.approx(2.5 * content, rel=0.6)
+    assert not report.warnings
+
+
+def test_where_what_is_read_does_not_answer_to_positions_content_stays_what_was_taken_for_granted(monkeypatch):
+    monkeypatch.setattr("structured_init.attention.sequence.absolute.positions_in", lambda read: 1e-3)
+    torch.manual_seed(0)
+    model, values = Sensors(), torch.randn(4, 16, 3)
+    report = initialize(model, PreviousToken(), batch=values, seed=0)
+    assert model.pos.abs().max() < 20
+    assert any("of 'pos' attention reads could not be measured" in line for line in report.warnings)

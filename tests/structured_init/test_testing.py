@@ -228,6 +228,7 @@ class Experts(nn.Module):
     def __init__(self, fault=lambda experts: None):
         super().__init__()
         self.w_in, self.gate = nn.Parameter(0.02 * torch.randn(4, 16, 32)), nn.Linear(16, 64)
+        self.words = nn.Embedding(120, 16, padding_idx=0)
         with torch.no_grad():
             fault(self)
 
@@ -238,6 +239,9 @@ class Experts(nn.Module):
         (lambda model: model.w_in[1:].copy_(model.w_in[:1]), "w_in: of 4 parts, 1 differ: the others are copied"),
         (lambda model: model.w_in[2].zero_(), "w_in: 1 of 4 parts are zero"),
         (lambda model: model.gate.weight[:16].zero_(), "gate.weight: 16 of 64 rows are zero"),
+        (lambda model: model.gate.weight[:40].zero_(), "gate.weight: 40 of 64 rows are zero"),
+        (lambda model: model.gate.weight[-1].zero_(), "gate.weight: 1 of 64 rows are zero"),
+        (lambda model: model.words.weight[-2:].zero_(), "words.weight: 3 of 120 rows are zero"),
     ],
 )
 def test_copied_and_empty_parts_of_a_matrix_are_seen_by_the_checks_and_by_the_audit(fault, said):
@@ -249,9 +253,11 @@ def test_copied_and_empty_parts_of_a_matrix_are_seen_by_the_checks_and_by_the_au
 
 
 def test_what_like_does_not_compare_is_named_and_scales_may_be_given_as_numbers(as_installed):
+    hook, before = sys.excepthook, dict(os.environ)
     checked = check_initialized(Experts, like="llama", skip=("meta", "own"))
+    assert (sys.excepthook, dict(os.environ)) == (hook, before)
     assert checked.left_out[-1].endswith("; not compared: w_in, gate.bias")
-    wanted = {"w_in": 0.02, "gate.weight": 0.144, "gate.bias": 0.144}
+    wanted = {"w_in": 0.02, "gate.weight": 0.144, "gate.bias": 0.144, "words.weight": 1.0}
     assert check_initialized(Experts, like=wanted, skip=("meta", "own")).failures == []
     (line,) = check_initialized(Experts, like=wanted | {"w_in": 0.05}, skip=("meta", "own")).failures
     assert line == "like: w_in: root mean square 0.02; the reference has 0.05"

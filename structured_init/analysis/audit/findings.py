@@ -25,6 +25,7 @@ SCALED = 0.8  # of the σ of the other matrices: below, outputs are scaled with 
 DRAWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal", "unclear", "other")
 MATRICES = ("weight", "attention input")  # roles of what multiplies
 FEW = 4  # names in a line
+TOKENS = 100  # rows from which on a matrix may be a table of tokens
 
 
 @dataclass(frozen=True)
@@ -98,16 +99,17 @@ def parts(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[F
     found = []
     for each in records:
         stacked = each.role == "bare" and len(each.shape) == 3
-        meant = each.zero_rows == 1 or 3 * each.zero_rows == each.shape[0]  # a padding token's, or queries of zeros
-        if each.zero_rows and (stacked or (each.role in MATRICES and not meant)):
-            what = "parts" if stacked else "rows"
-            found.append((each.name, f"{each.zero_rows:,} of {each.shape[0]:,} {what} are zero"))
-        elif stacked and each.distribution.kind in DRAWN and each.size >= 16 * each.shape[0]:
-            rows = full_value(values[each.name], each.name).flatten(1)
-            others = len({tuple(row.tolist()) for row in rows[:, :: max(1, rows.shape[1] // 16)]})
-            if others < each.shape[0]:
-                text = f"of {each.shape[0]:,} parts, {others:,} differ: the others are copied, or drawn alike"
-                found.append((each.name, text))
+        if each.distribution.kind not in DRAWN or not (stacked or each.role in (*MATRICES, "embedding")):
+            continue
+        rows = full_value(values[each.name], each.name).flatten(1)
+        count, zero = len(rows), int((~rows.any(dim=1)).sum())
+        some = rows[:, :: max(1, rows.shape[1] // 16)]
+        padding = zero == 1 and (each.role == "embedding" or count >= TOKENS)
+        meant = not stacked and (padding or 3 * zero == count)  # so are fused queries of zeros
+        if zero and not meant:
+            found.append((each.name, f"{zero:,} of {count:,} {'parts' if stacked else 'rows'} are zero"))
+        elif stacked and each.size >= 16 * count and (differ := len({tuple(row.tolist()) for row in some})) < count:
+            found.append((each.name, f"of {count:,} parts, {differ:,} differ: the others are copied, or drawn alike"))
     for names, text in folded(found):
         yield Finding("parts", names, f"{names[0]}: {text}")
 

@@ -201,6 +201,7 @@ def check(site: AttentionSite, positions: GridPositions | None, kernel_size: int
     if kernel_size > min(rows, columns):
         raise StructuredInitError(
             f"Impulse: a {kernel_size}×{kernel_size} kernel is larger than the {rows}×{columns} grid of '{site.name}'"
+            + (": on a sequence, PreviousToken(offsets=…) looks at neighbours" if rows == 1 else "")
         )
 
 

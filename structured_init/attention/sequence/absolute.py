@@ -170,7 +170,7 @@ def _among_content(layer: Layer, stream: Stream, codes: Tensor) -> tuple[Layer, 
     Returns:
         The layer and the stream as they were seen.
     """
-    table, square, off = layer.positions.absolute, codes.square().mean().item(), OTHER
+    table, square, off, given = layer.positions.absolute, codes.square().mean().item(), OTHER, stream
     for _ in range(ROUNDS):
         table.write(stream.rms * codes, "PreviousToken: positions")
         found = read_by(layer)
@@ -181,4 +181,12 @@ def _among_content(layer: Layer, stream: Stream, codes: Tensor) -> tuple[Layer, 
         if 1 / off < ratio < off:
             break
         stream, off = replace(stream, rms=stream.rms * ratio, known="measured"), NEAR
+    else:
+        if not 1 / OTHER < ratio < OTHER:  # what is read does not answer to what is written
+            stream = given
+            table.write(stream.rms * codes, "PreviousToken: positions")
+            layer.weights.warn(
+                f"how much of '{table.name}' attention reads could not be measured: content is taken to have a root"
+                f" mean square of {stream.rms:.2g}"
+            )
     return reading_as_large_as_seen(layer), stream

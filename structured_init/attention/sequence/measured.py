@@ -104,6 +104,8 @@ def read_by(layer: Layer) -> Float[Tensor, "samples tokens embed_dim"] | None:
         x = linear.x
         if id(own.get(id(linear.block.parameter))) in weights and x.numel() % (samples * layer.site.embed_dim) == 0:
             x = x.reshape(samples, -1, layer.site.embed_dim).cpu().double()
+            if isinstance(layer.site.module, nn.MultiheadAttention):  # which projects (tokens, samples, embed_dim)
+                x = x.reshape(-1, samples, x.shape[2]).transpose(0, 1)
             gamma = norm_weight(layer.site, layer.weights)
             return x if gamma is None else x / gamma.where(gamma.abs() > 1e-3, 1)
     return None

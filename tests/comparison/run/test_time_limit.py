@@ -1,12 +1,14 @@
 """A comparison that ran out of time: it stops between two steps, and goes on as if it had not."""
 
 import argparse
+import contextlib
 import functools
 import json
 import math
 import os
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -367,3 +369,34 @@ def test_all_processes_of_a_run_stop_after_the_same_step(a_run, folder, monkeypa
     assert run.latest().result["steps"] == 6
     assert run.latest().result["metrics"].keys() >= {"val/accuracy", "test/accuracy"}
     assert "2 processes" in run.beside(".log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.distributed
+@pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are found in /proc")
+def test_no_process_of_a_run_outlives_one_that_was_killed(folder):
+    def ranks():
+        """The further processes of the run, by their command lines."""
+        found = (each.parent for each in Path("/proc").glob("[0-9]*/cmdline"))
+        with_words = lambda each: f"folder={folder}/out/".encode() in (each / "cmdline").read_bytes()  # noqa: E731
+        alive = []
+        for each in found:
+            with contextlib.suppress(OSError):
+                alive += [each.name] if with_words(each) else []
+        return alive
+
+    def wait_until(reached, seconds):
+        end = time.monotonic() + seconds
+        while not reached() and time.monotonic() < end:
+            time.sleep(0.1)
+        return reached()
+
+    arguments = [*SMALL, "--trainer.strategy=ddp", "--trainer.devices=2", "--trainer.max_epochs=1000"]
+    (run,) = Comparison(folder / "out", ["tiny.yaml"], parse_arms("default"), [0], arguments).runs(identity="")
+    launcher = LocalLauncher(1, threads=1)
+    try:
+        launcher.start(run)
+        assert wait_until(ranks, 120)
+    finally:
+        launcher.close()
+    assert wait_until(lambda: not ranks(), 60)  # one may be importing still
