@@ -194,8 +194,10 @@ def perform(
         metrics: dict[str, float] = {}
         samples = None
         if "fit" in steps:
-            trained_on = getattr(cli.trainer.train_dataloader, "dataset", None)
-            samples = len(trained_on) if isinstance(trained_on, Sized) else None
+            loader, trainer = cli.trainer.train_dataloader, cli.trainer
+            trained_on, size = getattr(loader, "dataset", None), getattr(loader, "batch_size", None) or math.inf
+            seen = trainer.num_training_batches * size * trainer.world_size * max(1, trainer.current_epoch)
+            samples = min(len(trained_on), seen) if isinstance(trained_on, Sized) else None  # a limit may leave fewer
             step = None  # a run that ends inside an epoch has no checkpoint of its end
             with contextlib.suppress(StructuredInitError):  # there is none, or it holds more than plain data
                 step = read_checkpoint(last)["global_step"]
