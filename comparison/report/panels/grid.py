@@ -14,7 +14,7 @@ from comparison.report.theme import LABEL, Drawing, Style, figure_settings, labe
 from comparison.results.aggregate import Aggregate
 from comparison.results.effects import Effects
 from comparison.results.headline import decimals
-from comparison.results.paired import Interval
+from comparison.results.paired import FEWEST_FOR_INTERVAL, Interval
 from comparison.results.tables import Cell, Table, number
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def places_figure(effects: Sequence[Effects], styles: Mapping[str, Style]) -> Fi
                 continue
             places = np.array([x for x, _ in own]) + 0.03 * (index - (len(names) - 1) / 2)
             means = np.array([value.mean for _, value in own])
-            half = [value.half_width if np.isfinite(value.half_width) else 0.0 for _, value in own]
+            half = [value.half_width if value.samples >= FEWEST_FOR_INTERVAL else 0.0 for _, value in own]
             color = styles[name].paper
             dash = styles[name].dash if joined else "none"
             axis.errorbar(places, means, half, color=color, linestyle=dash, linewidth=1.6, elinewidth=1.0)

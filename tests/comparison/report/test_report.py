@@ -235,6 +235,7 @@ def test_every_place_of_a_grid_has_a_table_and_the_page_says_what_moves_the_mean
     assert [label.get_text() for label in axis.get_xticklabels()] == ["0.1", "0.5"]
     assert axis.lines[0].get_ydata() == pytest.approx([50.5, 50.5])
     assert axis.lines[0].get_linestyle() == "-"
+    assert all((one == other).all() for bars in axis.collections for one, other in bars.get_segments())  # two seeds
     named = [replace(each, point=(("net", net),)) for each, net in zip(found.effects, ("vit", "cct"), strict=True)]
     (axis,) = places_figure(named, found.styles).axes
     assert axis.lines[0].get_linestyle() == "None"  # between names nothing lies
@@ -272,6 +273,10 @@ def test_a_page_over_optimizers_says_first_what_moves_more_and_whether_both_inte
     assert "those of the initialization 4.0" in first
     p = stats.ttest_1samp([-5, -4, -3], 0).pvalue
     assert first.endswith(f"depends on the optimizer for sincos (adjusted p = {p:.3f}).")
+    for result in folder.glob("runs/**/seed_2/result.json"):
+        result.unlink()
+    write_report(folder)
+    assert "interact is not shown" in (folder / "report.md").read_text().split("\n\n")[2]  # of two seeds nothing is
 
 
 def test_what_an_arm_is_called_is_no_markup(comparison):
