@@ -26,7 +26,7 @@ from comparison.results.controls import verdicts
 from comparison.results.effects import ArmResult, Effect, Effects
 from comparison.results.folder import Run, read_json
 from comparison.results.headline import decimals
-from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL
+from comparison.results.paired import FAMILY_LEVEL, FEWEST_FOR_INTERVAL, paired_difference
 from comparison.results.tables import count, interval_text, number, p_text, significant
 
 FEW_NAMES = 4
@@ -52,7 +52,7 @@ Values = dict[Property, dict[tuple[str, int], float]]  # → (arm, seed) → mea
 
 def summary(data: ReportData) -> list[str]:
     """Return what a reader wants to know first; fewer sentences where less is known."""
-    return [*_larger_range(data), *_at_its_place(data), *data.manifest.get("remarks", [])]
+    return [*_larger_range(data), *_between_places(data), *_at_its_place(data), *data.manifest.get("remarks", [])]
 
 
 def _larger_range(data: ReportData) -> list[str]:
@@ -81,6 +81,24 @@ def _larger_range(data: ReportData) -> list[str]:
     arms = [unbroken(f"{arm} (adjusted {p_text(p)})") for arm, p in list(shown.items())[:FEW_NAMES]]
     more_of = f" and of {len(shown) - FEW_NAMES} others" if len(shown) > FEW_NAMES else ""
     return [f"{said} They interact: the difference to {whole.baseline} depends on {grid} for {listed(arms)}{more_of}."]
+
+
+def _between_places(data: ReportData) -> list[str]:
+    """Return what each place of the grid is worth to the baseline over the first place, paired by seed."""
+    found = [(each, arm) for each in data.effects for arm in each.arms if arm.name == each.baseline]
+    parts, digits = [], max(map(decimals, data.effects), default=0)
+    for each, arm in found[1:]:
+        shared = len({*arm.by_seed} & {*found[0][1].by_seed})
+        if shared >= FEWEST_FOR_INTERVAL and not arm.diverged and not found[0][1].diverged:
+            difference = paired_difference(arm.by_seed, found[0][1].by_seed)
+            size = interval_text(difference, digits, signed=True)
+            parts.append(unbroken(f"{data.place_text(each.point)} {size}{each.metric.points}"))
+    if not parts:
+        return []
+    more = f" and {len(parts) - FEW_NAMES} others" if len(parts) > FEW_NAMES else ""
+    first = found[0][0]
+    place, words = data.place_text(first.point), first.metric.words
+    return [f"For {first.baseline}, against {place}, paired by seed: {listed(parts[:FEW_NAMES])} of {words}{more}."]
 
 
 def _at_its_place(data: ReportData) -> list[str]:
