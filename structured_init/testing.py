@@ -145,7 +145,8 @@ def check_initialized(
       was tied is tied. The own method is ``initialize_weights`` (transformers), else ``init_weights``, else
       ``reset_parameters`` of every module, children first.
     - ``own``: these weights have the means and standard deviations of a fresh model, fixed tables the same numbers.
-    - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero.
+    - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
+      but for a padding token's, and a third of them, as queries may be.
     - ``loss``: the expected cross-entropy of uniform targets is ln C; ``bfloat16``: all that the model gives is finite.
     - ``depth``: activations and gradients change less than ``growth``-fold from the first block to the last.
     - ``like``: scales are those of a reference. What it does not cover is named.
@@ -514,8 +515,7 @@ def _unlike(found: list[Record], like: str | nn.Module | Mapping[str, Tensor | f
         if not covered:
             raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', scales)}")
     more = [names[0] for names, _ in findings.folded((each.name, "") for each in found if each.name not in covered)]
-    shown = ", ".join(more[:4]) + (f" and {len(more) - 4} more" if len(more) > 4 else "")
-    return {"failures": _folded(wrong), "uncovered": f"not compared: {shown}" if more else ""}
+    return {"failures": _folded(wrong), "uncovered": f"not compared: {findings.first_names(more)}" if more else ""}
 
 
 def _unscaled(found: list[Record], layers: int) -> Iterator[tuple[str, str]]:

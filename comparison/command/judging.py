@@ -57,7 +57,8 @@ def _runs(path: Path, options: argparse.Namespace) -> tuple[pd.DataFrame, str, s
     if not (path / MANIFEST).is_file():
         runs = read_elsewhere(path, options.runs, options.seed, options.arm)
         found = comparison_of(path, runs, options.metric, options.mode)
-        print(*found.manifest["remarks"], sep="\n", end="\n" if found.manifest["remarks"] else "", file=sys.stderr)
+        for remark in found.manifest["remarks"]:
+            print(remark, file=sys.stderr)
         return found.results, found.manifest["metric"], found.manifest["mode"], None, {}
     manifest = read_manifest(path)
     if manifest["grid"]:

@@ -52,7 +52,8 @@ Values = dict[Property, dict[tuple[str, int], float]]  # → (arm, seed) → mea
 
 def summary(data: ReportData) -> list[str]:
     """Return what a reader wants to know first; fewer sentences where less is known."""
-    return [*_larger_range(data), *_between_places(data), *_at_its_place(data), *data.manifest.get("remarks", [])]
+    between = [] if data.successes else _between_places(data)  # a report of counts speaks of no means
+    return [*_larger_range(data), *between, *_at_its_place(data), *data.manifest.get("remarks", [])]
 
 
 def _larger_range(data: ReportData) -> list[str]:

@@ -57,18 +57,8 @@ class Table:
             " & ".join("".join(LATEX.get(each, each) for each in text) for text in line) + r" \\"
             for line in [self.columns, *cells]
         )
-        columns = "l" * len(self.columns)
-        return "\n".join(
-            [
-                rf"\begin{{tabular}}{{{columns}}}",
-                r"\toprule",
-                head,
-                r"\midrule",
-                *rows,
-                r"\bottomrule",
-                r"\end{tabular}",
-            ]
-        )
+        begin = rf"\begin{{tabular}}{{{'l' * len(self.columns)}}}"
+        return "\n".join([begin, r"\toprule", head, r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"])
 
     def html(self, colors: Mapping[str, str] | None = None, kind: str = "") -> str:
         """Return the table in HTML."""

@@ -196,8 +196,8 @@ def perform(
         if "fit" in steps:
             loader, trainer = cli.trainer.train_dataloader, cli.trainer
             trained_on, size = getattr(loader, "dataset", None), getattr(loader, "batch_size", None) or math.inf
-            seen = trainer.num_training_batches * size * trainer.world_size * max(1, trainer.current_epoch)
-            samples = min(len(trained_on), seen) if isinstance(trained_on, Sized) else None  # a limit may leave fewer
+            seen = trainer.global_step * trainer.accumulate_grad_batches * size * trainer.world_size
+            samples = min(len(trained_on), seen) if isinstance(trained_on, Sized) else None  # of a short run, fewer
             step = None  # a run that ends inside an epoch has no checkpoint of its end
             with contextlib.suppress(StructuredInitError):  # there is none, or it holds more than plain data
                 step = read_checkpoint(last)["global_step"]

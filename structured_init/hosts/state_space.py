@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -255,15 +256,17 @@ class StateSpaceSite:
     def check(self) -> None:
         """Refuse a layout whose blocks are not what its ``select`` reads: written, each may change its own part alone.
 
-        The model is not touched. Without ``select`` or ``embed_dim`` nothing is known to compare with.
+        The model is not touched, and what else is planned does not count. Without ``select`` or ``embed_dim`` nothing
+        is known to compare with.
         """
         if self.layout.select is None or self.layout.embed_dim is None:
             return
+        fresh = partial(StateSpaceSite, self.name, self.module, self.layout)
         generator = torch.Generator().manual_seed(0)
         hidden = torch.randn(1, 8, self.layout.embed_dim, generator=generator)
-        before = self.selection(hidden)
+        before = fresh(Weights(self.module)).selection(hidden)
         for block, part in {"B": "B", "C": "C", "dt_weight": "step", "dt_bias": "step"}.items():
-            own = StateSpaceSite(self.name, self.module, self.layout, Weights(self._weights.model))
+            own = fresh(Weights(self.module))
             value = getattr(own, block)
             setattr(own, block, value + torch.randn(value.shape, generator=generator))
             pairs = zip(Selection._fields, before, own.selection(hidden), strict=True)

@@ -86,9 +86,9 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
         inside = [each.inside for each in first]
         where, why = folded_name(list(places)), "copied, or drawn from the same seed"
         if places[0] == first[0].name:  # of other names, or in no block
-            text = f"{_first_names(places)} are equal: {why}"
+            text = f"{first_names(places)} are equal: {why}"
         elif len(first) > 1:
-            text = f"{len(first)} parameters are equal in {where} ({_first_names(inside)}): {why}"
+            text = f"{len(first)} parameters are equal in {where} ({first_names(inside)}): {why}"
         else:
             text = f"{inside[0]} is equal in {where}: {why}"
         yield Finding("copied", tuple(each.name for each in first), text)
@@ -117,7 +117,7 @@ def parts(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[F
 def without_gradient(depth: Depth) -> Iterator[Finding]:
     """Find parameters whose gradient is zero and stays zero, such as two zero matrices one behind the other."""
     if depth.stuck:
-        text = f"{_first_names(depth.stuck)}: the gradient is exactly zero, and stays so when all others have moved"
+        text = f"{first_names(depth.stuck)}: the gradient is exactly zero, and stays so when all others have moved"
         yield Finding("stuck", tuple(depth.stuck), text)
 
 
@@ -203,7 +203,7 @@ def outliers(records: Sequence[Record]) -> Iterator[Finding]:
         worst = max(found, key=lambda each: each.largest / each.std)
         count = sum(each.outliers for each in found)
         stand = "1 number stands" if count == 1 else f"{count} numbers stand"
-        names = _first_names([each.name for each in found])
+        names = first_names([each.name for each in found])
         text = f"{names}: {stand} alone, {worst.largest / worst.std:.0f} σ from the mean"
         yield Finding("outliers", tuple(each.name for each in found), text, problem=False)
 
@@ -239,7 +239,7 @@ def steps(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[F
                 sizes.append(step)
     if outside:
         span = f"{min(sizes):.2g}" if max(sizes) < 1.05 * min(sizes) else f"{min(sizes):.2g} to {max(sizes):.2g}"
-        text = f"{_first_names(outside)}: the median step is {span}; mamba-ssm draws {STEP[0]:g} to {STEP[1]:g}"
+        text = f"{first_names(outside)}: the median step is {span}; mamba-ssm draws {STEP[0]:g} to {STEP[1]:g}"
         yield Finding("step", tuple(outside), text, problem=False)
 
 
@@ -256,6 +256,7 @@ def _mean(records: Sequence[Record]) -> float:
     return sum(each.std for each in records) / len(records)
 
 
-def _first_names(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
+    """Return a few names for a line, and how many more there are."""
     shown = ", ".join(names[:FEW])
     return f"{shown} and {len(names) - FEW} more" if len(names) > FEW else shown

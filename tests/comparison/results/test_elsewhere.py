@@ -3,8 +3,10 @@
 import contextlib
 import json
 import math
+import re
 import sqlite3
 import sys
+from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers import CSVLogger
@@ -456,3 +458,17 @@ def test_the_present_folder_and_the_one_above_can_be_reported(tmp_path, monkeypa
         page, text, *_ = write_report(given)
         assert page.resolve() == tmp_path / "runs_report" / "report.html"
         assert text.read_text().startswith("# runs\n")
+
+
+def test_the_correction_over_several_tables_of_the_page_is_holms(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    p_values = {"one": {"a": 0.01, "b": None}, "two": {"a": 0.04, "b": 0.03}}
+    for page, arms in p_values.items():
+        known = [{"arm": "default", "to_baseline": None}]
+        known += [{"arm": arm, "to_baseline": {"p_value": value}} for arm, value in arms.items()]
+        written(tmp_path / "pages" / page / "results.json", json.dumps({"effects": [{"arms": known}]}))
+    text = (Path(__file__).parents[3] / "docs" / "compare.md").read_text(encoding="utf-8")
+    (code,) = (block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "Holm" in block)
+    names = {}
+    exec(code, names)
+    assert names["adjusted"] == pytest.approx({("one", "a"): 0.03, ("two", "b"): 0.06, ("two", "a"): 0.06})

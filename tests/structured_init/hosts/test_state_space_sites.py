@@ -23,6 +23,7 @@ from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextGatedDel
 from transformers.models.zamba2.modeling_zamba2 import Zamba2MambaMixer
 
 from structured_init import (
+    Compose,
     MambaReference,
     MimeticStateSpace,
     StateSpaceLayout,
@@ -269,6 +270,19 @@ def test_a_layout_whose_blocks_are_not_what_its_select_reads_is_refused(given, s
     with pytest.raises(StructuredInitError, match=rf"is not what its select reads: other weights as {said}"):
         initialize(model, MimeticStateSpace())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_layout_is_compared_with_what_is_built_whatever_else_is_planned():
+    report = initialize(built(Mamba2Mixer, TWO), Compose([MambaReference(), MimeticStateSpace()]), dry_run=True)
+    assert report.measures
+
+
+def test_a_gate_without_a_decay_of_its_own_has_no_layout(as_installed):
+    layout = state_space_sites(built(Mamba2Mixer, TWO))[0].layout
+    with pytest.raises(
+        StructuredInitError, match="A_log is a parameter of the layer, got None; a gate that decays oth"
+    ):
+        dataclasses.replace(layout, A_log=None)
 
 
 def test_a_wrong_shape_is_refused_by_name():
