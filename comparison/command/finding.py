@@ -16,7 +16,7 @@ import yaml
 from rich.console import Console
 
 from comparison.command.comparing import launcher_of, run_comparison
-from comparison.command.options import compare_parser
+from comparison.command.options import compare_parser, parse_seeds
 from comparison.results.controls import SCRAMBLED
 from comparison.results.effects import Effect, Effects
 from comparison.results.folder import Run, read_manifest, write_manifest
@@ -29,7 +29,7 @@ from comparison.run.candidates import automatic
 from comparison.run.comparison import Comparison, locked
 from comparison.run.deciding import question_from, seconds_of
 from comparison.run.launch import Launcher, launch
-from comparison.run.prepare import parse_rates, parse_seeds, prepare, refuse_further
+from comparison.run.prepare import parse_rates, prepare, refuse_further
 from comparison.run.progress import duration
 from comparison.run.resolve import ANYWHERE
 from comparison.run.run import set_aside

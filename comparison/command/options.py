@@ -59,7 +59,7 @@ def compare_parser() -> argparse.ArgumentParser:
     inits = "initializations, such as default,wide=impulse{kernel_size=5},mine.yaml"
     add("--inits", required=True, metavar="A,B,…", help=inits)
     seeds = "or 0-4 (default: 0,1,2; with --margin or --precision: 0-4 at first)"
-    add("--seeds", type=_seeds, metavar="0,1,2", help=seeds)
+    add("--seeds", type=parse_seeds, metavar="0,1,2", help=seeds)
     decide = "add seeds until every difference is better, worse, or equivalent within M, such as 0.5 (points)"
     add("--margin", type=_positive_number, metavar="M", help=decide)
     size = "add seeds until every difference is known to ± H, such as 0.5 (points)"
@@ -206,14 +206,18 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("--time-limit", type=parse_duration, default=math.inf, metavar="T", help=limit)
 
 
-def _seeds(text: str) -> str:
-    """Return seeds as they are given; they are read later, by what takes seconds to import."""
+def parse_seeds(text: str) -> list[int]:
+    """Return the seeds of ``0,1,2`` or ``0-4``, or a mixture of both, in their order."""
     found = [re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part) for part in text.split(",")]
     if not all(found):
         raise argparse.ArgumentTypeError(f"cannot read the seeds '{text}': write 0,1,2 or 0-4")
-    if sum(int(each[2] or each[1]) - int(each[1]) + 1 for each in found if each) > MOST_SEEDS:
+    parts = [(int(each[1]), int(each[2] or each[1]) + 1) for each in found if each]
+    if sum(after - first for first, after in parts) > MOST_SEEDS:
         raise argparse.ArgumentTypeError(f"'{text}' are more than {MOST_SEEDS:,} seeds")
-    return text
+    seeds = [seed for first, after in parts for seed in range(first, after)]
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise argparse.ArgumentTypeError(f"the seeds '{text}' are empty, or name one twice: write 0,1,2 or 0-4")
+    return seeds
 
 
 def _shares(text: str) -> str:

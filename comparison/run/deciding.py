@@ -17,7 +17,7 @@ from comparison.results.folder import Manifest, Point, asked_runs, asked_seeds, 
 from structured_init.errors import StructuredInitError
 
 MOST = 40  # seeds, where --max-seeds does not say
-FIRST_LOOK = "0-4"
+FIRST_LOOK = [0, 1, 2, 3, 4]
 
 Added = dict[str, Any]  # a run that was added: arm, seed, point, learning_rate
 

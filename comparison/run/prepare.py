@@ -39,7 +39,7 @@ from structured_init.errors import StructuredInitError, nearest
 from structured_init.presets import split_outside_brackets
 
 OURS = ("init", "seed_everything", "ckpt_path", "trainer.logger")  # what a comparison sets for each run
-FIXED = "0,1,2"  # seeds, where none are given and nothing is to be decided
+FIXED = [0, 1, 2]  # seeds, where none are given and nothing is to be decided
 SECTIONS = ("trainer", "model", "data", "attention", "filters", "weights_only", "print_config")
 
 
@@ -54,7 +54,7 @@ def prepare(options: argparse.Namespace, further: Sequence[str], command: str) -
         folder=Path(options.output),
         experiment=options.config,
         arms=parse_arms(options.inits),
-        seeds=parse_seeds(options.seeds or (FIRST_LOOK if deciding else FIXED)),
+        seeds=options.seeds or (FIRST_LOOK if deciding else FIXED),
         arguments=list(further),
         grid=parse_grid(options.grid),
         learning_rates=parse_rates(options.learning_rates),
@@ -130,19 +130,6 @@ def _remarks(
     if options.success is None and known.get("success") is not None:
         remarks.append(f"success: --success {known['success']:g} is kept from before; --success none withdraws it")
     return remarks
-
-
-def parse_seeds(text: str) -> list[int]:
-    """Return the seeds of ``0,1,2`` or ``0-4``, or a mixture of both, in their order."""
-    seeds: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d+)(?:-(\d+))?\s*", part)
-        if not found:
-            raise StructuredInitError(f"cannot read the seeds '{text}': write 0,1,2 or 0-4")
-        seeds += range(int(found[1]), int(found[2] or found[1]) + 1)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise StructuredInitError(f"the seeds '{text}' are empty, or name one twice: write 0,1,2 or 0-4")
-    return seeds
 
 
 def parse_grid(entries: Sequence[str]) -> dict[str, list[str]]:

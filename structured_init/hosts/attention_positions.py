@@ -86,11 +86,6 @@ class Rotary:
     pairs: Int[Tensor, "r 2"]
     scaling: float = 1.0
 
-    @property
-    def half_split(self) -> bool:
-        """Whether coordinate i goes with i + r, as in Llama, rather than 2i with 2i + 1, as in GPT-J."""
-        return len(self.pairs) > 1 and bool(self.pairs[0, 1] != 1)
-
 
 def rotary(site: AttentionSite, weights: Weights) -> Rotary | None:
     """Find how a layer is turned: what its modules say, or else what a forward pass shows; ``None`` where neither does.

@@ -17,7 +17,6 @@ from comparison.results.metric import Metric
 from comparison.run import deciding
 from comparison.run.arms import parse_arms
 from comparison.run.comparison import Comparison
-from comparison.run.prepare import parse_seeds
 from lightning_modules.cli import main
 
 NOISE = [0.4, -0.7, 0.1, 0.9, -0.5, -0.2, 0.6, -0.9, 0.3, 0.0, 0.8, -0.3, -0.6, 0.5, -0.1, 0.7]
@@ -66,7 +65,7 @@ class Pretend:
 def prepared(options, further, command):
     """What ``prepare`` returns, without a look at the experiment, which takes a second."""
     arms = parse_arms(options.inits)
-    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, parse_seeds(options.seeds or "0-4"))
+    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, options.seeds or [0, 1, 2, 3, 4])
     known = comparison.known() or {}
     references = {"metric": "test/accuracy", "mode": "max", "baseline": "default", "changes": {arm: {} for arm in arms}}
     return dataclasses.replace(comparison, question=deciding.question_from(options, known), **references)

@@ -21,7 +21,7 @@ from comparison.run import candidates
 from comparison.run.arms import ENDINGS, parse_arms, with_controls
 from comparison.run.comparison import Comparison
 from comparison.run.deciding import question_from
-from comparison.run.prepare import parse_grid, parse_seeds, prepare
+from comparison.run.prepare import parse_grid, prepare
 from comparison.run.run import train
 from structured_init import Default, KaimingUniform, Mimetic, SpatialFilters, TruncatedNormal, initialize
 
@@ -83,7 +83,7 @@ def prepared(options, further, command):
     initializers = {label: Mimetic() if label.startswith("mimetic") else Default() for label in arms}
     arms, _ = with_controls(arms, initializers, dict.fromkeys(arms), lambda arm: None, ENDINGS[options.controls])
     grid = parse_grid(options.grid)
-    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, parse_seeds(options.seeds), grid=grid)
+    comparison = Comparison(Path(options.output), ["tiny.yaml"], arms, options.seeds, grid=grid)
     references = {"metric": "test/accuracy", "mode": "max", "baseline": options.baseline}
     references |= {"changes": {arm: {} for arm in arms}, "question": question_from(options, comparison.known() or {})}
     return dataclasses.replace(comparison, **references)

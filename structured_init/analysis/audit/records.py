@@ -39,7 +39,6 @@ class Record:
     std: float = math.nan  # of its numbers
     largest: float = math.nan  # the largest magnitude
     kurtosis: float = math.nan  # of its numbers; 3 for normal ones
-    zero_rows: int = 0  # rows of zeros that were left out, such as that of a padding token
     outliers: int = 0  # single numbers beyond FAR standard deviations that were left out
     trainable: bool = True  # whether it receives gradients
     dtype: str = "float32"  # as the model stores it
@@ -114,7 +113,6 @@ def described(record: Record, value: Tensor) -> Record:
         std=sample.std,
         largest=used.abs().max().item(),
         kurtosis=sample.kurtosis,
-        zero_rows=value.shape[0] - used.shape[0] if value.ndim > 1 else 0,
         outliers=count if distribution is None and count <= ALONE else 0,
     )
     if place.role == "decay" and (counting := logarithms(value.reshape(-1, value.shape[-1]))):

@@ -1,5 +1,6 @@
 """From the command line to a checked comparison."""
 
+import argparse
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,10 +10,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from comparison.command.options import compare_parser
+from comparison.command.options import compare_parser, parse_seeds
 from comparison.run.arms import Arm, parse_arms
 from comparison.run.comparison import Comparison
-from comparison.run.prepare import Plans, parse_grid, parse_rates, parse_seeds, prepare
+from comparison.run.prepare import Plans, parse_grid, parse_rates, prepare
 from lightning_modules.cli.configurations import find_config
 from lightning_modules.cli.show import Runner
 from structured_init import Mimetic, StructuredInitError
@@ -108,7 +109,7 @@ def test_seeds_are_listed_or_a_range():
     assert parse_seeds("0-4") == [0, 1, 2, 3, 4]
     assert parse_seeds("7,0-2") == [7, 0, 1, 2]
     for wrong in ("", "a", "1,1", "3-1", "0-2,2", "-1"):
-        with pytest.raises(StructuredInitError, match="seeds"):
+        with pytest.raises(argparse.ArgumentTypeError, match="seeds"):
             parse_seeds(wrong)
 
 
