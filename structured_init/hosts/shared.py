@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from structured_init.hosts.layout import AttentionLayout, Matrices, coincide, overlap, pieces
-from structured_init.names import named_plain_modules
+from structured_init.names import named_plain_modules, plain_names
 from structured_init.overlay import Weights
 
 PARTNER = {"query": "key", "key": "query", "value": "output", "output": "value"}
@@ -184,6 +184,7 @@ def _beside(heads: Float[Tensor, "heads D k"]) -> Float[Tensor, "D all"]:
 # What the report says of weights that several places share, and of numbers that others were computed from.
 
 DORA = "lora_magnitude_vector"  # peft's DoRA: ‖W + ΔW‖ of each output, computed once, when the adapter is put in
+LORA = "lora_B"  # the second factor of ΔW = B A
 
 
 def note_shared(weights: Weights) -> None:
@@ -209,17 +210,30 @@ def _several_roles(weights: Weights, target: Tensor) -> bool:
     return any(one.matrix != two.matrix and overlap(one.place, two.place) for one, two in pairs)
 
 
-def stale_magnitudes(weights: Weights) -> Iterator[str]:
-    """Warn of every DoRA magnitude whose weight was set without it; known by its structure, whatever its class."""
-    for name, module in named_plain_modules(weights.model):
-        magnitude, base = (getattr(module, key, None) for key in (DORA, "base_layer"))
-        if not isinstance(magnitude, nn.Module) or not isinstance(base, nn.Module):
+def stale_adapters(weights: Weights) -> Iterator[str]:
+    """Warn of adapters around a weight that was set without them; peft's LoRA is known by its structure, not its class.
+
+    DoRA's magnitudes are no longer the weight's norm. What a LoRA adds is no longer what it was made for, unless its
+    second factor is zero.
+    """
+    plain = plain_names(weights.model)
+    for name, module in weights.model.named_modules():
+        base, magnitude, factor = (getattr(module, key, None) for key in ("base_layer", DORA, LORA))
+        if not isinstance(base, nn.Module) or not _was_set(weights, base.parameters()):
             continue
-        left = any(not _was_set(weights, [parameter]) for parameter in magnitude.parameters())
-        if left and _was_set(weights, base.parameters()):
+        magnitudes, factors = (
+            [value for value in part.parameters() if not value.is_meta] if isinstance(part, nn.Module) else []
+            for part in (magnitude, factor)
+        )
+        if any(not _was_set(weights, [value]) for value in magnitudes):
             yield (
-                f"'{name}.{DORA}' was computed from the weight that was overwritten and no longer is its norm:"
+                f"'{plain(name)}.{DORA}' was computed from the weight that was overwritten and no longer is its norm:"
                 " initialize before DoRA is put in, or compute it anew"
+            )
+        if any(weights.read(value).any() for value in factors):
+            yield (
+                f"'{plain(name)}.{LORA}' is not zero, so its adapter adds to the weight that was overwritten:"
+                " initialize before the adapter is put in"
             )
 
 

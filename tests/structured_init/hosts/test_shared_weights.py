@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import torch
+import peft
+import pytest
+import timm
 import transformers
 from hosts import of_transformers
 from timm.layers import Attention
@@ -37,34 +39,18 @@ def test_layers_that_albert_runs_several_times_are_noted():
     assert initialize(model, KaimingUniform()).notes == {}
 
 
-class Magnitude(nn.Module):
-    def __init__(self, weight):
-        super().__init__()
-        self.weight = nn.Parameter(weight.detach().norm(dim=1))
-
-
-class Adapted(nn.Module):
-    """As peft builds a layer with DoRA: the names are what it is known by."""
-
-    def __init__(self, dora):
-        super().__init__()
-        self.base_layer = nn.Linear(4, 4)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(4, 2, bias=False)})
-        magnitudes = {"default": Magnitude(self.base_layer.weight)} if dora else {}
-        self.lora_magnitude_vector = nn.ModuleDict(magnitudes)
-
-
-def test_a_dora_magnitude_whose_weight_was_overwritten_is_warned_of():
-    model = nn.ModuleDict({"proj": Adapted(dora=True), "other": nn.Linear(4, 4)})
-    assert initialize(model, Default()).warnings == []
-    report = initialize(model, KaimingUniform())
-    assert report.warnings == [
-        "'proj.lora_magnitude_vector' was computed from the weight that was overwritten and no longer is its norm:"
-        " initialize before DoRA is put in, or compute it anew"
-    ]
-    norm = model["proj"].base_layer.weight.norm(dim=1)
-    assert not torch.allclose(norm, model["proj"].lora_magnitude_vector["default"].weight)
-
-
-def test_lora_without_magnitudes_is_not_warned_of():
-    assert initialize(nn.ModuleDict({"proj": Adapted(dora=False)}), KaimingUniform()).warnings == []
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ({}, None),
+        ({"init_lora_weights": "olora"}, "lora_B' is not zero, so its adapter adds to the weight"),
+        ({"use_dora": True}, "lora_magnitude_vector' was computed from the weight"),
+    ],
+)
+def test_an_adapter_around_a_weight_that_was_overwritten_is_warned_of(options, found):
+    model = timm.create_model("vit_tiny_patch16_224", depth=1, num_classes=2)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["qkv"], **options))
+    assert not any("lora" in warning for warning in initialize(adapted, Default()).warnings)
+    warnings = [warning for warning in initialize(adapted, Mimetic()).warnings if "lora" in warning]
+    assert len(warnings) == (found is not None)
+    assert all(warning.startswith(f"'blocks.0.attn.qkv.{found} that was overwritten") for warning in warnings)
