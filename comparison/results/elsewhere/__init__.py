@@ -43,7 +43,11 @@ EARLY = 0.9  # of the steps of most runs: one that ends before is named
 def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = None, arm: str | None = None) -> Runs:
     """Return the runs of a table, a folder of event files, or an export."""
     if not path.exists():
-        beside = [each.name for each in path.parent.glob("*")] if path.parent.is_dir() else []
+        beside = [
+            each.name
+            for each in (path.parent.iterdir() if path.parent.is_dir() else ())
+            if (each.is_dir() and each.name[0] != ".") or each.suffix.lower() in TABLES + HISTORIES
+        ]
         raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
     if pattern and (pattern.count("{arm}") != 1 or pattern.count("{seed}") != 1):
         said = "has to have {arm} and {seed} once each, as in '{arm}/{seed}'"
