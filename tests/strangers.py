@@ -352,6 +352,20 @@ class ResidualWithoutOutput(Apart):
         return self.write(x + self.mixed(x))
 
 
+class OfATable(ResidualWithoutOutput):
+    """The same over tokens that are rows of a table, looked up, or times the numbers of a sample."""
+
+    def __init__(self, looked_up):
+        super().__init__()
+        self.table, self.looked_up = nn.Parameter(torch.randn(9, WIDTH)), looked_up
+
+    def forward(self, x):
+        tokens = torch.arange(2 * 5, device=x.device).view(2, 5) % 9
+        return super().forward(
+            nn.functional.embedding(tokens, self.table) if self.looked_up else self.table[None] * x[:, :9, :1]
+        )
+
+
 class TwoPaths(nn.Module):
     """A residual stream: the sum of two linear maps."""
 

@@ -21,6 +21,7 @@ from structured_init.errors import StructuredInitError
 
 Grid = tuple[int, int] | list[int]
 Maps = Float[Tensor, "batch heads tokens tokens"]
+AnyMaps = Float[Tensor, "batch heads queries keys"]  # of cross-attention too
 PerHead = Float[Tensor, "heads"]
 TINY = torch.finfo(torch.float32).tiny
 ROUNDING = 1e-6  # of float32 maps, relative; less than this beyond uniform is no pattern
@@ -65,7 +66,7 @@ def mean_distance(
 
 
 @answered
-def entropy(maps: Maps, normalised: bool = False) -> PerHead:
+def entropy(maps: AnyMaps, normalised: bool = False) -> PerHead:
     """Return the mean entropy of a row, −Σ_j A_ij ln A_ij, in nats, over all tokens.
 
     Args:
@@ -154,7 +155,7 @@ def best_offset(maps: Maps, grid: Grid, prefix_tokens: int = 0, window: int = 3)
     return torch.stack([best // across - reach_y, best % across - reach_x], dim=1)
 
 
-def effective_rank(maps: Maps) -> PerHead:
+def effective_rank(maps: AnyMaps) -> PerHead:
     """Return exp(H(σ / Σσ)) of the singular values σ of each map, or nan. Roy and Vetterli 2007."""
     sigma = singular_values(checked_maps(maps).double())
     share = sigma / sigma.sum(dim=-1, keepdim=True).clamp_min(TINY)
@@ -214,7 +215,7 @@ def _pairs(offsets: Int[Tensor, "heads 2"] | Sequence, grid: Grid, heads: int) -
     return (_offset_index(rows, columns) == wanted[:, None, None]) & reachable[:, None, None]
 
 
-def checked_maps(maps: Maps) -> Maps:
+def checked_maps(maps: AnyMaps) -> AnyMaps:
     """Return attention maps, (batch, heads, queries, keys).
 
     Raises:

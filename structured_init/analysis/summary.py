@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -33,7 +34,7 @@ STATISTICS: dict[str, str] = {
 
 @answered
 def summarize(
-    maps: statistics.Maps,
+    maps: statistics.AnyMaps,
     grid: Sequence[int] | None = None,
     prefix_tokens: int = 0,
     offsets: Tensor | None = None,
@@ -42,7 +43,7 @@ def summarize(
     """Return every statistic of a layer, per head, as plain lists.
 
     Args:
-        maps: attention maps (B, H, N, N).
+        maps: attention maps (B, H, queries, keys).
         grid: rows and columns of patches; a sequence (one row of all tokens) when None.
         prefix_tokens: class and register tokens before the patches; ignored without a grid.
         offsets: where each head's impulse should be, (H, 2) as (rows, columns); the best in the window when None.
@@ -50,13 +51,22 @@ def summarize(
             sequence are.
 
     Returns:
-        The keys of ``STATISTICS``, each a list over heads, and ``offset``, a list of [rows, columns].
+        The keys of ``STATISTICS``, each a list over heads, and ``offset``, a list of [rows, columns]. Where queries and
+        keys are not the same tokens, as in cross-attention, all but entropies and rank are NaN.
 
     Raises:
         StructuredInitError: the maps have other axes.
     """
     statistics.checked_maps(maps)
     check_grid("summarize", grid)
+    if maps.shape[-1] != maps.shape[-2]:
+        absent = torch.full((maps.shape[1],), math.nan)
+        known = {
+            "entropy": statistics.entropy(maps),
+            "normalised_entropy": statistics.entropy(maps, normalised=True),
+            "effective_rank": statistics.effective_rank(maps),
+        }
+        return _rounded(dict.fromkeys(STATISTICS, absent) | known, absent[:, None].expand(-1, 2))
     if grid is None:
         grid, prefix_tokens = (1, maps.shape[-1]), 0
     if grid[0] == 1:

@@ -71,7 +71,7 @@ def follow(seen: Pass, name: str, args: tuple, result: object, names: Callable[[
         path |= {TWICE} if out.is_complex() else set()  # a product of complex numbers turns
         path |= {NEGATED} if _negated(seen, name.rstrip("_"), args) else set()
         mixed = isinstance(seen.source(tag), Sum) and any(
-            leaf.shape == out.shape and seen.tag(leaf) is None for leaf in tensors(args)
+            leaf.shape == out.shape and _is_stream(seen, leaf) for leaf in tensors(args)
         )
         if name in TIMES and (mixed or (len(active) == 2 and _gated(seen, *active) and not _a_token_each(seen, args))):
             path |= {ITSELF if len(active) == 2 and same_numbers(*active) else GATED}
@@ -87,6 +87,12 @@ def follow(seen: Pass, name: str, args: tuple, result: object, names: Callable[[
             _logits(seen, source, name, args, given)
         if name in SUMS:
             _summed(seen, args, out, same)
+
+
+def _is_stream(seen: Pass, tensor: Tensor) -> bool:
+    """Say whether a tensor is tokens of unknown origin, or made of parameters of which each token has its own."""
+    tag = seen.tag(tensor)
+    return tag is None or (seen.is_weight(tag) and origins.compact(tag.codes).shape[-2:-1] > (1,))
 
 
 def _negated(seen: Pass, name: str, args: tuple) -> bool:

@@ -230,6 +230,14 @@ def test_summary_compares_causal_maps_with_causal_uniform_attention():
     assert summary["far_mass"] == summary["uniform_far_mass"]
 
 
+def test_a_summary_of_cross_attention_has_what_needs_no_places():
+    summary = summarize(torch.rand(2, 3, 1, 9).softmax(-1))
+    known = {name for name, values in summary.items() if not any(map(math.isnan, torch.tensor(values).flatten()))}
+    assert known == {"entropy", "normalised_entropy", "effective_rank"}
+    assert summary["normalised_entropy"] == pytest.approx([1, 1, 1], abs=0.1)
+    assert {len(values) for values in summary.values()} == {3}
+
+
 def test_sequence_is_measured_in_tokens():
     # Every token looks at the one before it, the first at itself.
     previous = torch.zeros(1, 1, 4, 4)

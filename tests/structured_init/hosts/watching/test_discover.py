@@ -171,6 +171,8 @@ def test_matrices_that_lie_in_no_plain_rows_are_read_and_written(model, shape, m
         (strangers.Twice(), TOKENS, "what it gives goes into 'write' more than once"),
         (strangers.Twice(2), TOKENS, "what it gives goes into several linear maps ('write', 'also')"),
         (strangers.ResidualWithoutOutput(), TOKENS, "no linear map takes what it gives"),
+        (strangers.OfATable(looked_up=True), TOKENS, "no linear map takes what it gives"),
+        (strangers.OfATable(looked_up=False), (2, 9, 12), "no linear map takes what it gives"),
         (nn.Sequential(nn.Linear(12, 12), strangers.ResidualWithoutOutput()), TOKENS, "no linear map takes what it"),
         (nn.Sequential(strangers.TwoPaths(), strangers.ResidualWithoutOutput()), TOKENS, "no linear map takes what it"),
         (strangers.BehindTorchsBack(), TOKENS, "what its matrices predict is not what came out: relative error"),
