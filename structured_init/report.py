@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from structured_init.errors import missing_extra
 from structured_init.files import made_by, write_json
 from structured_init.hosts.positions import position_sites
-from structured_init.hosts.shared import note_shared, stale_adapters
+from structured_init.hosts.shared import note_shared, parted_copies, stale_adapters
 from structured_init.names import folded_name, named_plain_modules, plain_name, wrapped
 from structured_init.overlay import Statistics, Weights
 from structured_init.storage import uninitialized
@@ -240,7 +240,7 @@ def build_report(
     future = {id(tensor): trainable for tensor, trainable in changes}
     parameters = list(weights.model.parameters())
     note_shared(weights)
-    warnings = [*weights.warnings, *stale_adapters(weights)]
+    warnings = [*weights.warnings, *stale_adapters(weights), *parted_copies(weights)]
     if any(update.by for update in weights.updates.values()):
         warnings += _odd_norms(weights)
     buffers = [(name, buffer) for name, buffer in weights.model.named_buffers() if id(buffer) in weights.updates]

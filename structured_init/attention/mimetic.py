@@ -20,8 +20,8 @@ from structured_init.attention.products import Factors, Shared, by_key, square_w
 from structured_init.attention.stream_share import scale_branches
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.hosts.attention import AttentionSite, required_attention_sites
-from structured_init.hosts.positions import no_positions, sought_position_sites
+from structured_init.hosts.attention import AttentionSite, enclosing, required_attention_sites
+from structured_init.hosts.positions import no_positions, sought_position_sites, token_layouts
 from structured_init.hosts.registry import Where
 from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal, spread, truncated_svd
@@ -110,7 +110,7 @@ class Mimetic(Initializer):
             ``"replace"`` writes the target as it is, ``"keep"`` writes it so much smaller. The report says which.
         precision: of the draws and decompositions. ``"float32"`` takes half the time of ``"float64"``; its
             products on ViT-B are 6e-6 of their norm away from those of exact decompositions (benchmarks/init_time).
-        where: which attention layers, by name.
+        where: which attention layers, by name; of positions those of their towers.
         cross: write cross-attention as well, which the paper does not treat.
 
     Raises:
@@ -204,7 +204,7 @@ class Mimetic(Initializer):
             itemsize=self._dtype.itemsize,
         )
         if self.positions == "sincos":
-            self._positions(weights)
+            self._positions(weights, sites)
         if self.value_scale == "stream":
             scale_branches(weights, [site.by("Mimetic: value_output") for site in sites], self.stream_share)
 
@@ -252,13 +252,21 @@ class Mimetic(Initializer):
     def _dtype(self) -> torch.dtype:
         return torch.float64 if self.precision == "float64" else torch.float32
 
-    def _positions(self, weights: Weights) -> None:
-        """Optional part: a model without positions on a grid is reported, not refused."""
+    def _positions(self, weights: Weights, attention: list[AttentionSite]) -> None:
+        """Optional part: a model without positions on a grid is reported, not refused.
+
+        Under ``where``, positions of other towers are left alone: those that stand around none of the chosen layers.
+        """
         sites = sought_position_sites(weights)
         if not sites:
             weights.skip("positions", no_positions(weights))
+        layouts = token_layouts(weights)
+        around = (enclosing(layouts, site.name) for site in attention if self.where is not None)
+        chosen = {id(layout.positions) for layout in around if layout is not None}
         for site in weights.each(sites):
-            if site.grid is None:
+            if chosen and id(site.tensor) not in chosen:
+                weights.skip(site.name, f"not the positions of what where={self.where!r} selects")
+            elif site.grid is None:
                 weights.skip(site.name, "a sequence has no grid for sincos positions")
             else:
                 site.write(sincos_2d(two_dimensional(site), site.embed_dim), "Mimetic: positions")

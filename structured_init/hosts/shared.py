@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, takewhile
 
 import torch
 from jaxtyping import Float
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from structured_init.hosts.layout import AttentionLayout, Matrices, coincide, overlap, pieces
 from structured_init.names import named_plain_modules, plain_names
-from structured_init.overlay import Weights
+from structured_init.overlay import Update, Weights
 
 PARTNER = {"query": "key", "key": "query", "value": "output", "output": "value"}
 NAMES = {"query": "queries", "key": "keys", "value": "values", "output": "output projection"}
@@ -235,6 +235,30 @@ def stale_adapters(weights: Weights) -> Iterator[str]:
                 f"'{plain(name)}.{LORA}' is not zero, so its adapter adds to the weight that was overwritten:"
                 " initialize before the adapter is put in"
             )
+
+
+def parted_copies(weights: Weights) -> Iterator[str]:
+    """Warn of frozen copies that were set to other values than their originals, as of a teacher beside its student."""
+    trained: dict[tuple, Update] = {}
+    frozen: list[Update] = []
+    for update in weights.updates.values():
+        if not update.by or update.before is None or not update.before.std:
+            continue
+        if update.target.requires_grad:
+            trained.setdefault((update.target.shape, update.before), update)
+        else:
+            frozen.append(update)
+    pairs: dict[tuple[str, ...], None] = {}
+    for copy in frozen:
+        original = trained.get((copy.target.shape, copy.before))
+        if original is not None and copy.after != original.after:
+            names = [weights.names(each.target)[0].split(".")[::-1] for each in (copy, original)]
+            alike = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*names, strict=False))))
+            pairs[tuple(".".join(name[alike:][::-1]) for name in names)] = None
+    for copy, original in pairs:
+        yield (
+            f"'{copy}' was a frozen copy of '{original}' and no longer is: initialize '{original}' alone, then copy it"
+        )
 
 
 def _was_set(weights: Weights, parameters: Iterable[nn.Parameter]) -> bool:

@@ -66,8 +66,7 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
     """Find equal draws in different parameters: a layer that was copied, or the same seed before each."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for record in records:
-        copied_by_peft = ".original_module." in record.name
-        if record.distribution.kind in DRAWN and record.size >= 16 and not copied_by_peft:
+        if record.distribution.kind in DRAWN and record.size >= 16:
             value = full_value(values[record.name], record.name)
             some = value.flatten()[:: max(1, record.size // 16)][:16]
             if bool((some.diff() >= 0).all()) or bool((some.diff() <= 0).all()):  # a formula, such as RWKV's, no draw
@@ -79,6 +78,8 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
             continue
         first = full_value(values[group[0].name], group[0].name)
         same = [each for each in group if torch.equal(full_value(values[each.name], each.name), first)]
+        if any(each.trainable for each in same):  # a frozen copy is meant: a teacher's, or what peft keeps
+            same = [each for each in same if each.trainable]
         if len(same) > 1:
             alike = len({each.inside for each in same}) == 1
             equal[tuple(each.block if alike else each.name for each in same)].append(same[0])

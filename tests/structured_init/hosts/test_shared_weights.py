@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import peft
 import pytest
 import timm
@@ -10,7 +12,8 @@ from hosts import of_transformers
 from timm.layers import Attention
 from torch import nn
 
-from structured_init import Default, KaimingUniform, Mimetic, initialize
+from structured_init import Default, KaimingUniform, Mimetic, Positions, initialize
+from structured_init.analysis import audit
 
 
 def test_projections_shared_by_two_layers_are_noted():
@@ -54,3 +57,29 @@ def test_an_adapter_around_a_weight_that_was_overwritten_is_warned_of(options, f
     warnings = [warning for warning in initialize(adapted, Mimetic()).warnings if "lora" in warning]
     assert len(warnings) == (found is not None)
     assert all(warning.startswith(f"'blocks.0.attn.qkv.{found} that was overwritten") for warning in warnings)
+
+
+class Distilled(nn.Module):
+    """A student and the teacher that follows it, as in DINO, BYOL and data2vec."""
+
+    def __init__(self):
+        super().__init__()
+        self.student = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1, num_classes=0)
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, images):
+        return self.student(images), self.teacher(images)
+
+
+def test_a_teacher_that_no_longer_equals_its_student_is_warned_of():
+    said = "'teacher' was a frozen copy of 'student' and no longer is: initialize 'student' alone, then copy it"
+    assert initialize(Distilled(), Mimetic(positions="keep")).warnings == [said]
+    assert initialize(Distilled(), Positions("sincos")).warnings == []  # both get the same values
+    assert initialize(Distilled(), Mimetic(where="student")).warnings == []  # the user says so
+    assert not any("copied" in each.text for each in audit(Distilled()).findings)
+
+
+def test_positions_of_another_tower_are_left_alone_under_where():
+    report = initialize(Distilled(), Mimetic(where="student"))
+    assert [each.names[0] for each in report.changed if "pos_embed" in each.names[0]] == ["student.pos_embed"]
+    assert report.skipped["teacher.pos_embed"] == "not the positions of what where='student' selects"

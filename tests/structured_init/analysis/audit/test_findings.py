@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 
@@ -118,11 +119,10 @@ def test_equal_parameters_of_other_names_are_named_both():
         layer.layers[0].linear2.weight.copy_(layer.layers[0].linear1.weight)
     names = "layers.0.linear1.weight, layers.0.linear2.weight"
     assert problems(audit(layer)) == [f"{names} are equal: copied, or drawn from the same seed"]
-    head = nn.ModuleDict(
-        {"original_module": nn.Linear(32, 32), "modules_to_save": nn.Linear(32, 32)}
-    )  # as PEFT names them
-    head.modules_to_save.load_state_dict(head.original_module.state_dict())
-    assert problems(audit(nn.ModuleDict({"classifier": head}))) == []
+    frozen = copy.deepcopy(layer).requires_grad_(False)  # a teacher, or what peft keeps of a head
+    assert problems(audit(nn.ModuleDict({"a": layer, "b": frozen}))) == [
+        "a.layers.0.linear1.weight, a.layers.0.linear2.weight are equal: copied, or drawn from the same seed"
+    ]
 
 
 def test_tied_weights_are_no_copies():
