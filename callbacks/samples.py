@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from callbacks.lightning_private import training_source
 from structured_init.draws import Draws
 from structured_init.errors import StructuredInitError
-from structured_init.running import own_random_state
+from structured_init.running import has_forward, own_random_state, what_runs
 
 PROBE = "the probe"
 INITIALIZER = "the initializer"
@@ -195,7 +194,7 @@ def _first_training_loader(trainer: Trainer, early: bool) -> Any:
 
 def _read(trainer: Trainer, pl_module: LightningModule, samples: int, seed: int, early: bool) -> Tensor:
     name = type(pl_module).__name__
-    if not is_overridden("forward", pl_module):
+    if not has_forward(what_runs(pl_module)):
         raise StructuredInitError(f"{INITIALIZER} needs {name}.forward, through which real samples run: write one")
     with own_random_state(pl_module, seed), torch.no_grad():
         loader = _first_training_loader(trainer, early)

@@ -38,6 +38,24 @@ def as_inputs(batch: Any) -> Inputs:
         return (batch,), {}
 
 
+BARE = ("torch.nn.modules.module", "lightning.pytorch.core.module", "pytorch_lightning.core.module")
+
+
+def has_forward(model: nn.Module) -> bool:
+    """Say whether a model has a forward of its own; many a LightningModule has a ``training_step`` alone."""
+    return "forward" in vars(model) or getattr(type(model).forward, "__module__", None) not in BARE
+
+
+def what_runs(model: nn.Module) -> nn.Module:
+    """Return a model, or the only part with parameters of one that has no forward."""
+    while not has_forward(model):
+        parts = [child for child in model.children() if next(child.parameters(), None) is not None]
+        if len(parts) != 1:
+            break
+        model = parts[0]
+    return model
+
+
 def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = LENGTH) -> Inputs | None:
     """Return inputs that the host library names; ``None`` where it says nothing.
 
@@ -45,8 +63,9 @@ def host_inputs(model: nn.Module, seed: int = 0, batch: int = 2, length: int = L
     size of its images. Images and sounds are drawn from N(0, 1), tokens uniformly, ``length`` of them or as many as the
     model takes. The global random state is left alone.
     """
+    model = what_runs(model)
     while (child := wrapped_child(model)) is not None:
-        model = model._modules[child]
+        model = what_runs(model._modules[child])
     generator = torch.Generator().manual_seed(seed)
     weight = next((parameter for parameter in model.parameters() if parameter.is_floating_point()), torch.zeros(()))
 
@@ -143,6 +162,8 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
         fits = _in_words(host_inputs(model)) if given else ""
         if given and re.search(r"forward\(\) takes .* positional argument", why):
             fits = f": a list or tuple is spread over its arguments, so give its inputs alone{fits}"
+        if not has_forward(model):
+            why, where, fits = "it has no forward: write one, or give the part of it that runs", "", ""
         what = "the batch" if given else "the host's own example"
         raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}") from error
 

@@ -29,7 +29,7 @@ from structured_init.hosts.watching.discover import watch_model
 from structured_init.hosts.watching.mlps import without_hooks
 from structured_init.names import named_plain_modules, within
 from structured_init.overlay import Weights
-from structured_init.running import answering, undisturbed
+from structured_init.running import answering, undisturbed, what_runs
 
 Maps = dict[str, Float[Tensor, "batch heads queries keys"]]
 MEBIBYTE = 2**20
@@ -115,7 +115,7 @@ def capture_attention(
         listener = AttentionListener(model, store.add, _ADAPTERS, store.refuse, attending)
         with answering(model), undisturbed(model, seed), listener:
             try:
-                model(*args, **kwargs)
+                what_runs(model)(*args, **kwargs)
             except NotImplementedError as error:  # a task that computes its loss without a forward()
                 raise NoAttentionError(f"no attention map was captured: {error}") from error
         return store

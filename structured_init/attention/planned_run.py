@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 
 from structured_init.hosts.watched import cannot_run
 from structured_init.overlay import Weights
-from structured_init.running import Inputs, host_inputs, undisturbed
+from structured_init.running import Inputs, host_inputs, undisturbed, what_runs
 
 
 def what_the_host_offers(weights: Weights, length: int, batch: int = 2) -> tuple[nn.Module, Inputs] | None:
@@ -39,7 +39,7 @@ def run_planned(
     ``part`` of the model is run in its place; ``inside`` is entered for the pass, when the planned values stand in the
     model.
     """
-    part = weights.model if part is None else part
+    part = what_runs(weights.model) if part is None else part
     device = next(part.parameters()).device
 
     def moved(leaf: Any) -> Any:

@@ -231,6 +231,10 @@ class AsDict(Model):
 class WithoutForward(Model):
     forward = pl.LightningModule.forward
 
+    def __init__(self):
+        super().__init__()
+        self.teacher = torch.nn.Linear(2, 2)  # a second part, so that it is not clear what runs
+
     def training_step(self, batch, batch_idx):
         return self.network(batch[0]).sum()
 

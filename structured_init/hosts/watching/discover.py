@@ -18,7 +18,15 @@ from structured_init.hosts.watching.mlps import FoundMlp, found_mlps
 from structured_init.hosts.watching.records import ROWS, Added, agreed, tensors
 from structured_init.names import named_plain_modules, plain_name
 from structured_init.overlay import Weights
-from structured_init.running import answering, as_inputs, cpu_by_default, host_inputs, not_finite, undisturbed
+from structured_init.running import (
+    answering,
+    as_inputs,
+    cpu_by_default,
+    host_inputs,
+    not_finite,
+    undisturbed,
+    what_runs,
+)
 
 
 @answered
@@ -63,7 +71,7 @@ def watch_model(
         )
     args, kwargs = inputs
     with answering(model, given=batch is not None, bugs=True), undisturbed(model), watching(model) as seen:
-        model(*args, **kwargs)
+        what_runs(model)(*args, **kwargs)
     owners = {id(p): name for name, module in named_plain_modules(model) for p in module._parameters.values()}
     layers = [(watched, checked(watched, weights)) for watched in assemble(seen, owners)]
     image = any(each.ndim > 3 and each.is_floating_point() for each in tensors((args, kwargs)))

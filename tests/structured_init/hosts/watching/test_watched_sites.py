@@ -124,6 +124,22 @@ def test_one_forward_pass_serves_every_initializer():
     assert len(calls) == 1
 
 
+class WithoutForward(nn.Module):
+    """As a LightningModule that has a ``training_step`` alone."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+
+
+def test_of_a_module_without_forward_its_only_part_is_run():
+    tokens = torch.randn(2, 5, strangers.WIDTH)
+    report = initialize(WithoutForward(strangers.Apart(), nn.Dropout()), Mimetic(positions="keep"), batch=tokens)
+    assert report.attention == {"parts.0": True}
+    with pytest.raises(StructuredInitError, match="it has no forward: write one, or give the part"):
+        initialize(WithoutForward(strangers.Apart(), strangers.Apart()), Mimetic(), batch=tokens)
+
+
 def test_a_batch_that_is_only_offered_is_asked_for_where_nothing_is_known():
     asked = []
 
