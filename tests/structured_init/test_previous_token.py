@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import nn
 
-from structured_init import PreviousToken, StructuredInitError, attention_sites, initialize, position_sites
+from structured_init import Induction, PreviousToken, StructuredInitError, attention_sites, initialize, position_sites
 from structured_init.analysis import capture_attention
 from structured_init.attention.sequence.heads import copying_subspaces, least_strength, longest_context
 from structured_init.attention.sequence.rotary import best_weights
@@ -565,3 +565,37 @@ def test_where_what_is_read_does_not_answer_to_positions_content_stays_what_was_
     report = initialize(model, PreviousToken(), batch=values, seed=0)
     assert model.pos.abs().max() < 20
     assert any("of 'pos' attention reads could not be measured" in line for line in report.warnings)
+
+
+@pytest.mark.parametrize("offset", [0.0, 10.0])
+def test_positions_stand_out_from_what_is_common_to_all_samples(offset):
+    torch.manual_seed(0)
+    model, values = Sensors(), torch.randn(8, 16, 3) + offset  # as sounds, whose spectra have a mean of their own
+    report = initialize(model, PreviousToken(), batch=values, seed=0)
+    found = [share for share in map(float, re.findall(r"back: (0\.\d+)", str(report.notes)))]
+    assert min(found) > 0.7
+    assert not report.warnings
+
+
+def whisper():
+    config = transformers.WhisperConfig(
+        vocab_size=64, num_mel_bins=8, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=64, decoder_ffn_dim=64, max_source_positions=25,
+        max_target_positions=24, pad_token_id=0, decoder_start_token_id=1,
+    )  # fmt: skip
+    return transformers.WhisperForConditionalGeneration(config)
+
+
+def test_a_batch_that_is_too_short_is_not_used_and_the_report_says_so():
+    batch = {"input_features": torch.randn(2, 8, 50), "decoder_input_ids": torch.randint(2, 64, (2, 12))}
+    notes = initialize(whisper(), PreviousToken(), batch=batch).notes
+    assert "(on random tokens, as the batch has 12 of 24; " in notes["model.decoder.layers.0.self_attn"]
+
+
+def test_the_note_says_no_more_of_an_mlp_than_was_done():
+    model = whisper()
+    before = {name: value.clone() for name, value in model.model.decoder.layers[0].named_parameters()}
+    note = initialize(model, Induction()).notes["model.decoder.layers.0.self_attn"]
+    assert "its MLP could not be scaled" in note
+    assert "its MLP by" not in note
+    assert torch.equal(model.model.decoder.layers[0].fc2.weight, before["fc2.weight"])

@@ -148,8 +148,8 @@ class Induction(Initializer):
             if best is not None and wanted == applied:
                 continue
             if wanted != applied:
-                _scale(first, wanted, applied)
-                applied, seen = wanted, record(first, second)
+                applied = _scale(first, wanted, applied)
+                seen = record(first, second)
             found = [
                 self._found(second, seen, head, number, copying, read[source], write[copying])
                 for (head, number, _), (copying, source, _) in zip(second.heads, first.heads, strict=True)
@@ -262,9 +262,10 @@ class Balance:
         """Say for the report what was scaled."""
         if self == Balance():
             return ""
+        mlp = "" if self.mlp == 1 else f" and its MLP by {self.mlp:.2g}"
         return (
-            f"; its other heads were scaled by {self.heads:.2g} and its MLP by {self.mlp:.2g}, to add"
-            f" {seen.heads / seen.stream:.2f} and {seen.rest / seen.stream:.2f} times the stream"
+            f"; its other heads were scaled by {self.heads:.2g}{mlp}: they add {seen.heads / seen.stream:.2f} times the"
+            f" stream, and its MLP {seen.rest / seen.stream:.2f}"
         )
 
 
@@ -278,13 +279,15 @@ class Found(NamedTuple):
     reached: Reached
 
 
-def _scale(first: Layer, wanted: Balance, applied: Balance) -> None:
-    """Scale other heads and MLP from what they are to what they shall be."""
+def _scale(first: Layer, wanted: Balance, applied: Balance) -> Balance:
+    """Scale other heads and MLP from what they are to what they shall be, and return what they then are."""
     site = first.site.by(BALANCED)
     taken = [head for head, _, _ in first.heads]
     scale_heads(site, [head for head in range(site.num_heads) if head not in taken], wanted.heads / applied.heads)
     if not scale_mlp(site, first.weights, wanted.mlp / applied.mlp, BALANCED):
         first.site.note("its MLP could not be scaled: which matrix is its last is not known")
+        return replace(wanted, mlp=applied.mlp)
+    return wanted
 
 
 def _beside(taken: Tensor, width: int, *, generator: torch.Generator) -> Tensor:

@@ -33,6 +33,7 @@ from structured_init.running import Inputs, as_inputs
 MOST = 2**25  # numbers in the maps of a layer, which a pass holds a few times: 128 MiB of float32 each
 SAMPLES = 4
 LITTLE = 1e-3  # of a mean square: less than that is noise
+MOSTLY = 4.0  # times the content that varies, from which on what is common to all tokens counts
 NORMED = 2.0  # times larger or smaller than 1, up to which what a layer reads is taken for the outcome of a norm
 AGREE = 0.05  # from which difference on the prediction stands beside what was measured
 
@@ -114,14 +115,19 @@ def read_by(layer: Layer) -> Float[Tensor, "samples tokens embed_dim"] | None:
 def positions_in(read: Float[Tensor, "samples tokens embed_dim"]) -> float | None:
     """Return the share of positions in the mean square of what is read, of samples that are unrelated: E x·x′ / E x².
 
-    What all tokens of all samples have in common counts as neither. ``None`` of a single sample.
+    What all tokens of all samples have in common counts as neither, unless it is most of the content, as of the
+    spectra of sounds: then positions have to stand out from it too. ``None`` of a single sample.
     """
     if len(read) < 2:
         return None
-    read = read - read.mean(dim=(0, 1))
+    common, whole = read.mean(dim=(0, 1)), read.square().mean()
+    read = read - common
+    varying, shared = read.square().mean(), common.square().mean()
     read = read / read.square().mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-30)
     samples = len(read)
     both = (read.sum(dim=0).square().mean() - samples) / (samples * (samples - 1))
+    if shared > MOSTLY * varying * (1 - both):
+        both = both * varying / whole
     return min(max(both.item(), LITTLE), 1 - LITTLE)
 
 
@@ -203,7 +209,10 @@ def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn
         return weights.model, given, "the batch"
     if (offered := what_the_host_offers(weights, length, samples)) is not None:
         part, inputs = offered
-        return part, (_repeated(inputs) if twice else inputs), "random tokens" if _tokens(inputs) else "random inputs"
+        known = "random tokens" if _tokens(inputs) else "random inputs"
+        if given is not None and not twice:
+            known += f", as the batch has {_tokens(given)} of {length}"
+        return part, (_repeated(inputs) if twice else inputs), known
     if given is not None:
         return weights.model, (_repeated(given) if twice else given), "the batch"
     raise StructuredInitError(
