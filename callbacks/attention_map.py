@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
@@ -23,7 +23,7 @@ from structured_init.analysis import NoAttentionError, capture_attention, offset
 from structured_init.analysis.capture import check_layers
 from structured_init.arguments import Answered, check_grid, check_positive, check_whole
 from structured_init.errors import StructuredInitError
-from structured_init.files import replacing, write_json, write_text
+from structured_init.files import replacing, write_text
 from structured_init.hosts import attention_sites
 from structured_init.hosts.attention import enclosing
 from structured_init.hosts.positions import token_layouts
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WHO = "AttentionMapCallback"
+Record = Mapping[str, Any]  # what is known of a capture; see ``AttentionMapCallback.records``
 
 
 class AttentionMapCallback(Callback, metaclass=Answered):
@@ -107,6 +108,7 @@ class AttentionMapCallback(Callback, metaclass=Answered):
         self.grid, self.prefix_tokens, self.window = grid, prefix_tokens, window
         self.max_megabytes, self.on_missing = max_megabytes, on_missing
         self.records: dict[str, dict[str, Any]] = {}
+        self._tables = AttentionTables()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Find out before any work is done whether the folder can be written to."""
@@ -141,8 +143,8 @@ class AttentionMapCallback(Callback, metaclass=Answered):
             self._capture("after", trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the records, a text each: a checkpoint would ask about every number of a list."""
-        return {"records": {name: json.dumps(known) for name, known in self.records.items()}}
+        """Return the records as texts, which load with ``weights_only=True``."""
+        return {"records": self._tables.state(self.records)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.records = {name: json.loads(known) for name, known in state_dict["records"].items()}
@@ -246,14 +248,7 @@ class AttentionMapCallback(Callback, metaclass=Answered):
             save_file({name: layer.contiguous() for name, layer in maps.items()}, temporary)
         records = {**self.records, phase: record}
         network = getattr(trainer.lightning_module, "network", trainer.lightning_module)
-        statistics = {name: known["statistics"] for name, known in records.items()}
-        described = {
-            name: {key: value for key, value in known.items() if key != "statistics"} for name, known in records.items()
-        }
-        # All captures each time: of 300 of a ViT-Tiny it takes 0.3 s, and a capture itself takes 2 s.
-        write_json(folder / "statistics.json", statistics)
-        write_json(folder / "meta.json", {"model": type(network).__name__, "captures": described})
-        write_text(folder / "statistics.csv", to_csv(statistics))
+        self._tables.write(folder, type(network).__name__, records)
         if phase == "after" and self.figures:
             path = Path(records["before"]["path"]) if "before" in records else None
             before = load_file(path) if path is not None and path.is_file() else {}
@@ -320,3 +315,71 @@ def _zoom(maps: Mapping[str, Mapping[str, Tensor]], places: Mapping[str, Mapping
     }
     alike = {moment: layers for moment, layers in alike.items() if layers}
     return zoom_figure(alike, columns=place[0][1], prefix_tokens=place[1])
+
+
+class _Encoded(NamedTuple):
+    """A capture as text."""
+
+    record: Record
+    statistics: str  # its entry in statistics.json
+    described: str  # its entry in meta.json
+    rows: str  # its table in CSV, with the header
+    state: str  # all of it, for a checkpoint
+
+
+class AttentionTables:
+    """``statistics.json``, ``statistics.csv`` and ``meta.json`` of a training, which hold all its captures.
+
+    They are written anew after each capture, so that they are whole under their names at any time. A training may have
+    hundreds of captures, and to encode them costs fifty times what it costs to write them: so none is encoded twice.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Encoded] = {}
+
+    def write(self, folder: Path, model: str, records: Mapping[str, Record]) -> None:
+        """Write the three files."""
+        encoded = self._encode(records)
+        captures = _object(each.described for each in encoded)
+        write_text(folder / "statistics.json", _object(each.statistics for each in encoded) + "\n")
+        write_text(folder / "meta.json", _object([_entry("model", model), _inside("captures", captures)]) + "\n")
+        tables = [each.rows.partition("\n") for each in encoded]
+        if len({header for header, *_ in tables}) == 1:
+            text = f"{tables[0][0]}\n" + "".join(rows for *_, rows in tables)
+        else:  # a column came with a later capture
+            text = to_csv({name: record["statistics"] for name, record in records.items()})
+        write_text(folder / "statistics.csv", text)
+
+    def state(self, records: Mapping[str, Record]) -> dict[str, str]:
+        """Return captures as a checkpoint holds them: a text each, since it would ask about every number of a list."""
+        return {name: each.state for name, each in zip(records, self._encode(records), strict=True)}
+
+    def _encode(self, records: Mapping[str, Record]) -> list[_Encoded]:
+        known = self._known
+        self._known = {
+            name: known[name] if name in known and known[name].record is record else _encode(name, record)
+            for name, record in records.items()
+        }
+        return list(self._known.values())
+
+
+def _encode(name: str, record: Record) -> _Encoded:
+    statistics = record["statistics"]
+    described = {key: value for key, value in record.items() if key != "statistics"}
+    return _Encoded(
+        record, _entry(name, statistics), _entry(name, described), to_csv({name: statistics}), json.dumps(record)
+    )
+
+
+# These three write what `write_json` writes, from parts.
+def _entry(name: str, content: Any) -> str:
+    return _inside(name, json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def _inside(name: str, text: str) -> str:
+    indented = text.replace("\n", "\n ")  # no text of JSON has a line break of its own
+    return f"\n {json.dumps(name, ensure_ascii=False)}: {indented}"
+
+
+def _object(entries: Iterable[str]) -> str:
+    return "{" + ",".join(entries) + "\n}"

@@ -14,7 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 from training import Classifier, Noisy, images
 
-from callbacks.attention_map import AttentionMapCallback
+from callbacks import attention_map
+from callbacks.attention_map import AttentionMapCallback, AttentionTables
 from structured_init.analysis import mean_distance, summarize, to_csv
 from structured_init.errors import StructuredInitError
 from structured_init.hosts import TokenLayout, register_positions
@@ -361,7 +362,7 @@ def test_maps_of_which_a_host_has_mixed_the_heads_have_no_statistics(tmp_path):
     assert "network.blocks.0.attn" not in after["statistics"]
 
 
-def test_the_files_hold_every_capture(tmp_path):
+def test_tables_joined_from_parts_are_those_that_are_written_at_once(tmp_path):
     trainer, _ = fit(tmp_path, callback := AttentionMapCallback(samples=2, every_n_epochs=1, figures=False))
     folder, records = attention_folder(trainer), callback.records
     statistics = {phase: record["statistics"] for phase, record in records.items()}
@@ -375,12 +376,33 @@ def test_the_files_hold_every_capture(tmp_path):
     assert (folder / "statistics.csv").read_text() == to_csv(statistics)
 
 
-def test_a_column_that_comes_with_a_later_capture_is_in_the_whole_table():
+def test_a_column_that_comes_with_a_later_capture_is_in_the_whole_table(tmp_path):
     of_maps = summarize(torch.rand(1, 2, 4, 4).softmax(-1))
-    table = to_csv({"before": {"é": of_maps}, "after": {"é": {**of_maps, "previous_token_score": [0.1, math.nan]}}})
-    rows = list(csv.DictReader(table.splitlines()))
+    records = {
+        phase: {"step": step, "statistics": {"é\n": {**of_maps, **scores}}}
+        for step, (phase, scores) in enumerate(
+            {"before": {}, "after": {"previous_token_score": [0.1, math.nan]}}.items()
+        )
+    }
+    AttentionTables().write(tmp_path, "Model", records)
+    rows = list(csv.DictReader((tmp_path / "statistics.csv").read_text().splitlines(keepends=True)))
     assert [row["previous_token_score"] for row in rows] == ["", "", "0.1", "nan"]
-    assert [row["layer"] for row in rows] == ["é"] * 4
+    assert list(json.loads((tmp_path / "statistics.json").read_text())["after"]) == ["é\n"]
+    AttentionTables().write(tmp_path, "Model", {})
+    assert json.loads((tmp_path / "statistics.json").read_text()) == {}
+
+
+def test_a_further_capture_encodes_none_of_those_before_it(tmp_path, monkeypatch):
+    tables, encoded = AttentionTables(), []
+    monkeypatch.setattr(attention_map, "to_csv", lambda phases: encoded.extend(phases) or "header\nrow\n")
+    records = {}
+    for phase in ("before", "epoch_0001", "epoch_0002", "after"):
+        records[phase] = {"step": 0, "statistics": {}}
+        tables.write(tmp_path, "Model", records)
+        tables.state(records)
+    assert encoded == ["before", "epoch_0001", "epoch_0002", "after"]
+    tables.write(tmp_path, "Model", {"before": {"step": 0, "statistics": {}}})  # of another training
+    assert encoded[4:] == ["before"]
 
 
 def test_a_checkpoint_has_the_records(tmp_path):
