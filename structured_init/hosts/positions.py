@@ -155,7 +155,7 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
 
     Its name does not matter. It is of shape (T, D) or (1, T, D), lies outside of lists of layers, and no other such
     table is added in the same place. Of images the tokens are a grid: what the model says of its patches, else the
-    square of their number, which the report says. Class and register tokens are those that are parameters themselves.
+    square of that many, which the report says. Class and register tokens are those that are parameters themselves.
     """
     stacks = [name for name, module in weights.modules.items() if is_stack(module)]
     found: dict[str, list[TokenLayout]] = {}
@@ -175,7 +175,7 @@ def watched_layouts(weights: Weights, known: list[str]) -> dict[str, TokenLayout
         side = isqrt(seen.tokens)
         said = next((grid for grid in _grids(weights.modules, owner, beside) if prod(grid) == seen.tokens), None)
         grid = said or ((side, side) if side**2 == seen.tokens else None)
-        how = "" if said or grid is None else ", the square of their number"
+        how = "" if said or grid is None else ", a square of that many"
         what = f"{seen.tokens} tokens after {seen.prefix}" + (f", a grid of {grid[0]}×{grid[1]}{how}" if grid else "")
         weights.note(name, f"seen to be added to the tokens: {what}")
         found.setdefault(owner, []).append(TokenLayout(grid, seen.prefix, seen.parameter, seen.first))
