@@ -88,9 +88,16 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
         )
         readable = parameter.is_floating_point() and not parameter.is_meta and parameter.numel()
         found.append(described(record, full_value(parameter, own[0])) if readable else record)
-    # Where several references fit one, that comes first which most parameters of the model equal.
+    # Where several references fit one, that comes first which most parameters of the model equal. A scale for the depth
+    # that fits a single one of several blocks does so by chance.
     count = Counter(reference.name for record in found for reference in record.references)
-    return [replace(each, references=tuple(sorted(each.references, key=lambda r: -count[r.name]))) for each in found]
+    blocks_of = Counter(name for _, name in {(each.block, r.name) for each in found for r in each.references})
+
+    def kept(record: Record) -> tuple[Reference, ...]:
+        by_chance = {name for name, number in blocks_of.items() if "depth" in name and number < min(len(blocks), 2)}
+        return tuple(sorted((r for r in record.references if r.name not in by_chance), key=lambda r: -count[r.name]))
+
+    return [replace(each, references=kept(each)) for each in found]
 
 
 def described(record: Record, value: Tensor) -> Record:

@@ -98,7 +98,7 @@ def test_the_rows_of_patches_become_the_positions_of_the_grid_and_all_others_sta
     weights = Weights(model, batch=images())
     sites = attention_sites(weights)
     assert [(site.grid, site.prefix_tokens) for site in sites] == [((SIDE, SIDE), prefix)] * 2
-    said = f"seen to be added to the tokens: 16 tokens after {prefix}, a grid of 4×4, the square of their number"
+    said = f"seen to be added to the tokens: 16 tokens after {prefix}, a grid of 4×4, a square of that many"
     assert report.notes["kringle"] == said
     assert report.unset_positions == []
 

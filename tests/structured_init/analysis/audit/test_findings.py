@@ -323,3 +323,15 @@ def test_only_blocks_of_one_stack_are_compared():
     assert [scale.name for scale in found.blocks] == ["encoder.0", "encoder.1", "decoder.0", "decoder.1"]
     assert found.blocks[-1].activation > 1000 * found.blocks[0].activation
     assert kinds(found) == []
+
+
+def test_a_scale_for_the_depth_that_fits_one_block_alone_is_not_named():
+    def blocks(stds):
+        made = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(128, 64), "down": nn.Linear(64, 128)}) for _ in stds)
+        for block, std in zip(made, stds, strict=True):
+            nn.init.normal_(block["down"].weight, std=std)
+        return {name for each in audit(made).records for name in (r.name for r in each.references) if "NeoX" in name}
+
+    scale = 2 / (3 * 64**0.5)
+    assert blocks([scale] * 3)
+    assert not blocks([scale, 1.3 * scale, 1.3 * scale])
