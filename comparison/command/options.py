@@ -136,7 +136,11 @@ def report_parser() -> argparse.ArgumentParser:
     add("--seed", metavar="COLUMN", help=seed)
     add("--control", metavar="INIT", help=CONTROL)
     add("--success", type=_success, metavar="X", help=SUCCESS)
-    add("--output", metavar="FILE", help="file of the page (default: DIR/report.html, or table_report/report.html)")
+    add(
+        "--output",
+        metavar="FILE",
+        help="file or folder of the page (default: DIR/report.html, or table_report/report.html)",
+    )
     add("--no-open", action="store_true", help="accepted as in compare; this command opens no browser")
     return parser
 

@@ -186,7 +186,7 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
         elif others:
             also = f"; {len(others)} of the other {len(pairs) - 1} are also better, by less"
         return f"{arm.name} is better than {found.baseline}: {difference} of {words}{also}."
-    why = ", not judged because it diverged in some seeds" if effect.unjudged else ""
+    why = ", not judged because it diverged in some seeds" if effect.unjudged else _why_open(effect)
     if len(pairs) == 1:
         return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}."
     judged = " that is judged" if any(each.unjudged for _, each in pairs) and not effect.unjudged else ""
@@ -220,7 +220,7 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
     words = {True: "better", False: "worse", None: "not told apart"}
     parts = [
         f"{_difference(each, found)}{found.metric.points}{'' if index else f' of {found.metric.words}'} "
-        f"over {name} ({each.reference}; {words[each.is_gain]})"
+        f"over {name} ({each.reference}; {words[each.is_gain]}{_why_open(each)})"
         for index, (name, each) in enumerate(known)
     ]
     place = data.place_text(data.point)
@@ -228,6 +228,14 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
     further = [name for name in decisive if name not in own(arm)] if structure != "shown" else []
     more = f" That it adds anything over {listed(further)} is {structure}." if further else ""
     return f"What the structure of {arm.name} adds: {listed(parts)}{place and f', at {place}'}.{more}"
+
+
+def _why_open(effect: Effect) -> str:
+    """Say why a difference is open though its interval, or its test, alone excludes zero."""
+    if effect.is_gain is not None or effect.p_value is None or effect.p_value >= FAMILY_LEVEL:
+        return ""
+    few = effect.interval.samples < 3
+    return ", which two seeds cannot show" if few else f", adjusted {p_text(effect.adjusted)}"
 
 
 def _difference(effect: Effect, found: Effects) -> str:

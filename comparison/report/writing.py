@@ -67,7 +67,8 @@ def write_report(
         baseline: the arm that differences refer to; the comparison's own when None.
         controls: arm → its control or controls, or one for all arms; the comparison's own, else those found in the init
             reports, or by the names of a table's arms, when None.
-        output: the page's file; ``report.html`` in the folder when None, in ``table_report`` beside ``table.csv``.
+        output: the page's file, or the folder of its ``report.html``; when None, the folder itself, or ``table_report``
+            beside ``table.csv``.
             Everything else goes beside it.
         success: what a run has to reach of the metric to be counted, as it is logged; ``"none"`` counts none;
             the comparison's own when None.
@@ -85,6 +86,7 @@ def write_report(
             written over that is no earlier report's.
     """
     path = Path(output) if output is not None else default_page(Path(folder))
+    path = path if path.suffix else path / PAGE
     figures_folder = path.parent / "figures"
     for place in (figures_folder, *([path.parent] if output is None and path.parent != Path(folder) else [])):
         if place.is_symlink():

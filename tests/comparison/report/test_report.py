@@ -124,6 +124,7 @@ def test_another_baseline_and_control_and_place(comparison, known_effects, tmp_p
     assert (tmp_path / "elsewhere" / "page.md").is_file()
     assert "Difference to sincos" in written[0].read_text()
     assert not (folder / "report.html").exists()
+    assert write_report(folder, output=tmp_path / "a folder")[0] == tmp_path / "a folder" / "report.html"
     page = shlex.quote(str(written[0]))
     made = f"report {folder} --baseline sincos --control default --output {page}\n```"
     assert f"```\nstructured-init compare -c vit_digits\nstructured-init {made}" in written[1].read_text()
