@@ -131,11 +131,14 @@ def _bound(claim: Mapping[str, Any]) -> str:
 def short(verdicts: Sequence[Verdict]) -> str:
     """Return the table of the README: a line for each claim of :data:`SHORT`, without settings of runs."""
     lines = ["| claim | setting | difference | gain | due to structure |", "|---|---|---|---|---|"]
+    adjusted = among_all(verdicts)
     for verdict in sorted((each for each in verdicts if each.claim["name"] in SHORT), key=_place):
-        first = verdict.contrasts[0]
+        first, name = verdict.contrasts[0], verdict.claim["name"]
         difference = f"{first.text}{_unit(verdict)} (− {first.name})"
-        halves = _halves(verdict, numbers=True)
-        cells = [verdict.claim["claim"].rstrip("."), SHORT[verdict.claim["name"]], difference, *halves]
+        gain, structure = _halves(verdict, numbers=True)
+        if verdict.gain != GAINS["undecided"] and adjusted[name] >= LEVEL:
+            gain += f" by itself, p = {_p(adjusted[name])} among all claims"
+        cells = [verdict.claim["claim"].rstrip("."), SHORT[name], difference, gain, structure]
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
