@@ -100,17 +100,11 @@ def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
     return _in_order(pd.DataFrame(rows or None, columns=columns), manifest)
 
 
-def at_point(table: pd.DataFrame, point: Point) -> pd.DataFrame:
-    """Return the rows of one place of the grid."""
-    for key, value in point:
-        table = table[table[key] == value]
-    return table
-
-
 def chosen_at(table: pd.DataFrame, point: Point) -> pd.DataFrame:
     """Return the rows of one place of the grid that count: those at the chosen learning rate."""
-    rows = at_point(table, point)
-    return rows[rows["chosen"].astype(bool)] if len(rows) else rows
+    for key, value in point:
+        table = table[table[key] == value]
+    return table[table["chosen"].astype(bool)] if len(table) else table
 
 
 @lru_cache(maxsize=64)  # many runs have the same text

@@ -341,12 +341,7 @@ class PredictionTable(Callback):
 
 
 def resuming(trainer: Trainer, args: Sequence[str]) -> str:
-    """Return one line with the command that resumes a training, or says that there is nothing yet to resume from.
-
-    Args:
-        trainer: of the training that was ended.
-        args: its command line.
-    """
+    """Return one line with the command that resumes an ended training, or says that nothing is there to resume from."""
     saved = [each.last_model_path or each.best_model_path for each in trainer.checkpoint_callbacks
              if isinstance(each, ModelCheckpoint)]  # fmt: skip
     last = next((os.path.relpath(path) for path in saved if path), None)
