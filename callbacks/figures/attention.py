@@ -1,7 +1,7 @@
 """Attention in pictures: maps and offset profiles, statistics over depth, texts with their tokens, circuits.
 
 Maps come as label → layer name → tensor with heads first, so that ``{"before": …, "after": …}`` stand side by side on
-one colour scale.
+one colour scale. More layers than ``max_layers``, and more heads than ``max_heads``, are thinned out evenly.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from callbacks.figures.mosaic import (
     plain_curves,
     quantile,
     short_names,
+    thinned,
 )
 from structured_init.analysis.summary import STATISTICS
 from structured_init.errors import StructuredInitError, shown
@@ -41,13 +42,7 @@ Given = ParamSpec("Given")
 def labelled(
     what: str, kind: type = Tensor, axes: int | None = 3
 ) -> Callable[[Callable[Given, Figure]], Callable[Given, Figure]]:
-    """Answer in one line what a drawing is given first, where it is no label → layer → ``what``.
-
-    Args:
-        what: in words.
-        kind: its class.
-        axes: how many it has, of tensors.
-    """
+    """Answer in one line what a drawing is given first, where it is no label → layer → ``what``, in words."""
 
     def decorate(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
         first = next(iter(inspect.signature(draw).parameters))
@@ -84,13 +79,7 @@ Curve = Sequence[tuple[float, float]]  # (step, value)
 
 @labelled("maps averaged over samples (heads, tokens, tokens), as maps.mean(0) is")
 def map_figure(maps: Labelled, max_layers: int = 12, max_heads: int = 12) -> Figure:
-    """Draw whole attention maps.
-
-    Args:
-        maps: label → layer → maps averaged over samples (heads, tokens, tokens).
-        max_layers: more layers are thinned out evenly.
-        max_heads: more heads are thinned out evenly.
-    """
+    """Draw whole attention maps, averaged over samples: label → layer → (heads, tokens, tokens)."""
     title = "Attention maps, averaged over the probe samples: a row is a query, a column a key"
     return _figure(maps, title, max_layers, max_heads)
 
@@ -123,11 +112,7 @@ def zoom_figure(
 def profile_figure(profiles: Labelled, reach: int = 7, max_layers: int = 12, max_heads: int = 12) -> Figure:
     """Draw the average attention at every offset, a dot where it is the query's own; a sequence's is a strip.
 
-    Args:
-        profiles: label → layer → offset profiles (heads, 2·rows − 1, 2·columns − 1).
-        reach: offsets up to this many patches or tokens are shown.
-        max_layers: more layers are thinned out evenly.
-        max_heads: more heads are thinned out evenly.
+    Profiles are label → layer → (heads, 2·rows − 1, 2·columns − 1), shown up to ``reach`` patches or tokens.
     """
     sizes = np.array([profile.shape[1:] for layers in profiles.values() for profile in layers.values()])
     down, across = np.minimum(reach, (sizes.min(axis=0) - 1) // 2)
@@ -153,8 +138,7 @@ def _figure(
 
     mosaics = []
     for label, layers in maps.items():
-        names = list(layers)
-        layers = {names[i]: layers[names[i]] for i in evenly(len(names), max_layers)}
+        layers = thinned(layers, max_layers)
         heads = evenly(max(len(layer) for layer in layers.values()), max_heads)
         kept = {name: layer[[head for head in heads if head < len(layer)]] for name, layer in layers.items()}
         mosaics.append(Mosaic(label, kept, head_captions(heads), grid))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
+Layer = TypeVar("Layer")
 INK, FAINT = "#222222", "#8a8a8a"
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 # Inches: around the panels, between mosaics, per colour bar, how wide a figure becomes, and the least of its bars.
@@ -146,6 +147,12 @@ def short_names(names: Sequence[str]) -> list[str]:
 def evenly(count: int, limit: int) -> list[int]:
     """Return at most ``limit`` indices out of ``count``, the first and the last among them."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, limit))})
+
+
+def thinned(layers: Mapping[str, Layer], limit: int) -> dict[str, Layer]:
+    """Return at most ``limit`` layers, the first and the last among them."""
+    names = list(layers)
+    return {names[i]: layers[names[i]] for i in evenly(len(names), limit)}
 
 
 def head_captions(heads: Sequence[int]) -> list[str]:

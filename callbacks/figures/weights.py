@@ -2,7 +2,7 @@
 
 Filters come as label → layer name → filters (F, h, w), so that ``{"before": …, "after": …}`` stand above or beside each
 other. Their panels have a scale each, since layers differ by orders of magnitude and the pattern is the point; a number
-under a panel says how large it is.
+under a panel says how large it is. More layers than ``max_layers`` are thinned out evenly.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from callbacks.figures.mosaic import (
     plain_curves,
     quantile,
     short_names,
+    thinned,
 )
 from structured_init.analysis import WeightProducts
 from structured_init.analysis.filters import block_grid, variance_map
@@ -84,8 +85,7 @@ def product_figure(
 
 def _pair(label: str, layers: Mapping[str, WeightProducts], side: int, max_layers: int, max_heads: int) -> list[Mosaic]:
     """Return the mosaics of one model: heads, and value–output."""
-    names = list(layers)
-    kept = {names[i]: layers[names[i]] for i in evenly(len(names), max_layers)}
+    kept = thinned(layers, max_layers)
     heads = evenly(max(len(products.query_key) for products in kept.values()), max_heads)
     query_key = {
         name: products.query_key[[head for head in heads if head < len(products.query_key)], :side, :side]
@@ -110,10 +110,6 @@ def _symmetric(mosaics: Sequence[Mosaic]) -> Normalize:
 def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
     """Draw the covariance of each layer's filters: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
-    Args:
-        moments: label → layer → filters (F, h, w).
-        max_layers: more layers are thinned out evenly.
-
     Source:
         the figures of covariances of arXiv 2210.03651.
     """
@@ -137,12 +133,7 @@ def covariance_figure(moments: Labelled, max_layers: int = 8) -> Figure:
 
 @labelled("filters (F, h, w), as depthwise_filters(model) gives them")
 def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
-    """Draw the variance of each weight over a layer's filters.
-
-    Args:
-        moments: label → layer → filters (F, h, w).
-        max_layers: more layers are thinned out evenly.
-    """
+    """Draw the variance of each weight over a layer's filters."""
 
     def panel(axis: Axes, filters: Tensor) -> str:
         variances = variance_map(filters).numpy()
@@ -156,18 +147,12 @@ def variance_figure(moments: Labelled, max_layers: int = 12) -> Figure:
 
 @labelled("filters (F, h, w), as depthwise_filters(model) gives them")
 def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10) -> Figure:
-    """Draw some filters of each layer, evenly chosen, the same ones at every moment.
-
-    Args:
-        moments: label → layer → filters (F, h, w).
-        max_layers: more layers are thinned out evenly.
-        max_filters: how many of each layer.
-    """
+    """Draw some filters of each layer, ``max_filters`` evenly chosen, the same ones at every moment."""
     from matplotlib.colors import Normalize
 
     mosaics = []
     for label, layers in moments.items():
-        kept = _thinned(layers, max_layers)
+        kept = thinned(layers, max_layers)
         shown = {name: evenly(len(filters), max_filters) for name, filters in kept.items()}
         numbers = {name: str(number) for number, name in enumerate(layers)}
         largest = {name: max(quantile([filters.abs()], 0.995), 1e-30) for name, filters in kept.items()}
@@ -184,8 +169,7 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
 def half_life_figure(models: Labelled) -> Figure:
     """Draw the half-lives of states: a point per layer for the median, and a line from the least to the largest.
 
-    Args:
-        models: label → state-space layer → half-lives in tokens, as ``StateSpaceSite.half_life`` gives them.
+    They come as label → state-space layer → half-lives in tokens, as ``StateSpaceSite.half_life`` gives them.
     """
     from matplotlib.figure import Figure
 
@@ -222,7 +206,7 @@ def _panels(
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    rows = {label: _thinned(layers, max_layers) for label, layers in moments.items()}
+    rows = {label: thinned(layers, max_layers) for label, layers in moments.items()}
     count = max(len(layers) for layers in rows.values())
     step = min(inches, (WIDEST - LEFT - BAR - RIGHT) / count)
     content = LEFT + count * step + BAR + RIGHT
@@ -252,11 +236,6 @@ def _panels(
     bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
     bar.outline.set_visible(False)
     return figure
-
-
-def _thinned(layers: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
-    names = list(layers)
-    return {names[i]: layers[names[i]] for i in evenly(len(names), limit)}
 
 
 def _square(filters: Tensor) -> Tensor:

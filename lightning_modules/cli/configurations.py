@@ -155,7 +155,6 @@ def _beside_class(key: str, section: str) -> str:
 
 
 OPTIONS = ("-c", "--config")
-FLAGS = ("--plan",)
 PREFIX = "--init.initializer.init_args."
 
 
@@ -282,7 +281,7 @@ def expand(args: list[str]) -> list[str]:
             expanded += find_config(argument).words(option)
         elif equals and option in OPTIONS:
             expanded += find_config(value).words(option)
-        elif argument in FLAGS and (args[index + 1 : index + 2] or ["-"])[0].startswith("-"):
+        elif argument == "--plan" and (args[index + 1 : index + 2] or ["-"])[0].startswith("-"):
             expanded.append(f"{argument}=true")
         else:
             expanded.append(argument)

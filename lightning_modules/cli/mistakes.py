@@ -411,10 +411,7 @@ def _arguments_of_any(base: type) -> set[str]:
 def _reaches(key: str, valid: Collection[str]) -> bool:
     """Tell whether a key lies below an argument whose own arguments depend on the class it is given."""
     first = key.partition(".")[0]
-    return "." in key and first in (*OPEN, "network_args") and first in valid
-
-
-OPEN = ("model", "data", "optimizer")
+    return "." in key and first in ("model", "data", "optimizer", "network_args") and first in valid
 
 
 ABSENT = "trainer.accelerator names hardware that is not found here: take auto, or cpu"

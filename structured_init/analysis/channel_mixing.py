@@ -29,9 +29,7 @@ Kernels = Float[Tensor, "filters _ _"]
 def numerical_rank(matrix: Float[Tensor, "rows columns"], tolerance: float = 1e-6) -> int | float:
     """Return how many singular values are larger than ``tolerance`` times the largest; nan where one is not finite.
 
-    Args:
-        matrix: any; computed in float64.
-        tolerance: above the rounding of what made the matrix: 1e-6 for float32.
+    They are computed in float64; the tolerance lies above the rounding of what made the matrix, 1e-6 for float32.
     """
     matrix = matrix.double()
     if matrix.shape[0] > matrix.shape[1]:  # the triangle of its QR decomposition has the same singular values
@@ -51,9 +49,7 @@ def channel_matrix(inputs: Images) -> Float[Tensor, "pixels channels"]:
 def filter_basis(filters: Kernels, tolerance: float = 1e-6) -> Float64[Tensor, "rank rows columns"]:
     """Return an orthonormal basis of the filters' span, the strongest directions first; nan where one is not finite.
 
-    Args:
-        filters: of one layer.
-        tolerance: of :func:`numerical_rank`.
+    The tolerance is that of :func:`numerical_rank`.
     """
     if not filters.isfinite().all():
         return filters.new_full((min(len(filters), filters[0].numel()), *filters.shape[1:]), math.nan).double()

@@ -35,9 +35,7 @@ FILTER_STATISTICS = {
 def depthwise_filters(model: nn.Module, where: Where = None) -> dict[str, Filters]:
     """Return copies of the filters of every depthwise convolution, layer name → (F, h, w); 1-D ones have h = 1.
 
-    Args:
-        model: any model; one without depthwise convolutions gives an empty dictionary.
-        where: which layers; see :func:`structured_init.hosts.registry.selects`.
+    ``where`` is that of :func:`structured_init.hosts.depthwise.depthwise_conv_sites`.
     """
     return {
         site.name: site.filters.detach().float().cpu().reshape(site.num_filters, -1, site.kernel_size[-1])

@@ -266,11 +266,9 @@ class LipschitzReport:
 
 @answered
 def lipschitz_report(model: nn.Module, inputs: Tensor) -> LipschitzReport:
-    """Measure every convolution and linear layer at the size that it really sees, from one look at ``inputs``.
+    """Measure every convolution and linear layer at the size that it really sees, from one look at an example batch.
 
-    Args:
-        model: any module that takes ``inputs``; modes, weights and random states stay as they are.
-        inputs: an example batch; only its shape matters.
+    Only the shape of the batch matters; modes, weights and random states of the model stay as they are.
     """
     report = LipschitzReport([])
     with undisturbed(model), recorded_shapes(model, inputs) as shapes:

@@ -215,14 +215,11 @@ class AttentionListener(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         if dim not in (-1, logits.ndim - 1) or logits.ndim < 3:
             return
-        written = (call for call in reversed(self.stack) if self._attends(call))
-        owner = self._site() or next(written, None)
+        attends = lambda call: call.name in self.attending or looks_like_attention(call.name, call.module)  # noqa: E731
+        owner = self._site() or next(filter(attends, reversed(self.stack)), None)
         if owner is None or (logits.ndim != 4 and heads_of(owner.module) is None):
             return
         self.follower.begin(Softmax(owner, logits, logits in self.follower.products), result)
-
-    def _attends(self, call: Call) -> bool:
-        return call.name in self.attending or looks_like_attention(call.name, call.module)
 
     def _multiplied(self, product: Product) -> None:
         """Take note of the map that is multiplied with values, in float32 where it is the softmax as it was."""

@@ -37,13 +37,7 @@ def singular_values(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Ten
 def patch_maps(
     maps: Maps, prefix_tokens: int = 0, renormalise: bool = True
 ) -> Float[Tensor, "batch heads patches patches"]:
-    """Remove the rows and columns of class and register tokens.
-
-    Args:
-        maps: attention maps, rows summing to one.
-        prefix_tokens: number of leading tokens that are no patches.
-        renormalise: whether the remaining rows are scaled to sum to one again.
-    """
+    """Remove the rows and columns of class and register tokens; scale what is left to rows that sum to one again."""
     checked_maps(maps)
     maps = maps[..., prefix_tokens:, prefix_tokens:]
     return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps
@@ -68,9 +62,7 @@ def mean_distance(
 def entropy(maps: Maps, normalised: bool = False) -> PerHead:
     """Return the mean entropy of a row, −Σ_j A_ij ln A_ij, in nats, over all tokens.
 
-    Args:
-        maps: attention maps.
-        normalised: divide by ln N, so that uniform attention has entropy one.
+    Normalised, it is divided by ln N, so that uniform attention has entropy one.
     """
     rows = -torch.special.xlogy(checked_maps(maps), maps).sum(dim=-1)
     nats = rows.mean(dim=(0, 2))

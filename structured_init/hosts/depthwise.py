@@ -107,11 +107,9 @@ def is_depthwise(module: nn.Module) -> bool:
 
 @answered
 def depthwise_conv_sites(model: nn.Module | Weights, where: Where = None) -> list[DepthwiseConvSite]:
-    """Find every depthwise convolution, in the order of the model and each weight once.
+    """Find every depthwise convolution that ``where`` selects, in the order of the model and each weight once.
 
-    Args:
-        model: any model, to read its present weights, or an overlay, to write as well.
-        where: which of them; see :func:`structured_init.hosts.registry.selects`.
+    Of a model the present weights are read; an overlay can be written as well.
     """
     weights = model if isinstance(model, Weights) else Weights(model)
     found: dict[int, tuple[str, nn.Conv1d | nn.Conv2d]] = {}

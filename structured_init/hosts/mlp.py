@@ -105,16 +105,12 @@ def halves(weight: nn.Parameter) -> tuple[FirstLayer, FirstLayer]:
 
 @answered
 def mlp_sites(model: nn.Module | Weights, where: Where = None) -> list[MlpSite]:
-    """Find every MLP, in the order of the model.
+    """Find every MLP that ``where`` selects, in the order of the model.
 
     MLPs of known classes are found as they are, and others by their structure, which a run of their module alone on
     random tokens confirms (see :func:`mlps_by_rule`). The whole model is watched in one forward pass
     (see :func:`~structured_init.hosts.watching.mlps.found_mlps`) where a batch was given, or more of it is called an
-    MLP.
-
-    Args:
-        model: a model, to read its present weights, or an overlay, to write as well.
-        where: which of them; see :func:`structured_init.hosts.registry.selects`.
+    MLP. Of a model the present weights are read; an overlay can be written as well.
     """
     weights = model if isinstance(model, Weights) else Weights(model)
     sites = mlp_sites_unwatched(weights)

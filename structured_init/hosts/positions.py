@@ -111,12 +111,7 @@ def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
 
 @answered
 def position_sites(model: nn.Module | Weights, where: Where = None) -> list[PositionSite]:
-    """Find the positions of a model, in its order.
-
-    Args:
-        model: a model, to read, or an overlay, to write as well.
-        where: which of them; see :func:`structured_init.hosts.registry.selects`.
-    """
+    """Find the positions that ``where`` selects, in the order of the model, or of an overlay, to write as well."""
     weights = model if isinstance(model, Weights) else Weights(model)
     layouts = [layout for layout in token_layouts(weights).values() if layout.positions is not None]
     sites = [PositionSite(weights.names(layout.positions)[0], layout, weights) for layout in layouts]

@@ -313,19 +313,16 @@ class _Select(nn.Module):
 def register_state_space(cls: type[nn.Module] | str) -> Callable[[Describe], Describe]:
     """Make a state-space class known, by decorating the function that returns its ``StateSpaceLayout``.
 
-    Args:
-        cls: the class, or its path ``"package.module.Class"`` so that the package need not be imported.
+    A path, ``"package.module.Class"``, does as well, so that the package need not be imported.
     """
     return STATE_SPACE.adding(cls)
 
 
 @answered
 def state_space_sites(model: nn.Module | Weights, where: Where = None) -> list[StateSpaceSite]:
-    """Find every state-space layer of a known class, in the order of the model.
+    """Find every state-space layer of a known class that ``where`` selects, in the order of the model.
 
-    Args:
-        model: a model, to read its present weights, or an overlay, to write as well.
-        where: which of them; see :func:`structured_init.hosts.registry.selects`.
+    Of a model the present weights are read; an overlay can be written as well.
     """
     weights = model if isinstance(model, Weights) else Weights(model)
     known = ((name, module, STATE_SPACE.find(module)) for name, module in weights.modules.items())
