@@ -32,11 +32,9 @@ class Draws:
             raise StructuredInitError(f"seed must be a whole number from 0, got {seed!r}")
 
     def generator(self, name: str, part: str) -> torch.Generator:
-        """Return a fresh CPU generator, seeded by a hash that is the same on every machine and Python version.
+        """Return a fresh CPU generator for a part, ``"query_key"``, of a site or parameter, ``"blocks.0.attn"``.
 
-        Args:
-            name: the name of the site or parameter, e.g. ``"blocks.0.attn"``.
-            part: what is drawn there, e.g. ``"query_key"``.
+        It is seeded by a hash that is the same on every machine and Python version.
         """
         digest = hashlib.blake2b(f"{self.seed}\0{name}\0{part}".encode(), digest_size=8).digest()
         return torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)

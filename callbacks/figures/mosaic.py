@@ -77,14 +77,8 @@ def mosaic_figure(
 ) -> Figure:
     """Draw mosaics side by side under one title, with colour bars on the right.
 
-    Args:
-        mosaics: one per label and kind, left to right.
-        title: what is seen, in one line.
-        norms: the colour scale of each mosaic.
-        colors: name of the colour map.
-        bars: caption of the colour bar of each distinct scale, in order of appearance.
-        panel_inches: width of a panel, unless the figure would become too wide.
-        ticks: where the colour bars have ticks; where matplotlib likes when None.
+    ``norms`` are the colour scales of the mosaics, ``bars`` the captions of those that are distinct, in order of
+    appearance. A panel is narrower than ``panel_inches`` where the figure would become too wide.
     """
     from matplotlib.figure import Figure
 

@@ -81,7 +81,7 @@ def make_picker(
 ) -> Picker:
     """Return pictures to choose from, of as many layers and heads as keep the page small.
 
-    ``scaling`` gives the colour scale for a view, and its ticks; the other arguments are those of :class:`Picker`.
+    ``views`` are what is to be seen of every arm, and ``scaling`` gives the colour scale for a view, and its ticks.
     """
     kept = _affordable(views, len(layers), len(heads), colors)
     notes = {

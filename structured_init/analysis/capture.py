@@ -148,13 +148,9 @@ def capture_attention(
 def register_capture(attention: type[nn.Module] | str) -> Callable[[Adapter], Adapter]:
     """Say how to read the maps of a module that computes attention in a way nobody can listen to.
 
-    Args:
-        attention: the class, or its path (``"package.module.Class"``) so that its library is not imported.
-            Subclasses are included.
-
-    Returns:
-        A decorator for a function (module, args, kwargs, output) → maps (batch, heads, queries, keys), which is
-        called after each forward pass of such a module.
+    What is decorated is a function (module, args, kwargs, output) → maps (batch, heads, queries, keys), which is called
+    after each forward pass of a module of the class, or of a subclass. Given its path (``"package.module.Class"``),
+    its library is not imported.
     """
     return _ADAPTERS.adding(attention)
 

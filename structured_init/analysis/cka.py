@@ -30,10 +30,8 @@ def gram_matrix(features: Float[Tensor, "samples ..."]) -> Float[Tensor, "sample
     """Return X Xᵀ in float64 for features X whose mean over the samples is removed.
 
     Neither HSIC nor distances notice a shift of all features. Removing it keeps differences between samples visible
-    where they are small beside what all samples share, also after the matrix is stored in float32.
-
-    Args:
-        features: one row per sample; further axes (tokens, channels) are flattened.
+    where they are small beside what all samples share, also after the matrix is stored in float32. Axes behind the
+    first, of samples, are flattened.
     """
     if features.ndim < 2:
         raise StructuredInitError(f"features have a row per sample, got shape {tuple(features.shape)}")

@@ -46,12 +46,7 @@ def depthwise_filters(model: nn.Module, where: Where = None) -> dict[str, Filter
 def block_grid(covariance: Float[Tensor, "K K"], kernel_size: tuple[int, int]) -> Float[Tensor, "rows columns"]:
     """Arrange a covariance as an h × w grid of h × w blocks: block (i, j) shows Cov(f_ij, f_lm) over all (l, m).
 
-    Args:
-        covariance: pixels in row-major order.
-        kernel_size: (h, w).
-
-    Returns:
-        A picture (h·h, w·w).
+    Its pixels are in row-major order, and the kernel size is (h, w); the picture is (h·h, w·w).
 
     Source:
         Trockman et al., "Understanding the covariance structure of convolutional filters", arXiv 2210.03651: its

@@ -37,7 +37,7 @@ def singular_values(matrices: Float[Tensor, "*batch rows columns"]) -> Float[Ten
 def patch_maps(
     maps: Maps, prefix_tokens: int = 0, renormalise: bool = True
 ) -> Float[Tensor, "batch heads patches patches"]:
-    """Remove the rows and columns of class and register tokens; scale what is left to rows that sum to one again."""
+    """Remove the rows and columns of class and register tokens; renormalised, rows that are left sum to one again."""
     checked_maps(maps)
     maps = maps[..., prefix_tokens:, prefix_tokens:]
     return maps / maps.sum(dim=-1, keepdim=True).clamp_min(TINY) if renormalise else maps

@@ -107,14 +107,10 @@ class LearnedCovariances:
         self.layers = sorted(layers, key=lambda layer: layer.depth)
 
     def at(self, depth: float, kernel_size: tuple[int, ...]) -> Float64[Tensor, "K K"]:
-        """Return Σ for a layer of another network, (K, K): linear between the two layers nearest in depth.
+        """Return Σ for a layer of another network at depth d in [0, 1], (K, K): linear between the two layers nearest.
 
         Another kernel size is reached by :func:`resize`, and then scaled back to the trace before it, since a filter of
         PyTorch's default has the same energy in every size.
-
-        Args:
-            depth: d in [0, 1].
-            kernel_size: of the other network's layer.
 
         Raises:
             StructuredInitError: the kernel has another number of axes.

@@ -111,7 +111,7 @@ def token_layouts(model: nn.Module | Weights) -> dict[str, TokenLayout]:
 
 @answered
 def position_sites(model: nn.Module | Weights, where: Where = None) -> list[PositionSite]:
-    """Find the positions that ``where`` selects, in the order of the model, or of an overlay, to write as well."""
+    """Find the positions that ``where`` selects, in the order of the model; those of an overlay can be written."""
     weights = model if isinstance(model, Weights) else Weights(model)
     layouts = [layout for layout in token_layouts(weights).values() if layout.positions is not None]
     sites = [PositionSite(weights.names(layout.positions)[0], layout, weights) for layout in layouts]
