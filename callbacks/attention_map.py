@@ -118,8 +118,7 @@ class AttentionMapCallback(Callback, metaclass=Answered):
                 # What exists of it is tried, and nothing left behind: loggers warn of folders that are not new.
                 existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
                 try:
-                    with tempfile.NamedTemporaryFile(dir=existing):
-                        pass
+                    tempfile.TemporaryFile(dir=existing).close()
                 except OSError as error:
                     reason = os.strerror(error.errno) if error.errno else error
                     raise StructuredInitError(f"attention maps cannot be written to '{folder}': {reason}") from error
@@ -262,11 +261,7 @@ def _folder(trainer: Trainer) -> Path:
 
 
 def draw(folder: Path, maps: Mapping[str, Mapping[str, Tensor]], records: Mapping[str, Mapping[str, Any]]) -> Drawn:
-    """Draw and save maps, their corner, offset profiles, statistics over depth, and one text with its tokens.
-
-    Returns:
-        Name → (figure, path).
-    """
+    """Draw and save maps, their corner, offset profiles, statistics over depth, and one text with its tokens."""
     captions = {moment: _caption(moment, records[moment]) for moment in records}
     square = {
         captions[moment]: {name: layer for name, layer in layers.items() if layer.shape[-1] == layer.shape[-2]}

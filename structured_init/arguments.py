@@ -151,12 +151,7 @@ LARGEST = 3.4e38  # of float32, in which most weights are held
 
 
 def check_finite(who: str, *, null: bool = False, **numbers: Any) -> None:
-    """Refuse what is no finite number.
-
-    Args:
-        who: whose arguments they are, for the message.
-        null: whether None is right as well.
-        numbers: by the names of the arguments.
+    """Refuse what is no finite number among arguments of ``who``, by their names; ``null``: None is right as well.
 
     Raises:
         StructuredInitError: names the first that is wrong, and its value.

@@ -75,10 +75,7 @@ def preset_node(name: str) -> dict[str, Any]:
 
 
 def split_overrides(text: str) -> tuple[str, dict[str, str]]:
-    """Return the name before the braces, and the arguments inside them as text.
-
-    Args:
-        text: ``impulse``, or ``impulse{kernel_size=5,offsets=[[0, 1]]}``.
+    """Return the name before the braces of ``impulse{kernel_size=5,offsets=[[0, 1]]}``, and the arguments as text.
 
     Raises:
         StructuredInitError: the braces hold something else than ``argument=value``, or are not closed.

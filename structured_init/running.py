@@ -138,10 +138,8 @@ def _image(model: nn.Module) -> tuple[int, ...] | None:
 def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> Iterator[None]:
     """Say in one line that a model fails on its inputs: why, in which module, and what the host library would give.
 
-    Args:
-        model: that is run in the block.
-        given: whether somebody gave the inputs; else they are the host's own example.
-        bugs: also of what was raised by code outside of installed libraries, which else keeps its own error.
+    Where nobody has ``given`` the inputs, they are the host's own example. What was raised by code outside of installed
+    libraries keeps its own error, but for ``bugs``.
 
     Raises:
         StructuredInitError: what the model raises is its cause.

@@ -112,9 +112,6 @@ def side_by_side(jobs: Iterable[Callable[[], T]], *, scratch: int, layer: int = 
         scratch: bytes that a job takes.
         layer: numbers in a layer of the network. Jobs side by side take as much as one layer in float32 or 256 MiB,
             whichever is more.
-
-    Yields:
-        What each job returns.
     """
     with one_thread():
         at_once = min(_HERE.threads, max(ROOM, 4 * layer) // max(scratch, 1))

@@ -25,6 +25,7 @@ from callbacks.figures.mosaic import (
     plain_curves,
     quantile,
     short_names,
+    thinned,
 )
 from structured_init.analysis.summary import STATISTICS
 from structured_init.errors import StructuredInitError, shown
@@ -153,8 +154,7 @@ def _figure(
 
     mosaics = []
     for label, layers in maps.items():
-        names = list(layers)
-        layers = {names[i]: layers[names[i]] for i in evenly(len(names), max_layers)}
+        layers = thinned(layers, max_layers)
         heads = evenly(max(len(layer) for layer in layers.values()), max_heads)
         kept = {name: layer[[head for head in heads if head < len(layer)]] for name, layer in layers.items()}
         mosaics.append(Mosaic(label, kept, head_captions(heads), grid))

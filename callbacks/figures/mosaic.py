@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
+Layer = TypeVar("Layer")
 INK, FAINT = "#222222", "#8a8a8a"
 SEQUENTIAL, DIVERGING = "magma", "RdBu_r"
 # Inches: around the panels, between mosaics, per colour bar, how wide a figure becomes, and the least of its bars.
@@ -76,14 +77,8 @@ def mosaic_figure(
 ) -> Figure:
     """Draw mosaics side by side under one title, with colour bars on the right.
 
-    Args:
-        mosaics: one per label and kind, left to right.
-        title: what is seen, in one line.
-        norms: the colour scale of each mosaic.
-        colors: name of the colour map.
-        bars: caption of the colour bar of each distinct scale, in order of appearance.
-        panel_inches: width of a panel, unless the figure would become too wide.
-        ticks: where the colour bars have ticks; where matplotlib likes when None.
+    ``norms`` are the colour scales of the mosaics, ``bars`` the captions of those that are distinct, in order of
+    appearance. A panel is narrower than ``panel_inches`` where the figure would become too wide.
     """
     from matplotlib.figure import Figure
 
@@ -146,6 +141,12 @@ def short_names(names: Sequence[str]) -> list[str]:
 def evenly(count: int, limit: int) -> list[int]:
     """Return at most ``limit`` indices out of ``count``, the first and the last among them."""
     return sorted({round(i) for i in np.linspace(0, count - 1, min(count, limit))})
+
+
+def thinned(layers: Mapping[str, Layer], limit: int) -> dict[str, Layer]:
+    """Return at most ``limit`` layers, the first and the last among them."""
+    names = list(layers)
+    return {names[i]: layers[names[i]] for i in evenly(len(names), limit)}
 
 
 def head_captions(heads: Sequence[int]) -> list[str]:

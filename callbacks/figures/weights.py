@@ -27,6 +27,7 @@ from callbacks.figures.mosaic import (
     plain_curves,
     quantile,
     short_names,
+    thinned,
 )
 from structured_init.analysis import WeightProducts
 from structured_init.analysis.filters import block_grid, variance_map
@@ -84,8 +85,7 @@ def product_figure(
 
 def _pair(label: str, layers: Mapping[str, WeightProducts], side: int, max_layers: int, max_heads: int) -> list[Mosaic]:
     """Return the mosaics of one model: heads, and value–output."""
-    names = list(layers)
-    kept = {names[i]: layers[names[i]] for i in evenly(len(names), max_layers)}
+    kept = thinned(layers, max_layers)
     heads = evenly(max(len(products.query_key) for products in kept.values()), max_heads)
     query_key = {
         name: products.query_key[[head for head in heads if head < len(products.query_key)], :side, :side]
@@ -167,7 +167,7 @@ def filter_figure(moments: Labelled, max_layers: int = 8, max_filters: int = 10)
 
     mosaics = []
     for label, layers in moments.items():
-        kept = _thinned(layers, max_layers)
+        kept = thinned(layers, max_layers)
         shown = {name: evenly(len(filters), max_filters) for name, filters in kept.items()}
         numbers = {name: str(number) for number, name in enumerate(layers)}
         largest = {name: max(quantile([filters.abs()], 0.995), 1e-30) for name, filters in kept.items()}
@@ -222,7 +222,7 @@ def _panels(
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
-    rows = {label: _thinned(layers, max_layers) for label, layers in moments.items()}
+    rows = {label: thinned(layers, max_layers) for label, layers in moments.items()}
     count = max(len(layers) for layers in rows.values())
     step = min(inches, (WIDEST - LEFT - BAR - RIGHT) / count)
     content = LEFT + count * step + BAR + RIGHT
@@ -252,11 +252,6 @@ def _panels(
     bar.ax.tick_params(labelsize=7, length=2, color=FAINT, labelcolor=INK)
     bar.outline.set_visible(False)
     return figure
-
-
-def _thinned(layers: Mapping[str, Tensor], limit: int) -> dict[str, Tensor]:
-    names = list(layers)
-    return {names[i]: layers[names[i]] for i in evenly(len(names), limit)}
 
 
 def _square(filters: Tensor) -> Tensor:

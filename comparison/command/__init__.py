@@ -1,6 +1,7 @@
 """The commands ``structured-init compare``, ``find``, ``report`` and ``judge``.
 
-Options are read first: a mistake in them, and ``--help``, need no library that trains or draws.
+Each is given the command line after its name. Options are read first: a mistake in them, and ``--help``, need no
+library that trains or draws.
 """
 
 from __future__ import annotations
@@ -15,9 +16,6 @@ from structured_init.errors import begin_writing
 
 def compare(args: Sequence[str]) -> None:
     """Run what is missing of a comparison, then write its report.
-
-    Args:
-        args: the command line after ``compare``.
 
     Raises:
         StructuredInitError: a mistake; nothing was started or written.
@@ -35,9 +33,6 @@ def compare(args: Sequence[str]) -> None:
 def find(args: Sequence[str]) -> None:
     """Find the initialization that a model should have, among those that fit it.
 
-    Args:
-        args: the command line after ``find``.
-
     Raises:
         StructuredInitError: a mistake; nothing was started or written.
         SystemExit: with the codes of :func:`compare`.
@@ -51,9 +46,6 @@ def find(args: Sequence[str]) -> None:
 
 def report(args: Sequence[str]) -> None:
     """Write the report of a comparison, finished or not, or of runs made elsewhere; print its verdict and where it is.
-
-    Args:
-        args: the command line after ``report``.
 
     Raises:
         StructuredInitError: there is no comparison and no table, or a name is none of its initializations.
@@ -86,9 +78,6 @@ def report(args: Sequence[str]) -> None:
 
 def judge(args: Sequence[str]) -> None:
     """Say of anybody's runs: keep, discard, or so many more seeds.
-
-    Args:
-        args: the command line after ``judge``.
 
     Raises:
         StructuredInitError: they cannot be judged.

@@ -81,14 +81,7 @@ def make_picker(
 ) -> Picker:
     """Return pictures to choose from, of as many layers and heads as keep the page small.
 
-    Args:
-        name: of the picker on the page.
-        views: what is to be seen of every arm.
-        layers: their short names.
-        heads: names of what each layer has.
-        colors: name of the colour map.
-        scaling: gives the colour scale for a view, and its ticks.
-        captions: view → arm and moment → caption [head].
+    ``views`` are what is to be seen of every arm, and ``scaling`` gives the colour scale for a view, and its ticks.
     """
     kept = _affordable(views, len(layers), len(heads), colors)
     notes = {

@@ -31,7 +31,6 @@ from comparison.results.targets import Reach, Share, Times
 ALONE = "1 seed, no interval"
 TWO = "2 seeds, no interval: run at least 5"
 KINDS = {True: "gain", False: "loss", None: "open"}  # of a cell, by ``is_gain``
-UNSOLVED = "no interval: a run solves it or does not"
 
 
 def look(folder: str | os.PathLike[str], manifest: Manifest) -> list[Effects]:
@@ -254,7 +253,7 @@ def _value_cells(found: Effects) -> Callable[[ArmResult], Cell]:
         elif not alone and arm.value.has_no_width:
             alone = f"{runs} of {runs} at {_value(found, arm.value.mean, digits)}"
         elif not alone and math.isinf(arm.value.half_width):
-            alone = UNSOLVED
+            alone = "no interval: a run solves it or does not"
         kept = f"of the {len(arm.by_seed)} with a number" if arm.lost else ""
         notes = filter(None, [fewer.get(arm.name), kept, alone])
         return Cell(interval_text(arm.value, digits), ", ".join(notes))

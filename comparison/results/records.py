@@ -44,10 +44,7 @@ def load_results(folder: str | os.PathLike[str]) -> pd.DataFrame:
     validation split, or none was to be chosen), ``diverged`` (whether the run ended without a number in the metric that
     is compared, or in a loss), one per final metric (values as logged: accuracy is a fraction), ``epochs``, ``steps``,
     ``training_samples`` (NaN where a dataset has no length), ``seconds``. Arms stand in the order in which they
-    were given.
-
-    Args:
-        folder: of the comparison; without its runs, ``results.csv`` is read.
+    were given. Without the runs, ``results.csv`` is read.
     """
     import pandas as pd
 
@@ -78,9 +75,7 @@ def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
     (optimizer steps taken), ``samples`` (steps × batch size × accumulated batches × devices; NaN where the batch size
     is not known), ``seconds`` (of training since its beginning, where it was logged, else NaN), ``metric``, ``value``.
     Where a resumed run logged a step again, the later value counts. The test split is read once, so it has no curve.
-
-    Args:
-        folder: of the comparison; without its runs, ``curves.csv`` is read.
+    Without the runs, ``curves.csv`` is read.
     """
     import pandas as pd
 
@@ -100,17 +95,11 @@ def load_curves(folder: str | os.PathLike[str]) -> pd.DataFrame:
     return _in_order(pd.DataFrame(rows or None, columns=columns), manifest)
 
 
-def at_point(table: pd.DataFrame, point: Point) -> pd.DataFrame:
-    """Return the rows of one place of the grid."""
-    for key, value in point:
-        table = table[table[key] == value]
-    return table
-
-
 def chosen_at(table: pd.DataFrame, point: Point) -> pd.DataFrame:
     """Return the rows of one place of the grid that count: those at the chosen learning rate."""
-    rows = at_point(table, point)
-    return rows[rows["chosen"].astype(bool)] if len(rows) else rows
+    for key, value in point:
+        table = table[table[key] == value]
+    return table[table["chosen"].astype(bool)] if len(table) else table
 
 
 @lru_cache(maxsize=64)  # many runs have the same text

@@ -23,8 +23,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from comparison.results.paired import Interval, deviation
-from structured_init.errors import StructuredInitError
+from comparison.results.paired import Interval, interval_around
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,7 +44,8 @@ def looking_interval(values: Sequence[float], horizon: int, level: float = 0.95)
     It is narrowest at ``horizon`` values, which is fixed before the first look. Looks beyond it are valid too: a tenth
     of the errors is kept for them. ``level`` is that of all looks together; below 5 values there are no ends.
     """
-    return _widened(values, critical_value(len(values), horizon, level) if len(values) >= FEWEST else math.inf)
+    critical = critical_value(len(values), horizon, level) if len(values) >= FEWEST else math.inf
+    return interval_around(values, critical)
 
 
 def narrow_interval(values: Sequence[float], level: float = 0.95) -> Interval:
@@ -53,7 +53,8 @@ def narrow_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
     ``level`` is that of the interval at which the rule stops, whatever width it waits for.
     """
-    return _widened(values, narrow_value(len(values), level) if len(values) >= FEWEST_NARROW else math.inf)
+    critical = narrow_value(len(values), level) if len(values) >= FEWEST_NARROW else math.inf
+    return interval_around(values, critical)
 
 
 @cache
@@ -72,19 +73,6 @@ def narrow_value(n: int, level: float = 0.95) -> float:
     from scipy import stats
 
     return float(stats.t.isf(_narrow_tail(level), n - 1))
-
-
-def _widened(values: Sequence[float], critical: float) -> Interval:
-    n = len(values)
-    if n == 0:
-        raise StructuredInitError("an interval needs at least one value")
-    if not all(map(math.isfinite, values)):
-        return Interval(math.nan, math.nan, math.nan, n)
-    mean = math.fsum(values) / n
-    if math.isinf(critical):
-        return Interval(mean, -math.inf, math.inf, n)
-    half_width = critical * deviation(values, of_mean=True)
-    return Interval(mean, mean - half_width, mean + half_width, n)
 
 
 # The boundary for many looks ------------------------------------------------------------------------------------------

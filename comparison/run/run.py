@@ -83,11 +83,7 @@ def _output_to(run: Run) -> Iterator[None]:
 
 
 def train(run: Run, deadline: float = math.inf) -> None:
-    """Do what is left of a run, in this process; where a deadline comes first, leave a checkpoint to go on from.
-
-    Args:
-        run: to be trained.
-        deadline: in seconds since 1970.
+    """Do what is left of a run, in this process; at a deadline (in seconds since 1970), leave a checkpoint.
 
     Raises:
         StructuredInitError: an expected mistake; anything else that Lightning and the task raise goes through.

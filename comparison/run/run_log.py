@@ -21,9 +21,6 @@ class RunLog(Logger):
 
     Lightning's ``CSVLogger`` deletes what a killed run has left in its folder. This one adds to it; `ExactResume` keeps
     the number of rows in each checkpoint, and takes back what was logged after it.
-
-    Args:
-        folder: of the run.
     """
 
     def __init__(self, folder: str) -> None:

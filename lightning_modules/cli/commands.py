@@ -135,11 +135,7 @@ PACKAGES = ("structured_init", "callbacks", "lightning_modules", "comparison")
 
 
 def shadowing(names: Iterable[str] = PACKAGES) -> str | None:
-    """Return one line about the first package of this project that another one hides; ``None`` where none is.
-
-    Args:
-        names: of the packages.
-    """
+    """Return one line about the first package of this project that another one hides; ``None`` where none is."""
     ours = Path(__file__).resolve().parents[2]
     for name in names:
         try:

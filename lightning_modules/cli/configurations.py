@@ -58,10 +58,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any], *, section: bool 
     Sections, classes and their ``init_args`` are merged. A dictionary that is the value of one argument, such as
     ``network_args``, is replaced as a whole; so are the arguments of a class by those of another class.
 
-    Args:
-        below: the content of a file.
-        above: the content of the file that comes later.
-        section: whether the keys are sections.
+    ``above`` is the content of the file that comes later, and ``section`` says whether the keys are sections.
     """
     whole = dict(below)
     if "class_path" in above and above["class_path"] != below.get("class_path"):
@@ -80,10 +77,7 @@ Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def check_config(path: str) -> str:
-    """Return the path of a configuration file that holds keys, each once.
-
-    Args:
-        path: of a YAML or JSON file, which YAML includes.
+    """Return the path of a configuration file, YAML or JSON (which YAML includes), that holds keys, each once.
 
     Raises:
         StructuredInitError: the file cannot be read, is no text, no YAML, no mapping, or gives a key twice, of which
@@ -161,7 +155,6 @@ def _beside_class(key: str, section: str) -> str:
 
 
 OPTIONS = ("-c", "--config")
-FLAGS = ("--plan",)
 PREFIX = "--init.initializer.init_args."
 
 
@@ -274,11 +267,7 @@ def of_control(name: str) -> tuple[str, str]:
 
 
 def expand(args: list[str]) -> list[str]:
-    """Replace configuration names by paths, each after those it is layered over, and give a lone flag its value.
-
-    Args:
-        args: a command line without the program's name.
-    """
+    """Replace configuration names by paths, each after those it is layered over, and give a lone flag its value."""
     expanded: list[str] = []
     given = [value for option, value in pairwise(args) if option in OPTIONS]
     experiments = [name for name in given if _is_experiment(name)]
@@ -292,7 +281,7 @@ def expand(args: list[str]) -> list[str]:
             expanded += find_config(argument).words(option)
         elif equals and option in OPTIONS:
             expanded += find_config(value).words(option)
-        elif argument in FLAGS and (args[index + 1 : index + 2] or ["-"])[0].startswith("-"):
+        elif argument == "--plan" and (args[index + 1 : index + 2] or ["-"])[0].startswith("-"):
             expanded.append(f"{argument}=true")
         else:
             expanded.append(argument)

@@ -285,10 +285,8 @@ class StartingAnew(Callback):
     """Say in one line that ``last`` has found no checkpoint; with one it says nothing.
 
     Lightning goes on without one, so that a job can be submitted with the same command the first time and later; its
-    own warning is one among many, and names no file.
-
-    Args:
-        newest: checkpoint of another run, which may have been meant; None where there is none.
+    own warning is one among many, and names no file. ``newest`` is a checkpoint of another run, which may have been
+    meant.
     """
 
     def __init__(self, newest: Path | None = None) -> None:
@@ -308,8 +306,7 @@ class StartingAnew(Callback):
 class PredictionTable(Callback):
     """Write class and probability of each sample that `predict` reads to ``predictions.csv`` in the run's folder.
 
-    Args:
-        data: datamodule with ``class_names``, and ``predicted``, a name for each sample.
+    The datamodule has ``class_names``, and ``predicted``, a name for each sample.
     """
 
     def __init__(self, data: Any) -> None:
@@ -341,12 +338,7 @@ class PredictionTable(Callback):
 
 
 def resuming(trainer: Trainer, args: Sequence[str]) -> str:
-    """Return one line with the command that resumes a training, or says that there is nothing yet to resume from.
-
-    Args:
-        trainer: of the training that was ended.
-        args: its command line.
-    """
+    """Return one line with the command that resumes an ended training, or says that nothing is there to resume from."""
     saved = [each.last_model_path or each.best_model_path for each in trainer.checkpoint_callbacks
              if isinstance(each, ModelCheckpoint)]  # fmt: skip
     last = next((os.path.relpath(path) for path in saved if path), None)

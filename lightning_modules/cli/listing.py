@@ -44,10 +44,7 @@ def experiments() -> dict[str, str]:
 
 
 def list_command(args: Sequence[str]) -> None:
-    """Print the table.
-
-    Args:
-        args: the command line after ``list``.
+    """Print the table that the command line after ``list`` asks for.
 
     Raises:
         StructuredInitError: there is no such network, or an option that the command does not have.

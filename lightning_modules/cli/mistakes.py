@@ -89,12 +89,7 @@ class Mistake(NamedTuple):
 
 
 def explain(message: str, known_keys: Iterable[str]) -> str:
-    """Return one line for an error of the argument parser.
-
-    Args:
-        message: jsonargparse's, of many lines.
-        known_keys: every key of the configuration, for the nearest one.
-    """
+    """Return one line for jsonargparse's message of many lines; of all keys that are known, it names the nearest."""
     # Where a name would do as well as a class, what is wrong with the class that was given is worth saying.
     message = re.sub(r"- Expected a <class 'str'>\s*(?=- (Problem with given class|Expected a dot))", "", message)
     for pattern, answer in PATTERNS.items():
@@ -375,14 +370,9 @@ CUSTOMARY: dict[str, tuple[str, ...]] = {
 
 
 def suggest(name: str, valid: Collection[str]) -> str:
-    """Return the end of an error message: the right name.
+    """Return the end of an error message: the right name for what the user wrote, with or without a section.
 
-    Args:
-        name: what the user wrote, with or without a section.
-        valid: names of arguments, or dotted keys.
-
-    Returns:
-        As :func:`structured_init.errors.nearest`; of dotted keys that are all far, the sections.
+    It is that of :func:`structured_init.errors.nearest`; of dotted keys that are all far, the sections.
     """
     section, _, last = name.rpartition(".")
     if (first := name.partition(".")[0]) not in valid and first.lower() in valid:
@@ -421,10 +411,7 @@ def _arguments_of_any(base: type) -> set[str]:
 def _reaches(key: str, valid: Collection[str]) -> bool:
     """Tell whether a key lies below an argument whose own arguments depend on the class it is given."""
     first = key.partition(".")[0]
-    return "." in key and first in (*OPEN, "network_args") and first in valid
-
-
-OPEN = ("model", "data", "optimizer")
+    return "." in key and first in ("model", "data", "optimizer", "network_args") and first in valid
 
 
 ABSENT = "trainer.accelerator names hardware that is not found here: take auto, or cpu"
@@ -445,8 +432,7 @@ OURS = tuple(
 def answer(error: Exception) -> StructuredInitError | None:
     """Return Lightning's own complaint about its arguments as one line; ``None`` for a bug, the user's or another's.
 
-    Args:
-        error: as it was caught. A complaint is one that Lightning raises by itself, reached through its own code alone.
+    A complaint is one that Lightning raises by itself, reached through its own code alone.
     """
     if isinstance(error, MisconfigurationException):
         absent = re.search(r"accelerator is not available|No supported gpu backend", str(error))
@@ -476,9 +462,6 @@ def _within_libraries(error: BaseException) -> bool:
 
 def check_trainer(trainer: Any) -> None:
     """Refuse values of the section ``trainer`` that Lightning answers badly, late, or not at all; read ``5min``.
-
-    Args:
-        trainer: the section.
 
     Raises:
         StructuredInitError: names the key, its value, and the nearest right one.

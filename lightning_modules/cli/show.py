@@ -197,11 +197,7 @@ def _narrowed(build: Callable[[Any], nn.Module], config: Any) -> tuple[Any, int]
 
 
 def by_position(args: list[str]) -> list[str]:
-    """Return a command line with the names after ``show`` and ``audit`` as options: of a model, then initializations.
-
-    Args:
-        args: a command line without the program's name.
-    """
+    """Return a command line with the names behind ``show`` and ``audit`` as options: a model, then initializations."""
     names = list(itertools.takewhile(lambda word: not word.startswith("-"), args[1:]))
     if args[:1] not in (["show"], ["audit"]):
         return args
@@ -297,13 +293,7 @@ TABLE, PAGE, PICTURE = "audit.csv", "audit.md", "audit.png"
 
 
 def write_audit(found: Audit, folder: Path, figures: ModuleType) -> Iterator[Path]:
-    """Write the table of parameters, the page and the picture, and yield the files.
-
-    Args:
-        found: what was seen.
-        folder: where they go; it is created.
-        figures: the module that draws.
-    """
+    """Write the table of parameters, the page and the picture into a folder, which is created, and yield the files."""
     with replacing(folder / TABLE) as temporary:
         found.table().to_csv(temporary, index=False)
     yield folder / TABLE

@@ -163,11 +163,7 @@ class ImageSet(Dataset):
         return images[0], labels[0]
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """Return a batch: images (B, C, H, W) float32 and classes (B,) int64.
-
-        Args:
-            keys: pairs (epoch, index); an index alone belongs to epoch 0.
-        """
+        """Return a batch, images (B, C, H, W) float32 and classes (B,) int64; an index alone belongs to epoch 0."""
         epochs, indices = np.array([key if isinstance(key, tuple) else (0, key) for key in keys]).T
         augmentation, decoder = self.augmentation, self.images if isinstance(self.images, Decoder) else None
         if augmentation is None:

@@ -58,7 +58,6 @@ def stratified_parts(
     return [np.sort(np.concatenate(part)) if part else np.empty(0, dtype=np.int64) for part in parts]
 
 
-TESTED = ("test", *VALIDATION)  # usual names of a split to test on; the first that exists
 LABEL_COLUMNS = ("label", "labels", "fine_label", "class", "target")
 
 
@@ -191,8 +190,8 @@ class LabelledData(SeededData):
     @property
     def test_split(self) -> str:
         """Name of the split to test on."""
-        usual = [name for name in TESTED if name in self.source.splits]
-        return self.source.called(self._test_split or next(iter(usual), "test"))
+        usual = next((name for name in ("test", *VALIDATION) if name in self.source.splits), "test")
+        return self.source.called(self._test_split or usual)
 
     @property
     def has_test(self) -> bool:

@@ -29,13 +29,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def derive_seeds(*parts: ArrayLike) -> NDArray[np.uint64]:
     """Return one 64-bit seed per element of the broadcast ``parts``, e.g. ``derive_seeds(seed, epoch, indices)``.
 
-    Sums such as ``seed + epoch`` would give seed 0 in epoch 1 the order of seed 1 in epoch 0; a hash does not.
-
-    Args:
-        parts: whole numbers or arrays of them, of shapes that broadcast.
-
-    Returns:
-        Seeds of the broadcast shape, at least one-dimensional.
+    Parts are whole numbers or arrays of them; the result is at least one-dimensional. Sums such as ``seed + epoch``
+    would give seed 0 in epoch 1 the order of seed 1 in epoch 0; a hash does not.
 
     Source:
         splitmix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.

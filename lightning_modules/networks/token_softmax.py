@@ -87,9 +87,7 @@ def _pretrained_models(network: nn.Module) -> list[tuple[str, Any]]:
 class TokenSoftmaxAttention(Attention):
     """An ``Attention`` of timm that was built before, with its modules and names, and ``token_softmax`` beside them.
 
-    Args:
-        attention: what it stands for; its modules are taken over, not copied.
-        values: mixes the values.
+    Its modules are taken over, not copied.
     """
 
     def __init__(self, attention: Attention, values: TokenSoftmaxValue) -> None:

@@ -58,11 +58,8 @@ def is_plain(value: Any) -> bool:
 def read_checkpoint(path: str | os.PathLike[str], *, mmap: bool = True) -> dict[str, Any]:
     """Open one of Lightning's checkpoints without running any code in it.
 
-    Of a sharded one, a folder, weights and optimizer states are not read.
-
-    Args:
-        path: of the checkpoint.
-        mmap: let tensors stay on disk until they are read.
+    Of a sharded one, a folder, weights and optimizer states are not read. ``mmap`` lets tensors stay on disk until they
+    are read.
 
     Raises:
         StructuredInitError: there is no such file, it holds more than plain data and tensors, or it is not one of

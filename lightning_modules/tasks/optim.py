@@ -79,13 +79,9 @@ def parameter_groups(module: nn.Module, *, decay_all: bool = False, fallback: bo
 
 
 def build_optimizer(build: Callable[..., Optimizer], module: nn.Module, *, decay_all: bool = False) -> Optimizer:
-    """Build an optimizer on the parameter groups of a module.
+    """Build an optimizer on the groups that :func:`parameter_groups` makes of a module.
 
-    Args:
-        build: from groups to the optimizer. One with a fallback (``timm.optim.Muon``) gets what is no hidden matrix in
-            groups of its own.
-        module: its trainable parameters are grouped by :func:`parameter_groups`.
-        decay_all: see there.
+    One with a fallback (``timm.optim.Muon``) gets what is no hidden matrix in groups of its own.
 
     Raises:
         StructuredInitError: nothing is trainable; the optimizer refuses a value, or cannot train such groups. A bug in
@@ -175,11 +171,8 @@ def warmup_cosine(
 def piecewise_linear(optimizer: Optimizer, *, total_steps: int, points: Sequence[Sequence[float]]) -> LambdaLR:
     """Schedule every parameter group along straight lines between points, one call per optimizer step.
 
-    Args:
-        optimizer: its learning rates are multiplied.
-        total_steps: steps of the run.
-        points: pairs (share of the run, share of the learning rate); the run's shares rise from 0 to 1. A step has
-            the value at its end, so that the first one counts where the curve starts at 0.
+    Points are pairs (share of the run, share of the learning rate); the run's shares rise from 0 to 1. A step has the
+    value at its end, so that the first one counts where the curve starts at 0.
 
     Raises:
         StructuredInitError: the points are no curve from 0 to 1.

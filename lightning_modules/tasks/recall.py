@@ -42,13 +42,9 @@ class RecallByLength(Metric):
         self.add_state("counts", torch.zeros(len(self.lengths) + 1, 4, dtype=torch.float64), dist_reduce_fx="sum")
 
     def update(self, predictions: Tensor, targets: Tensor, scored: Tensor, lengths: Tensor) -> None:
-        """Count a batch.
+        """Count a batch: of predictions and targets (B, L), the positions that are scored (B, L); lengths are (B,).
 
-        Args:
-            predictions: (B, L) the likeliest token at each position, given the right answer before it.
-            targets: (B, L).
-            scored: (B, L) bool, the positions that count.
-            lengths: (B,).
+        A prediction is the likeliest token, given the right answer before it.
         """
         wrong, asked = ((predictions != targets) & scored).sum(1), scored.sum(1)
         rows = torch.stack([torch.ones_like(asked), wrong == 0, asked, asked - wrong], dim=1).to(self.counts)

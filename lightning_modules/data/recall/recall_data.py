@@ -61,10 +61,7 @@ class RecallSet(Dataset[Batch]):
         return {name: values[0] for name, values in self.__getitems__([key]).items()}
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> Batch:
-        """Return a batch, filled up behind the shorter examples.
-
-        Args:
-            keys: pairs (epoch, index); an index alone belongs to epoch 0.
+        """Return a batch, filled up behind the shorter examples; an index without an epoch belongs to epoch 0.
 
         Returns:
             ``input_ids`` (B, T); ``targets`` (B, T), what is predicted at each position, −100 where nothing is;

@@ -88,7 +88,7 @@ class Masking:
         fixed: whether all epochs have the corruption of epoch 0, as for validation.
 
     Raises:
-        StructuredInitError: no mask token, or a probability out of its range.
+        StructuredInitError: no mask token.
 
     Source:
         Devlin et al., "BERT", 2019, section 3.1 and appendix A.1. At least one token of a block is chosen.
@@ -100,8 +100,6 @@ class Masking:
     fixed: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.probability <= 1:
-            raise StructuredInitError(f"mask_probability={self.probability} is not in (0, 1]")
         if self.tokenizer.mask_token_id is None:
             raise StructuredInitError(
                 f"tokenizer '{self.tokenizer.name}' has no mask token, which objective 'masked' needs: use one of a "
@@ -175,10 +173,7 @@ class Blocks(Dataset):
         return plain
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Tensor]:
-        """Return a batch.
-
-        Args:
-            keys: pairs (epoch, index); an index alone belongs to epoch 0.
+        """Return a batch; an index without an epoch belongs to epoch 0.
 
         Returns:
             ``input_ids`` and ``labels`` (B, T) int64, −100 where nothing is predicted; ``characters`` and ``bytes``

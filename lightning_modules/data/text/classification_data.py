@@ -50,14 +50,7 @@ class Sentences(Dataset):
         return {name: values[0] for name, values in self.__getitems__([key]).items()}
 
     def __getitems__(self, keys: Sequence[int | tuple[int, int]]) -> dict[str, Tensor]:
-        """Return a batch.
-
-        Args:
-            keys: pairs (epoch, index), or an index alone.
-
-        Returns:
-            ``input_ids`` (B, T) int64, ``attention_mask`` (B, T) int64 and ``labels`` (B,) int64.
-        """
+        """Return a batch: ``input_ids`` (B, T) int64, ``attention_mask`` (B, T) int64 and ``labels`` (B,) int64."""
         indices = [key[1] if isinstance(key, tuple) else key for key in keys]
         texts = [self._tokens(index) for index in indices]
         length = self.max_length if self.pad_to_max_length else max(map(len, texts))

@@ -24,11 +24,7 @@ Rows = Iterable[str]  # of a column, or lines of a file with their ends; can be 
 
 
 class Texts:
-    """Texts that can be iterated again and again, and a name for all that they say.
-
-    Args:
-        texts: in order.
-    """
+    """Texts, in order, that can be iterated again and again, and a name for all that they say."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = texts
@@ -282,9 +278,6 @@ TEXTS = Kind(
 )
 
 
-_USUAL = {"val": VALIDATION, "test": ("test",)}
-
-
 class Parts:
     """The parts ``train``, ``val`` and ``test``: splits of the corpus, and carved out of train where it has none.
 
@@ -295,7 +288,8 @@ class Parts:
         self, corpus: Corpus, rule: str, splits: Mapping[str, str | None], shares: Mapping[str, float], seed: int
     ) -> None:
         self.corpus, self.rule, self.seed = corpus, rule, seed
-        usual = {part: next((name for name in names if name in corpus.splits), None) for part, names in _USUAL.items()}
+        names = {"val": VALIDATION, "test": ("test",)}
+        usual = {part: next((name for name in of if name in corpus.splits), None) for part, of in names.items()}
         self.splits = {part: splits[part] or usual.get(part) for part in ("train", "val", "test")}
         self.shares = {part: 0.0 if self.splits[part] else shares[part] for part in ("test", "val")}
 

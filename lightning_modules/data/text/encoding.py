@@ -21,11 +21,9 @@ _FORMAT = 1  # another one where files of an older version would be read wrongly
 
 
 class Tokens:
-    """The tokens of many documents, one after the other; opened by each process for itself.
+    """The tokens of many documents, one after the other, in a file of `RECORD`; opened by each process for itself.
 
-    Args:
-        file: of `RECORD`.
-        bounds: where each document begins, and the end of the last, (D + 1,).
+    ``bounds`` (D + 1,) are where each document begins, and the end of the last.
     """
 
     def __init__(self, file: Path, bounds: NDArray[np.int64]) -> None:

@@ -297,14 +297,9 @@ MASKS = (MASK, "[MASK]", "<|mask|>")
 
 
 def find_tokenizer(name: str, vocab_size: int, training_text: Callable[[], Texts], cache: Path) -> Tokenizer:
-    """Return a tokenizer by its name.
+    """Return a tokenizer by its name, as :class:`TextData` takes it.
 
-    Args:
-        name: ``characters``, ``bytes``; ``bpe`` or ``wordpiece`` to train one; a ``tokenizer.json`` or the
-            folder of a saved tokenizer; or a hub name.
-        vocab_size: of one that is trained.
-        training_text: what to make it from, asked for only then.
-        cache: folder that keeps what was trained.
+    The training text is asked for only where one is made from it; the folder ``cache`` keeps what was made.
 
     Raises:
         StructuredInitError: no such tokenizer, a corrupt file, a vocabulary too small.

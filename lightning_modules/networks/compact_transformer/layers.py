@@ -278,10 +278,8 @@ class CompactEncoder(nn.Module):
     def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return logits (B, classes) of tokens (B, N, D).
 
-        Args:
-            tokens: (B, N, D).
-            mask: (B, N), true for the tokens that count: in attention as keys, in the pooling, and in every softmax
-                over tokens.
+        ``mask`` (B, N) is true for the tokens that count: in attention as keys, in the pooling, and in every softmax
+        over tokens.
 
         Raises:
             StructuredInitError: another number of tokens than the positions are for, a mask that is not (B, N).

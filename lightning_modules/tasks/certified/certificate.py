@@ -22,12 +22,7 @@ from structured_init.layers import CayleyLinear
 
 
 def margins(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return by how much each label leads the best of the others, (B,); negative or zero where it does not.
-
-    Args:
-        logits: (B, K).
-        labels: (B,) class numbers.
-    """
+    """Return by how much each label (B,) leads the best of the other logits (B, K); zero or less where it does not."""
     own = logits.gather(1, labels[:, None]).squeeze(1)
     others = logits.scatter(1, labels[:, None], -math.inf)
     return own - others.amax(1)

@@ -40,13 +40,7 @@ class Attack:
 
 
 class RobustnessMetrics(nn.Module):
-    """Metrics of one split, named as they are logged.
-
-    Args:
-        split: ``val`` or ``test``.
-        epsilons: radii to certify, in 1/255.
-        attack: None for certificates alone.
-    """
+    """Metrics of one split, ``val`` or ``test``, named as they are logged; radii to certify are in 1/255."""
 
     def __init__(self, split: str, epsilons: Sequence[float], attack: Attack | None) -> None:
         super().__init__()

@@ -67,13 +67,7 @@ def draw(logits: Tensor, *, temperature: float, top_k: int | None, generator: to
 
 
 def log_samples(trainer: Trainer, folder: Path, texts: Sequence[str]) -> None:
-    """Write texts to ``samples/step_00001000.txt`` and show them to TensorBoard and W&B.
-
-    Args:
-        trainer: whose step and loggers count; on rank zero.
-        folder: of the run.
-        texts: prompt and continuation each.
-    """
+    """Write texts to ``samples/step_00001000.txt`` and show them to TensorBoard and W&B, on rank zero alone."""
     step = trainer.global_step
     with replacing(folder / "samples" / f"step_{step:08d}.txt") as temporary:
         temporary.write_text("\n\n--------\n\n".join(texts) + "\n", encoding="utf-8")
@@ -89,9 +83,7 @@ def log_samples(trainer: Trainer, folder: Path, texts: Sequence[str]) -> None:
 def token_strings(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """Return one string per token number: what stands on the axes of an attention map.
 
-    Args:
-        tokenizer: of the data, or of ``tokenizers`` or transformers; ``None`` gives the numbers themselves.
-        ids: token numbers.
+    A tokenizer is that of the data, or one of ``tokenizers`` or transformers; ``None`` gives the numbers themselves.
     """
     for name in ("token", "id_to_token", "convert_ids_to_tokens"):
         convert = getattr(tokenizer, name, None)

@@ -162,13 +162,10 @@ def _spared(layer: Layer, chosen: Iterable[Tensor]) -> Tensor:
 
 
 def _among_content(layer: Layer, stream: Stream, codes: Tensor) -> tuple[Layer, Stream]:
-    """Write codes as positions, as many times as large as content as they are given, and see that they arrive so.
+    """Write codes as positions, as many times as large as content as they are given; return both as they are seen.
 
     Some hosts multiply embeddings or positions before they add them. So what the layer reads is looked at in a forward
     pass, and where the positions in it are not what they should be, content is taken for so much larger or smaller.
-
-    Returns:
-        The layer and the stream as they were seen.
     """
     table, square, off, given = layer.positions.absolute, codes.square().mean().item(), OTHER, stream
     for _ in range(ROUNDS):

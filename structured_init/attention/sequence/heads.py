@@ -290,10 +290,7 @@ def write_copies(layer: Layer, scale: float, outcome: Outcome) -> tuple[dict[int
     """Write values and outputs of the heads that look at offsets: W_v = V, W_o = scale · stream · O.
 
     What is seen has mean square 1 after the norm, so with a scale of 1 the copy is as large, in each coordinate of its
-    subspace, as the stream is.
-
-    Returns:
-        V by the number of the value, and O by the number of the head.
+    subspace, as the stream is. Return V by the number of the value, and O by the number of the head.
     """
     site = layer.site.by("PreviousToken: value_output")
     value, output = site.value.double(), site.output.double()
