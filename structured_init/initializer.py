@@ -205,7 +205,14 @@ def initialize(
     with shown, cpu_by_default(), one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer, batch, shown, batches)
         changes = list(initializer.freezing(weights))
+        versions = [(each, each._version) for each in model.parameters() if not each.is_inference()]
         initializer.plan(weights, rng=draws, batch=batch if isinstance(batch, Tensor) else None)
+        for parameter, version in versions:
+            if parameter._version != version and id(parameter) not in weights.updates:
+                raise StructuredInitError(
+                    f"{type(initializer).__name__} has changed '{weights.names(parameter)[0]}' itself, of which no "
+                    "report knows: its plan has to say weights.write(parameter, value, by)"
+                )
         weights.flush()
         written = {who for update in weights.updates.values() for who in update.by}
         for who, why in weights.refused.items():

@@ -159,8 +159,10 @@ def check_initialized(
         where: which parameters are drawn, if the others are loaded, as in ``where="classifier"``: patterns of their
             names, or of modules around them. ``seeds``, ``own``, ``copies`` and ``like`` check these alone.
         like: a model, or a state dictionary, whose parameters of the same name, apart from numbers, have a root mean
-            square within 25 %; numbers in place of tensors are root mean squares. Or a standard: ``"gpt2"``, whose
-            outputs into the residual stream have its depth scale, ``"llama"``, ``"torch"``, ``"mamba"``.
+            square within 25 %, or within what chance allows of few numbers. Numbers in place of tensors are root mean
+            squares, under names that the model has. A tied parameter is compared under each of its names. Or a
+            standard: ``"gpt2"``, whose outputs into the residual stream have its depth scale, ``"llama"``,
+            ``"torch"``, ``"mamba"``.
         classes: number of classes or words, the length of the last axis of the logits, where the model does not say it
             by ``num_classes``, an embedding, or a linear layer called ``head``, ``classifier``, ``fc`` or ``lm_head``.
         loss_tolerance: share of ln C by which the loss may differ.
@@ -225,7 +227,7 @@ def check_initialized(
         for name, each in _run(fresh, batch, classes, loss_tolerance, growth, seed):
             row(name, **each)
     if like is not None:
-        row("like", **_unlike(found, like, num_layers(fresh)))
+        row("like", **_unlike(found, like, fresh))
     return Checked(type(fresh).__name__, tuple(rows[name] for name in CHECKS if name in rows))
 
 
@@ -486,7 +488,9 @@ def _in_bfloat16(model: nn.Module, inputs: Inputs, seed: int) -> dict[str, Any]:
     return {"failures": [f"{broken:,} numbers of the output are NaN"] if broken else []}
 
 
-def _unlike(found: list[Record], like: str | nn.Module | Mapping[str, Tensor | float], layers: int) -> dict[str, Any]:
+def _unlike(
+    found: list[Record], like: str | nn.Module | Mapping[str, Tensor | float], model: nn.Module
+) -> dict[str, Any]:
     """Compare scales with a standard, or with those of parameters of the same name apart from numbers."""
     wrong: list[tuple[str, str]] = []
     covered: set[str] = set()
@@ -497,23 +501,29 @@ def _unlike(found: list[Record], like: str | nn.Module | Mapping[str, Tensor | f
                 covered.add(each.name)
                 if not any(reference.name in names for reference in each.references):
                     wrong.append((each.name, f"{in_words(each)}, not as {like} draws its {each.role}"))
-        if like == "gpt2" and layers > 1:
+        if like == "gpt2" and (layers := num_layers(model)) > 1:
             wrong += _unscaled(found, layers)
     else:
         given = _tensors(like) if isinstance(like, nn.Module) else like
         scales: dict[str, list[float]] = {}
+        own = {re.sub(r"\d+", "#", name): name for names in tensor_names(model).values() for name in names}
         for name, value in given.items():
             scale = torch.as_tensor(value).detach().double().square().mean().sqrt().item()
-            scales.setdefault(re.sub(r"\d+", "#", name), []).append(scale)
+            scales.setdefault(kind := re.sub(r"\d+", "#", name), []).append(scale)
+            if not isinstance(value, Tensor) and kind not in own:
+                raise StructuredInitError(f"like['{name}'] is no parameter of the model: {nearest(name, own.values())}")
         for each in found:
-            others = scales.get(re.sub(r"\d+", "#", each.name), [])
-            if others and (each.size >= FEWEST or each.std == 0):
-                covered.add(each.name)
-                mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
-                if not max(mine, wanted) <= SCALE * min(mine, wanted):
-                    wrong.append((each.name, f"root mean square {mine:.2g}; the reference has {wanted:.2g}"))
+            for name in each.names:
+                others = scales.get(re.sub(r"\d+", "#", name), [])
+                if others and (each.size >= FEWEST or each.std == 0):
+                    covered.add(each.name)
+                    mine, wanted = math.hypot(each.std, each.mean), sum(others) / len(others)
+                    chance = 1 + 3 / math.sqrt(each.size) if each.std else 1  # of two draws of so many numbers
+                    if not max(mine, wanted) <= SCALE * chance * min(mine, wanted):
+                        tied = f", being tied to {each.name}" if name != each.name else ""
+                        wrong.append((name, f"root mean square {mine:.2g}{tied}; the reference has {wanted:.2g}"))
         if not covered:
-            raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', scales)}")
+            raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', own.values())}")
     more = [names[0] for names, _ in findings.folded((each.name, "") for each in found if each.name not in covered)]
     return {"failures": _folded(wrong), "uncovered": f"not compared: {findings.first_names(more)}" if more else ""}
 

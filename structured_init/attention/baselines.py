@@ -121,6 +121,8 @@ class UniformProjections(Initializer):
         written = {part: size for part, size in sizes.items() if size is not None}
         if written:
             for site in weights.each(required_attention_sites(weights, self.where, "UniformProjections")):
+                if self.query_key_value and site.layout.query_key_norm:
+                    site.note("the host normalizes queries and keys: their size has no effect")
                 for part, size in written.items():
                     generator = rng.generator(site.name, f"UniformProjections: {part}")
                     drawn = _of_size(getattr(site, part), size, site.embed_dim, generator)
@@ -133,7 +135,8 @@ class UniformProjections(Initializer):
                 rest = [each for each in site.module.parameters() if each.ndim > 1 and id(each) not in other]
                 if len(rest) != 1:
                     raise StructuredInitError(
-                        f"UniformProjections: '{site.name}' has {len(rest)} matrices that may be last"
+                        f"UniformProjections: '{site.name}' has {len(rest)} matrices that may be its MLP's last: leave "
+                        "MLPs as they are (mlp_output=None), or such layers (where=)"
                     )
                 last = rest[0]
                 generator = rng.generator(weights.names(last)[0], "UniformProjections")

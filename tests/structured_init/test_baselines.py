@@ -209,7 +209,7 @@ def test_projections_of_an_mlp_whose_last_layer_is_elsewhere_are_one_line():
     from transformers import BertConfig, BertModel
 
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    with pytest.raises(StructuredInitError, match=r"^UniformProjections: '.*' has 0 matrices that may be last$"):
+    with pytest.raises(StructuredInitError, match=r"^UniformProjections: '.*' has 0 matrices that may be its MLP's"):
         initialize(BertModel(BertConfig(**sizes)), UniformProjections(mlp_output=0.0))
 
 
@@ -223,3 +223,13 @@ def test_the_last_layer_of_torchs_encoder_is_found_beside_its_attention_and_what
         StructuredInitError, match=r"leaves convolutions alone; .*: TruncatedNormal\(convolutions=True\)"
     ):
         initialize(nn.Conv2d(2, 2, 3), TruncatedNormal())
+
+
+def test_uniform_projections_say_where_the_size_of_queries_and_keys_has_no_effect():
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "head_dim": 8}
+    config = Qwen3Config(vocab_size=64, num_key_value_heads=2, **size)
+    said = {"model.layers.0.self_attn": "the host normalizes queries and keys: their size has no effect"}
+    assert initialize(Qwen3ForCausalLM(config), UniformProjections(output=None)).notes == said
+    assert initialize(Qwen3ForCausalLM(config), UniformProjections(None, 0.0)).notes == {}

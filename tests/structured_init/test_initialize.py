@@ -276,3 +276,14 @@ def test_a_predicate_is_shown_by_its_name_and_not_by_its_address():
 
     assert "first_layers" in repr(Mimetic(where=first_layers))
     assert "0x" not in repr(Mimetic(where=first_layers))
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_a_plan_that_changes_the_model_itself_is_refused(tiny_vit, dry_run):
+    class InPlace(Initializer):
+        def plan(self, weights, *, rng, batch=None):
+            weights.write(weights.model.cls_token, torch.zeros(1, 1, 16), "InPlace")
+            torch.nn.init.normal_(weights.model.blocks[0].attn.qkv.weight, generator=rng.generator("qkv", "w"))
+
+    with pytest.raises(StructuredInitError, match=r"^InPlace has changed 'blocks.0.attn.qkv.weight' itself, of which"):
+        initialize(tiny_vit(), InPlace(), dry_run=dry_run)

@@ -450,3 +450,17 @@ class Meta(nn.Module):
     def __init__(self):
         super().__init__()
         self.gate = nn.Parameter(torch.ones(64))
+
+
+def test_a_tied_parameter_is_compared_under_both_names_and_a_name_that_is_none_is_refused():
+    def build():
+        model = nn.ModuleDict({"embed": nn.Embedding(40, 32), "head": nn.Linear(32, 40, bias=False)})
+        model["head"].weight = model["embed"].weight
+        return model
+
+    checks = [name for name in CHECKS if name != "like"]
+    assert_initialized(build, skip=checks, like={"embed.weight": 1.0, "head.weight": 1.0})
+    with pytest.raises(AssertionError, match=r"like: head.weight: root mean square .*, being tied to embed.weight; "):
+        assert_initialized(build, skip=checks, like={"embed.weight": 1.0, "head.weight": 0.02})
+    with pytest.raises(StructuredInitError, match=r"like\['haed.weight'\] is no parameter .* mean 'head.weight'"):
+        assert_initialized(build, skip=checks, like={"embed.weight": 1.0, "haed.weight": 1.0})
