@@ -24,11 +24,13 @@ import yaml
 from comparison.results.elsewhere.runs import SEEDS, Key, Logged, Runs, Values, by_name, collected, named, whole
 from structured_init.errors import StructuredInitError, nearest
 from structured_init.files import refuse_endless
+from structured_init.presets import split_outside_brackets
 
 if TYPE_CHECKING:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 METRICS, SETTINGS_FILES = "metrics.csv", ("hparams.yaml", "config.yaml", "experiment.yaml")
+COUNTED = "tensors_set"  # of the hyperparameters; what an initializer did is no setting
 PLACE = ""  # the setting that is the folder's name, without its version
 MOST_SETTINGS = 10_000
 Settings = dict[str, str]
@@ -71,6 +73,8 @@ def _by_settings(settings: Mapping[str, Settings], path: Path, seed: str | None,
         if lost is not None:
             every = {key for own in settings.values() for key in own if key != PLACE}
             known = f" ({nearest(seed, every)})" if seed else ""
+            if pattern and None not in seeds.values():
+                raise StructuredInitError(f"--runs '{pattern}' fits no folder '{lost}' in '{path}'")
             raise StructuredInitError(
                 f"cannot tell the seed of '{path / lost}': no setting is called {seed or 'seed'}{known}. Name the "
                 "setting with --seed, or say how folders are named, as in --runs '{arm}/version_{seed}'"
@@ -90,13 +94,12 @@ def _arms(settings: Mapping[str, Settings], seeds: Mapping[str, int], seed: str 
         with_seed = many > 1 and (kinds == many == pairs or kinds == len(settings))
         before = len({tuple(label) for label in labels.values()})
         after = len({(*labels[name], values[name]) for name in settings})
-        if kinds == 1 or _is_seed(key, seed) or with_seed or after == before:
+        if kinds == 1 or _is_seed(key, seed) or with_seed or after == before or _last(key) == COUNTED:
             continue
         for name, value in values.items():
             plain = key == PLACE or key.endswith("class_path")
-            labels[name].append(
-                value.rpartition(".")[2] if plain and key else f"{_last(key)}={value}" if key else value
-            )
+            text = value.rpartition(".")[2] if plain and key else f"{_last(key)}={value}" if key else value
+            labels[name].append("" if key not in settings[name] and any(labels[name]) else text)
     return {name: ", ".join(filter(None, label)) for name, label in labels.items()}
 
 
@@ -124,8 +127,15 @@ def _run_settings(folder: Path, name: str) -> Settings:
 def _leaves(prefix: str, content: Any) -> Iterator[tuple[str, str]]:
     pairs = content.items() if isinstance(content, Mapping) else enumerate(content)
     for key, value in pairs:
+        called = re.fullmatch(r"(\w+)\((.*)\)", value, re.DOTALL) if isinstance(value, str) else None
+        if called and called[2].count("(") != called[2].count(")"):
+            called = None
         if isinstance(value, (Mapping, list)):
             yield from _leaves(f"{prefix}{key}.", value)
+        elif called:  # as an initializer in the hyperparameters: its class, and each of its arguments
+            yield f"{prefix}{key}.class_path", called[1]
+            pairs = (each.partition("=") for each in split_outside_brackets(called[2]))
+            yield from ((f"{prefix}{key}.{name.strip()}", text[:60]) for name, _, text in pairs)
         else:
             yield f"{prefix}{key}", str(value)[:60]
 

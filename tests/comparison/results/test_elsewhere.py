@@ -367,6 +367,16 @@ def test_lightnings_csv_logs_are_read_by_what_differs_in_their_settings(tmp_path
     check({(names[arm], seed): logged for (arm, seed), logged in found.items()})
 
 
+def test_of_initializers_in_the_settings_arms_have_class_and_what_differs(tmp_path):
+    same = "Mimetic(query_key=True, qk_alpha=0.7, offsets=[[0, 1], [1, 0]], vo_beta="
+    begun = lambda kind, seed: {"seed": seed, "init": {"initializer": kind, "tensors_set": len(kind)}}  # noqa: E731
+    kinds = {"Default()": "default", f"{same}0.2)": "mimetic", f"{same}0.4)": "mimetic"}
+    runs = csv_logs(tmp_path, [(arm, seed, begun(kind, seed)) for kind, arm in kinds.items() for seed in (0, 1)])
+    assert {arm for arm, *_ in read_elsewhere(runs)} == {"Default", "Mimetic, vo_beta=0.2", "Mimetic, vo_beta=0.4"}
+    with pytest.raises(StructuredInitError, match=r"--runs '\{arm\}/v\{seed\}' fits no folder 'version_0' in "):
+        read_elsewhere(runs, "{arm}/v{seed}")
+
+
 def test_lightnings_folders_tell_arm_and_seed_where_settings_do_not(tmp_path):
     for (arm, seed), curve in CURVES.items():
         lines = [f"{step},{value}" for step, value in curve]
