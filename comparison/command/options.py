@@ -128,7 +128,7 @@ def report_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("folder", metavar="PATH", help="folder of a comparison, or a table (.csv) or log of runs made elsewhere")
     add("--baseline", metavar="INIT", help="arm that all others are compared to (default: the comparison's)")
-    add("--metric", metavar="NAME", help="metric of runs made elsewhere, if they have several")
+    add("--metric", metavar="NAME", help="another metric of the runs, or which one of runs made elsewhere")
     _add_direction(parser, "the comparison's, else by its name")
     add("--runs", metavar="PATTERN", help="how runs made elsewhere are named, such as {arm}/seed_{seed}")
     add("--arm", metavar="COLUMN", help="the column of a table that names the arm (default: arm)")

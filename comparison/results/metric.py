@@ -6,6 +6,7 @@ whose words are unknown, or speak for both, is asked for.
 
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from collections.abc import Collection
@@ -79,8 +80,12 @@ def mode_of(metric: str) -> str:
     """Return what :func:`direction` does."""
     found = direction(metric)
     if found is None:
+        last = next(iter(words_of(metric)[-1:]), "")
+        near = [] if last in OPEN else difflib.get_close_matches(last, sorted(LESS | MORE), n=1, cutoff=0.85)
+        meant = f"did you mean '{metric.removesuffix(last)}{near[0]}'? Else " if near else ""
         raise StructuredInitError(
-            f"the name '{metric}' does not say whether more or less of it is better: add {' or '.join(FLAGS.values())}"
+            f"the name '{metric}' does not say whether more or less of it is better: {meant}add "
+            f"{' or '.join(FLAGS.values())}"
         )
     return found
 

@@ -6,7 +6,7 @@ import inspect
 import pytest
 from torchmetrics import Metric as TorchMetric
 
-from comparison.results.metric import Metric, direction
+from comparison.results.metric import Metric, direction, mode_of
 from comparison.results.paired import Interval
 from lightning_modules.cli import main
 
@@ -23,6 +23,7 @@ OPEN = (
     "score attention_entropy accuracy_drop steps_to_accuracy 1-accuracy val/1-acc false_negative_rate loss_accuracy x "
     "negative_precision accuracy_std"
 )
+from structured_init.errors import StructuredInitError
 
 
 @pytest.mark.parametrize(
@@ -87,3 +88,9 @@ def test_a_direction_that_no_name_tells_is_asked_for_and_then_taken(tmp_path, ca
     with pytest.raises(SystemExit):
         main(["report", str(table), "--less-is-better", "--more-is-better"])
     assert "not allowed with argument" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "meant"), [("test/aurocc", "test/auroc"), ("val/acuracy", "val/accuracy")])
+def test_a_slip_of_the_pen_is_answered_with_the_metric_that_is_near(name, meant):
+    with pytest.raises(StructuredInitError, match=f"more or less of it is better: did you mean '{meant}'[?] Else add"):
+        mode_of(name)
