@@ -9,6 +9,7 @@ from torchmetrics import Metric as TorchMetric
 from comparison.results.metric import Metric, direction, mode_of
 from comparison.results.paired import Interval
 from lightning_modules.cli import main
+from structured_init.errors import StructuredInitError
 
 LESS = (
     "test/rmse CrossEntropy MeanSquaredError val_err top1_err valLoss BPB MAPE logloss brier ECE EER val/ce kl hamming "
@@ -23,7 +24,6 @@ OPEN = (
     "score attention_entropy accuracy_drop steps_to_accuracy 1-accuracy val/1-acc false_negative_rate loss_accuracy x "
     "negative_precision accuracy_std"
 )
-from structured_init.errors import StructuredInitError
 
 
 @pytest.mark.parametrize(
