@@ -59,7 +59,7 @@ class TruncatedNormal(Initializer):
     ``Default``.
 
     Args:
-        std: standard deviation; must be positive.
+        std: standard deviation before the cut, which lies at ±2 whatever it is; must be positive.
         convolutions: treat convolutions as well, which timm's vision transformer does not.
 
     Source: ``timm/models/vision_transformer.py``, ``init_weights_vit_timm``.
