@@ -148,7 +148,8 @@ def check_initialized(
     - ``copies``: no two blocks have the same draws, nor two experts in one parameter; no row of a matrix is zero,
       but for a padding token's, and a third of them, as queries may be.
     - ``loss``: the expected cross-entropy of uniform targets is ln C; ``bfloat16``: all that the model gives is finite.
-    - ``depth``: activations and gradients change less than ``growth``-fold from the first block to the last.
+    - ``depth``: activations and gradients change less than ``growth``-fold from the first block to the last, and no
+      matrix gives less than a ten-thousandth of what comes in.
     - ``like``: scales are those of a reference. What it does not cover is named.
 
     Args:
@@ -224,8 +225,9 @@ def check_initialized(
             for name in _bare(fresh) if build else ():
                 if values[name].is_floating_point():
                     values[name].nan_to_num_()
+        small = [each.text for each in findings.too_small(drawn)]
         for name, each in _run(fresh, batch, classes, loss_tolerance, growth, seed):
-            row(name, **each)
+            row(name, **(each | {"failures": [*each.get("failures", ()), *small]} if name == "depth" else each))
     if like is not None:
         row("like", **_unlike(found, like, fresh))
     return Checked(type(fresh).__name__, tuple(rows[name] for name in CHECKS if name in rows))

@@ -6,6 +6,7 @@ Letters: d numbers of a patch (channels × rows × columns), F filters, C = E[p 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from structured_init.initializer import Initializer
 from structured_init.linalg import random_orthogonal
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Weights
+from structured_init.running import answering
 
 WHO = "PatchWhitening"
 Layer = nn.Conv2d | nn.Linear
@@ -85,7 +87,9 @@ class PatchWhitening(Initializer):
 
     def plan(self, weights: Weights, *, rng: Draws, batch: Tensor | None = None) -> None:
         if batch is None:
-            raise StructuredInitError(f"{WHO} needs real images: initialize(model, initializer, batch=images)")
+            tower = "; of a model of images and texts, that is initialize(model.vision_model, …)"
+            tower = tower if isinstance(weights.batch, Mapping) else ""
+            raise StructuredInitError(f"{WHO} needs real images: initialize(model, initializer, batch=images){tower}")
         name, module, inputs = first_layer(weights, batch, self.layer)
         _check_inputs(name, module, inputs)
         moment, count = second_moment(module, inputs)
@@ -155,9 +159,8 @@ def _first_call(
         module.register_forward_pre_hook(partial(listen, each), with_kwargs=True) for each, module in modules.items()
     ]
     try:
-        run_planned(weights, ((images,), {}))
-    except _Reached:
-        pass
+        with answering(weights.model, bugs=True), suppress(_Reached):
+            run_planned(weights, ((images,), {}))
     finally:
         for handle in handles:
             handle.remove()

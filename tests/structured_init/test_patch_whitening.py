@@ -255,3 +255,21 @@ def test_the_callback_gives_training_images_beside_the_positions_of_the_preset(i
     assert set_by["network.patch_embed.proj.weight"] == ("PatchWhitening: filters",)
     assert "network.pos_embed" in set_by
     assert "1,024 patches of 12 numbers" in callback.report.notes["network.patch_embed.proj"]
+
+
+def test_a_model_of_images_and_texts_is_told_to_give_its_tower():
+    images = torch.randn(8, 3, 8, 8)
+
+    class Pair(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.vision_model, self.text_model = nn.Conv2d(3, 8, 2, 2), nn.Embedding(10, 8)
+
+        def forward(self, pixel_values, input_ids):
+            return self.vision_model(pixel_values).mean() + torch.nn.functional.relu(self.text_model(input_ids)).mean()
+
+    batch = {"pixel_values": images, "input_ids": torch.zeros(8, 4, dtype=torch.long)}
+    with pytest.raises(StructuredInitError, match=r"that is initialize\(model.vision_model, …\)$"):
+        initialize(Pair(), PatchWhitening(), batch=batch)
+    with pytest.raises(StructuredInitError, match=r"^Pair fails on the batch: .*missing 1 required"):
+        initialize(Pair(), PatchWhitening(layer="vision_model"), batch=images)

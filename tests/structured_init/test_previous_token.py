@@ -599,3 +599,15 @@ def test_the_note_says_no_more_of_an_mlp_than_was_done():
     assert "its MLP could not be scaled" in note
     assert "its MLP by" not in note
     assert torch.equal(model.model.decoder.layers[0].fc2.weight, before["fc2.weight"])
+
+
+def test_padding_is_not_measured():
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=48, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    lengths = torch.tensor([16, 9, 12, 6])
+    mask = (torch.arange(16) < lengths[:, None]).long()
+    batch = {"input_ids": torch.randint(3, 50, (4, 16)) * mask, "attention_mask": mask}
+    [note] = initialize(transformers.BertModel(config), PreviousToken(causal=False), batch=batch, seed=0).notes.values()
+    assert "on random tokens, as the batch has 6 of 16; " in note

@@ -100,6 +100,7 @@ def audit(
         *findings.through_depth(depth.blocks),
         *findings.overflow(depth, found),
         *findings.too_large(found),
+        *findings.too_small(found),
         *findings.outliers(found),
         *findings.depth_scale(found, num_layers(model)),
         *findings.steps(found, values),

@@ -24,6 +24,7 @@ RESIDUAL = re.compile(r"(^|\.)c_proj\.weight$")  # what GPT-2 and those after it
 SCALED = 0.8  # of the σ of the other matrices: below, outputs are scaled with depth
 DRAWN = ("normal", "truncated normal", "uniform", "orthogonal", "delta orthogonal", "unclear", "other")
 MATRICES = ("weight", "attention input")  # roles of what multiplies
+LITTLE = 1e-4  # of what comes in, which a matrix gives: less than that is lost beside anything else
 FEW = 4  # names in a line
 TOKENS = 100  # rows from which on a matrix may be a table of tokens
 
@@ -189,6 +190,17 @@ def too_large(records: Iterable[Record]) -> Iterator[Finding]:
                 f"is {ratio:.0f} times the largest that is usual for its shape, {usual.expected.std:.2g} ({usual.name})"
             )
             found.append((each.name, f": σ {each.std:.2g} {text}"))
+    for names, text in folded(found):
+        yield Finding("scale", names, names[0] + text)
+
+
+def too_small(records: Iterable[Record]) -> Iterator[Finding]:
+    """Find drawn matrices that give less than a ten-thousandth of what comes in, so that what lies behind is blind."""
+    found = []
+    for each in records:
+        gain = each.std * math.sqrt(each.place.fan_in or 0)
+        if each.role in MATRICES and each.distribution.kind in DRAWN and 0 < gain < LITTLE:
+            found.append((each.name, f": σ {each.std:.2g} leaves {gain:.1g} of what comes in"))
     for names, text in folded(found):
         yield Finding("scale", names, names[0] + text)
 

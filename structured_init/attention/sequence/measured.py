@@ -204,7 +204,7 @@ class Enough(Exception):
 
 def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn.Module, Inputs, str]:
     """Return what is run, on what, and how that is called; the arguments are those of :func:`watched_pass`."""
-    given = None if weights.batch is None else as_inputs(weights.batch)
+    given = None if weights.batch is None else _without_padding(as_inputs(weights.batch))
     if given is not None and not twice and (_tokens(given) or length) >= length:
         return weights.model, given, "the batch"
     if (offered := what_the_host_offers(weights, length, samples)) is not None:
@@ -218,6 +218,16 @@ def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn
     raise StructuredInitError(
         cannot_run(weights.model) or "nothing says what the model takes: give a batch, as batch=…"
     )
+
+
+def _without_padding(inputs: Inputs) -> Inputs:
+    """Return texts cut to the tokens that none of them pads, as ``attention_mask`` says."""
+    mask = inputs[1].get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.all():
+        return inputs
+    real = mask.bool().all(dim=0)
+    same = lambda leaf: numbered(leaf) and leaf.shape == mask.shape and real.sum() > 1  # noqa: E731
+    return tree_map(lambda leaf: leaf[:, real] if same(leaf) else leaf, inputs)
 
 
 def _tokens(inputs: Inputs) -> int:

@@ -15,6 +15,7 @@ from torch import nn
 
 from structured_init import MimeticStateSpace, initialize
 from structured_init.analysis import Audit, audit
+from structured_init.testing import assert_initialized
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 60}
 
@@ -335,3 +336,12 @@ def test_a_scale_for_the_depth_that_fits_one_block_alone_is_not_named():
     scale = 2 / (3 * 64**0.5)
     assert blocks([scale] * 3)
     assert not blocks([scale, 1.3 * scale, 1.3 * scale])
+
+
+def test_matrices_that_leave_nothing_of_what_comes_in_are_found():
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 10))
+    assert problems(audit(model)) == []
+    nn.init.normal_(model[0].weight, std=1e-10)  # as transformers' default has the images of BLIP
+    assert re.fullmatch(r"0.weight: σ \S+ leaves 6e-10 of what comes in", problems(audit(model))[0])
+    with pytest.raises(AssertionError, match=r"depth: 0.weight: σ .* leaves 6e-10 of what comes in"):
+        assert_initialized(model, torch.randn(2, 32), classes=10)
