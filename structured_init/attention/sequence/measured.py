@@ -67,7 +67,8 @@ def watched_pass(
     part, inputs, known = to_run(weights, length, max(1, min(SAMPLES, MOST // (heads * length**2))), twice)
     modules = dict(named_plain_modules(weights.model))
     stacks = {name for name, module in modules.items() if is_stack(module)}
-    left = {block_around(each.site.name, stacks) for each in layers}
+    wanted = {block_around(each.site.name, stacks) for each in layers}
+    left = set(wanted)
     originals = dict(weights.model.named_parameters(remove_duplicate=False))
     passes: list[tuple[WatchMode, dict[int, Tensor]]] = []
 
@@ -87,11 +88,18 @@ def watched_pass(
         return hook
 
     with ExitStack() as stack:
-        for name in tuple(left):
+        for name in wanted:
             stack.callback(modules[name].register_forward_hook(ended(name)).remove)
-        run_until_enough(weights, inputs, part, known, listening())
+        try:
+            run_until_enough(weights, inputs, part, known, listening())
+        except StructuredInitError:
+            if twice or weights.batch is None or known == "the batch":
+                raise
+            inputs, known = _without_padding(as_inputs(weights.batch)), "the batch"
+            left.update(wanted)
+            run_until_enough(weights, inputs, weights.model, known, listening())
     samples = next((leaf.shape[0] for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.ndim), 1)
-    return Pass(*passes[0], known, samples)
+    return Pass(*passes[-1], known, samples)
 
 
 def read_by(layer: Layer) -> Float[Tensor, "samples tokens embed_dim"] | None:
