@@ -47,19 +47,22 @@ class ExactResume(L.Callback, metaclass=Answered):
     Exact means the same hardware, the same number of threads and processes, and checkpoints that Lightning makes
     between two steps (not in an exception). What a module draws in its own `on_train_start` comes a second time.
 
+    Attributes:
+        exact: whether checkpoints inside of an epoch are exact; known from the start of training on.
+
     Raises:
         StructuredInitError: by the loader, when it is not the one that the checkpoint was made with.
     """
 
     def __init__(self) -> None:
         self._loaded: State | None = None
-        self._exact = True
+        self.exact = True
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: State) -> None:
         moment = moment_of(trainer)
         checkpoint["callbacks"][self.state_key] = {
             "threads": torch.get_num_threads(),
-            "exact": self._exact,
+            "exact": self.exact,
             "moment": moment,
             "metrics": shown_metrics(trainer),
             "row": row_to_come(trainer, moment),
@@ -79,8 +82,8 @@ class ExactResume(L.Callback, metaclass=Answered):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Restore everything: after the sanity check, before the first batch is asked for."""
-        self._exact = all(hasattr(loader, "load_state_dict") for loader in load_positions(trainer))
-        if not self._exact:
+        self.exact = all(hasattr(loader, "load_state_dict") for loader in load_positions(trainer))
+        if not self.exact:
             rank_zero_warn(INEXACT)
         if self._loaded is None:
             return

@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 
-from callbacks import ElapsedTime
+from callbacks import ElapsedTime, ExactResume
 from callbacks.lightning_private import moment_of
 from comparison.results.folder import PAUSED, read_json
 from comparison.run.time_limit import now
@@ -80,7 +80,8 @@ class StopAtDeadline(Checkpoint):
     """Ends a training at the deadline, after a step and before the validation that may follow it.
 
     ``Trainer.should_stop`` would validate, capture and close the run as if it were complete. A validation that is due
-    is taken to last as long as the longest before it. As a ``Checkpoint`` it comes after all other callbacks.
+    is taken to last as long as the longest before it. As a ``Checkpoint`` it comes after all other callbacks. Where the
+    position in an epoch cannot be saved, no checkpoint is written: the run goes on from the end of the epoch before.
     """
 
     def __init__(self, deadline: float) -> None:
@@ -100,7 +101,8 @@ class StopAtDeadline(Checkpoint):
             return
         late = now() + (self._longest if moment_of(trainer)["validation_due"] else 0.0) >= self.deadline
         if trainer.strategy.reduce_boolean_decision(late, all=False):  # all ranks stop after the same step
-            stop(trainer)
+            if all(each.exact for each in trainer.callbacks if isinstance(each, ExactResume)):
+                stop(trainer)
             raise Stopped
 
 

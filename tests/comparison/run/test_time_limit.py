@@ -13,9 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import training
 from compared import Places, assert_same, one_run
 from lightning.pytorch import Callback
 
+from callbacks import ExactResume
 from comparison.command import comparing
 from comparison.run import stopping
 from comparison.run.arms import parse_arms
@@ -400,3 +402,9 @@ def test_no_process_of_a_run_outlives_one_that_was_killed(folder):
     finally:
         launcher.close()
     assert wait_until(lambda: not ranks(), 60)  # one may be importing still
+
+
+def test_where_the_position_in_an_epoch_cannot_be_saved_a_run_goes_on_from_its_last_epoch(tmp_path):
+    with pytest.raises(stopping.Stopped), pytest.warns(UserWarning, match="train loader has no state_dict"):
+        training.fit(tmp_path, ExactResume(), stopping.StopAtDeadline(0.0))  # a DataLoader that shuffles
+    assert not list(tmp_path.rglob("*.ckpt"))
