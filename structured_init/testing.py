@@ -508,7 +508,8 @@ def _unlike(
     else:
         given = _tensors(like) if isinstance(like, nn.Module) else like
         scales: dict[str, list[float]] = {}
-        own = {re.sub(r"\d+", "#", name): name for names in tensor_names(model).values() for name in names}
+        every = [name for names in tensor_names(model).values() for name in names]
+        own = {re.sub(r"\d+", "#", name): name for name in reversed(every)}
         for name, value in given.items():
             scale = torch.as_tensor(value).detach().double().square().mean().sqrt().item()
             scales.setdefault(kind := re.sub(r"\d+", "#", name), []).append(scale)
@@ -525,7 +526,7 @@ def _unlike(
                         tied = f", being tied to {each.name}" if name != each.name else ""
                         wrong.append((name, f"root mean square {mine:.2g}{tied}; the reference has {wanted:.2g}"))
         if not covered:
-            raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', own.values())}")
+            raise StructuredInitError(f"like has no parameter of the model's names: {nearest('', own.values(), 3)}")
     more = [names[0] for names, _ in findings.folded((each.name, "") for each in found if each.name not in covered)]
     return {"failures": _folded(wrong), "uncovered": f"not compared: {findings.first_names(more)}" if more else ""}
 

@@ -26,8 +26,9 @@ from structured_init.hosts.positions import sought_position_sites
 from structured_init.initializer import Compose, Initializer
 from structured_init.names import named_plain_modules
 from structured_init.overlay import Above, Weights
+from structured_init.ssm.reference import MambaReference
 
-PLAIN = (Default, KaimingUniform, UniformProjections, TruncatedNormal, Positions)
+PLAIN = (Default, KaimingUniform, MambaReference, UniformProjections, TruncatedNormal, Positions)
 
 
 def members(initializer: Initializer) -> Iterator[Initializer]:

@@ -263,7 +263,10 @@ OUT_OF_RANGE = {
         ({"initializer": Mimetic(), **dict.fromkeys(("query_key", "value_output", "filters", "matrices"), False)},
          "query_key, value_output, filters and matrices are all off"),
     ],
-    SamePositions: [({"initializer": KaimingUniform()}, "KaimingUniform() writes only a baseline and positions…")],
+    SamePositions: [
+        ({"initializer": KaimingUniform()}, "KaimingUniform() writes only a baseline and positions…"),
+        ({"initializer": MambaReference()}, "… writes only a baseline and positions…"),
+    ],
 }  # fmt: skip
 
 
@@ -395,7 +398,8 @@ class Own(nn.Module):
         (lambda vit: initialize(vit, Mimetic(), broadcast=True),
          "broadcast=True needs a process group: torch.distributed.init_process_group()"),
         (lambda vit: assert_initialized(vit, like={"other": PIXELS}, skip="loss"),
-         "like has no parameter of the model's names: choose from other"),
+         "like has no parameter of the model's names: choose from blocks.0.attn.proj.bias, "
+         "blocks.0.attn.proj.weight, blocks.0.attn.qkv.bias, …"),
         (lambda vit: assert_initialized(vit, growth=0), "assert_initialized: growth must be positive, got 0"),
         (lambda vit: capture_attention(vit, PIXELS[:, :1]),
          "VisionTransformer fails on the batch: Given groups=1, weight of size [16, 3, 2, 2], expected "
