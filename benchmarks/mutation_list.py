@@ -319,7 +319,7 @@ MUTATIONS = [
     Mutation(REFEREE, "(proposals * 2 ** (block - 1))", "(proposals * 2**block)", OF_REFEREE),
     Mutation(REFEREE, "else -decision.interval.mean", "else decision.interval.mean", OF_REFEREE),
     Mutation(REFEREE, "set(theirs)) if seed not in known]", "set(theirs))]", OF_REFEREE),
-    Mutation(LOOKS, "deviation(values, of_mean=True)", "deviation(values)", OF_LOOKS),
+    Mutation(PAIRED, "deviation(values, of_mean=True)", "deviation(values)", OF_LOOKS),
     Mutation(LOOKS, "z * (n / horizon) ** -SHAPE", "z * (n / horizon) ** SHAPE", OF_LOOKS),
     Mutation(
         "comparison/command/judging.py",
