@@ -180,8 +180,9 @@ def initialize(
         The report: who set which parameter, with statistics before and after.
 
     Raises:
-        StructuredInitError: a required part finds no site, and the message lists what the model has; ``seed`` is no
-            whole number; FSDP1 has flattened the weights; or, with ``strict``, attention is left alone.
+        StructuredInitError: a required part finds no site, and the message lists what the model has; a plan of one's
+            own has changed the model itself, which then stays changed; ``seed`` is no whole number; FSDP1 has flattened
+            the weights; or, with ``strict``, attention is left alone.
 
     Example:
         >>> import timm
@@ -205,7 +206,10 @@ def initialize(
     with shown, cpu_by_default(), one_thread(), Writer(broadcast=broadcast) as writer, parametrize.cached():
         weights = Weights(model, None if dry_run else writer, batch, shown, batches)
         changes = list(initializer.freezing(weights))
-        versions = [(each, each._version) for each in model.parameters() if not each.is_inference()]
+        # Only of plans that are not this library's: a model that is run may change its own numbers (max_norm=).
+        parts = getattr(initializer, "initializers", [initializer])
+        foreign = any(not type(each).__module__.startswith("structured_init.") for each in parts)
+        versions = [(each, each._version) for each in model.parameters() if foreign and not each.is_inference()]
         initializer.plan(weights, rng=draws, batch=batch if isinstance(batch, Tensor) else None)
         for parameter, version in versions:
             if parameter._version != version and id(parameter) not in weights.updates:

@@ -43,7 +43,7 @@ BARE = ("torch.nn.modules.module", "lightning.pytorch.core.module", "pytorch_lig
 
 def has_forward(model: nn.Module) -> bool:
     """Say whether a model has a forward of its own; many a LightningModule has a ``training_step`` alone."""
-    return "forward" in vars(model) or getattr(type(model).forward, "__module__", None) not in BARE
+    return "forward" in vars(model) or getattr(getattr(type(model), "forward", None), "__module__", None) not in BARE
 
 
 def what_runs(model: nn.Module) -> nn.Module:
@@ -160,7 +160,7 @@ def answering(model: nn.Module, *, given: bool = True, bugs: bool = False) -> It
         fits = _in_words(host_inputs(model)) if given else ""
         if given and re.search(r"forward\(\) takes .* positional argument", why):
             fits = f": a list or tuple is spread over its arguments, so give its inputs alone{fits}"
-        if not has_forward(model):
+        if not has_forward(what_runs(model)):
             why, where, fits = "it has no forward: write one, or give the part of it that runs", "", ""
         what = "the batch" if given else "the host's own example"
         raise StructuredInitError(f"{type(model).__name__} fails on {what}: {why}{where}{fits}") from error

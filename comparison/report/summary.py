@@ -186,7 +186,7 @@ def _which(found: Effects, pairs: list[Pair], best: Pair) -> str:
         elif others:
             also = f"; {len(others)} of the other {len(pairs) - 1} are also better, by less"
         return f"{arm.name} is better than {found.baseline}: {difference} of {words}{also}."
-    why = ", not judged because it diverged in some seeds" if effect.unjudged else _why_open(effect)
+    why = _why_open(effect)
     if len(pairs) == 1:
         return f"{arm.name} is not shown to improve on {found.baseline} in {words}: {difference}{why}."
     judged = " that is judged" if any(each.unjudged for _, each in pairs) and not effect.unjudged else ""
@@ -232,6 +232,8 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
 
 def _why_open(effect: Effect) -> str:
     """Say why a difference is open though its interval, or its test, alone excludes zero."""
+    if effect.unjudged:
+        return ", not judged because it diverged in some seeds"
     if effect.is_gain is not None or effect.p_value is None or effect.p_value >= FAMILY_LEVEL:
         return ""
     few = effect.interval.samples < 3

@@ -81,13 +81,17 @@ class StopAtDeadline(Checkpoint):
 
     ``Trainer.should_stop`` would validate, capture and close the run as if it were complete. A validation that is due
     is taken to last as long as the longest before it. As a ``Checkpoint`` it comes after all other callbacks. Where the
-    position in an epoch cannot be saved, no checkpoint is written: the run goes on from the end of the epoch before.
+    position in an epoch cannot be saved, and an epoch has ended since the run began or went on, no checkpoint is
+    written: it goes on from the last one before, exactly.
     """
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
-        self._begin = 0.0
+        self._begin, self._epoch = 0.0, 0
         self._longest = 0.0  # seconds that a validation has taken
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._epoch = trainer.current_epoch
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._begin = time.monotonic()
@@ -101,7 +105,8 @@ class StopAtDeadline(Checkpoint):
             return
         late = now() + (self._longest if moment_of(trainer)["validation_due"] else 0.0) >= self.deadline
         if trainer.strategy.reduce_boolean_decision(late, all=False):  # all ranks stop after the same step
-            if all(each.exact for each in trainer.callbacks if isinstance(each, ExactResume)):
+            exact = all(each.exact for each in trainer.callbacks if isinstance(each, ExactResume))
+            if exact or trainer.current_epoch == self._epoch:  # else an epoch longer than the limit would never end
                 stop(trainer)
             raise Stopped
 

@@ -39,7 +39,7 @@ def run_planned(
     ``part`` of the model is run in its place; ``inside`` is entered for the pass, when the planned values stand in the
     model.
     """
-    part = what_runs(weights.model) if part is None else part
+    part = what_runs(weights.model if part is None else part)
     device = next(part.parameters()).device
 
     def moved(leaf: Any) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from structured_init.hosts.layout import AttentionLayout, Matrices, coincide, overlap, pieces
 from structured_init.names import named_plain_modules, plain_names
-from structured_init.overlay import Update, Weights
+from structured_init.overlay import Weights
 
 PARTNER = {"query": "key", "key": "query", "value": "output", "output": "value"}
 NAMES = {"query": "queries", "key": "keys", "value": "values", "output": "output projection"}
@@ -239,26 +239,26 @@ def stale_adapters(weights: Weights) -> Iterator[str]:
 
 def parted_copies(weights: Weights) -> Iterator[str]:
     """Warn of frozen copies that were set to other values than their originals, as of a teacher beside its student."""
-    trained: dict[tuple, Update] = {}
-    frozen: list[Update] = []
+    trained: dict[tuple, list[tuple[list[str], object]]] = {}
+    frozen: list[tuple[tuple, list[str], object]] = []
     for update in weights.updates.values():
-        if not update.by or update.before is None or not update.before.std:
-            continue
-        if update.target.requires_grad:
-            trained.setdefault((update.target.shape, update.before), update)
-        else:
-            frozen.append(update)
+        if update.by and update.before is not None and update.before.std:
+            key, name = (update.target.shape, update.before), weights.names(update.target)[0].split(".")[::-1]
+            if update.target.requires_grad:
+                trained.setdefault(key, []).append((name, update.after))
+            elif "original_module" not in name:  # what peft keeps of a head
+                frozen.append((key, name, update.after))
     pairs: dict[tuple[str, ...], None] = {}
-    for copy in frozen:
-        original = trained.get((copy.target.shape, copy.before))
-        if original is not None and copy.after != original.after:
-            names = [weights.names(each.target)[0].split(".")[::-1] for each in (copy, original)]
-            alike = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(*names, strict=False))))
-            pairs[tuple(".".join(name[alike:][::-1]) for name in names)] = None
-    for copy, original in pairs:
-        yield (
-            f"'{copy}' was a frozen copy of '{original}' and no longer is: initialize '{original}' alone, then copy it"
-        )
+    for key, copy, after in frozen:
+
+        def alike(other: tuple[list[str], object], copy: list[str] = copy) -> int:
+            return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(copy, other[0], strict=False))))
+
+        if key in trained and after != (original := max(trained[key], key=alike))[1]:
+            pairs[tuple(".".join(name[alike(original) :][::-1]) for name in (copy, original[0]))] = None
+    for copied, trains in pairs:
+        student = f"'{trains}'" if trains else "the model"
+        yield f"'{copied}' was a frozen copy of {student} and no longer is: initialize {student} alone, then copy it"
 
 
 def _was_set(weights: Weights, parameters: Iterable[nn.Parameter]) -> bool:

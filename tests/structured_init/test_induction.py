@@ -274,3 +274,15 @@ def test_what_a_host_cannot_hold_is_one_line(build, options, message):
     with pytest.raises(StructuredInitError, match=message) as refusal:
         initialize(seeded(build), Induction(**options))
     assert "\n" not in str(refusal.value)
+
+
+def test_a_module_without_forward_is_measured_through_its_part():
+    class Task(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = seeded(gpt2)
+
+    ids = torch.arange(24)[None] % 20
+    for given in ({}, {"batch": ids}):
+        notes = initialize(Task(), Induction(), **given).notes
+        assert all("not measured" not in note for note in notes.values())

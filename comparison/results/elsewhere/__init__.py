@@ -46,7 +46,7 @@ def read_elsewhere(path: Path, pattern: str | None = None, seed: str | None = No
         beside = [
             each.name
             for each in (path.parent.iterdir() if path.parent.is_dir() else ())
-            if (each.is_dir() and each.name[0] != ".") or each.suffix.lower() in TABLES + HISTORIES
+            if (each.is_dir() and each.name[0] != ".") or each.suffix.lower() in (*TABLES, *HISTORIES, ".db")
         ]
         raise StructuredInitError(f"there is no '{path}': {nearest(path.name, beside)}")
     if pattern and (pattern.count("{arm}") != 1 or pattern.count("{seed}") != 1):

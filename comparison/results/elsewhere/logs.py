@@ -87,6 +87,7 @@ def _by_settings(settings: Mapping[str, Settings], path: Path, seed: str | None,
 def _arms(settings: Mapping[str, Settings], seeds: Mapping[str, int], seed: str | None) -> dict[str, str]:
     """Return the label of every run's arm: the values of as few settings as tell all of them apart."""
     labels: dict[str, list[str]] = {name: [] for name in settings}
+    short: dict[str, list[str]] = {name: [] for name in settings}  # without what a run has no setting of
     for key in dict.fromkeys(key for own in settings.values() for key in own):
         values = {name: own.get(key, "none") for name, own in settings.items()}
         kinds, pairs = len(set(values.values())), len({(values[name], seeds[name]) for name in settings})
@@ -99,8 +100,10 @@ def _arms(settings: Mapping[str, Settings], seeds: Mapping[str, int], seed: str 
         for name, value in values.items():
             plain = key == PLACE or key.endswith("class_path")
             text = value.rpartition(".")[2] if plain and key else f"{_last(key)}={value}" if key else value
-            labels[name].append("" if key not in settings[name] and any(labels[name]) else text)
-    return {name: ", ".join(filter(None, label)) for name, label in labels.items()}
+            labels[name].append(text)
+            short[name].append("" if key not in settings[name] and any(short[name]) else text)
+    whole, brief = ({name: ", ".join(filter(None, each)) for name, each in of.items()} for of in (labels, short))
+    return brief if len({*brief.values()}) == len({*whole.values()}) else whole
 
 
 def _is_seed(key: str, seed: str | None) -> bool:
@@ -127,17 +130,25 @@ def _run_settings(folder: Path, name: str) -> Settings:
 def _leaves(prefix: str, content: Any) -> Iterator[tuple[str, str]]:
     pairs = content.items() if isinstance(content, Mapping) else enumerate(content)
     for key, value in pairs:
-        called = re.fullmatch(r"(\w+)\((.*)\)", value, re.DOTALL) if isinstance(value, str) else None
-        if called and called[2].count("(") != called[2].count(")"):
-            called = None
         if isinstance(value, (Mapping, list)):
             yield from _leaves(f"{prefix}{key}.", value)
-        elif called:  # as an initializer in the hyperparameters: its class, and each of its arguments
-            yield f"{prefix}{key}.class_path", called[1]
-            pairs = (each.partition("=") for each in split_outside_brackets(called[2]))
-            yield from ((f"{prefix}{key}.{name.strip()}", text[:60]) for name, _, text in pairs)
+        elif (called := _call(value)) is not None:  # as an initializer in the hyperparameters
+            yield f"{prefix}{key}.class_path", called[0]
+            yield from ((f"{prefix}{key}.{name}", text[:60]) for name, text in called[1] if name not in SEEDS)
         else:
             yield f"{prefix}{key}", str(value)[:60]
+
+
+def _call(value: Any) -> tuple[str, list[tuple[str, str]]] | None:
+    """Take ``Mimetic(qk_alpha=0.7, vo_beta=0.2)`` apart; ``None`` for what is no call with named arguments alone."""
+    called = re.fullmatch(r"([A-Za-z]\w*)\((.*)\)", value, re.DOTALL) if isinstance(value, str) else None
+    try:
+        pairs = [] if called is None else [each.strip().partition("=") for each in split_outside_brackets(called[2])]
+    except StructuredInitError:  # brackets that do not match
+        return None
+    if called is None or not all(equals and name.isidentifier() for name, equals, _ in pairs):
+        return None
+    return called[1], [(name, text) for name, _, text in pairs]
 
 
 def _logged(file: Path) -> Logged:

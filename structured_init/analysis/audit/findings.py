@@ -67,7 +67,8 @@ def copied(records: Iterable[Record], values: Mapping[str, Tensor]) -> Iterator[
     """Find equal draws in different parameters: a layer that was copied, or the same seed before each."""
     groups: dict[tuple, list[Record]] = defaultdict(list)
     for record in records:
-        if record.distribution.kind in DRAWN and record.size >= 16:
+        copied_by_peft = ".original_module." in record.name
+        if record.distribution.kind in DRAWN and record.size >= 16 and not copied_by_peft:
             value = full_value(values[record.name], record.name)
             some = value.flatten()[:: max(1, record.size // 16)][:16]
             if bool((some.diff() >= 0).all()) or bool((some.diff() <= 0).all()):  # a formula, such as RWKV's, no draw

@@ -93,8 +93,9 @@ def records(model: nn.Module, blocks: list[str]) -> list[Record]:
     count = Counter(reference.name for record in found for reference in record.references)
     blocks_of = Counter(name for _, name in {(each.block, r.name) for each in found for r in each.references})
 
+    by_chance = {name for name, number in blocks_of.items() if "depth" in name and number < min(len(blocks), 2)}
+
     def kept(record: Record) -> tuple[Reference, ...]:
-        by_chance = {name for name, number in blocks_of.items() if "depth" in name and number < min(len(blocks), 2)}
         return tuple(sorted((r for r in record.references if r.name not in by_chance), key=lambda r: -count[r.name]))
 
     return [replace(each, references=kept(each)) for each in found]

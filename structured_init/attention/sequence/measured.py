@@ -234,8 +234,8 @@ def _without_padding(inputs: Inputs) -> Inputs:
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.all():
         return inputs
     real = mask.bool().all(dim=0)
-    same = lambda leaf: numbered(leaf) and leaf.shape == mask.shape and real.sum() > 1  # noqa: E731
-    return tree_map(lambda leaf: leaf[:, real] if same(leaf) else leaf, inputs)
+    of_tokens = lambda leaf: isinstance(leaf, Tensor) and leaf.shape[:2] == mask.shape and real.sum() > 1  # noqa: E731
+    return tree_map(lambda leaf: leaf[:, real] if of_tokens(leaf) else leaf, inputs)
 
 
 def _tokens(inputs: Inputs) -> int:

@@ -373,8 +373,21 @@ def test_of_initializers_in_the_settings_arms_have_class_and_what_differs(tmp_pa
     kinds = {"Default()": "default", f"{same}0.2)": "mimetic", f"{same}0.4)": "mimetic"}
     runs = csv_logs(tmp_path, [(arm, seed, begun(kind, seed)) for kind, arm in kinds.items() for seed in (0, 1)])
     assert {arm for arm, *_ in read_elsewhere(runs)} == {"Default", "Mimetic, vo_beta=0.2", "Mimetic, vo_beta=0.4"}
+    assert {seed for _, seed, *_ in read_elsewhere(runs)} == {0, 1}
     with pytest.raises(StructuredInitError, match=r"--runs '\{arm\}/v\{seed\}' fits no folder 'version_0' in "):
         read_elsewhere(runs, "{arm}/v{seed}")
+
+
+def test_texts_that_look_like_calls_and_settings_that_some_runs_lack_tell_arms_apart(tmp_path):
+    settings = [
+        {"model": "ViT", "encoder": {"dropout": 0.1}, "schedule": "warmup(500) + cosine(10000)", "name": "exp(0)"},
+        {"model": "ViT", "decoder": {"dropout": 0.1}, "schedule": "warmup(500) + cosine(10000)", "name": "exp(0)"},
+        {"model": "CNN", "schedule": "note(a[b)", "init": "Own(seed=7, steps=1)", "name": "exp(0)"},
+    ]
+    runs = csv_logs(tmp_path, [("default", s, {**each, "seed_everything": s}) for each in settings for s in (0, 1)])
+    found = read_elsewhere(runs)
+    assert len({arm for arm, *_ in found}) == 3
+    assert {seed for _, seed, *_ in found} == {0, 1}
 
 
 def test_lightnings_folders_tell_arm_and_seed_where_settings_do_not(tmp_path):

@@ -404,7 +404,14 @@ def test_no_process_of_a_run_outlives_one_that_was_killed(folder):
     assert wait_until(lambda: not ranks(), 60)  # one may be importing still
 
 
-def test_where_the_position_in_an_epoch_cannot_be_saved_a_run_goes_on_from_its_last_epoch(tmp_path):
+@pytest.mark.parametrize(("epoch", "kept"), [(0, [1]), (1, [])])
+def test_where_the_position_in_an_epoch_cannot_be_saved_a_run_goes_on_from_its_last_epoch(tmp_path, epoch, kept):
+    class Late(Callback):
+        def on_train_batch_start(self, trainer, *_):
+            stop.deadline = 0.0 if trainer.current_epoch == epoch else FAR
+
+    stop = stopping.StopAtDeadline(FAR)
     with pytest.raises(stopping.Stopped), pytest.warns(UserWarning, match="train loader has no state_dict"):
-        training.fit(tmp_path, ExactResume(), stopping.StopAtDeadline(0.0))  # a DataLoader that shuffles
-    assert not list(tmp_path.rglob("*.ckpt"))
+        training.fit(tmp_path, ExactResume(), Late(), stop, max_epochs=3)  # its DataLoader shuffles
+    saved = [torch.load(each, weights_only=True)["global_step"] for each in tmp_path.rglob("last.ckpt")]
+    assert saved == kept  # without a whole epoch before it what there is is saved

@@ -83,3 +83,10 @@ def test_positions_of_another_tower_are_left_alone_under_where():
     report = initialize(Distilled(), Mimetic(where="student"))
     assert [each.names[0] for each in report.changed if "pos_embed" in each.names[0]] == ["student.pos_embed"]
     assert report.skipped["teacher.pos_embed"] == "not the positions of what where='student' selects"
+
+
+def test_a_teacher_inside_of_its_student_and_layers_that_are_copies_are_paired_rightly():
+    student = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 3)
+    student.teacher = copy.deepcopy(student).requires_grad_(False)
+    said = "'teacher' was a frozen copy of the model and no longer is: initialize the model alone, then copy it"
+    assert [each for each in initialize(student, KaimingUniform()).warnings if "frozen copy" in each] == [said]
