@@ -231,7 +231,7 @@ def _over_controls(data: ReportData, found: Effects, arm: ArmResult) -> str:
 
 
 def _why_open(effect: Effect) -> str:
-    """Say why a difference is open though its interval, or its test, alone excludes zero."""
+    """Say why a difference is open: a run diverged, or it excludes zero alone and not among all; else nothing."""
     if effect.unjudged:
         return ", not judged because it diverged in some seeds"
     if effect.is_gain is not None or effect.p_value is None or effect.p_value >= FAMILY_LEVEL:

@@ -68,8 +68,7 @@ def write_report(
         controls: arm → its control or controls, or one for all arms; the comparison's own, else those found in the init
             reports, or by the names of a table's arms, when None.
         output: the page's file, or the folder of its ``report.html``; when None, the folder itself, or ``table_report``
-            beside ``table.csv``.
-            Everything else goes beside it.
+            beside ``table.csv``. Everything else goes beside it.
         success: what a run has to reach of the metric to be counted, as it is logged; ``"none"`` counts none;
             the comparison's own when None.
         metric: what is compared, where runs made elsewhere have several.

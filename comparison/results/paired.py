@@ -86,9 +86,14 @@ def interval_around(values: Sequence[float], critical: float) -> Interval:
 
 
 def t_interval(values: Sequence[float] | Mapping[int, float], level: float = 0.95) -> Interval:
-    """Return the mean and Student's t interval of a few values, also by seed: right for normal errors at every n ≥ 2.
+    """Return the mean and Student's t interval of a few values: right for normal errors at every n ≥ 2.
 
-    With one value it is infinite; errors as for :func:`interval_around`.
+    Args:
+        values: at least one, also by seed; with one the interval is infinite, with one that is no number it is nan.
+        level: confidence level.
+
+    Raises:
+        StructuredInitError: no value.
     """
     from scipy import special  # its distributions are the same functions, and take fifty times as long
 
@@ -118,8 +123,11 @@ def bootstrap_interval(
 ) -> Interval:
     """Return the mean and the percentile bootstrap interval of many values, which assumes no normal errors.
 
-    At n = 3 the nominal 95 % interval covers the truth 74 % of the time, at n = 5 82 %. Values are drawn again with
-    replacement, by a generator of its own.
+    Args:
+        values: at least 20: at n = 3 the nominal 95 % interval covers the truth 74 % of the time, at n = 5 82 %.
+        level: confidence level.
+        resamples: how often the values are drawn again, with replacement.
+        seed: of a generator of its own.
 
     Raises:
         StructuredInitError: fewer than 20 values.
@@ -146,9 +154,12 @@ def bootstrap_interval(
 
 @answered
 def paired_difference(arm: Mapping[int, float], baseline: Mapping[int, float], level: float = 0.95) -> Interval:
-    """Return the t interval of arm − baseline, final values by seed, over the seeds that both have.
+    """Return the t interval of arm − baseline over the seeds that both have.
 
-    The runs of a seed share everything but the initialization.
+    Args:
+        arm: final value by seed.
+        baseline: final value by seed, of runs that share everything but the initialization.
+        level: confidence level.
 
     Raises:
         StructuredInitError: the two have no seed in common.

@@ -250,15 +250,18 @@ def parted_copies(weights: Weights) -> Iterator[str]:
                 frozen.append((key, name, update.after))
     pairs: dict[tuple[str, ...], None] = {}
     for key, copy, after in frozen:
-
-        def alike(other: tuple[list[str], object], copy: list[str] = copy) -> int:
-            return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(copy, other[0], strict=False))))
-
-        if key in trained and after != (original := max(trained[key], key=alike))[1]:
-            pairs[tuple(".".join(name[alike(original) :][::-1]) for name in (copy, original[0]))] = None
+        ends = [(_equal_parts(copy, name), name, set_to) for name, set_to in trained.get(key, ())]
+        alike, original, set_to = max(ends, key=lambda end: end[0], default=(0, copy, after))
+        if set_to != after:
+            pairs[tuple(".".join(name[alike:][::-1]) for name in (copy, original))] = None
     for copied, trains in pairs:
         student = f"'{trains}'" if trains else "the model"
         yield f"'{copied}' was a frozen copy of {student} and no longer is: initialize {student} alone, then copy it"
+
+
+def _equal_parts(one: list[str], two: list[str]) -> int:
+    """Return with how many equal parts two names begin."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False))))
 
 
 def _was_set(weights: Weights, parameters: Iterable[nn.Parameter]) -> bool:

@@ -572,8 +572,7 @@ def test_positions_stand_out_from_what_is_common_to_all_samples(offset):
     torch.manual_seed(0)
     model, values = Sensors(), torch.randn(8, 16, 3) + offset  # as sounds, whose spectra have a mean of their own
     report = initialize(model, PreviousToken(), batch=values, seed=0)
-    found = [share for share in map(float, re.findall(r"back: (0\.\d+)", str(report.notes)))]
-    assert min(found) > 0.7
+    assert min(map(float, re.findall(r"back: (0\.\d+)", str(report.notes)))) > 0.7
     assert not report.warnings
 
 
@@ -611,3 +610,21 @@ def test_padding_is_not_measured():
     batch = {"input_ids": torch.randint(3, 50, (4, 16)) * mask, "attention_mask": mask}
     [note] = initialize(transformers.BertModel(config), PreviousToken(causal=False), batch=batch, seed=0).notes.values()
     assert "on random tokens, as the batch has 6 of 16; " in note
+
+
+def test_where_the_hosts_example_does_not_run_heads_are_measured_on_the_batch():
+    class Own(transformers.BertModel):
+        def forward(self, input_ids, attention_mask=None, **more):
+            if attention_mask is None:  # which the host's own example has not
+                raise ValueError("it needs a mask")
+            return super().forward(input_ids, attention_mask, **more)
+
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=48, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=16,
+    )  # fmt: skip
+    mask = (torch.arange(16) < torch.tensor([16, 9])[:, None]).long()
+    batch = {"input_ids": torch.randint(3, 50, (2, 16)) * mask, "attention_mask": mask}
+    [note] = initialize(Own(config), PreviousToken(causal=False), batch=batch, seed=0).notes.values()
+    assert "at the end of 9 tokens, measured: " in note
+    assert "(on the batch, solved for 16; " in note

@@ -231,10 +231,10 @@ def to_run(weights: Weights, length: int, samples: int, twice: bool) -> tuple[nn
 def _without_padding(inputs: Inputs) -> Inputs:
     """Return texts cut to the tokens that none of them pads, as ``attention_mask`` says."""
     mask = inputs[1].get("attention_mask")
-    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.all():
+    real = mask.bool().all(dim=0) if isinstance(mask, Tensor) and mask.ndim == 2 else torch.ones(2, dtype=torch.bool)
+    if real.all() or real.sum() < 2:
         return inputs
-    real = mask.bool().all(dim=0)
-    of_tokens = lambda leaf: isinstance(leaf, Tensor) and leaf.shape[:2] == mask.shape and real.sum() > 1  # noqa: E731
+    of_tokens = lambda leaf: isinstance(leaf, Tensor) and leaf.shape[:2] == mask.shape  # noqa: E731
     return tree_map(lambda leaf: leaf[:, real] if of_tokens(leaf) else leaf, inputs)
 
 

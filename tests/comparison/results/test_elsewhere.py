@@ -390,6 +390,29 @@ def test_texts_that_look_like_calls_and_settings_that_some_runs_lack_tell_arms_a
     assert {seed for _, seed, *_ in found} == {0, 1}
 
 
+def test_beside_a_missing_file_only_what_may_be_results_is_named(tmp_path):
+    for name in ("net.py", "own.yaml", "runs.csv", ".hidden/x"):
+        written(tmp_path / name, "")
+    with pytest.raises(StructuredInitError, match=r"there is no .*: choose from runs.csv$"):
+        read_elsewhere(tmp_path / "nosuch.tsv")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "values", "why"),
+    [
+        (4, (0.53, 0.545, 0.55, 0.51), r", adjusted p = 0\.\d+\."),
+        (2, (0.71, 0.731), ", which two seeds cannot show\\."),
+    ],
+)
+def test_the_report_says_why_a_difference_is_open_that_excludes_zero_alone(tmp_path, seeds, values, why):
+    others = {"default": (0.50, 0.52, 0.51, 0.50), "b": (0.53, 0.49, 0.55, 0.52), "c": (0.52, 0.48, 0.54, 0.51)}
+    arms = {**others, "a": values}
+    rows = [f"{arm},{seed},{own[seed]}" for arm, own in arms.items() for seed in range(seeds)]
+    path = written(tmp_path / "t.csv", "\n".join(["arm,seed,test/accuracy", *rows]))
+    said = write_report(path)[1].read_text()
+    assert re.search(rf"the best is a, [^;]*?{why}", said)
+
+
 def test_lightnings_folders_tell_arm_and_seed_where_settings_do_not(tmp_path):
     for (arm, seed), curve in CURVES.items():
         lines = [f"{step},{value}" for step, value in curve]
