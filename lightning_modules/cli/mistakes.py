@@ -483,7 +483,7 @@ def check_trainer(trainer: Any) -> None:
     for key, least in LEAST.items():
         given = trainer.get(key)
         if given is not None and given < least:
-            raise StructuredInitError(f"trainer.{key} is {given}: it must be at least {least}")
+            raise StructuredInitError(f"trainer.{key} is {given:g}: it must be at least {least}")
     if (trainer.get("min_epochs") or 0) > (trainer.get("max_epochs") or 0) >= 1:
         raise StructuredInitError(
             f"trainer.min_epochs is {trainer.min_epochs}, more than trainer.max_epochs, {trainer.max_epochs}"

@@ -53,9 +53,10 @@ def moved(model):
 @pytest.fixture
 def on_cuda(host, monkeypatch):
     """The host, built with real numbers and then moved to the device, whose random state no machine without it has."""
-    fork = torch.random.fork_rng
-    monkeypatch.setattr(torch.random, "fork_rng", lambda *_, **__: fork(devices=[]))
-    monkeypatch.setattr(torch.cuda, "default_generators", [torch.Generator()])
+    if not torch.cuda.is_available():
+        fork = torch.random.fork_rng
+        monkeypatch.setattr(torch.random, "fork_rng", lambda *_, **__: fork(devices=[]))
+        monkeypatch.setattr(torch.cuda, "default_generators", [torch.Generator()])
     if "attention" not in host.has:
         pytest.skip("the host has no attention")
     model = host.build().eval()

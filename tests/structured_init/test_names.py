@@ -59,11 +59,18 @@ def one_process(tmp_path):
         dist.destroy_process_group()
 
 
+def data_parallel(model):
+    """The wrapper without devices, as on a CPU: the model stays where it is."""
+    wrapped = nn.DataParallel(model)
+    wrapped.device_ids, wrapped.module = [], model.cpu()
+    return wrapped
+
+
 WRAPPED = {
     "compiled": lambda model: torch.compile(model, backend="eager"),
     "checkpointed": with_checkpoints,
     "checkpointed whole": checkpointed,
-    "data parallel": nn.DataParallel,
+    "data parallel": data_parallel,
     "averaged": AveragedModel,
     "DDP": nn.parallel.DistributedDataParallel,
     "DDP of compiled of checkpointed": lambda model: nn.parallel.DistributedDataParallel(

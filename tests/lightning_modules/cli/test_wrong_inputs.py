@@ -113,7 +113,7 @@ COMMAND_LINE = [
     ("--colour=red", "unknown key 'colour': choose from attention, ckpt_path, config, *"),
 ]
 TRAINER = [
-    ("--trainer.accelerator=cuda", "trainer.accelerator names hardware that is not found here: take auto, or cpu"),
+    ("--trainer.accelerator=tpu", "trainer.accelerator names hardware that is not found here: take auto, or cpu"),
     ("--trainer.devices=0", "trainer.devices is 0: it must be at least 1, or -1 for all GPUs"),
     ("--trainer.devices=-3", "trainer.devices is -3: it must be at least 1, or -1 for all GPUs"),
     ("--trainer.devices=[0", "trainer.devices is '[0': give a number, a list such as [0,1], or auto"),

@@ -164,7 +164,8 @@ def test_the_page_is_markdown_with_a_row_per_line_and_per_attention_layer(seen):
 
 
 def test_wrappers_do_not_show_in_names(model):
-    found = audit(nn.DataParallel(model), torch.randn(2, 3, 32, 32))
+    wrapped = nn.DataParallel(model)
+    found = audit(wrapped, torch.randn(2, 3, 32, 32, device=next(wrapped.parameters()).device))
     assert found.records[2].name == "patch_embed.proj.weight"
     assert [scale.name for scale in found.blocks] == [f"blocks.{i}" for i in range(4)]
 
